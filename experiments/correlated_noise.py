@@ -22,7 +22,7 @@ from jax_privacy.matrix_factorization import toeplitz
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting.correlated import prefix_error, squared_sensitivity
-from fedjaxsim.privacy.events import GAUSSIAN, PrivacyEvent
+from fedjaxsim.privacy.events import Correlated
 from fedjaxsim.sweep import SimulationBatch
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,8 @@ def gains() -> list[dict[str, float]]:
     """Compute the error of independent noise over that of other noise, for fixed groups."""
 
     def error(event, rounds, groups):
-        return math.sqrt(squared_sensitivity(event, rounds, groups)) * prefix_error(event, rounds)
+        squared = squared_sensitivity(event.bands, event.power, rounds, groups)
+        return math.sqrt(squared) * prefix_error(event.bands, event.power, rounds)
 
     def published(rounds, groups):
         """Return the error of the optimized banded Toeplitz matrix with as many bands as groups."""
@@ -60,13 +61,13 @@ def gains() -> list[dict[str, float]]:
 
     rows = []
     for rounds, groups in SEPARATIONS:
-        independent = error(PrivacyEvent("correlated"), rounds, groups)
+        independent = error(Correlated(), rounds, groups)
         row = {"rounds": rounds, "groups": groups}
         for bands in (2, 4, 8, 16, 64):
             powers = np.linspace(0.05, 1, 96)
-            events = [PrivacyEvent("correlated", bands=bands, power=float(p)) for p in powers]
+            events = [Correlated(bands=bands, power=float(p)) for p in powers]
             found = [error(event, rounds, groups) for event in events]
-            half = error(PrivacyEvent("correlated", bands=bands), rounds, groups)
+            half = error(Correlated(bands=bands), rounds, groups)
             row |= {
                 f"half_{bands}": independent / half,
                 f"best_{bands}": independent / min(found),
@@ -78,13 +79,13 @@ def gains() -> list[dict[str, float]]:
 
 def noise() -> dict[str, list[float]]:
     """Compute the root mean square of the noise on sums of releases, C = 1, by arm and ε."""
-    events = [GAUSSIAN, GAUSSIAN, PrivacyEvent("correlated", bands=BANDS, power=POWER)]
+    events = [Correlated(), Correlated(), Correlated(bands=BANDS, power=POWER)]
     rows = {}
     for (name, (sampling, _)), event in zip(ARMS.items(), events, strict=True):
         scheme = sampling.for_clients(CLIENTS).scheme
         plan = {"rounds": ROUNDS, "sampling_rate": 1 / GROUPS, "scheme": scheme, "event": event}
         z = [fjs.privacy.noise_multiplier(epsilon, DELTA, **plan) for epsilon in EPSILONS]
-        rows[name] = [one * prefix_error(event, ROUNDS) for one in z]
+        rows[name] = [one * prefix_error(event.bands, event.power, ROUNDS) for one in z]
     return rows
 
 

@@ -207,11 +207,11 @@ def _state() -> Any:
     import jax.numpy as jnp
 
     from fedjaxsim.engine.state import SimulationState
-    from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
+    from fedjaxsim.privacy.events import Gaussian, SamplingScheme
     from fedjaxsim.privacy.ledger import Draws, Ledger, no_charges
 
     zero = jnp.zeros((), jnp.int32)
-    account = no_charges(SamplingScheme("full", 3, 3), PrivacyEvent("gaussian"), 2)
+    account = no_charges(SamplingScheme("full", 3, 3), Gaussian(), 2)
     draws = (Draws(jnp.zeros(4, jnp.uint32), zero, zero > 0),)
     weights = np.ones((3, 2), np.float32)
     return SimulationState(zero, weights, weights, (), Ledger((account,), draws), jax.random.key(0))

@@ -81,7 +81,7 @@ _WITHOUT_EFFECT = (
     "--epsilon 1 --clip inf", "--sampling fixed --cohort 999", "--sampling fixed --cohort 0",
     "--algorithm ifca --clusters 0", "--algorithm ifca --clusters -1", "--clients 6 --rounds",
     "--model gru", "--evaluate-privately 1",
-    "--budget-epsilon 0", "--budget-epsilon nan", "--epsilon 1 --accountant clt",
+    "--budget-epsilon 0", "--budget-epsilon nan", "--accountant clt",
 )  # fmt: skip
 _SPELLINGS = (
     "--cleints 6", "--learning_rat 1", "--noise 1", "--eps 1", "-x", "--rounds=",
@@ -202,7 +202,7 @@ _OF_PLANS: dict[str, str] = {
     "noise-multiplier": "-1 nan inf abc", "rounds": "0 -1 1.5 abc",
     "sampling-rate": "0 2 nan abc",
     "delta": "0 1 -1 nan abc", "epsilon": "0 -1 nan abc", "clients": "0 -1 abc",
-    "accountant": "bogus", "adjacency": "bogus", "view": "bogus", "sampling": "bogus",
+    "accountant": "bogus", "adjacency": "bogus", "sampling": "bogus",
     "out": "t.bmp absent/t.png", "zzz": "1",
 }  # fmt: skip
 _RESULTS = (

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjaxsim.cli import main
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import Drawn, Entry, Gaussian, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.files import lines, write_csv, write_json
 from fedjaxsim.report.plots import content, picture
@@ -71,9 +71,7 @@ def write_run(path, algorithm, values, *, seed=0, noise=2.0, names=tuple("abcde"
     directory = RunDirectory.create(path)
     count = np.array([3, 3, 3, 3, 0])
     evaluation = Evaluation("test", count, {"accuracy": np.array([*values, np.nan])})
-    charged = PrivacySpend(
-        SamplingScheme("full", 5, 5), PrivacyEvent("gaussian"), (Entry(noise, 1.0, 4),)
-    )
+    charged = PrivacySpend(SamplingScheme("full", 5, 5), Gaussian(), (Entry(noise, 1.0, 4),))
     found = report([charged], 0.01, draws=(Drawn(f"d{seed}", 4),))
     spent = found.find("zero_out").epsilon
     last = {"train_loss": 0.5, **evaluation.summary(), "epsilon": spent}

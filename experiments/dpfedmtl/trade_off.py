@@ -3,6 +3,7 @@
 python experiments/dpfedmtl/trade_off.py docs/figures/dpfedmtl-3.png
 """
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,8 @@ from typing import NamedTuple
 import matplotlib as mpl
 import numpy as np
 
-from fedjaxsim.privacy.accounting import clt
 from fedjaxsim.privacy.accounting.trade_off import of_gaussian, trade_off
-from fedjaxsim.privacy.events import Entry
-from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacySpend
 from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.report.plots import COLOURS, DASHES, STYLE, check_path, picture
 
@@ -38,14 +37,14 @@ class Setting(NamedTuple):
         p = self.cohort / self.clients
         entries = [Entry(noise_multiplier, p, self.rounds)]
         scheme = poisson(max_rate=1.0).for_clients(self.clients).scheme
-        return trade_off(entries, scheme, gaussian().event, TYPE_ONE)
+        return trade_off([PrivacySpend(scheme, GAUSSIAN, tuple(entries))], TYPE_ONE)
 
     def by_limit(self, sigma: float) -> np.ndarray:
         """Theorem 4.2, with its √T counted once."""
         if sigma == 0:
             return np.zeros_like(TYPE_ONE)
-        entries = [Entry(sigma, self.cohort / self.clients, self.rounds)]
-        return of_gaussian(clt.mu(entries), TYPE_ONE)
+        p = self.cohort / self.clients
+        return of_gaussian(p * math.sqrt(self.rounds * math.expm1(sigma**-2)), TYPE_ONE)
 
     def of_own_scale(self, sigma: float) -> np.ndarray:
         """K clients with noise of 2σCK/M each: on their sum z = 2σK^1.5/M."""

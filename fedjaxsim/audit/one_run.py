@@ -23,7 +23,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import MOST_ROUNDS, PrivacySpend
+from fedjaxsim.privacy.events import MOST_ROUNDS, Gaussian, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
@@ -156,7 +156,7 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
         )
     _check_release(simulation, hparams, shapes)
     # Correlated noise is least in plain sums, so signs stay the same.
-    same = simulation.mechanism.event.kind == "correlated"
+    same = simulation.mechanism.event.of_whole_run
     period = MOST_ROUNDS if same else scheme.groups or 1
     algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, canaries, size, period)
     population = _extended(simulation.population, canaries)
@@ -250,8 +250,7 @@ def result(state: SimulationState, report: Report) -> OneRunResult:
     scores = state.shared.directions.along(np.asarray(state.shared.observed, np.float64))
     reported, sent = report.find("zero_out").epsilon, np.asarray(state.shared.sent)
     adapts = jax.tree.leaves(state.mechanism)
-    kinds = {charged.event.kind for charged in report.charges}
-    independent = not adapts and kinds <= {"gaussian", "correlated"}
+    independent = not adapts and all(isinstance(c.event, Gaussian) for c in report.charges)
     allowed = None if reported is None or not independent else _allowed(report.charges)
     return of_scores(scores, sent, report.delta, reported, allowed)
 
@@ -319,6 +318,4 @@ def lower_bound(
 
 def _allowed(charges: tuple[PrivacySpend, ...]) -> float:
     """Return the largest advantage of a test for one client that a guarantee allows, δ(0)."""
-    [charged] = charges
-    found = composition.profiles(charged, "zero_out", "joint_dp")
-    return min(profile.delta(0.0) for profile in found.values())
+    return composition.profile(charges, "zero_out").delta(0.0)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.privacy.events import Adjacency, View
+from fedjaxsim.privacy.events import Adjacency
 from fedjaxsim.privacy.hypothetical import Cohorts, OptionalBudget, OptionalInt
 
 
@@ -34,7 +34,7 @@ class Epsilon(_PlannedRounds, Cohorts):
     accountant: Annotated[
         str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
     ] = None
-    """One accountant by name; by default the tightest sound one."""
+    """pld or rdp; by default the tighter one."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -58,8 +58,6 @@ class _Target:
     """Spread of the budget over the rounds; constant where rounds are solved for."""
     adjacency: Adjacency = "zero_out"
     """Adjacency of the target."""
-    view: View = "joint_dp"
-    """View of the target."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -68,7 +66,7 @@ class _Target:
 
         return prepare_calibration(
             quantity, cohorts, self.epsilon, self.delta, self.budget, json=self.json,
-            adjacency=self.adjacency, view=self.view, **known,
+            adjacency=self.adjacency, **known,
         )  # fmt: skip
 
 
@@ -133,16 +131,12 @@ class TradeOff(_PlannedRounds, Cohorts):
 
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """Figure to write: .png, .pdf or .svg."""
-    view: View = "joint_dp"
-    """Tester: all other clients together, or a reader of the server's publications."""
 
     def prepare(self) -> Callable[[], int]:
         """Compute the curves; return a function that draws them."""
         from fedjaxsim.commands.privacy import prepare_trade_off
 
-        return prepare_trade_off(
-            self, self.noise_multiplier, self.rounds, self.budget, self.view, self.out
-        )
+        return prepare_trade_off(self, self.noise_multiplier, self.rounds, self.budget, self.out)
 
 
 @dataclasses.dataclass(frozen=True)

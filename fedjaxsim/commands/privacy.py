@@ -14,7 +14,7 @@ from fedjaxsim.privacy import calibration, claims, hypothetical
 from fedjaxsim.privacy.accounting.trade_off import trade_off
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.claims import Verdict
-from fedjaxsim.privacy.events import ADJACENCIES, GAUSSIAN, Adjacency, View
+from fedjaxsim.privacy.events import ADJACENCIES, GAUSSIAN, Adjacency, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.privacy.hypothetical import Cohorts, resolve
 from fedjaxsim.report.files import print_json
@@ -56,7 +56,6 @@ def prepare_calibration(
     budget: str | None,
     *,
     adjacency: Adjacency,
-    view: View,
     json: bool,
     noise_multiplier: float = 0.0,
     rounds: int = 1,
@@ -82,9 +81,7 @@ def prepare_calibration(
     known = {name: value for name, value in plan.items() if name != quantity}
     if quantity != "rounds":
         known["budget"] = spread
-    found = _SOLVERS[quantity](
-        epsilon, delta, scheme=planned.scheme, adjacency=adjacency, view=view, **known
-    )
+    found = _SOLVERS[quantity](epsilon, delta, scheme=planned.scheme, adjacency=adjacency, **known)
     z, T, p = (plan | {quantity: found}).values()
     report = hypothetical.report(planned._replace(sampling_rate=p), z, T, delta, budget=spread)
     return lambda: _print_report(report, {quantity: found}, json=json)
@@ -106,7 +103,6 @@ def prepare_trade_off(
     noise_multiplier: float,
     rounds: int,
     budget: str | None,
-    view: View,
     out: Path,
 ) -> Callable[[], int]:
     """Compute the errors of any test under a plan; return a function that draws them.
@@ -119,17 +115,15 @@ def prepare_trade_off(
     hypothetical.check(noise_multiplier, rounds)
     plots.check_path(out)
     scheme, p, _ = resolve(cohorts)
-    entries = Budget.parse(budget).entries(noise_multiplier, p, rounds, GAUSSIAN)
+    entries = Budget.parse(budget).entries(noise_multiplier, p, rounds)
+    plan = [PrivacySpend(scheme, GAUSSIAN, entries)]
     # Closer together at both ends, where curves are steep.
     type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
-    curves = {
-        adjacency: trade_off(entries, scheme, GAUSSIAN, type_one, adjacency, view)
-        for adjacency in ADJACENCIES
-    }
+    curves = {adjacency: trade_off(plan, type_one, adjacency) for adjacency in ADJACENCIES}
     title = f"{cohorts.sampling} sampling, p = {p:.4g}, z = {noise_multiplier:.4g}, T = {rounds}"
 
     def work() -> int:
-        plots.save(plots.errors_figure(type_one, curves, f"{title}, {view}"), out)
+        plots.save(plots.errors_figure(type_one, curves, title), out)
         print(out)
         return 0
 

@@ -16,7 +16,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.calibration import equal_example_noise
-from fedjaxsim.privacy.events import EXAMPLE, PrivacyEvent, SamplingScheme, Silos
+from fedjaxsim.privacy.events import EXAMPLE, Examples, PrivacyEvent, SamplingScheme, Silos
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
@@ -51,7 +51,8 @@ def costs_of(
     """Return noise multiplier and rate of one round for each account; `own` for that of clients."""
     one = jnp.ones(())
     if algorithm.example_epsilon is not None:
-        return [own, (algorithm.example_epsilon(hparams), one)]
+        # Rounding of the quotient must not make ε smaller.
+        return [own, ((1 - 2.0**-22) / algorithm.example_epsilon(hparams), one)]
     if examples is None:
         return [own]
     # A table of noise is in the event itself. The shape is that of the settings of a sweep.
@@ -65,7 +66,7 @@ def with_views(algorithm: Algorithm, event: PrivacyEvent | None) -> Algorithm:
     A client that takes more gradients of a minibatch than the event counts raises ValueError.
     """
     examples = algorithm.task.examples
-    silos = None if event is None else event.silos
+    silos = event.silos if isinstance(event, Examples) else None
 
     def client(shared, personal, data, hparams, context):
         protection = None
@@ -114,7 +115,7 @@ def example_event(
     if examples.epsilon is not None:
         noise = equal_example_noise(silos, examples.epsilon, examples.rounds)
         silos = dataclasses.replace(silos, noise=noise)
-    return PrivacyEvent("gaussian", unit="example", silos=silos)
+    return Examples(silos=silos)
 
 
 def gradients_of(
@@ -174,6 +175,7 @@ def minibatches_taken(
     """Return the minibatches that each client has taken, (m,), where they are known."""
     if examples is None or consumed is None or not getattr(consumed, "is_fully_addressable", True):
         return None
+    assert isinstance(examples, Examples)
     assert examples.silos is not None
     return np.asarray(consumed)[: len(examples.silos.counts)].tolist()
 
@@ -184,8 +186,8 @@ def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
     Where clients protect examples in messages alone, rounds that send nothing are no others.
     """
     events = [charges.event for charges in privacy.charges], [event for _, event in own]
-    had, has = (any(event.silos for event in each) for each in events)
-    sent, sends = (any(event.kind != "no_release" for event in each) for each in events)
+    had, has = (any(isinstance(event, Examples) for event in each) for each in events)
+    sent, sends = (any(event.releases for event in each) for each in events)
     protected, protects = (any(event.unit == "example" for event in each) for each in events)
     if had != has or (sent and sends and protected != protects):
         raise ValueError(
@@ -216,7 +218,7 @@ def charged(
       round_: () int32.
     """
     for (scheme, event), cost in zip(accounts, costs, strict=True):
-        if event.kind == "no_release":
+        if not event.releases:
             continue
 
         def enter(charges, cost=cost):

@@ -24,7 +24,7 @@ from fedjaxsim.engine.devices import placed
 from fedjaxsim.engine.processes import is_first, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, SamplingScheme
+from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, SamplingScheme, event_from
 
 Tree = TypeVar("Tree")
 
@@ -75,8 +75,7 @@ class Checkpoint(NamedTuple):
     def kinds(self) -> list[tuple[SamplingScheme, PrivacyEvent, int]]:
         """Sampler, mechanism and number of entries of each account."""
         return [
-            (SamplingScheme(**scheme), PrivacyEvent(**event), n)
-            for scheme, event, n in self.accounts
+            (SamplingScheme(**scheme), event_from(event), n) for scheme, event, n in self.accounts
         ]
 
     def state(self, like: Tree) -> Tree:
@@ -172,7 +171,7 @@ class CheckpointFolder:
             "note": note,
             "leaves": {name: (str(a.dtype), a.shape) for name, a in arrays.items()},
             "accounts": [
-                (dataclasses.asdict(a.scheme), dataclasses.asdict(a.event), len(a.rounds))
+                (dataclasses.asdict(a.scheme), a.event.to_dict(), len(a.rounds))
                 for a in privacy.charges
             ],
             "keys": len(privacy.draws),

@@ -24,7 +24,7 @@ from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import (
     Entry,
-    PrivacyEvent,
+    Gaussian,
     PrivacySpend,
     SamplingScheme,
     check_noise_multiplier,
@@ -76,7 +76,7 @@ class EvaluationPlan:
         most 1 and √2: together √3, which is √1.5 times the norm.
         """
         scheme = SamplingScheme("full", num_clients, num_clients)
-        event = PrivacyEvent("gaussian", replace=1.5**0.5 if self.bins else 1.0)
+        event = Gaussian(replace=1.5**0.5 if self.bins else 1.0)
         entry = Entry(float(np.float32(self.noise_multiplier)), 1.0, evaluations)
         return PrivacySpend(scheme, event, (entry,))
 

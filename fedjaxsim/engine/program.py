@@ -184,7 +184,7 @@ class Program:
             return self.server_update(state, hparams, drawn, worked)
 
         limit = state.privacy.limit
-        if limit is None or self.mechanism.event.kind == "no_release":
+        if limit is None or not self.mechanism.event.releases:
             return run(state)
         shapes = jax.eval_shape(
             lambda: (self.work(state, hparams, rows, drawn).accumulator, run(state)[1])
@@ -260,7 +260,7 @@ class Program:
         keys = threefry.split(state.key, 3)
         for_sampling, for_clients, for_noise = keys[0], keys[1], keys[2]
         # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
-        correlated = self.mechanism.event.kind == "correlated"
+        correlated = self.mechanism.event.of_whole_run
         for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), int(correlated))
         clients = threefry.fold_in(for_clients, state.round)
         cohort = self.sampling.draw(for_sampling, state.round, hparams)
@@ -337,7 +337,7 @@ class Program:
         noise_multiplier: jax.Array,
     ) -> Ledger:
         """Return the ledger after the round."""
-        if self.mechanism.event.kind == "no_release" and self.examples is None:
+        if not self.mechanism.event.releases and self.examples is None:
             return state.privacy
         costs = costs_of(self.algorithm, self.examples, hparams, (noise_multiplier, drawn.rate))
         accounts = accounts_of(self.algorithm, self.mechanism, self.sampling, self.examples)

@@ -110,7 +110,7 @@ class Setup:
             raise ValueError(
                 f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
             )
-        if event.kind not in ("no_release", "unprotected"):
+        if event.releases and event.known:
             require_match(self.accountant, scheme, event)
         if self.devices is not None:
             require_devices(self.devices)
@@ -271,7 +271,7 @@ class Setup:
         """Return the state with ledger entries for `rounds` more rounds."""
         state, done = self.with_account(state), int(state.round)
         scheme, event = self.sampler.scheme, self.mechanism.event
-        if event.kind == "no_release":
+        if not event.releases:
             return state
         z = np.asarray(hparams.get("noise_multiplier", 0.0))
         z = z[done : done + rounds] if z.ndim else z
@@ -286,11 +286,11 @@ class Setup:
         hparams = hparams.as_arrays()
         noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
         end = (len(noise) if noise.ndim else begin + 1) if end is None else end
-        if event.kind == "no_release":
+        if not event.releases:
             return PrivacySpend(scheme, event, ())
         noise = noise[begin:end] if noise.ndim else noise
         rate = float(self.sampler.rate(hparams))
-        return PrivacySpend(scheme, event, entries(noise, rate, end - begin, event))
+        return PrivacySpend(scheme, event, entries(noise, rate, end - begin))
 
     # --- checks, before any compute ---------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from fedjaxsim.engine.traced_checks import require_same_shapes
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.assumptions import NEW_CLIENTS
+from fedjaxsim.privacy.events import Examples
 
 PyTree = Any
 _STAGE = 2**32 - 2
@@ -36,12 +37,14 @@ def start_new_clients(
     Raises:
       ValueError: as `Simulation.start_new_clients`.
     """
-    if setup.mechanism.event.kind != "no_release":
+    if setup.mechanism.event.releases:
         raise ValueError(
             "new clients send nothing: give their simulation an algorithm such as finetune, and "
             "no_release()"
         )
-    if setup.examples is not None or any(c.event.silos for c in state.privacy.charges):
+    if setup.examples is not None or any(
+        isinstance(each.event, Examples) for each in state.privacy.charges
+    ):
         raise ValueError(
             "an ε of examples is about the silos of one run: new clients may follow no rounds that "
             "protect examples, and protect none"

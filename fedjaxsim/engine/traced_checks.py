@@ -200,7 +200,7 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
     if message is None:
         raise _RefusedError("client must return the message () where nothing is sent, got None")
     _require_arrays("client", "a message", message)
-    sends, releases = bool(jax.tree.leaves(message)), mechanism.event.kind != "no_release"
+    sends, releases = bool(jax.tree.leaves(message)), mechanism.event.releases
     if sends and not releases:
         raise _RefusedError(
             "the algorithm sends messages, which no_release() would lose: use gaussian()"

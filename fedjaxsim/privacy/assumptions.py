@@ -92,7 +92,7 @@ def of_charges(
         if overflow > 0:
             sentences.append(
                 f"Some cohort exceeds the {charged.scheme.capacity} places with probability at "
-                f"most {overflow:.1e}; δ includes (1 + e^ε) times that."
+                f"most {overflow:.1e}; what full cohorts tell of a client is part of ε."
             )
     m = charges[0].scheme.clients
     if delta > default_delta(m):
@@ -132,28 +132,17 @@ def no_guarantee(charged: PrivacySpend) -> str:
             "the privacy ledger overflowed: it held too few different (z, p) for this run, or "
             "rounds came twice or with gaps where their order counts"
         )
-    if charged.event.kind == "unprotected" and noise:
+    if noise and not charged.event.known:
         return "no guarantee is known for this mechanism"
     if any(math.isnan(z) for z in noise):
         return "the noise multiplier of some round is not a number"
-    if charged.event.kind == "pure" and any(math.isinf(z) for z in noise):
-        return "the ε of some round is infinite"
-    if charged.event.kind in ("gaussian", "correlated", "pure") and 0 in noise:
+    if charged.event.releases and 0 in noise:
         return "no noise was added"
-    if charged.event.kind == "correlated" and len(set(noise)) > 1:
+    if charged.event.of_whole_run and len(set(noise)) > 1:
         return "correlated noise needs one noise multiplier in all rounds of a stage"
     return ""
 
 
-def not_certified(charges: Sequence[PrivacySpend], delta: float) -> str:
+def not_certified(delta: float) -> str:
     """Return why an accountant certified no ε."""
-    for charged in charges:
-        scheme = charged.scheme
-        overflow = composition.overflow_probability(charged.entries, scheme)
-        if overflow > 0:
-            return (
-                f"cohorts exceed the {scheme.capacity} places of the sampler with probability up "
-                f"to {overflow:.2g}, and (1 + e^ε) times that does not fit into δ = {delta:.3g}: "
-                f"give poisson() a larger capacity; {scheme.clients} are always enough"
-            )
     return f"δ = {delta:.3g} is below what the accountant resolves for this number of rounds"

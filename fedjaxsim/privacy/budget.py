@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedjaxsim.privacy.events import Entry, PrivacyEvent
+from fedjaxsim.privacy.entries import Entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,10 +104,10 @@ class Budget:
         return (noise_multiplier / self.weights(rounds)).astype("float32")
 
     def entries(
-        self, noise_multiplier: float, sampling_rate: float, rounds: int, event: PrivacyEvent
+        self, noise_multiplier: float, sampling_rate: float, rounds: int
     ) -> tuple[Entry, ...]:
         """Return the ledger's `entries` for the noise of all rounds."""
-        return entries(self.noise(noise_multiplier, rounds), sampling_rate, rounds, event)
+        return entries(self.noise(noise_multiplier, rounds), sampling_rate, rounds)
 
     def _log_weight(self, t: int) -> float:
         if self.kind == "geometric":
@@ -119,13 +119,9 @@ CONSTANT = Budget()
 
 
 def entries(
-    noise_multiplier: "float | np.ndarray", sampling_rate: float, rounds: int, event: PrivacyEvent
+    noise_multiplier: "float | np.ndarray", sampling_rate: float, rounds: int
 ) -> tuple[Entry, ...]:
-    """Return the ledger's entries after all rounds, equal rounds together.
-
-    The noise z is a number () or a schedule (T,); the ε of a pure release is rounded up to a
-    float32.
-    """
+    """Return the ledger's entries after all rounds, equal ones together, for z () or (T,)."""
     import numpy as np
 
     if np.ndim(noise_multiplier) == 0:
@@ -133,7 +129,7 @@ def entries(
     else:
         values, counts = np.unique(noise_multiplier, return_counts=True)
         counted = list(zip(values.tolist(), counts.tolist(), strict=True))
-    return tuple(Entry(_charge(event, z), sampling_rate, count) for z, count in counted)
+    return tuple(Entry(z, sampling_rate, count) for z, count in counted)
 
 
 def equally_costly(noise_multiplier: "float | np.ndarray") -> float:
@@ -144,13 +140,3 @@ def equally_costly(noise_multiplier: "float | np.ndarray") -> float:
     if z.ndim == 0:
         return float(z)
     return 0.0 if np.any(z == 0) else float(1 / np.sqrt(np.mean(1 / z**2)))
-
-
-def _charge(event: PrivacyEvent, noise_multiplier: float) -> float:
-    """Return `PrivacyEvent.charge`, for a pure release no less than in a float32 ledger."""
-    charge = event.charge(noise_multiplier)
-    if event.kind != "pure":
-        return charge
-    import numpy as np
-
-    return float(np.nextafter(np.float32(charge), np.float32(math.inf)))

@@ -1,6 +1,6 @@
 """Calibration: the noise, number of rounds or sampling rate that meets a privacy target.
 
-Calibration uses the accountants of the report, overflow of cohorts included, and never exceeds the
+Calibration uses the accountants of the report, capacity of cohorts included, and never exceeds the
 target: ε was checked in float64 at the very float32 value returned.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedjaxsim.privacy import guarantee
-from fedjaxsim.privacy.accounting import composition, rdp
+from fedjaxsim.privacy.accounting import examples
+from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
@@ -20,17 +21,15 @@ from fedjaxsim.privacy.events import (
     MOST_ROUNDS,
     SMALLEST_NOISE,
     Adjacency,
-    Entry,
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
     Silos,
-    View,
     check_delta,
     check_epsilon,
     check_noise_multiplier,
 )
-from fedjaxsim.privacy.silos import delta_of, epsilon_of, rate_of, scheme_of
+from fedjaxsim.privacy.silos import delta_of
 
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
@@ -45,7 +44,6 @@ def spent(
     scheme: SamplingScheme,
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
-    view: View = "joint_dp",
     accountant: str | None = None,
     budget: Budget = CONSTANT,
 ) -> float:
@@ -59,8 +57,7 @@ def spent(
       scheme: the sampling of cohorts.
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
-      view: "joint_dp" or "released_sequence".
-      accountant: one by name; by default the tightest.
+      accountant: "pld" or "rdp"; by default the tightest.
       budget: its schedule over rounds.
 
     Raises:
@@ -68,19 +65,16 @@ def spent(
         event, or the budget does not suit the rounds.
     """
     check_delta(delta)
-    entries = budget.entries(noise_multiplier, sampling_rate, rounds, event)
+    entries = budget.entries(noise_multiplier, sampling_rate, rounds)
     charged = PrivacySpend(scheme, event, entries)
-    return guarantee.spent([charged], delta, adjacency, view, accountant)
+    return guarantee.spent([charged], delta, adjacency, accountant)
 
 
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     check_epsilon(epsilon)
     check_delta(delta)
-    if event.kind not in ("gaussian", "correlated", "pure"):
-        raise ValueError(
-            "noise can be calibrated for gaussian, correlated and pure releases only, got "
-            f"{event.kind!r}"
-        )
+    if not event.known:
+        raise ValueError(f"noise cannot be calibrated: {event.kind!r} releases have no known cost")
 
 
 def _as_drawn(sampling_rate: float) -> float:
@@ -152,7 +146,6 @@ def noise_multiplier(
     scheme: SamplingScheme,
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
-    view: View = "joint_dp",
     accountant: str | None = None,
     budget: Budget = CONSTANT,
 ) -> float:
@@ -166,14 +159,12 @@ def noise_multiplier(
       scheme: the sampling of cohorts; its capacity is part of the price.
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
-      view: "joint_dp" or "released_sequence".
-      accountant: one by name; by default the tightest.
+      accountant: "pld" or "rdp"; by default the tightest.
       budget: its schedule over rounds, with scale z: see `Budget`.
 
     Raises:
-      ValueError: for values outside these ranges, if the budget does not suit the rounds, if
-        cohorts exceed the capacity too often for any noise, or if almost no noise is enough, as
-        where δ exceeds the probability to take part.
+      ValueError: for values outside these ranges, if the budget does not suit the rounds, or if
+        almost no noise is enough, as where δ exceeds the probability to take part.
     """
     _check(epsilon, delta, event)
     if rounds < 1:
@@ -181,18 +172,10 @@ def noise_multiplier(
     p = _as_drawn(sampling_rate)
 
     def cost(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, view, accountant, budget)
-
-    overflow = composition.overflow_probability([Entry(1.0, p, rounds)], scheme)
-    if 2 * overflow >= delta and event.kind != "pure":
-        raise ValueError(
-            f"capacity {scheme.capacity} is exceeded with probability up to {overflow:.2g} in "
-            f"{rounds} rounds at sampling_rate {sampling_rate}: no noise can meet delta {delta}"
-        )
+        return spent(z, p, rounds, delta, scheme, event, adjacency, accountant, budget)
 
     def bound(z):
-        values = rdp.compose([Entry(z, p, rounds)], event.zero_out, rdp.INTEGER_ORDERS)
-        return rdp.epsilon(values, delta, rdp.INTEGER_ORDERS)
+        return spent(z, p, rounds, delta, scheme, event, adjacency, "rdp")
 
     # A schedule changes this z little.
     guess = p * math.sqrt(rounds) / epsilon + 0.5
@@ -217,7 +200,6 @@ def rounds(
     scheme: SamplingScheme,
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
-    view: View = "joint_dp",
 ) -> int:
     """Find the largest number of rounds that reports at most (ε, δ); 0 if one round is too many.
 
@@ -229,16 +211,17 @@ def rounds(
     p = _as_drawn(sampling_rate)
 
     def cost(count):
-        return spent(noise_multiplier, p, int(count), delta, scheme, event, adjacency, view)
+        return spent(noise_multiplier, p, int(count), delta, scheme, event, adjacency)
 
     if cost(1) > epsilon:
         return 0
-    one = rdp.compose([Entry(noise_multiplier, p, 1)], event.zero_out, rdp.INTEGER_ORDERS)
+
+    def bound(count):
+        plan = (noise_multiplier, p, int(count), delta, scheme, event, adjacency)
+        return spent(*plan, "rdp")
+
     start = 1
-    while (
-        start < MOST_ROUNDS // 2
-        and rdp.epsilon(2 * start * one, delta, rdp.INTEGER_ORDERS) <= epsilon
-    ):
+    while start < MOST_ROUNDS // 2 and bound(2 * start) <= epsilon:
         start *= 2
     good = int(_search(cost, epsilon, start, 0.7, most=MOST_ROUNDS, least=1) or 1)
     if good > _FEW_ROUNDS:
@@ -258,7 +241,6 @@ def sampling_rate(
     scheme: SamplingScheme,
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
-    view: View = "joint_dp",
     budget: Budget = CONSTANT,
 ) -> float:
     """Find the largest p of Poisson sampling that reports at most (ε, δ).
@@ -275,7 +257,7 @@ def sampling_rate(
     check_noise_multiplier(noise_multiplier)
 
     def cost(p):
-        plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency, view)
+        plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency)
         return spent(*plan, budget=budget)
 
     start = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
@@ -307,11 +289,13 @@ def equal_example_noise(silos: Silos, epsilon: float, rounds: int) -> tuple[tupl
     table: list[tuple[int, float]] = []
     root, z = math.sqrt(silos.gradients), 1.0
     for count in sorted(set(silos.counts) - {0}):
-        scheme, delta = scheme_of(silos, count), delta_of(silos, count)
-        rate, number = rate_of(silos.size, count), rounds * silos.minibatches(count)
+        delta, number = delta_of(silos, count), rounds * silos.minibatches(count)
 
-        def cost(z, scheme=scheme, delta=delta, rate=rate, number=number):
-            return epsilon_of(((scheme, Entry(z / root, rate, number)),), delta, "zero_out")
+        def taken(z, count=count, number=number):
+            return (Minibatches(count, silos.size, number, z / root, silos.capacity),)
+
+        def cost(z, delta=delta, taken=taken):
+            return examples.profile(taken(z), "zero_out").epsilon(delta)
 
         # Neighbouring numbers of rows need nearly the same noise.
         found = _search(cost, epsilon, z, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)

@@ -10,8 +10,10 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from fedjaxsim.privacy import guarantee
-from fedjaxsim.privacy.accounting import clt, gaussian, rdp
+from fedjaxsim.privacy.accounting import gaussian, rdp
 from fedjaxsim.privacy.events import GAUSSIAN, Adjacency, Entry, PrivacySpend, SamplingScheme
 
 Method = Literal["rdp", "clt", "per_step", "kov"]
@@ -184,11 +186,11 @@ def published(claim: Claim) -> float | None:
         return math.sqrt(2 * math.log(1.25 / claim.delta)) / claim.sigma
     if claim.noise_multiplier is None:
         return None
-    entries = [Entry(claim.noise_multiplier, rate, claim.rounds)]
     if claim.method == "clt":
-        return gaussian.epsilon(claim.delta, clt.mu(entries))
-    values = rdp.compose(entries, orders=rdp.INTEGER_ORDERS)
-    return rdp.epsilon(values, claim.delta, rdp.INTEGER_ORDERS)
+        mu = rate * math.sqrt(claim.rounds * math.expm1(claim.noise_multiplier**-2))
+        return gaussian.epsilon(claim.delta, mu)
+    one = np.array(rdp.one_round(rdp.INTEGER_ORDERS, claim.noise_multiplier, rate))
+    return rdp.epsilon(claim.rounds * one, claim.delta, rdp.INTEGER_ORDERS)
 
 
 def sound(claim: Claim, adjacency: Adjacency, delta: float | None = None) -> float | None:

@@ -1,81 +1,260 @@
-"""Plain descriptions of a run for the accountants, on the host, without JAX."""
+"""Events: what one release of a mechanism costs, and the records of a run's releases.
+
+On the host, without JAX; numpy and scipy come with the first cost that is asked for.
+"""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
-EventKind = Literal["gaussian", "correlated", "pure", "no_release", "unprotected"]
-Adjacency = Literal["zero_out", "replace"]
-View = Literal["joint_dp", "released_sequence"]
-Unit = Literal["client", "example"]
-Status = Literal["exact", "upper_bound", "approximate", "none"]
+from fedjaxsim.privacy.entries import ADJACENCIES as ADJACENCIES
+from fedjaxsim.privacy.entries import LARGEST_NOISE as LARGEST_NOISE
+from fedjaxsim.privacy.entries import MOST_ROUNDS as MOST_ROUNDS
+from fedjaxsim.privacy.entries import SMALLEST_NOISE as SMALLEST_NOISE
+from fedjaxsim.privacy.entries import UNITS as UNITS
+from fedjaxsim.privacy.entries import VIEWS as VIEWS
+from fedjaxsim.privacy.entries import Adjacency as Adjacency
+from fedjaxsim.privacy.entries import Entry as Entry
+from fedjaxsim.privacy.entries import SamplingScheme as SamplingScheme
+from fedjaxsim.privacy.entries import Status as Status
+from fedjaxsim.privacy.entries import Unit as Unit
+from fedjaxsim.privacy.entries import View as View
+from fedjaxsim.privacy.entries import check_delta as check_delta
+from fedjaxsim.privacy.entries import check_epsilon as check_epsilon
+from fedjaxsim.privacy.entries import check_noise_multiplier as check_noise_multiplier
 
-SCHEMES, _EVENTS, UNITS = get_args(SchemeKind), get_args(EventKind), get_args(Unit)
-ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
-VIEWS: tuple[View, ...] = get_args(View)
-SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
-"""Range of positive noise multipliers: squares, and products with clip norms, exist in float32."""
-MOST_ROUNDS = 2**31 - 1
-"""Largest count of a ledger, an int32."""
+_KINDS: "dict[str, type[PrivacyEvent]]" = {}
 
 
 @dataclasses.dataclass(frozen=True)
-class SamplingScheme:
-    """The sampling of cohorts.
+class PrivacyEvent:
+    """The cost of one release; a mechanism of one's own brings a subclass, a frozen dataclass.
+
+    A round is an `Entry`: z, which the release returned, and p, the client's probability to be in
+    the cohort (1 without sampling; composition knows the schemes).
 
     Attributes:
-      kind: "poisson": each client independently with the charged probability p; "fixed": a
-        uniformly random cohort of exactly `capacity` clients; "capped": cohorts of a public
-        schedule (such as passes over the population) with at most `max_participations` rounds per
-        client in the whole run; "groups": `groups` fixed groups of clients in turn; "full": all
-        clients, in every round.
-      clients: m, the size of the population, public.
-      capacity: B, the largest cohort that a round can hold. A larger Poisson cohort loses members;
-        the probability of that is part of the reported δ.
-      max_participations: the cap of a "capped" scheme; None for every other kind.
-      groups: the number of groups of a "groups" scheme, whose clients take part in every
-        `groups`-th round; None for every other kind.
+      zero_out: the sensitivity when one client's message becomes zero, in units of the noise's
+        scale over z: 1 by definition of z.
+      replace: the sensitivity when one client's whole data changes: 2 for a sum of clipped vectors,
+        √2 for a sum of Gram matrices.
+      unit: the protected unit. Accounts of different units are never composed.
 
     Raises:
-      ValueError: for an unknown kind, impossible sizes, or a cap or groups with another kind.
+      ValueError: for an unknown unit, sensitivities that are not positive or not finite, or
+        `replace` outside [zero_out, 2 zero_out] (zeroing is one replacement; replacing is two
+        zeroings).
     """
 
-    kind: SchemeKind
-    clients: int
-    capacity: int
-    max_participations: int | None = None
-    groups: int | None = None
+    zero_out: float = 1.0
+    replace: float = 2.0
+    unit: Unit = "client"
+
+    kind: ClassVar[str] = ""
+    """Name, in messages and files; by default the class's."""
+    releases: ClassVar[bool] = True
+    """Whether anything is released."""
+    of_whole_run: ClassVar[bool] = False
+    """Whether a round has no cost of its own, only consecutive rounds together."""
+    different: ClassVar[int] = 32
+    """Number of different rounds that are composed one by one; more are merged."""
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__dict__.get("kind") or cls.__name__
+        _KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
-        if self.kind not in SCHEMES:
-            raise ValueError(f"kind must be one of {', '.join(SCHEMES)}, got {self.kind!r}")
-        if self.clients < 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
-        if not 1 <= self.capacity <= self.clients:
-            raise ValueError(f"capacity must lie in [1, {self.clients}], got {self.capacity}")
-        if self.kind == "full" and self.capacity != self.clients:
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}")
+        for name, value in (("zero_out", self.zero_out), ("replace", self.replace)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not self.zero_out <= self.replace <= 2 * self.zero_out:
             raise ValueError(
-                f"capacity must be {self.clients} for full participation, got {self.capacity}"
+                f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
             )
-        if (self.kind == "capped") != (self.max_participations is not None):
+
+    @property
+    def known(self) -> bool:
+        """Return whether a round's cost is known."""
+        own = type(self)
+        return own.losses is not PrivacyEvent.losses or own.rdp is not PrivacyEvent.rdp
+
+    def sensitivity(self, adjacency: Adjacency) -> float:
+        """Return `replace` or `zero_out`."""
+        return self.replace if adjacency == "replace" else self.zero_out
+
+    def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
+        """Return the privacy losses of one round, or None if they are not known.
+
+        Losses for zero-out alone are enough: replacing a client is zeroing it twice.
+
+        Args:
+          entry: z > 0 and p of the round.
+          adjacency: "zero_out" or "replace".
+          interval: width of the grid in nats.
+
+        Returns:
+          A `losses.Pair`, or a `PrivacyLossDistribution` of dp_accounting on that grid, with losses
+          rounded up.
+        """
+        del entry, adjacency, interval
+        return None
+
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        """Return RDP of one round at some orders, (orders,); ∞ if it is not known.
+
+        Needed for ε while a run goes on, and for budgets. `xp` is numpy, in float64, or jax.numpy
+        inside jit, where z and p are traced.
+        """
+        del entry, adjacency
+        return xp.full(len(orders), math.inf)
+
+    def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
+        """Return μ if a round at p = 1 is one Gaussian release, exactly; else None."""
+        del entry, adjacency
+        return None
+
+    def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
+        """Return the rounds that may cost one client something: all, or the costliest it can meet.
+
+        A release costs more with less noise.
+        """
+        left = scheme.max_participations
+        if scheme.groups is not None:
+            left = math.ceil(sum(entry.rounds for entry in entries) / scheme.groups)
+        if left is None:
+            return list(entries)
+        chosen = []
+        for entry in sorted(entries):
+            chosen.append(entry._replace(rounds=min(entry.rounds, left)))
+            left -= chosen[-1].rounds
+        return [entry for entry in chosen if entry.rounds]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return kind and fields, for a file."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+
+def event_from(fields: Mapping[str, Any]) -> PrivacyEvent:
+    """Return the event that `to_dict` wrote.
+
+    Raises:
+      ValueError: for a kind that nothing imported defines, or other fields.
+    """
+    known = dict(fields)
+    kind = known.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"event {kind!r} is unknown; import the module that defines it first")
+    try:
+        return _KINDS[kind](**known)
+    except TypeError as error:
+        raise ValueError(f"event {kind!r} has other fields: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian(PrivacyEvent):
+    """A sum of bounded messages with independent Gaussian noise; z is the ledger's noise entry."""
+
+    kind = "gaussian"
+
+    def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
+        """See `accounting.subsampled_gaussian`."""
+        from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
+
+        z, p, _ = entry
+        if p == 1:
+            return one_round(z / self.sensitivity(adjacency), 1.0, False, interval)
+        return one_round(z / self.zero_out, p, adjacency == "replace", interval)
+
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        """See `accounting.rdp`, and `accounting.rdp_in_jit`."""
+        import numpy as np
+
+        if xp is np:
+            from fedjaxsim.privacy.accounting.rdp import gaussian
+        else:
+            from fedjaxsim.privacy.accounting.rdp_in_jit import gaussian
+        return gaussian(entry, self.zero_out, self.replace, adjacency, tuple(orders))
+
+    def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
+        """Return s/z."""
+        z = entry.noise_multiplier
+        return self.sensitivity(adjacency) / z if z > 1e-100 else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Correlated(Gaussian):
+    """Gaussian noise that is correlated over rounds, whose cost is that of the whole run so far.
+
+    Attributes:
+      bands: the number of rounds whose noise a release adds; see `accounting.correlated`.
+      power: of the coefficients.
+    """
+
+    bands: int = 1
+    power: float = 0.5
+
+    kind = "correlated"
+    of_whole_run = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bands < 1:
+            raise ValueError(f"bands must be at least 1, got {self.bands}")
+        if not 0 < self.power <= 1:
+            raise ValueError(f"power must lie in (0, 1], got {self.power}")
+
+    def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
+        """Return one release that costs as much as all rounds."""
+        from fedjaxsim.privacy.accounting import correlated
+
+        if scheme.kind not in ("full", "groups"):
             raise ValueError(
-                "max_participations must be given for a capped scheme and for no other, got "
-                f"{self.max_participations} for kind {self.kind!r}"
+                f"correlated noise has no known cost under {scheme.kind!r} sampling; sampling must "
+                "be full or groups"
             )
-        if self.max_participations is not None and self.max_participations < 1:
-            raise ValueError(
-                f"max_participations must be at least 1, got {self.max_participations}"
-            )
-        if (self.kind == "groups") != (self.groups is not None):
-            raise ValueError(
-                "groups must be given for a scheme of groups and for no other, got "
-                f"{self.groups} for kind {self.kind!r}"
-            )
-        if self.groups is not None and not 1 <= self.groups <= self.clients:
-            raise ValueError(f"groups must lie in [1, {self.clients}], got {self.groups}")
+        return correlated.as_one_release(entries, self.bands, self.power, scheme.groups or 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pure(PrivacyEvent):
+    """Any ε-differentially private release, ε = s/z with s the sensitivity."""
+
+    kind = "pure"
+    different = 256
+
+    def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
+        """See `accounting.randomized_response`."""
+        from fedjaxsim.privacy.accounting import randomized_response
+
+        found = randomized_response.answer(entry, self.zero_out, self.replace, adjacency)
+        return randomized_response.losses(found, interval)
+
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        """See `accounting.randomized_response`."""
+        from fedjaxsim.privacy.accounting import randomized_response
+
+        return randomized_response.renyi(
+            entry, self.zero_out, self.replace, adjacency, tuple(orders), xp
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NoRelease(PrivacyEvent):
+    """Nothing is released: ε is 0 exactly."""
+
+    kind = "no_release"
+    releases = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Unprotected(PrivacyEvent):
+    """A release without a known guarantee."""
+
+    kind = "unprotected"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,117 +287,34 @@ class Silos:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivacyEvent:
-    """The cost of one release of a mechanism.
+class Examples(Gaussian):
+    """A round of all clients that protect examples in gradients: one entry of the ledger.
+
+    A minibatch of one client is a Poisson-sampled `Gaussian` release of its rows.
 
     Attributes:
-      kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "correlated": Gaussian noise
-        that is correlated over rounds, whose cost is that of the whole run so far. "pure": an
-        ε-differentially private release; the ledger's noise entry is the ε of sensitivity 1.
-        "no_release": ε is 0 exactly. "unprotected": a release without a known guarantee.
-      zero_out: the sensitivity when one client's message becomes zero. For "gaussian", in units of
-        the noise's scale over z: 1 by definition of z. For "pure", the cost in units of the
-        ledger's ε.
-      replace: the sensitivity when one client's whole data changes: 2 for a sum of clipped vectors,
-        √2 for a sum of Gram matrices.
-      bands: of "correlated" noise: the number of rounds whose noise a release adds; see
-        `accounting.correlated.coefficients`.
-      power: of "correlated" noise.
-      unit: the protected unit. Accounts of different units are never composed.
-      silos: of unit "example", the minibatches of clients that protect examples in gradients: one
-        entry of the ledger is then a round of them all.
-
-    Raises:
-      ValueError: for an unknown kind or unit, sensitivities that are not positive or not finite, or
-        `replace` outside [zero_out, 2 zero_out] (zeroing is one replacement; replacing is two
-        zeroings).
+      silos: the minibatches of clients.
     """
 
-    kind: EventKind
-    zero_out: float = 1.0
-    replace: float = 2.0
-    bands: int = 1
-    power: float = 0.5
-    unit: Unit = "client"
+    unit: Unit = "example"
     silos: Silos | None = None
 
+    kind = "examples"
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.silos, dict):  # as read from a file
             lists = {
                 "counts": tuple(self.silos["counts"]),
                 "noise": tuple(map(tuple, self.silos["noise"])),
             }
             object.__setattr__(self, "silos", Silos(**(self.silos | lists)))
-        if self.kind not in _EVENTS:
-            raise ValueError(f"kind must be one of {', '.join(_EVENTS)}, got {self.kind!r}")
-        if self.unit not in UNITS:
-            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}")
-        for name, value in (("zero_out", self.zero_out), ("replace", self.replace)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
-        if not self.zero_out <= self.replace <= 2 * self.zero_out:
-            raise ValueError(
-                f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
-            )
-        if self.bands < 1:
-            raise ValueError(f"bands must be at least 1, got {self.bands}")
-        if not 0 < self.power <= 1:
-            raise ValueError(f"power must lie in (0, 1], got {self.power}")
-
-    def sensitivity(self, adjacency: Adjacency) -> float:
-        """Return `replace` or `zero_out`."""
-        return self.replace if adjacency == "replace" else self.zero_out
-
-    def charge(self, noise_multiplier: float) -> float:
-        """Return the ledger's noise entry: z, or the ε of sensitivity 1 for a pure release."""
-        if self.kind != "pure":
-            return noise_multiplier
-        return 1 / (self.zero_out * noise_multiplier) if noise_multiplier > 0 else math.inf
 
 
-GAUSSIAN = PrivacyEvent("gaussian")
+GAUSSIAN = Gaussian()
 """Release of a sum of clipped vectors with Gaussian noise."""
-EXAMPLE = PrivacyEvent("pure", zero_out=1.0, replace=1.0, unit="example")
+EXAMPLE = Pure(1.0, 1.0, unit="example")
 """Noise of a client on its own message, which protects each of its examples."""
-
-
-def check_delta(delta: float) -> None:
-    """Raise ValueError unless δ lies in (0, 1)."""
-    if not _between(math.ulp(0.0), delta, math.nextafter(1, 0)):
-        raise ValueError(f"delta must lie in (0, 1), got {delta!r}")
-
-
-def check_epsilon(epsilon: float) -> None:
-    """Raise ValueError unless ε has a size for which noise can be found."""
-    if not _between(1e-6, epsilon, 1e6):
-        raise ValueError(f"epsilon must lie in [1e-06, 1000000.0], got {epsilon!r}")
-
-
-def _between(least: float, value: Any, most: float) -> bool:
-    """Return whether a value is a number between others."""
-    try:
-        return bool(least <= value <= most)
-    except (TypeError, ValueError):
-        return False
-
-
-def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:
-    """Raise ValueError unless z has a usable size, or is an allowed 0."""
-    if zero and noise_multiplier == 0:
-        return
-    if not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
-        raise ValueError(
-            f"noise_multiplier must {'be 0 or ' if zero else ''}lie in "
-            f"[{SMALLEST_NOISE}, {LARGEST_NOISE}], got {noise_multiplier}"
-        )
-
-
-class Entry(NamedTuple):
-    """A group of rounds on the host: float64 z and p, and an exact count."""
-
-    noise_multiplier: float
-    sampling_rate: float
-    rounds: int
 
 
 class PrivacySpend(NamedTuple):

@@ -53,16 +53,13 @@ def limit_for(epsilon: float, delta: float, plan: Sequence[PrivacySpend] = ()) -
     return PrivacyLimit(epsilon, delta, rdp.INTEGER_ORDERS[place], float(largest[place]))
 
 
-def rdp_of(charges: Sequence[PrivacySpend], orders: Sequence[int]) -> np.ndarray:
+def rdp_of(charges: Sequence[PrivacySpend], orders: tuple[float, ...]) -> np.ndarray:
     """Compute RDP of charges with noise at some orders, (orders,), in float64 for zero-out."""
-    from fedjaxsim.privacy.accounting import heterogeneous  # slow to import
-
-    if any(one.event.kind == "correlated" for one in charges):
+    if any(one.event.of_whole_run for one in charges):
         raise ValueError(
             "correlated noise has no cost of single rounds, and no budget or selection"
         )
-    each = [heterogeneous.rdp_of(one, "zero_out", "joint_dp", orders) for one in charges]
-    return sum(each, np.zeros(len(orders)))
+    return composition.rdp_of(charges, "zero_out", orders)
 
 
 def odometer(limit: PrivacyLimit, charges: Sequence[PrivacySpend]) -> float:

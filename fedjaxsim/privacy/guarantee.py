@@ -29,6 +29,7 @@ from fedjaxsim.privacy.events import (
     Adjacency,
     Drawn,
     Entry,
+    Examples,
     PrivacyLimit,
     PrivacySpend,
     Status,
@@ -45,45 +46,18 @@ _FEW = 64
 
 
 def _certified(
-    charges: Sequence[PrivacySpend],
-    delta: float,
-    accountant: str | None,
-    adjacency: Adjacency,
-    view: View,
+    charges: Sequence[PrivacySpend], delta: float, accountant: str | None, adjacency: Adjacency
 ) -> tuple[float, str, Status]:
-    """Compute ε of charges that all have a guarantee, with the accountant's name and status.
-
-    For several charges ε is never below the ε of one of them alone: a bound on the whole holds for
-    its parts, but parts may have tighter accountants with other rounding.
-    """
-    if len(charges) == 1:
-        return _alone(charges[0], delta, accountant, adjacency, view)
-    from fedjaxsim.privacy.accounting import heterogeneous  # slow to import, rarely needed
-
-    names = heterogeneous.accountants(charges, adjacency) if accountant is None else (accountant,)
-    epsilon, name = min(
-        (heterogeneous.profile(charges, adjacency, view, name).epsilon(delta), name)
-        for name in names
-    )
-    if accountant is None:
-        parts = [_alone(charged, delta, None, adjacency, view)[0] for charged in charges]
-        epsilon = max(epsilon, *parts)
-    return epsilon, name, "upper_bound"
-
-
-def _alone(
-    charged: PrivacySpend, delta: float, accountant: str | None, adjacency: Adjacency, view: View
-) -> tuple[float, str, Status]:
-    found = composition.profiles(charged, adjacency, view, accountant)
+    """Compute ε of charges that all have a guarantee, with the accountant's name and status."""
+    found, status = composition.profiles(charges, adjacency, accountant)
     epsilon, name = min((profile.epsilon(delta), name) for name, profile in found.items())
-    return epsilon, name, composition.status(name, charged.entries, charged.scheme)
+    return epsilon, name, status
 
 
 def spent(
     charges: Sequence[PrivacySpend],
     delta: float,
     adjacency: Adjacency = "zero_out",
-    view: View = "joint_dp",
     accountant: str | None = None,
     limit: PrivacyLimit | None = None,
 ) -> float:
@@ -100,9 +74,7 @@ def spent(
         return filters.odometer(limit, costly)
     if limit is not None:
         return filters.epsilon(limit, costly, delta, adjacency)
-    if accountant is not None and not composition.covers(accountant, adjacency, view):
-        return math.inf
-    return _certified(costly, delta, accountant, adjacency, view)[0]
+    return _certified(costly, delta, accountant, adjacency)[0]
 
 
 def bound(
@@ -119,23 +91,17 @@ def bound(
         return math.inf
     if limit is not None:
         return filters.odometer(limit, costly)
-    from fedjaxsim.privacy.accounting import heterogeneous  # slow to import
-
-    each = [
-        heterogeneous.rdp_of(_on_grid(one), "zero_out", "joint_dp", rdp.ORDERS) for one in costly
-    ]
-    found = rdp.profile(sum(each, np.zeros(len(rdp.ORDERS))))
-    return with_failure(found, composition.any_overflow(costly)).epsilon(delta)
+    total = composition.rdp_of(list(map(_on_grid, costly)), "zero_out", rdp.ORDERS)
+    return with_failure(rdp.profile(total), composition.any_overflow(costly)).epsilon(delta)
 
 
 def _on_grid(charged: PrivacySpend) -> PrivacySpend:
     """Round a long schedule to costlier powers of 1.01, which stay cached as it grows."""
     if len(charged.entries) <= _FEW:
         return charged
-    costlier = math.ceil if charged.event.kind == "pure" else math.floor  # a pure entry is an ε
     rounds: Counter[tuple[float, float]] = Counter()
     for z, p, number in charged.entries:
-        rounds[1.01 ** costlier(math.log(z, 1.01)), p] += number
+        rounds[1.01 ** math.floor(math.log(z, 1.01)), p] += number
     return charged._replace(entries=tuple(Entry(*kind, n) for kind, n in rounds.items()))
 
 
@@ -144,7 +110,7 @@ def _costly(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
     return [
         charged
         for charged in charges
-        if charged.event.kind != "no_release" and (charged.entries or charged.overflowed)
+        if charged.event.releases and (charged.entries or charged.overflowed)
     ]
 
 
@@ -155,7 +121,7 @@ def _of_examples(
     epsilon, name, status = None, "none", "none"
     why = next(filter(None, map(no_guarantee, charges)), "")
     if not why:
-        epsilon, name, status = _certified(charges, delta, None, "replace", "released_sequence")
+        epsilon, name, status = _certified(charges, delta, None, "replace")
     return Guarantee(
         epsilon, delta, "replace", "released_sequence", charges[0].scheme.kind, name, status,
         (*OF_EXAMPLES, *assumed, SECRET_SEED, SIMULATION), why, "example",
@@ -175,7 +141,7 @@ def _of_silos(
         lacks = why or ("" if math.isfinite(epsilon) else "no ε is certified for some client")
         return Guarantee(
             None if lacks else epsilon, float(examples.delta[worst]), adjacency,
-            "released_sequence", "poisson", "none" if lacks else "rdp",
+            "released_sequence", "poisson", "none" if lacks else "pld",
             "none" if lacks else "upper_bound", sentences, lacks, "example",
         )  # fmt: skip
 
@@ -197,8 +163,7 @@ def report(
     Args:
       charges: the rounds of one run, of one or of several kinds; `ledger.charged` gives them.
       delta: the total δ in (0, 1), overflow of cohorts included.
-      accountant: one by name, for the adjacencies and views it covers; by default the tightest
-        sound one for each.
+      accountant: "pld" or "rdp"; by default the tightest sound one.
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
       limit: the budget that the run kept: the guarantees are then the budget's, whatever is left.
@@ -214,7 +179,7 @@ def report(
         each for each in charges if each.event.unit == "example" and each in _costly(charges)
     ]
     charges = [each for each in charges if each.event.unit == "client"]
-    released = [charged for charged in charges if charged.event.kind != "no_release"]
+    released = [charged for charged in charges if charged.event.releases]
     if accountant is not None:
         for charged in released:
             composition.require_match(accountant, charged.scheme, charged.event)
@@ -238,18 +203,13 @@ def report(
             epsilon = filters.epsilon(limit, costly, delta, adjacency)
             name, status = "rdp_filter", "upper_bound"
         elif not why:
-            epsilon, name, status = _certified(costly, delta, accountant, adjacency, view)
+            epsilon, name, status = _certified(costly, delta, accountant, adjacency)
         if epsilon is not None and math.isinf(epsilon):
-            epsilon, status, why = None, "none", not_certified(costly, delta)
+            epsilon, status, why = None, "none", not_certified(delta)
         return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)
 
-    found = tuple(
-        guarantee(adjacency, view)
-        for adjacency in ADJACENCIES
-        for view in VIEWS
-        if accountant is None or composition.covers(accountant, adjacency, view)
-    )
-    of_silos = [each for each in examples if each.event.silos is not None]
+    found = tuple(guarantee(adjacency, view) for adjacency in ADJACENCIES for view in VIEWS)
+    of_silos = [each for each in examples if isinstance(each.event, Examples)]
     silos = epsilons(of_silos, minibatches=minibatches) if of_silos else None
     if silos is not None:
         found += _of_silos(silos, of_silos, assumed)

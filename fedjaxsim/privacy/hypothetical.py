@@ -96,7 +96,7 @@ def resolve(cohorts: Cohorts, delta: float = 0.1) -> ResolvedCohorts:
     if p is None:
         raise ValueError("sampling_rate must be given for poisson sampling, got none")
     if capacity == m:
-        assumed += ("Cohorts have room for all clients, so no overflow is charged to δ.",)
+        assumed += ("Cohorts have room for all clients.",)
     return ResolvedCohorts(SamplingScheme(kind, m, capacity), p, assumed)
 
 
@@ -144,6 +144,6 @@ def report(
     """Compute `guarantee.report` of a hypothetical run, naming the values filled in."""
     from fedjaxsim.privacy import guarantee
 
-    entries = budget.entries(noise_multiplier, cohorts.sampling_rate, rounds, GAUSSIAN)
+    entries = budget.entries(noise_multiplier, cohorts.sampling_rate, rounds)
     charged = PrivacySpend(cohorts.scheme, GAUSSIAN, entries)
     return guarantee.report([charged], delta, accountant).assuming(cohorts.assumed)

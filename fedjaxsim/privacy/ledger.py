@@ -123,7 +123,7 @@ def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Char
 
 def _in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
     """Return whether the cost of rounds depends on their order."""
-    return scheme.kind in ("capped", "groups") or event.kind == "correlated"
+    return scheme.kind in ("capped", "groups") or event.of_whole_run
 
 
 def key_digest(key: jax.Array) -> jax.Array:

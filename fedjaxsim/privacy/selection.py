@@ -101,7 +101,7 @@ class Poisson:
         ρ'(λ) = ρ(λ) + E[K] δ̂ + log E[K]/(λ − 1), with one run (log(1 + 1/(λ − 1)), δ̂)-DP.
         """
         alphas = np.asarray(orders, np.float64)
-        slack = [rdp.delta(one, math.log1p(1 / (order - 1)), orders) for order in alphas]
+        slack = [rdp.delta(one, math.log1p(1 / (order - 1)), tuple(orders)) for order in alphas]
         return one + self.mean * np.array(slack) + math.log(self.mean) / (alphas - 1)
 
 

@@ -1,12 +1,10 @@
 """ε of single examples, for each client that protects its own in its gradients.
 
-A client's minibatches are Poisson-subsampled Gaussian releases of its rows: rate q = min(1, b/n), G
-gradients of one minibatch together a release with noise multiplier z/√G. By RDP, which takes
-milliseconds for a client, where the privacy loss distribution takes a second.
+G gradients of one minibatch together are a release with noise multiplier z/√G; see
+`accounting.examples`.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,18 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjaxsim.privacy.accounting import composition, rdp
-from fedjaxsim.privacy.accounting.profile import Profile, smaller, smallest, with_failure
+from fedjaxsim.privacy.accounting import examples
+from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.events import (
-    ADJACENCIES,
-    GAUSSIAN,
-    Adjacency,
-    Entry,
-    PrivacySpend,
-    SamplingScheme,
-    Silos,
-)
+from fedjaxsim.privacy.events import ADJACENCIES, Adjacency, Silos
 
 
 def round_up(value: float) -> float:
@@ -68,23 +58,8 @@ class ExampleEpsilons:
         return lines
 
 
-def rate_of(size: int, count: int) -> float:
-    """Return q = min(1, b/n) as drawn, or two float32 above where division may round."""
-    rate = np.float32(min(1.0, np.float32(size) / np.float32(count)))
-    for _ in range(2):
-        rate = np.nextafter(rate, np.float32(1))
-    return float(rate) if size < count else 1.0
-
-
-def scheme_of(silos: Silos, count: int) -> SamplingScheme:
-    """Return the sampling of a client's minibatches from its `count` rows."""
-    if silos.size >= count:
-        return SamplingScheme("full", count, count)
-    return SamplingScheme("poisson", count, min(count, silos.capacity))
-
-
 def epsilons(
-    charges: Sequence[PrivacySpend],
+    charges: Sequence[Any],
     minibatches: Sequence[int] | None = None,
 ) -> ExampleEpsilons:
     """Compute ε of every client.
@@ -101,9 +76,9 @@ def epsilons(
     results: dict[Adjacency, list[float]] = {"zero_out": [], "replace": []}
     for client, own in enumerate(deltas.tolist()):
         taken = None if minibatches is None else int(minibatches[client])
-        spent = tuple(_releases(charges, client, taken))
+        spent = _taken(charges, client, taken)
         for adjacency, values in results.items():
-            values.append(epsilon_of(spent, own, adjacency))
+            values.append(examples.profile(spent, adjacency).epsilon(own))
     return ExampleEpsilons(counts, deltas, *map(np.array, results.values()))
 
 
@@ -112,10 +87,8 @@ def delta_of(silos: Silos, count: int) -> float:
     return default_delta(max(1, count)) if silos.delta is None else silos.delta
 
 
-def _releases(
-    charges: Sequence[PrivacySpend], client: int, taken: int | None
-) -> list[tuple[SamplingScheme, Entry]]:
-    """Return the releases of a client with `taken` minibatches, if known."""
+def _taken(charges: Sequence[Any], client: int, taken: int | None) -> tuple[Minibatches, ...]:
+    """Return the minibatches of a client, `taken` in number, if known."""
     found = []
     single = len(charges) == 1 and len(charges[0].entries) == 1
     for charged in charges:
@@ -127,59 +100,6 @@ def _releases(
                 number = min(number, taken)
             z_k = float(np.float32(dict(silos.noise).get(count, 0.0))) if silos.noise else z
             if number and count:
-                entry = Entry(z_k / math.sqrt(silos.gradients), rate_of(silos.size, count), number)
-                found.append((scheme_of(silos, count), entry))
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def epsilon_of(
-    releases: tuple[tuple[SamplingScheme, Entry], ...], delta: float, adjacency: Adjacency
-) -> float:
-    """Compute ε of one client's releases of its rows; inf without noise."""
-    if any(entry.noise_multiplier <= 0 for _, entry in releases):
-        return math.inf
-    if not releases:
-        return 0.0
-    if all(scheme.kind == "full" for scheme, _ in releases):
-        entries = [entry for _, entry in releases]
-        scheme, view = releases[0][0], "released_sequence"
-        return composition.profile(entries, scheme, GAUSSIAN, adjacency, view, "gaussian").epsilon(
-            delta
-        )
-    failure = math.fsum(
-        composition.overflow_probability([entry], scheme) for scheme, entry in releases
-    )
-    entries = [entry for _, entry in releases]
-    return with_failure(_profile(entries, adjacency), failure).epsilon(delta)
-
-
-def _profile(entries: Sequence[Entry], adjacency: Adjacency) -> Profile:
-    """Return the privacy profile by RDP.
-
-    A replacement is a removal and an addition. With N the run without the example, the weak
-    triangle inequality of Rényi divergences (Mironov 2017, Proposition 11, p = q = 2) gives
-    D_α(P‖Q) ≤ (α − 1/2)/(α − 1) D_2α(P‖N) + D_{2α−1}(N‖Q), and that of (ε, δ) gives
-    (2ε, (1 + e^ε) δ); the better one counts.
-    """
-    once = rdp.profile(rdp.compose(entries))
-    if adjacency == "zero_out":
-        return once
-
-    def twice(epsilon):
-        return min(1.0, (1 + math.exp(min(epsilon / 2, 700.0))) * once.delta(epsilon / 2))
-
-    def below(target):
-        high = 1.0
-        while twice(high) > target:
-            high *= 2
-            if high > 1e6:
-                return math.inf
-        return smallest(twice, target, high)
-
-    orders = rdp.INTEGER_ORDERS[:-2]
-    alphas = np.array(orders, np.float64)
-    to_none = rdp.compose(entries, 1.0, [2 * order for order in orders])
-    from_none = rdp.compose(entries, 1.0, [2 * order - 1 for order in orders])
-    triangle = rdp.profile((alphas - 0.5) / (alphas - 1) * to_none + from_none, orders)
-    return smaller(triangle, Profile(twice, below))
+                z_k /= math.sqrt(silos.gradients)
+                found.append(Minibatches(count, silos.size, number, z_k, silos.capacity))
+    return tuple(found)

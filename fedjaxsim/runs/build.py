@@ -133,7 +133,7 @@ class Experiment:
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
-        silent = self.simulation.mechanism.event.kind == "no_release"
+        silent = not self.simulation.mechanism.event.releases
         if silent and self.simulation.setup.examples is None:
             return ()
         key = jax.random.key(self.config.seed, impl="threefry2x32")

@@ -28,7 +28,7 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
       clients that answer in a round.
     """
     hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
-    sends = simulation.mechanism.event.kind != "no_release"
+    sends = simulation.mechanism.event.releases
     state = jax.eval_shape(simulation.program.init, key, hparams)
     size, sampler = simulation.algorithm.message_bytes or bytes_of, simulation.sampling
     return {

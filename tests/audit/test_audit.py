@@ -23,7 +23,7 @@ from fedjaxsim.engine import program
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.events import Entry, PrivacyEvent
+from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacySpend
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.wishart import wishart
@@ -164,10 +164,8 @@ def test_the_score_is_the_log_likelihood_ratio():
 @pytest.fixture(scope="module")
 def stated_by_poisson():
     scheme = poisson(0.1).for_clients(100).scheme
-    entries = [Entry(0.6, 0.1, 20)]
-    return composition.profile(
-        entries, scheme, PrivacyEvent("gaussian"), "zero_out", "joint_dp", "pld"
-    ).epsilon
+    charges = [PrivacySpend(scheme, GAUSSIAN, (Entry(0.6, 0.1, 20),))]
+    return composition.profile(charges, "zero_out").epsilon
 
 
 def test_a_sound_mechanism_is_not_accused_at_full_participation(bench):

@@ -255,7 +255,7 @@ def test_a_file_without_permission_is_refused(answer, tmp_path, kind):
 _PRIVACY = st.sampled_from(["epsilon", "noise", "rounds", "rate", "tradeoff"])
 _PRIVACY_WORDS = (
     "noise-multiplier rounds delta sampling-rate clients capacity max-participations epsilon "
-    "sampling accountant adjacency view out "
+    "sampling accountant adjacency out "
 )
 _PRIVACY_FLAGS = st.sampled_from(_PRIVACY_WORDS.split())
 

@@ -66,13 +66,11 @@ def test_what_was_assumed_is_said_and_changes_nothing(ask, ask_json):
     plan = "privacy epsilon --sampling-rate 0.1 --noise-multiplier 2 --rounds 100 --delta 1e-5"
     text = ask(plan)
     assert "The number of clients was not given: 10000 stand for any" in text
-    assert "so no overflow is charged to δ" in text
+    assert "Cohorts have room for all clients" in text
     alone, known = ask_json(plan), ask_json(f"{plan} --clients 100")
     assert only(alone, "zero_out")["epsilon"] == only(known, "zero_out")["epsilon"]
     assert "was not given" not in ask(f"{plan} --clients 100")
-    # P(Bin(100, 0.1) > 25) is about 3e-6 a round, so 100 rounds leave nothing of δ.
-    assert only(ask_json(f"{plan} --clients 100 --capacity 25"), "zero_out")["epsilon"] is None
-    capped = only(ask_json(f"{plan} --clients 100 --capacity 36"), "zero_out")
+    capped = only(ask_json(f"{plan} --clients 100 --capacity 20"), "zero_out")
     assert capped["epsilon"] > only(known, "zero_out")["epsilon"]
 
 
@@ -90,12 +88,10 @@ def test_the_share_alone_decides_under_fixed_size_sampling(ask_json):
     assert zero_out <= only(sizes, "zero_out")["epsilon"]
 
 
-def test_one_accountant_by_name(ask, ask_json):
+def test_one_accountant_by_name(ask_json):
     nested = ask_json(f"privacy epsilon {PLAN} --accountant rdp")
-    assert list(nested) == ["zero_out", "assumed"]
     assert list(nested["zero_out"]["joint_dp"]) == ["rdp"]
     assert nested["zero_out"]["joint_dp"]["rdp"]["epsilon"] > 4.841
-    assert " ε ≈ " in ask(f"privacy epsilon {PLAN} --accountant clt")
 
 
 def test_without_noise_epsilon_is_null(ask, ask_json):
@@ -208,7 +204,6 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
         ("epsilon --sampling fixed --clients 205", "4/205"),
         ("noise --epsilon 0", "epsilon"),
         ("noise --epsilon 1e-12", "epsilon"),
-        ("noise --epsilon 1 --clients 10 --capacity 1", "capacity"),
         ("rounds --epsilon inf", "epsilon"),
         ("rounds --epsilon 1 --noise-multiplier 0", "noise-multiplier"),
         ("rounds --epsilon 1 --noise-multiplier 1e13", "noise-multiplier"),

@@ -7,7 +7,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.privacy import selection
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, Entry, Gaussian, PrivacySpend, SamplingScheme
 
 DATA = [
     "--data",
@@ -87,7 +87,7 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     guarantee, selected = files(out, "guarantee", "selection")
     one = [
         PrivacySpend(SamplingScheme("full", 6, 6), GAUSSIAN, (Entry(4.0, 1.0, 3),)),
-        PrivacySpend(SamplingScheme("full", 6, 6), PrivacyEvent("gaussian"), (Entry(3.0, 1.0, 1),)),
+        PrivacySpend(SamplingScheme("full", 6, 6), Gaussian(), (Entry(3.0, 1.0, 1),)),
     ]
     price = selection.epsilon(selection.parse("geometric:2"), [one], 1e-3)
     assert guarantee["zero_out"]["joint_dp"]["rdp_selection"]["epsilon"] == pytest.approx(price)

@@ -13,7 +13,7 @@ from problems import same
 
 from fedjaxsim.engine.checkpoint import KEPT, CheckpointFolder
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, SamplingScheme
 
 
 class State(NamedTuple):
@@ -28,7 +28,7 @@ class State(NamedTuple):
 def state(seed: int) -> State:
     key = jax.random.key(seed)
     weights = {"w": jax.random.normal(key, (3, 2)), "b": jnp.full((2,), 1.5, jnp.bfloat16)}
-    account = ledger.no_charges(SamplingScheme("full", 3, 3), PrivacyEvent("gaussian"), 2)
+    account = ledger.no_charges(SamplingScheme("full", 3, 3), Gaussian(), 2)
     charges = ledger.charge(account, 1.5, 0.25, 0)
     return State(jnp.int32(seed), weights, charges, key, jnp.zeros((0, 4)))
 

@@ -1,49 +1,81 @@
-"""Scopes of accountants, the profile of failure, and cohorts of a fixed size."""
+"""Which rounds cost what, together: closed forms, references, and a mechanism of one's own."""
 
+import dataclasses
+import functools
+import itertools
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from plans import charged, poisson, profile_of
 from scipy.stats import binom
 
-from fedjaxsim.privacy.accounting import composition, gaussian, mixture
-from fedjaxsim.privacy.accounting.composition import require_match
-from fedjaxsim.privacy.accounting.profile import with_failure
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.accounting import composition, gaussian
+from fedjaxsim.privacy.accounting.profile import largest_of, of_pairs, with_failure
+from fedjaxsim.privacy.events import (
+    ADJACENCIES,
+    GAUSSIAN,
+    Correlated,
+    Entry,
+    Gaussian,
+    NoRelease,
+    PrivacyEvent,
+    Pure,
+    SamplingScheme,
+    Unprotected,
+    event_from,
+)
 
-GAUSSIAN = PrivacyEvent("gaussian")
-PURE = PrivacyEvent("pure")
+PURE = Pure()
 POISSON = SamplingScheme("poisson", 205, 205)
 FIXED = SamplingScheme("fixed", 205, 100)
 CAPPED = SamplingScheme("capped", 205, 100, max_participations=5)
 EVERYONE = SamplingScheme("full", 205, 205)
+DELTA = 1e-5
 
 
-@pytest.mark.parametrize(
-    ("accountant", "scheme", "event", "allowed"),
-    [
-        ("pld", FIXED, GAUSSIAN, "mixture"),
-        ("rdp", EVERYONE, GAUSSIAN, "gaussian"),
-        ("gaussian", POISSON, GAUSSIAN, "pld or rdp"),
-        ("mixture", POISSON, GAUSSIAN, "pld"),
-        ("pld", POISSON, PrivacyEvent("no_release"), "no ε is known"),
-        ("gaussian", EVERYONE, PrivacyEvent("unprotected"), "no ε is known"),
-        ("rdp_without_replacement", POISSON, GAUSSIAN, "pld"),
-        ("randomized_response", EVERYONE, GAUSSIAN, "gaussian"),
-        ("pld", POISSON, PURE, "randomized_response"),
-        ("clt", FIXED, GAUSSIAN, "mixture"),
-    ],
-)
-def test_a_mismatch_names_both_and_what_is_allowed(accountant, scheme, event, allowed):
-    with pytest.raises(ValueError, match=allowed) as error:
-        require_match(accountant, scheme, event)
-    assert accountant in str(error.value)
-    assert scheme.kind in str(error.value)
+@dataclasses.dataclass(frozen=True)
+class OwnLaplace(PrivacyEvent):
+    """Laplace noise of scale z on a number in [0, 1], by dp_accounting; replacing is unknown."""
+
+    def losses(self, entry, adjacency, interval):
+        if adjacency == "replace":
+            return None
+        return privacy_loss_distribution.from_laplace_mechanism(
+            entry.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=entry.sampling_rate,
+        )
 
 
-def test_an_unknown_accountant_is_refused():
-    with pytest.raises(ValueError, match="accountant"):
-        require_match("moments", POISSON, GAUSSIAN)
+def test_an_own_mechanism_is_priced_by_its_losses_and_not_as_any_pure_release():
+    plan = charged(EVERYONE, OwnLaplace(), (1.0, 1.0, 30))
+    found = profile_of(plan).epsilon(DELTA)
+    alone = privacy_loss_distribution.from_laplace_mechanism(1.0).self_compose(30)
+    assert found == pytest.approx(alone.get_epsilon_for_delta(DELTA), rel=1e-6)
+    any_pure = profile_of(charged(EVERYONE, PURE, (1.0, 1.0, 30))).epsilon(DELTA)
+    assert found < 0.9 * any_pure
+    # Without losses of a replacement it is two zeroings.
+    assert profile_of(plan, adjacency="replace").epsilon(DELTA) == pytest.approx(
+        of_pairs(profile_of(plan)).epsilon(DELTA)
+    )
+    sampled = charged(POISSON, OwnLaplace(), (1.0, 0.1, 30))
+    assert profile_of(sampled).epsilon(DELTA) < 0.5 * found
+    # It composes with others, and RDP, which it does not know, certifies nothing.
+    both = profile_of(plan, charged(EVERYONE, GAUSSIAN, (5.0, 1.0, 3))).epsilon(DELTA)
+    assert found < both < found + gaussian.epsilon(DELTA / 2, math.sqrt(3) / 5) + 0.1
+    assert profile_of(plan, accountant="rdp").epsilon(DELTA) == math.inf
+
+
+def test_unknown_accountants_and_correlated_noise_under_sampling_are_refused():
+    with pytest.raises(ValueError, match="pld or rdp"):
+        composition.require_match("moments", POISSON, GAUSSIAN)
+    with pytest.raises(ValueError, match="full or groups"):
+        composition.require_match(None, POISSON, Correlated(bands=2))
+    composition.require_match("rdp", EVERYONE, Correlated(bands=2))
 
 
 @pytest.mark.parametrize(
@@ -84,15 +116,24 @@ def test_schemes_are_validated(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "laplace"}, "kind"),
-        ({"kind": "gaussian", "zero_out": 0.0}, "zero_out"),
-        ({"kind": "gaussian", "replace": math.inf}, "replace"),
-        ({"kind": "gaussian", "replace": 2.5}, "replace"),
+        ({"unit": "row"}, "unit"),
+        ({"zero_out": 0.0}, "zero_out"),
+        ({"replace": math.inf}, "replace"),
+        ({"replace": 2.5}, "replace"),
     ],
 )
 def test_events_are_validated(arguments, message):
     with pytest.raises(ValueError, match=message):
-        PrivacyEvent(**arguments)
+        Gaussian(**arguments)
+
+
+def test_events_are_written_and_read():
+    for event in (GAUSSIAN, PURE, Correlated(bands=3), NoRelease(), Unprotected(), OwnLaplace()):
+        assert event_from(event.to_dict()) == event
+    with pytest.raises(ValueError, match="import the module"):
+        event_from({"kind": "staircase"})
+    with pytest.raises(ValueError, match="other fields"):
+        event_from({"kind": "pure", "bands": 3})
 
 
 def test_overflow_is_a_union_bound_over_rounds():
@@ -123,125 +164,181 @@ def test_a_failure_that_no_epsilon_can_carry_is_not_certified():
     assert with_failure(gaussian.profile(3.0), 1e-13).epsilon(1e-5) < math.inf
 
 
+def test_two_steps_between_neighbours_are_group_privacy():
+    # μ-GDP between neighbours is 2μ-GDP between theirs; the general bound is above it.
+    one, both = gaussian.profile(0.4), gaussian.profile(0.8)
+    pairs = of_pairs(one)
+    for delta in (1e-3, 1e-9):
+        epsilon = pairs.epsilon(delta)
+        assert both.epsilon(delta) < epsilon < 1.2 * both.epsilon(delta)
+        assert pairs.delta(epsilon) == pytest.approx(delta, rel=1e-6)
+        assert one.delta(epsilon / 2) * (1 + math.exp(epsilon / 2)) == pytest.approx(delta)
+
+
+def test_what_holds_for_all_is_the_largest_delta_at_one_epsilon():
+    found = largest_of([gaussian.profile(0.4), gaussian.profile(1.0)])
+    assert found.delta(1.0) == gaussian.delta(1.0, 1.0)
+    assert found.epsilon(1e-5) == gaussian.epsilon(1e-5, 1.0)
+    assert largest_of([]).epsilon(1e-5) == 0
+
+
 @pytest.mark.parametrize(
-    ("fraction", "z", "rounds", "delta", "sensitivity", "expected"),
+    ("q", "m", "z", "rounds", "delta", "sensitivity", "expected"),
     [
-        (100 / 205, 25.0, 1000, 1 / 205, 1, 2.214),
-        (100 / 205, 25.0, 1000, 1 / 205, 2, 5.526),
-        (0.02, 10.0, 2000, 1e-4, 1, 2.308),
+        (100, 205, 25.0, 1000, 1 / 205, 1, 2.214),
+        (100, 205, 25.0, 1000, 1 / 205, 2, 5.526),
+        (20, 1000, 10.0, 2000, 1e-4, 1, 2.308),
     ],
 )
-def test_fixed_size_reference_values(fraction, z, rounds, delta, sensitivity, expected):
-    profile = mixture.profile([Entry(z, fraction, rounds)], fraction, sensitivity)
-    assert profile.epsilon(delta) == pytest.approx(expected, abs=6e-4)
+def test_cohorts_of_a_fixed_size_are_the_mean_over_participations(
+    q, m, z, rounds, delta, sensitivity, expected
+):
+    # The others know how often a client took part: δ(ε) = E_k δ_Gauss(ε; s √k / z).
+    adjacency = ADJACENCIES[sensitivity - 1]
+    plan = charged(SamplingScheme("fixed", m, q), GAUSSIAN, (z, q / m, rounds))
+    found = profile_of(plan, adjacency=adjacency).epsilon(delta)
+    assert found == pytest.approx(expected, abs=6e-4)
+    k = np.arange(1, rounds + 1)
+    exact = binom.pmf(k, rounds, q / m) @ np.exp(
+        gaussian.log_delta(found, sensitivity * np.sqrt(k) / z)
+    )
+    assert delta * (1 - 1e-3) <= exact <= delta
 
 
-def test_fixed_size_is_the_mean_over_participations():
-    entries, fraction = [Entry(2.0, 0.3, 6)], 0.3
-    for epsilon in (0.0, 0.5, 3.0):
-        expected = sum(
-            binom.pmf(k, 6, fraction) * gaussian.delta(epsilon, 2 * math.sqrt(k) / 2.0)
-            for k in range(1, 7)
-        )
-        assert mixture.profile(entries, fraction, 2).delta(epsilon) == pytest.approx(expected)
-
-
-def test_fixed_size_of_the_whole_population_is_full_participation():
-    profile = mixture.profile([Entry(5.0, 1.0, 40)], 1.0, 1)
-    assert profile.epsilon(1e-5) == pytest.approx(gaussian.epsilon(1e-5, math.sqrt(40) / 5))
-
-
-def test_fixed_size_with_several_noise_levels_is_a_close_upper_bound():
-    z, other, fraction = 2.0, 3.0, 0.4
-    entries = [Entry(z, fraction, 5), Entry(other, fraction, 4)]
-    profile = mixture.profile(entries, fraction, 1)
+def test_fixed_cohorts_with_several_noise_levels_are_the_mean_over_both():
+    plan = charged(SamplingScheme("fixed", 10, 4), GAUSSIAN, (2.0, 0.4, 5), (3.0, 0.4, 4))
     for epsilon in (0.1, 1.0, 3.0):
-        expected = sum(
-            binom.pmf(j, 5, fraction)
-            * binom.pmf(k, 4, fraction)
-            * gaussian.delta(epsilon, math.sqrt(j / z**2 + k / other**2))
-            for j in range(6)
-            for k in range(5)
+        exact = sum(
+            binom.pmf(j, 5, 0.4)
+            * binom.pmf(k, 4, 0.4)
+            * gaussian.delta(epsilon, math.sqrt(j / 4 + k / 9))
+            for j, k in itertools.product(range(6), range(5))
         )
-        assert expected * (1 - 1e-9) <= profile.delta(epsilon) <= expected * (1 + 1e-3)
+        assert exact <= profile_of(plan).delta(epsilon) <= exact * (1 + 1e-3)
+
+
+def naive_truncation(m, p, capacity):
+    """Weight and chance of a client to be in, by what the others know, cohort by cohort."""
+    weights = {}
+    for others in range(m):
+        for drawn, of_client in ((0, 1 - p), (1, p)):
+            weight = binom.pmf(others, m - 1, p) * of_client
+            size = others + drawn
+            kept = drawn * min(1.0, capacity / max(size, 1))
+            for inside, chance in ((1, kept), (0, 1 - kept)):
+                if weight * chance == 0:
+                    continue
+                seen = min(size, capacity) - inside
+                weights.setdefault(seen, [0.0, 0.0])[inside] += weight * chance
+    return weights
+
+
+@pytest.mark.parametrize(("m", "p", "capacity"), [(6, 0.3, 2), (5, 0.5, 4), (6, 0.4, 1), (4, 1, 3)])
+def test_what_others_know_of_a_client_in_truncated_cohorts(m, p, capacity):
+    known = SamplingScheme("poisson", m, capacity).inclusions(p)
+    assert math.fsum(weight for weight, _ in known) == pytest.approx(1)
+    naive = naive_truncation(m, p, capacity).items()
+    expected = {seen: (sum(both), both[1] / sum(both)) for seen, both in naive}
+    below = [v for seen, v in expected.items() if seen < capacity - 1 and v[0] > 0]
+    assert all(chance == pytest.approx(p) for _, chance in below)
+    assert known[0][0] == pytest.approx(math.fsum(weight for weight, _ in below))
+    assert known[1] == pytest.approx(expected[capacity - 1])
+    assert known[2] == pytest.approx(expected[capacity])
+    assert known[2][1] == 0
+
+
+def test_cohorts_over_capacity_cost_little_if_they_are_rare():
+    # m = 1,000, p = 0.01: a cohort above 25 comes once in 10⁵ rounds. dp_accounting counts the
+    # others that a client pushes out, too: an upper bound.
+    rounds, z, delta = 128, 1.0, 1e-6
+    [tight, roomy] = [
+        profile_of(charged(SamplingScheme("poisson", 1000, b), GAUSSIAN, (z, 0.01, rounds)))
+        for b in (25, 1000)
+    ]
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 25, z)
+    accountant.compose(event, rounds)
+    bound = accountant.get_epsilon(delta)
+    assert roomy.epsilon(delta) < tight.epsilon(delta) < min(bound, 1.01 * roomy.epsilon(delta))
+    # In cohorts that are always full sampling is of a fixed size.
+    full = SamplingScheme("poisson", 50, 5)
+    fixed = profile_of(charged(SamplingScheme("fixed", 50, 5), GAUSSIAN, (z, 0.1, 9)))
+    assert profile_of(charged(full, GAUSSIAN, (z, 1.0, 9))).epsilon(delta) == pytest.approx(
+        fixed.epsilon(delta), rel=1e-6
+    )
 
 
 def test_a_capped_client_may_meet_the_costliest_rounds():
     entries = [Entry(4.0, 0.1, 10), Entry(1.0, 0.1, 2), Entry(2.0, 0.1, 1)]
     capped = SamplingScheme("capped", 205, 100, max_participations=4)
-    # Least noise first, but the largest ε first where the entries hold ε.
-    assert composition.met_by_one_client(entries, capped, GAUSSIAN) == [
-        Entry(1.0, 0.1, 2),
-        Entry(2.0, 0.1, 1),
-        Entry(4.0, 0.1, 1),
-    ]
-    assert composition.met_by_one_client(entries, capped, PURE) == [Entry(4.0, 0.1, 4)]
-    assert composition.met_by_one_client(entries, POISSON, GAUSSIAN) == entries
-    profile = composition.profile(
-        [Entry(3.0, 100 / 205, 1000)], CAPPED, GAUSSIAN, "replace", "joint_dp", "gaussian"
-    )
-    assert profile.epsilon(1e-5) == gaussian.epsilon(1e-5, 2 * math.sqrt(5) / 3)
-
-
-def test_poisson_sampling_at_rate_one_is_full_participation_if_all_fit():
-    full, part = [Entry(1.0, 1.0, 3)], [Entry(1.0, 1.0, 3), Entry(1.0, 0.5, 1)]
-    assert composition.effective_scheme(full, POISSON) == EVERYONE
-    assert composition.effective_scheme(part, POISSON) is POISSON
-    tight = SamplingScheme("poisson", 205, 204)
-    assert composition.effective_scheme(full, tight) is tight
+    # Least noise first.
+    costliest = [Entry(1.0, 0.1, 2), Entry(2.0, 0.1, 1), Entry(4.0, 0.1, 1)]
+    assert GAUSSIAN.met(entries, capped) == PURE.met(entries, capped) == costliest
+    assert GAUSSIAN.met(entries, POISSON) == entries
+    found = profile_of(charged(CAPPED, GAUSSIAN, (3.0, 100 / 205, 1000)), adjacency="replace")
+    assert found.epsilon(1e-5) == gaussian.epsilon(1e-5, 2 * math.sqrt(5) / 3)
 
 
 def test_no_noise_has_no_profile():
-    profile = composition.profile(
-        [Entry(0.0, 0.5, 1)], POISSON, GAUSSIAN, "zero_out", "joint_dp", "pld"
+    assert poisson((0.0, 0.5, 1)).epsilon(0.5) == math.inf
+    assert poisson((0.0, 0.5, 1)).delta(10.0) == 1
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_full_participation_composes_exactly_under_any_scheme(adjacency):
+    mu = (2 if adjacency == "replace" else 1) * math.sqrt(10 / 16 + 5 / 25 + 5 / 9)
+    plan = [
+        charged(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)),
+        charged(POISSON, GAUSSIAN, (5.0, 1.0, 5)),
+        charged(CAPPED, GAUSSIAN, (3.0, 0.1, 20)),  # five of them are met
+    ]
+    assert composition.exact_mu(plan, adjacency) == pytest.approx(mu)
+    found, status = composition.profiles(plan, adjacency)
+    assert found["gaussian"].epsilon(DELTA) == pytest.approx(gaussian.epsilon(DELTA, mu))
+    assert (list(found), status) == (["gaussian"], "upper_bound")
+    assert composition.profiles(plan[:2], adjacency)[1] == "exact"
+
+
+@functools.cache
+def all_kinds():
+    gram = Gaussian(replace=math.sqrt(2))
+    return (
+        charged(EVERYONE, GAUSSIAN, (20.0, 1.0, 10)),
+        charged(POISSON, gram, (2.0, 0.05, 100), (3.0, 0.05, 10)),
+        charged(SamplingScheme("fixed", 205, 20), GAUSSIAN, (8.0, 20 / 205, 40)),
+        charged(EVERYONE, PURE, (50.0, 1.0, 5)),
+        charged(POISSON, PURE, (5.0, 0.1, 20)),
     )
-    assert profile.epsilon(0.5) == math.inf
-    assert profile.delta(10.0) == 1
 
 
-def test_replacing_needs_an_accountant_that_knows_it():
-    with pytest.raises(ValueError, match="'rdp'"):
-        composition.profile([Entry(1.0, 0.5, 1)], POISSON, GAUSSIAN, "replace", "joint_dp", "rdp")
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_both_accountants_are_bounds_of_all_kinds_and_the_tight_one_is_the_smaller(adjacency):
+    plan = all_kinds()
+    tight = profile_of(*plan, adjacency=adjacency).epsilon(DELTA)
+    loose = profile_of(*plan, adjacency=adjacency, accountant="rdp").epsilon(DELTA)
+    assert tight < loose < 1.35 * tight
+    backwards = profile_of(*plan[::-1], adjacency=adjacency).epsilon(DELTA)
+    assert backwards == pytest.approx(tight, rel=1e-6)
+    for left_out in range(len(plan)):
+        others = plan[:left_out] + plan[left_out + 1 :]
+        assert profile_of(*others, adjacency=adjacency).epsilon(DELTA) < tight
 
 
-def test_fixed_size_cohorts_are_not_amplified_for_those_who_know_who_took_part():
-    with pytest.raises(ValueError, match=r"released_sequence.*'zero_out'"):
-        composition.profile(
-            [Entry(1.0, 100 / 205, 1)],
-            FIXED,
-            GAUSSIAN,
-            "zero_out",
-            "joint_dp",
-            "rdp_without_replacement",
-        )
-
-
-def test_exact_is_said_of_exact_numbers_only():
-    one, two = [Entry(1.0, 1.0, 3)], [Entry(1.0, 1.0, 3), Entry(2.0, 1.0, 1)]
-    assert composition.status("gaussian", two, EVERYONE) == "exact"
-    assert composition.status("gaussian", one, CAPPED) == "upper_bound"
-    assert composition.status("mixture", one, FIXED) == "exact"
-    assert composition.status("mixture", two, FIXED) == "upper_bound"
-    assert composition.status("pld", one, POISSON) == "upper_bound"
-
-
-def test_an_approximation_is_never_chosen_by_default():
-    for scheme in (POISSON, FIXED, CAPPED, EVERYONE):
-        for event in (GAUSSIAN, PURE):
-            for adjacency in composition.ADJACENCIES:
-                for view in composition.VIEWS:
-                    names = composition.default_accountants(scheme, event, adjacency, view)
-                    assert names
-                    assert "clt" not in names
+@pytest.mark.parametrize(
+    ("z", "p", "rounds", "delta", "at_most"),
+    [(1.0, 0.001, 120_000, 1e-10, 5.11), (4.0, 0.00033, 3_000_000, 1e-12, 2.0)],
+)
+def test_replacing_at_a_small_delta_is_certified(z, p, rounds, delta, at_most):
+    plan = charged(SamplingScheme("poisson", 10**6, 10**6), GAUSSIAN, (z, p, rounds))
+    found = composition.profile([plan], "replace").epsilon(delta)
+    once = composition.profile([plan], "zero_out")
+    assert once.epsilon(delta) < found < min(at_most, of_pairs(once).epsilon(delta))
 
 
 @pytest.mark.thorough
 def test_sampling_never_costs_more_than_taking_part_always():
     rng = np.random.default_rng(0)
     for z, p in zip(rng.uniform(0.7, 5, 5), rng.uniform(0.01, 0.9, 5), strict=True):
-        for adjacency in composition.ADJACENCIES:
-            sensitivity = {"zero_out": 1, "replace": 2}[adjacency]
-            sampled = composition.profile(
-                [Entry(z, p, 30)], POISSON, GAUSSIAN, adjacency, "joint_dp", "pld"
-            ).epsilon(1e-5)
+        for adjacency, sensitivity in zip(ADJACENCIES, (1, 2), strict=True):
+            sampled = poisson((z, p, 30), adjacency=adjacency).epsilon(1e-5)
             assert sampled < gaussian.epsilon(1e-5, sensitivity * math.sqrt(30) / z)

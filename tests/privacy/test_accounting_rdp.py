@@ -5,9 +5,9 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
+from plans import compose
 
 from fedjaxsim.privacy.accounting import rdp
-from fedjaxsim.privacy.events import Entry
 
 REFERENCE = [
     (1.0, 4.0, 10, 1e-5, 3.62785),
@@ -23,7 +23,7 @@ REFERENCE = [
 
 @pytest.mark.parametrize(("p", "z", "rounds", "delta", "expected"), REFERENCE)
 def test_reference_values(p, z, rounds, delta, expected):
-    values = rdp.compose([Entry(z, p, rounds)], orders=rdp.INTEGER_ORDERS)
+    values = compose((z, p, rounds), orders=rdp.INTEGER_ORDERS)
     epsilon = rdp.epsilon(values, delta, rdp.INTEGER_ORDERS)
     assert epsilon == pytest.approx(expected, abs=6e-6)
     accountant = RdpAccountant(rdp.INTEGER_ORDERS)
@@ -32,7 +32,7 @@ def test_reference_values(p, z, rounds, delta, expected):
     np.testing.assert_allclose(values, accountant.rdp, rtol=1e-8)
     assert epsilon == pytest.approx(accountant.get_epsilon(delta), rel=1e-8)
     # More orders can only help.
-    assert rdp.epsilon(rdp.compose([Entry(z, p, rounds)]), delta) <= epsilon
+    assert rdp.epsilon(compose((z, p, rounds)), delta) <= epsilon
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_reference_values(p, z, rounds, delta, expected):
 )
 def test_any_order_is_the_integral_that_defines_it(z, p):
     orders = [1.1, 1.5, 2.0, 5.5, 9.0, 9.9, 16.0]
-    values = rdp.compose([Entry(z, p, 1)], orders=orders)
+    values = compose((z, p, 1), orders=orders)
     with mpmath.workdps(30):
         for order, value in zip(orders, values, strict=True):
 
@@ -62,30 +62,56 @@ def test_any_order_is_the_integral_that_defines_it(z, p):
 
 def test_cheap_rounds_keep_their_relative_precision():
     # To second order in 1/z, RDP(α) = α p² (e^{1/z²} − 1)/2; the textbook sum gives rounding noise.
-    values = rdp.compose([Entry(1000.0, 1e-5, 1)])
-    np.testing.assert_allclose(values, np.array(rdp.ORDERS) * 1e-10 * 1e-6 / 2, rtol=2e-3)
+    values = compose((1000.0, 1e-5, 1))
+    np.testing.assert_allclose(values[:-1], np.array(rdp.ORDERS[:-1]) * 1e-16 / 2, rtol=2e-3)
     assert np.all(np.diff(values) > 0)
+    assert values[-1] == np.inf
 
 
 def test_composition_adds():
-    one, two = Entry(1.0, 0.1, 7), Entry(3.0, 1.0, 5)
-    np.testing.assert_allclose(
-        rdp.compose([one, two]), rdp.compose([one]) + rdp.compose([two]), rtol=1e-14
-    )
-    # p = 1: α s² T / (2 z²).
-    np.testing.assert_allclose(
-        rdp.compose([two], sensitivity=2.0), np.array(rdp.ORDERS) * 4 * 5 / (2 * 9), rtol=1e-14
-    )
-    assert rdp.epsilon(rdp.compose([Entry(1.0, 0.0, 100)]), 1e-5) == 0
-    assert rdp.epsilon(rdp.compose([Entry(0.0, 0.5, 1)]), 1e-5) == np.inf
+    one, two = (1.0, 0.1, 7), (3.0, 1.0, 5)
+    np.testing.assert_allclose(compose(one, two), compose(one) + compose(two), rtol=1e-14)
+    # p = 1: α T / (2 z²).
+    np.testing.assert_allclose(compose(two), np.array(rdp.ORDERS) * 5 / (2 * 9), rtol=1e-14)
+    assert rdp.epsilon(compose((1.0, 0.0, 100)), 1e-5) == 0
+    assert rdp.epsilon(compose((0.0, 0.5, 1)), 1e-5) == np.inf
 
 
 @pytest.mark.parametrize(("p", "z", "rounds"), [(0.1, 2.0, 500), (1.0, 4.0, 10), (1e-3, 1.0, 50)])
 def test_delta_inverts_epsilon(p, z, rounds):
-    profile = rdp.profile(rdp.compose([Entry(z, p, rounds)]))
+    profile = rdp.profile(compose((z, p, rounds)))
     for delta in (1e-12, 1e-5, 1e-2):
         epsilon = profile.epsilon(delta)
         if epsilon > 0:
             assert profile.delta(epsilon) == pytest.approx(delta, rel=1e-6)
         else:
             assert profile.delta(0.0) <= delta
+
+
+@pytest.mark.parametrize(("z", "p"), [(1.0, 0.1), (4.0, 0.00033), (0.5, 0.02)])
+def test_replacement_is_the_integral_of_its_pair(z, p):
+    orders = (1.5, 2.0, 7.0, 32.0, 256.0)
+    values = rdp.one_round(orders, z, p, replace=True)
+    with mpmath.workdps(30):
+        for order, value in zip(orders, values, strict=True):
+
+            def density(x, a=order):
+                absent, scale = (1 - mpmath.mpf(p)) * mpmath.npdf(x), mpmath.mpf(p)
+                first = absent + scale * mpmath.npdf(x, 1 / mpmath.mpf(z))
+                return first**a * (absent + scale * mpmath.npdf(x, -1 / mpmath.mpf(z))) ** (1 - a)
+
+            middle = order / z
+            points = sorted(
+                {-15, -5, 0, 5, middle / 2, middle - 4, middle, middle + 4, middle + 15}
+            )
+            expected = mpmath.log(mpmath.quad(density, points)) / (order - 1)
+            assert value == pytest.approx(float(expected), rel=1e-8)
+            # Never below one zeroing, nor above full participation at twice the distance.
+            assert rdp.one_round((order,), z, p)[0] <= value <= order * (2 / z) ** 2 / 2
+
+
+def test_replacement_at_order_two_has_a_series():
+    # E[(P/Q − 1)²] = p² E[(e^u − e^−u')²] to lowest order in p: 2 p² e^{−1/(2·z²)}·… at z large.
+    z, p = 1000.0, 1e-3
+    [value] = rdp.one_round((2.0,), z, p, replace=True)
+    assert value == pytest.approx((2 * p / z) ** 2, rel=1e-4)

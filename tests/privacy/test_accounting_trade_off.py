@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from plans import charged
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import gaussian, trade_off
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, NoRelease, SamplingScheme, Unprotected
 
-GAUSSIAN = PrivacyEvent("gaussian")
+GAUSSIAN = Gaussian()
 EVERYONE = SamplingScheme("full", 100, 100)
 POISSON = SamplingScheme("poisson", 100, 100)
 ALPHAS = np.linspace(0, 1, 41)
@@ -28,7 +29,7 @@ def test_the_profile_gives_the_closed_form_from_below(mu):
 )
 def test_one_sampled_round_is_the_most_powerful_test(adjacency):
     z, p = 1.0, 0.3
-    curve = trade_off.trade_off([Entry(z, p, 1)], POISSON, GAUSSIAN, ALPHAS, adjacency)
+    curve = trade_off.trade_off([charged(POISSON, GAUSSIAN, (z, p, 1))], ALPHAS, adjacency)
     thresholds = np.linspace(-8, 9, 4001)
 
     def mixed(center):
@@ -46,7 +47,7 @@ def test_one_sampled_round_is_the_most_powerful_test(adjacency):
 
 @pytest.mark.thorough
 def test_curves_are_convex_decreasing_and_below_perfect_privacy():
-    curve = trade_off.trade_off([Entry(1.0, 0.1, 50)], POISSON, GAUSSIAN, ALPHAS)
+    curve = trade_off.trade_off([charged(POISSON, GAUSSIAN, (1.0, 0.1, 50))], ALPHAS)
     assert np.all(np.diff(curve) <= 1e-12)
     assert np.all(np.diff(curve, 2) >= -1e-9)
     assert np.all(curve <= 1 - ALPHAS + 1e-12)
@@ -54,20 +55,18 @@ def test_curves_are_convex_decreasing_and_below_perfect_privacy():
 
 
 def test_exact_at_full_participation():
-    curve = trade_off.trade_off([Entry(5.0, 1.0, 4)], EVERYONE, GAUSSIAN, ALPHAS, "replace")
+    curve = trade_off.trade_off([charged(EVERYONE, GAUSSIAN, (5.0, 1.0, 4))], ALPHAS, "replace")
     np.testing.assert_allclose(curve, norm.cdf(norm.isf(ALPHAS) - 0.8), atol=1e-12)
 
 
 def test_the_ends():
-    nothing = trade_off.trade_off([], EVERYONE, GAUSSIAN, ALPHAS)
+    nothing = trade_off.trade_off([], ALPHAS)
     np.testing.assert_array_equal(nothing, 1 - ALPHAS)
-    closed = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, PrivacyEvent("no_release"), ALPHAS)
+    closed = trade_off.trade_off([charged(EVERYONE, NoRelease(), (0.0, 1.0, 3))], ALPHAS)
     np.testing.assert_array_equal(closed, 1 - ALPHAS)
-    open_ = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, GAUSSIAN, ALPHAS)
+    open_ = trade_off.trade_off([charged(EVERYONE, GAUSSIAN, (0.0, 1.0, 3))], ALPHAS)
     np.testing.assert_array_equal(open_, 0)
-    unknown = trade_off.trade_off(
-        [Entry(1.0, 1.0, 3)], EVERYONE, PrivacyEvent("unprotected"), ALPHAS
-    )
+    unknown = trade_off.trade_off([charged(EVERYONE, Unprotected(), (1.0, 1.0, 3))], ALPHAS)
     np.testing.assert_array_equal(unknown, 0)
     with pytest.raises(ValueError, match="type_one"):
-        trade_off.trade_off([Entry(1.0, 1.0, 3)], EVERYONE, GAUSSIAN, [math.nan])
+        trade_off.trade_off([charged(EVERYONE, GAUSSIAN, (1.0, 1.0, 3))], [math.nan])

@@ -15,7 +15,7 @@ import fedjaxsim as fjs
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import correlated as accounting
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import Correlated, Entry, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.mechanisms import zeros
 from fedjaxsim.privacy.mechanisms.correlated import correlated
@@ -27,7 +27,7 @@ PLANS = [(1, 0.5, 12, 4), (2, 1.0, 9, 3), (3, 0.5, 11, 4), (8, 0.3, 20, 5), (6, 
 
 
 def event_of(bands, power=0.5):
-    return PrivacyEvent("correlated", bands=bands, power=power)
+    return Correlated(bands=bands, power=power)
 
 
 def inverse(event, rounds):
@@ -48,7 +48,7 @@ def test_no_messages_of_a_client_cost_more_than_equal_ones(bands, power, rounds,
         for g in range(groups)
         for signs in itertools.product((-1, 0, 1), repeat=len(range(g, rounds, groups)))
     )
-    squared = accounting.squared_sensitivity(event, rounds, groups)
+    squared = accounting.squared_sensitivity(event.bands, event.power, rounds, groups)
     assert squared == pytest.approx(worst, rel=1e-9)
     if bands == 1:
         assert squared == math.ceil(rounds / groups)
@@ -60,11 +60,11 @@ def test_cost_and_error_are_those_of_jax_privacy(bands, power, rounds, groups):
     noising = jnp.asarray(accounting.coefficients(bands, power), jnp.float32)
     strategy = toeplitz.inverse_coef(noising, rounds)
     reference = toeplitz.minsep_sensitivity_squared(strategy, groups, n=rounds, skip_checks=True)
-    assert accounting.squared_sensitivity(event, rounds, groups) == pytest.approx(
-        float(reference), rel=1e-5
-    )
+    assert accounting.squared_sensitivity(
+        event.bands, event.power, rounds, groups
+    ) == pytest.approx(float(reference), rel=1e-5)
     errors = toeplitz.per_query_error(noising_coef=toeplitz.pad_coefs_to_n(noising, rounds))
-    assert accounting.prefix_error(event, rounds) == pytest.approx(
+    assert accounting.prefix_error(event.bands, event.power, rounds) == pytest.approx(
         math.sqrt(float(jnp.mean(errors))), rel=1e-5
     )
 
@@ -73,7 +73,7 @@ def test_the_square_root_has_the_published_error_for_one_participation():
     """Σ_k (binom(2k, k)/4^k)² = (ln n + γ + 4 ln 2)/π + o(1), once as cost and once as error."""
     n = 1024
     published = (math.log(n) + np.euler_gamma + 4 * math.log(2)) / math.pi
-    assert accounting.squared_sensitivity(event_of(n), n, n) == pytest.approx(published, rel=1e-3)
+    assert accounting.squared_sensitivity(n, 0.5, n, n) == pytest.approx(published, rel=1e-3)
     last = np.sum(np.cumsum(accounting.coefficients(n, 0.5)) ** 2)
     assert last == pytest.approx(published, rel=1e-3)
 
@@ -167,7 +167,7 @@ def epsilon(sim, state, adjacency="zero_out"):
 
 
 def mu(rounds, z=Z):
-    return math.sqrt(accounting.squared_sensitivity(event_of(3), rounds, B)) / z
+    return math.sqrt(accounting.squared_sensitivity(3, 0.5, rounds, B)) / z
 
 
 def test_the_epsilon_of_a_run_its_prefixes_and_its_stages(sim):
@@ -179,7 +179,7 @@ def test_the_epsilon_of_a_run_its_prefixes_and_its_stages(sim):
         assert exact < float(in_jit(state)) < 1.2 * exact
     assert epsilon(sim, state, "replace") == pytest.approx(gdp.epsilon(DELTA, 2 * mu(5)), rel=1e-6)
     guarantee = sim.guarantee(state, DELTA).find("zero_out")
-    assert (guarantee.status, guarantee.accountant) == ("exact", "correlated")
+    assert (guarantee.status, guarantee.accountant) == ("exact", "gaussian")
     # The clip norm may change between rounds, and another stage begins another account.
     state = run(sim, state, 1, clip_norm=0.5)
     stage = run(sim, sim.start_from(state, given(sim)), 2)
@@ -220,7 +220,7 @@ def test_independent_noise_of_fixed_groups_costs_the_rounds_of_one_group():
     ],
 )
 def test_samplers_that_promise_no_separation_are_refused(sampling):
-    with pytest.raises(ValueError, match=r"'correlated' releases under .* full or groups"):
+    with pytest.raises(ValueError, match=r"correlated noise .* full or groups"):
         simulation(sampling)
 
 

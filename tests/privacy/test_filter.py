@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plans import compose
 
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger as ledgers
@@ -97,7 +98,7 @@ def test_odometer_and_guarantee_agree_on_a_constant_plan(p, scheme):
     limit = filters.limit_for(2.0, 1e-5, [plan])
     done = rounds_of(z, n, p, scheme)
     value = filters.odometer(limit, [done])
-    alone = rdp.compose([Entry(z, p, n)], orders=rdp.INTEGER_ORDERS)
+    alone = compose((z, p, n), orders=rdp.INTEGER_ORDERS)
     tight = spent([done], 1e-5)
     # Never below the tight accountant of n rounds, and near RDP with all orders.
     assert tight <= rdp.epsilon(alone, 1e-5, rdp.INTEGER_ORDERS) <= value <= 2.0

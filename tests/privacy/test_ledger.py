@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.events import Entry, Gaussian, SamplingScheme
 from fedjaxsim.privacy.ledger import charge, entries, no_charges
 
-POISSON, GAUSSIAN = SamplingScheme("poisson", 100, 100), PrivacyEvent("gaussian")
+POISSON, GAUSSIAN = SamplingScheme("poisson", 100, 100), Gaussian()
 
 
 def empty(places, scheme=POISSON):

@@ -21,7 +21,7 @@ from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.events import Drawn, PrivacyEvent, drawn_twice
+from fedjaxsim.privacy.events import Drawn, NoRelease, drawn_twice
 from fedjaxsim.privacy.guarantee import Report, compose_reports
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.sweep import SimulationBatch
@@ -427,4 +427,4 @@ def test_rounds_without_a_release_draw_nothing_that_counts():
     assert report.draws == ()
     assert report.find("zero_out").epsilon == 0
     assert compose_reports([report, report], DELTA).find("zero_out").epsilon == 0
-    assert ledgers.charged(state.privacy)[0].event == PrivacyEvent("no_release")
+    assert ledgers.charged(state.privacy)[0].event == NoRelease()

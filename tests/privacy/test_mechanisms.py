@@ -77,8 +77,7 @@ def loss_scale(name, before, after):
         z_sum = (Z**-2 - (2 * SIGMA) ** -2) ** -0.5
         return Z * math.hypot(np.linalg.norm(move[0]) / C / z_sum, move[1] / SIGMA)
     unit = C**2 if "gram" in name else C
-    epsilon_at_1 = {"pure": 2.0}.get(name, math.sqrt(2) if "pure" in name else 1.0)
-    return np.linalg.norm(move) / unit / epsilon_at_1
+    return np.linalg.norm(move) / unit
 
 
 any_float = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -331,13 +330,6 @@ def test_a_gram_matrix_needs_vectors_or_matrices():
             gaussian_gram().zero(message, 5)
     with pytest.raises(ValueError, match="psd_deviations"):
         pure_gram(psd_deviations=-1.0)
-
-
-@pytest.mark.parametrize(("name", "sensitivity"), [("pure", 2), ("pure gram", math.sqrt(2))])
-def test_the_pure_mechanisms_charge_the_epsilon_of_replacing(name, sensitivity):
-    charged = np.asarray(runs(name)[1].noise_multiplier)
-    np.testing.assert_allclose(charged[2:], sensitivity / np.array([0.75, 1.5, 4.0]), rtol=1e-6)
-    assert np.all(np.isinf(charged[:2]))
 
 
 def test_a_mean_over_the_realised_cohort():

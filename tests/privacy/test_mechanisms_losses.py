@@ -163,7 +163,7 @@ def test_pure_losses_are_bounded_by_epsilon_and_have_their_distribution(mechanis
     released = releases(mechanism, accumulator)
     charged = float(released.noise_multiplier[0])
     adjacency = mechanism.event.zero_out if other[0] == other[1] == 0 else mechanism.event.replace
-    epsilon = adjacency * charged
+    epsilon = adjacency / charged
     x = sums(mechanism, released)
     a, b = coordinates(accumulator.total), coordinates(add(mechanism, other).total)
     scale = Z * (C**2 if mechanism in GRAMS else C)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from plans import compose
 from scipy.stats import norm
 
 from fedjaxsim.privacy import selection
@@ -122,7 +123,7 @@ def test_the_costliest_candidate_is_charged():
     runs = selection.parse("geometric:10")
     both = selection.epsilon(runs, [cheap, dear], 1e-3)
     assert both == selection.epsilon(runs, [dear], 1e-3) > selection.epsilon(runs, [cheap], 1e-3)
-    assert both > rdp.epsilon(rdp.compose([Entry(20.0, 1.0, 10)]), 1e-3)
+    assert both > rdp.epsilon(compose((20.0, 1.0, 10)), 1e-3)
 
 
 @pytest.mark.parametrize(

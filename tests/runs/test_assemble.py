@@ -113,8 +113,7 @@ def test_what_is_aimed_at_and_shown_is_what_the_accountant_reports(ran):
     assert guarantee["zero_out"]["joint_dp"]["rdp"]["epsilon"] == pytest.approx(
         summary["epsilon"], rel=1e-6
     )
-    assert summary["epsilon_replace"] is None
-    assert "replace" not in guarantee
+    assert summary["epsilon_replace"] > summary["epsilon"]
 
 
 def test_they_may_be_swept(tmp_path):
@@ -159,13 +158,6 @@ def test_they_may_be_swept(tmp_path):
             "2 rounds",
         ),
         ("--accountant tight", "accountant .*'tight'"),
-        ("--accountant mixture", "'gaussian'.*'poisson'"),
-        ("--accountant pld --mechanism pure", "randomized_response"),
-        ("--accountant clt --epsilon 1", "'clt'"),
-        (
-            "--accountant rdp_without_replacement --sampling fixed --cohort 5",
-            "joint_dp",
-        ),
     ],
 )
 def test_what_is_unsound_is_refused_in_one_line(flags, message, tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 from report_pages import read, write_reported, write_run
 
 from fedjaxsim.cli import main
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import Entry, Gaussian, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.files import write_json
 
@@ -73,7 +73,7 @@ def test_what_promises_nothing_says_why(tmp_path):
 
 def test_the_epsilon_of_examples_has_a_card_and_a_row(tmp_path):
     run = write_run(tmp_path / "silo", "fedavg", [0.1, 0.5, 0.6, 0.8], noise=0.0)
-    event = PrivacyEvent("gaussian", unit="example")
+    event = Gaussian(unit="example")
     charged = PrivacySpend(SamplingScheme("full", 5, 5), event, (Entry(2.0, 1.0, 4),))
     write_json(run / "guarantee.json", report([charged], 0.01).to_json())
     main(["report", str(run)])

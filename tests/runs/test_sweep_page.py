@@ -3,7 +3,7 @@
 from report_pages import PICTURE, read
 
 from fedjaxsim.cli import main
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import Entry, Gaussian, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import CHOSEN_ON_TEST
@@ -24,9 +24,7 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
         for run, value in values.items() for round_ in (0, 4)
     ]  # fmt: skip
     sweep.add(rows, seconds=2.0, compile_seconds=8.0)
-    charged = PrivacySpend(
-        SamplingScheme("full", 5, 5), PrivacyEvent("gaussian"), (Entry(2.0, 1.0, 4),)
-    )
+    charged = PrivacySpend(SamplingScheme("full", 5, 5), Gaussian(), (Entry(2.0, 1.0, 4),))
     plans = [{"runs": [0, 1, 2, 3], "noise_multiplier": 2.0,
               "guarantee": report([charged], 0.01).to_json()}]  # fmt: skip
     summary = {"runs": 4, "finished": 4, "failed": 0, "metric": "test_accuracy", "rounds": 4,

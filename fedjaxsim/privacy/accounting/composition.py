@@ -1,83 +1,49 @@
-"""Selection of the accountants that describe a run, and their privacy profiles."""
+"""The privacy profile of charges: one Gaussian release, or losses on a grid.
 
+Gaussian releases without sampling are one Gaussian release, exactly. Everything else is convolved
+as privacy losses, an upper bound tight to a few units of the grid; beside it RDP adds up, which is
+looser and holds at any δ. The smallest sound number counts.
+
+The adversary of joint differential privacy knows when it took part; the reader of the released
+sequence knows less, so a number for the first bounds the second.
+"""
+
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fedjaxsim.privacy import binomial
-from fedjaxsim.privacy.accounting import clt, correlated, gaussian, randomized_response, rdp
-from fedjaxsim.privacy.accounting.groups import merge, merge_pure
-from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smaller, with_failure
-from fedjaxsim.privacy.events import (
-    ADJACENCIES,
-    SCHEMES,
-    VIEWS,
-    Adjacency,
-    Entry,
-    PrivacyEvent,
-    PrivacySpend,
-    SamplingScheme,
-    Status,
-    View,
-)
+from fedjaxsim.privacy.accounting import gaussian, losses, rdp
+from fedjaxsim.privacy.accounting.groups import merge
+from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs, smallest_of
+from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status
+from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
-_MOST_PURE = 512
-"""Number of different pure rounds that are composed."""
-
-
-class _Scope(NamedTuple):
-    """The runs that an accountant describes."""
-
-    schemes: tuple[str, ...]
-    events: tuple[str, ...]
-    status: Status
-    adjacencies: tuple[str, ...] = ADJACENCIES
-    views: tuple[str, ...] = VIEWS
-    never_better: bool = False
-
-    def describes(self, scheme: SamplingScheme, event: PrivacyEvent) -> bool:
-        return scheme.kind in self.schemes and event.kind in self.events
-
-
-_SCOPES = {
-    "gaussian": _Scope(("full", "capped", "groups"), ("gaussian",), "exact"),
-    "correlated": _Scope(("full", "groups"), ("correlated",), "exact"),
-    "pld": _Scope(("poisson",), ("gaussian",), "upper_bound"),
-    "rdp": _Scope(("poisson",), ("gaussian",), "upper_bound", adjacencies=("zero_out",)),
-    "mixture": _Scope(("fixed",), ("gaussian",), "exact"),
-    "rdp_without_replacement": _Scope(
-        ("fixed",), ("gaussian",), "upper_bound", views=("released_sequence",)
-    ),
-    "randomized_response": _Scope(SCHEMES, ("pure",), "upper_bound"),
-    "basic": _Scope(SCHEMES, ("pure",), "upper_bound", never_better=True),
-    "clt": _Scope(("poisson",), ("gaussian",), "approximate", adjacencies=("zero_out",)),
-}
+ACCOUNTANTS = ("pld", "rdp")
+INTERVAL = 1e-4
+"""Grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
+_FINEST = -20
+"""The finest grid is INTERVAL · 2^−20: below it, differences of masses drown in rounding."""
+_OF_DEVIATION = 0.08
+"""Grid in units of the standard deviation of a round's loss; it adds 0.1 % to the variance."""
+_LEAST_NOISE = 1e-100
+"""Below this noise there is no useful guarantee, and squares underflow."""
+_LEAST_WEIGHT = 1e-25
+"""Rarer cases of what others may know count as an infinite loss."""
+_MOST_POINTS = 6e6
+_MOST_POINTS_OF_ONE_ROUND = 1e6
 
 
 def require_match(accountant: str | None, scheme: SamplingScheme, event: PrivacyEvent) -> None:
-    """Raise ValueError unless an accountant, or any, describes a sampler and a mechanism."""
-    if accountant is None:
-        if not any(scope.describes(scheme, event) for scope in _SCOPES.values()):
-            known = {
-                s for scope in _SCOPES.values() if event.kind in scope.events for s in scope.schemes
-            }
-            raise ValueError(
-                f"no accountant describes {event.kind!r} releases under {scheme.kind!r} sampling; "
-                f"sampling must be {' or '.join(sorted(known))}"
-            )
-        return
-    if accountant not in _SCOPES:
-        raise ValueError(f"accountant must be one of {', '.join(_SCOPES)}, got {accountant!r}")
-    scope = _SCOPES[accountant]
-    if scope.describes(scheme, event):
-        return
-    allowed = [name for name, other in _SCOPES.items() if other.describes(scheme, event)]
-    raise ValueError(
-        f"accountant {accountant!r} describes {' or '.join(scope.events)} releases under "
-        f"{' or '.join(scope.schemes)} sampling, not {event.kind!r} releases under "
-        f"{scheme.kind!r} sampling; for those use {' or '.join(allowed) or 'none: no ε is known'}"
-    )
+    """Raise ValueError for an unknown accountant, or noise without a known cost under a scheme."""
+    if accountant not in (None, *ACCOUNTANTS):
+        raise ValueError(f"accountant must be {' or '.join(ACCOUNTANTS)}, got {accountant!r}")
+    event.met((), scheme)
 
 
 def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> float:
@@ -94,14 +60,6 @@ def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> fl
 def any_overflow(charges: Sequence[PrivacySpend]) -> float:
     """Compute a bound on the probability that any cohort of several kinds exceeded its capacity."""
     return min(1.0, math.fsum(overflow_probability(c.entries, c.scheme) for c in charges))
-
-
-def effective_scheme(entries: Sequence[Entry], scheme: SamplingScheme) -> SamplingScheme:
-    """Return the scheme; Poisson sampling at p = 1 in every round becomes full participation."""
-    full = scheme.capacity == scheme.clients and all(e.sampling_rate == 1 for e in entries)
-    if scheme.kind == "poisson" and full:
-        return SamplingScheme("full", scheme.clients, scheme.clients)
-    return scheme
 
 
 def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
@@ -123,144 +81,208 @@ def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
             )
 
 
-def met_by_one_client(
-    entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent
-) -> list[Entry]:
-    """Return the rounds that may cost one client something: all, or the costliest it can meet.
+class _Rounds(NamedTuple):
+    """Equal rounds that one client may have met; z and the number are in `entry`.
 
-    Rounds with correlated noise become one release with the cost of all.
+    Attributes:
+      event: the cost of a round.
+      entry: z and the number of rounds.
+      inclusions: (weight, p), see `SamplingScheme.inclusions`.
     """
-    spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
-    if event.kind == "correlated":
-        return correlated.as_one_release(spent, event, scheme.groups or 1)
-    if scheme.max_participations is None and scheme.groups is None:
-        return spent
-    chosen, left = [], scheme.max_participations
-    if left is None:
-        left = math.ceil(sum(entry.rounds for entry in spent) / (scheme.groups or 1))
-    # A release costs more with less noise; the entry of a pure one holds ε instead.
-    for z, p, rounds in sorted(spent, reverse=event.kind == "pure"):
-        chosen.append(Entry(z, p, min(rounds, left)))
-        left -= chosen[-1].rounds
-    return [entry for entry in chosen if entry.rounds]
+
+    event: PrivacyEvent
+    entry: Entry
+    inclusions: tuple[tuple[float, float], ...]
+
+    @property
+    def always(self) -> bool:
+        """Return whether the client is in for certain."""
+        return self.inclusions == ((1.0, 1.0),)
+
+    def at(self, sampling_rate: float) -> Entry:
+        return Entry(self.entry.noise_multiplier, sampling_rate, 1)
+
+    def losses(self, adjacency: Adjacency, interval: float) -> losses.Pair | None:
+        """Compute the losses of one round on a grid; None if they are not known."""
+        never = (losses.Losses(interval, 0, np.zeros(1), 1.0),)
+        weighted: list[tuple[float, losses.Pair | None]] = []
+        for weight, p in self.inclusions:
+            if p == 0:
+                weighted.append((weight, None))
+            elif weight < _LEAST_WEIGHT:
+                weighted.append((weight, never))
+            elif (found := self.event.losses(self.at(p), adjacency, interval)) is None:
+                return None
+            else:
+                weighted.append((weight, losses.adapted(found)))
+        return losses.mixture(weighted, interval)
+
+    def rdp(self, adjacency: Adjacency, orders: tuple[float, ...]) -> np.ndarray:
+        """Compute RDP of one round, (orders,)."""
+        alphas, moments = np.asarray(orders, np.float64), []
+        for weight, p in self.inclusions:
+            if p == 0 or weight == 0:
+                continue
+            own = np.asarray(self.event.rdp(self.at(p), adjacency, orders, np), np.float64)
+            if weight == 1:
+                return own
+            moments.append((weight, own))
+        with np.errstate(over="ignore", invalid="ignore"):
+            largest = np.max([own for _, own in moments], axis=0)
+            top = np.where(np.isfinite(alphas), (alphas - 1) * largest, 0.0)
+            small = sum(w * np.expm1(np.minimum((alphas - 1) * own, 30)) for w, own in moments)
+            scaled = sum(w * np.exp((alphas - 1) * own - top) for w, own in moments)
+            mixed = np.where(top < 30, np.log1p(small), top + np.log(scaled + np.exp(-top)))
+            return np.where(np.isfinite(alphas), mixed / (alphas - 1), largest)
 
 
-def covers(accountant: str, adjacency: Adjacency, view: View) -> bool:
-    """Return whether an accountant covers an adjacency and a view."""
-    scope = _SCOPES[accountant]
-    return adjacency in scope.adjacencies and view in scope.views
+def met_by_one_client(charges: Sequence[PrivacySpend], merged: bool = True) -> list[_Rounds]:
+    """Return the rounds with noise that may cost one client something."""
+    found = []
+    for scheme, event, entries, *_ in charges:
+        check_entries(entries, scheme)
+        spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
+        met = event.met(spent, scheme)
+        for entry in merge(met, event.different) if merged else met:
+            if entry.noise_multiplier < math.inf:
+                inclusions = scheme.inclusions(entry.sampling_rate)
+                found.append(_Rounds(event, entry, inclusions))
+    return found
 
 
-def is_approximate(accountant: str) -> bool:
-    """Return whether an accountant gives an approximation instead of a bound."""
-    return _SCOPES[accountant].status == "approximate"
+def rdp_of(
+    charges: Sequence[PrivacySpend], adjacency: Adjacency, orders: tuple[float, ...]
+) -> np.ndarray:
+    """Compute RDP of all rounds, (orders,), as if all cohorts had room; see `any_overflow`."""
+    roomy = [
+        each._replace(scheme=dataclasses.replace(each.scheme, capacity=each.scheme.clients))
+        if each.scheme.kind == "poisson"
+        else each
+        for each in charges
+    ]
+    return _total_rdp(met_by_one_client(roomy, merged=False), adjacency, orders)
 
 
-def default_accountants(
-    scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency, view: View
-) -> tuple[str, ...]:
-    """Return all sound accountants that may be the best, possibly none; the smallest ε counts."""
-    return tuple(
-        name
-        for name, scope in _SCOPES.items()
-        if scope.describes(scheme, event)
-        and scope.status != "approximate"
-        and not scope.never_better
-        and covers(name, adjacency, view)
-    )
-
-
-def status(accountant: str, entries: Sequence[Entry], scheme: SamplingScheme) -> Status:
-    """Return the kind of number that an accountant gives for these rounds."""
-    rounded = (accountant == "mixture" or scheme.kind == "groups") and len(entries) > 1
-    if rounded or scheme.max_participations is not None:
-        return "upper_bound"
-    return _SCOPES[accountant].status
+def _total_rdp(
+    met: Sequence[_Rounds], adjacency: Adjacency, orders: tuple[float, ...]
+) -> np.ndarray:
+    if any(each.entry.noise_multiplier < _LEAST_NOISE for each in met):
+        return np.full(len(orders), math.inf)
+    costs = (each.entry.rounds * each.rdp(adjacency, orders) for each in met)
+    return sum(costs, np.zeros(len(orders)))
 
 
 def profiles(
-    charged: PrivacySpend, adjacency: Adjacency, view: View, accountant: str | None = None
-) -> dict[str, Profile]:
-    """Compute the profile of one spend by one accountant, or by all of `default_accountants`."""
-    scheme, event, entries = charged[:3]
-    names: tuple[str, ...] = (accountant or "",)
-    if accountant is None:
-        scheme = effective_scheme(entries, scheme)
-        names = default_accountants(scheme, event, adjacency, view)
-    return {name: profile(entries, scheme, event, adjacency, view, name) for name in names}
-
-
-def profile(
-    entries: Sequence[Entry],
-    scheme: SamplingScheme,
-    event: PrivacyEvent,
+    charges: Sequence[PrivacySpend],
     adjacency: Adjacency,
-    view: View,
-    accountant: str,
-) -> Profile:
-    """Compute the privacy profile of a run, overflow of cohorts included.
+    accountant: str | None = None,
+    coarse: bool = False,
+) -> tuple[dict[str, Profile], Status]:
+    """Compute the privacy profile of charges by each accountant, and the kind of its numbers.
 
-    In the view "joint_dp" the adversary is all other clients, who know when they took part; in
-    "released_sequence" it sees only what the server published.
-
-    Raises:
-      ValueError: if the accountant does not describe the request.
+    Args:
+      charges: rounds that compose, of one or of several kinds.
+      adjacency: "zero_out" or "replace".
+      accountant: one of `ACCOUNTANTS`; by default both, or the closed Gaussian form alone.
+      coarse: a grid that suits rounds however few, for ε within 0.1 % in a tenth of the time.
     """
-    require_match(accountant, scheme, event)
-    scope = _SCOPES[accountant]
-    if not covers(accountant, adjacency, view):
-        raise ValueError(
-            f"accountant {accountant!r} covers the adjacencies {', '.join(scope.adjacencies)} and "
-            f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"
+    met = tuple(met_by_one_client(charges))
+    if any(each.entry.noise_multiplier < _LEAST_NOISE for each in met):
+        return {accountant or "pld": UNPROTECTED}, "exact"
+    mu, rest = _closed(met, adjacency)
+    if accountant != "rdp" and not rest:
+        capped = any(
+            scheme.max_participations is not None or (scheme.groups and len(entries) > 1)
+            for scheme, _, entries, *_ in charges
         )
-    check_entries(entries, scheme)
-    met = tuple(met_by_one_client(entries, scheme, event))
-    return _described(met, scheme, event, adjacency, accountant) if met else NOTHING
+        return {"gaussian": gaussian.profile(mu)}, "upper_bound" if capped else "exact"
+    known = {}
+    if accountant != "rdp":
+        known["pld"] = _lazy(functools.partial(_convolved, met, adjacency, coarse))
+    if accountant != "pld":
+        known["rdp"] = _lazy(functools.partial(_by_rdp, met, adjacency))
+    return known, "upper_bound"
 
 
-@functools.lru_cache(maxsize=4)
-def _described(
-    spent: tuple[Entry, ...],
-    scheme: SamplingScheme,
-    event: PrivacyEvent,
-    adjacency: Adjacency,
-    accountant: str,
-) -> Profile:
-    """Compute the profile; the last few are cached, as a report asks for both views."""
-    sensitivity = event.sensitivity(adjacency)
-    if event.kind == "pure":
+def profile(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> Profile:
+    """Compute the smallest sound privacy profile of charges."""
+    return smallest_of(list(profiles(charges, adjacency)[0].values()))
 
-        def composed(sampled):
-            whole = randomized_response.answers(spent, event, adjacency, sampled)
-            basic = randomized_response.profile_of_sum(whole)
-            if accountant == "basic":
-                return basic
-            merged = merge_pure(spent, _MOST_PURE)
-            grouped = randomized_response.answers(merged, event, adjacency, sampled)
-            return smaller(basic, randomized_response.profile(grouped))
 
-        if scheme.kind != "poisson":
-            return composed(False)
-        failure = overflow_probability(spent, scheme)
-        return smaller(composed(False), with_failure(composed(True), failure))
-    if any(entry.noise_multiplier == 0 for entry in spent):
-        return Profile(lambda _: 1.0, lambda _: math.inf)
-    if accountant in ("gaussian", "correlated"):
-        return gaussian.profile(gaussian.mu(spent, sensitivity))
-    # These import scipy.stats and dp_accounting, which are slow.
-    from fedjaxsim.privacy.accounting import mixture, pld, rdp_without_replacement
+def exact_mu(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> float | None:
+    """Return μ if all charges together are one Gaussian release; else None."""
+    mu, rest = _closed(met_by_one_client(charges), adjacency)
+    return None if rest else mu
 
-    if accountant == "mixture":
-        return mixture.profile(spent, scheme.capacity / scheme.clients, sensitivity)
-    if accountant == "rdp_without_replacement":
-        values = rdp_without_replacement.compose(
-            merge(spent), scheme.capacity, scheme.clients, event.replace
-        )
-        return rdp.profile(values, rdp.INTEGER_ORDERS)
-    if accountant == "clt":
-        described = gaussian.profile(clt.mu(spent, sensitivity))
-    elif accountant == "rdp":
-        described = rdp.profile(rdp.compose(merge(spent), sensitivity))
-    else:
-        described = pld.profile(spent, event, replace=adjacency == "replace")
-    return with_failure(described, overflow_probability(spent, scheme))
+
+def _closed(met: Sequence[_Rounds], adjacency: Adjacency) -> tuple[float, tuple[_Rounds, ...]]:
+    """Return μ of the Gaussian releases without sampling, and all other rounds."""
+    squares, rest = [], []
+    for each in met:
+        mu = each.event.mu(each.entry, adjacency) if each.always else None
+        if mu is None:
+            rest.append(each)
+        else:
+            squares.append(each.entry.rounds * mu**2)
+    return math.sqrt(math.fsum(squares)), tuple(rest)
+
+
+def _lazy(compute: Callable[[], Profile]) -> Profile:
+    """Return a profile that is computed at its first use."""
+    found = functools.cache(compute)
+    return Profile(lambda epsilon: found().delta(epsilon), lambda delta: found().epsilon(delta))
+
+
+def _by_rdp(met: Sequence[_Rounds], adjacency: Adjacency) -> Profile:
+    """Compute the profile by RDP; without a cost of replacements, by group privacy."""
+    total = _total_rdp(met, adjacency, rdp.ORDERS)
+    if adjacency == "replace" and not np.any(np.isfinite(total)):
+        return of_pairs(_by_rdp(met, "zero_out"))
+    return rdp.profile(total)
+
+
+@functools.lru_cache(maxsize=16)
+def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: bool) -> Profile:
+    """Compute the profile of losses on a grid; without a cost of replacements, by group privacy."""
+    mu, rest = _closed(met, adjacency)
+    interval = _interval(mu, rest, coarse)
+    groups = []
+    for each in rest:
+        one = each.losses(adjacency, interval)
+        if one is None:
+            known = adjacency == "replace"
+            return of_pairs(_convolved(met, "zero_out", coarse)) if known else UNPROTECTED
+        groups.append((one, each.entry.rounds))
+    if mu > 0:
+        groups.append((one_round(1 / mu, 1.0, False, interval), 1))
+    return losses.profile(groups)
+
+
+def _interval(mu: float, rest: Sequence[_Rounds], coarse: bool) -> float:
+    """Choose the grid, a power of two times INTERVAL: fine for every round, with room for all.
+
+    Pessimistic rounding adds about interval²/6 to the variance of the losses of each round: the
+    grid is finer if that would exceed 0.1 % of the truth, and coarser if the losses would not fit
+    into memory. Both follow from RDP for zero-out, whose value at order 2 is log(1 + variance).
+    """
+    variance, rounds, largest = 0.0, 0, 0.0
+    total = np.asarray(rdp.ORDERS) * mu**2 / 2 if mu > 0 else np.zeros(len(rdp.ORDERS))
+    second = rdp.ORDERS.index(2)
+    for each in rest:
+        one = each.rdp("zero_out", rdp.ORDERS)
+        if not np.isfinite(one[second]):
+            return INTERVAL
+        variance += each.entry.rounds * math.expm1(min(float(one[second]), 50.0))
+        rounds += each.entry.rounds
+        largest = max(largest, rdp.epsilon(one, 1e-23))
+        total = total + each.entry.rounds * one
+    finest = _power_of_two(_OF_DEVIATION * math.sqrt(variance / rounds), coarse)
+    together = max(largest, rdp.epsilon(total, 1e-15))
+    least = max(2 * largest / _MOST_POINTS_OF_ONE_ROUND, 2 * together / _MOST_POINTS)
+    return max(finest, INTERVAL * 2.0 ** math.ceil(math.log2(least / INTERVAL)))
+
+
+def _power_of_two(width: float, coarse: bool) -> float:
+    """Return INTERVAL, or the largest power of two times it that is at most `width`."""
+    power = math.floor(math.log2(max(width / INTERVAL, 2.0**_FINEST)))
+    return INTERVAL * 2.0 ** (power if coarse else min(power, 0))

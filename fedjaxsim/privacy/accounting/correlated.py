@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjaxsim.privacy.events import Entry, PrivacyEvent
+from fedjaxsim.privacy.entries import Entry
 
 
 def coefficients(bands: int, power: float) -> np.ndarray:
@@ -25,30 +25,30 @@ def coefficients(bands: int, power: float) -> np.ndarray:
     return np.cumprod([1.0, *((j - 1 - power) / j)]).astype(np.float32).astype(np.float64)
 
 
-def squared_sensitivity(event: PrivacyEvent, rounds: int, groups: int) -> float:
+def squared_sensitivity(bands: int, power: float, rounds: int, groups: int) -> float:
     """Compute max_g ‖D⁻¹ u_g‖², u_g the indicator of the rounds of group g, in units of z."""
     from scipy.signal import lfilter  # slow to import
 
     takes_part = (np.arange(rounds) % groups == 0).astype(np.float64)
-    effect = lfilter([1.0], coefficients(event.bands, event.power), takes_part)
+    effect = lfilter([1.0], coefficients(bands, power), takes_part)
     return math.fsum(np.square(effect))
 
 
-def as_one_release(spent: Sequence[Entry], event: PrivacyEvent, groups: int) -> list[Entry]:
+def as_one_release(spent: Sequence[Entry], bands: int, power: float, groups: int) -> list[Entry]:
     """Return one release at full participation that costs as much as consecutive rounds."""
     if not spent:
         return []
-    squared = squared_sensitivity(event, sum(entry.rounds for entry in spent), groups)
+    squared = squared_sensitivity(bands, power, sum(entry.rounds for entry in spent), groups)
     least = min(entry.noise_multiplier for entry in spent)
     return [Entry(least / math.sqrt(squared), 1.0, 1)]
 
 
-def prefix_error(event: PrivacyEvent, rounds: int) -> float:
+def prefix_error(bands: int, power: float, rounds: int) -> float:
     """Compute the root mean square over rounds of the noise on the sum of all releases, at zC = 1.
 
     A model that adds up its releases, as in federated averaging, keeps this noise.
     """
     padded = np.zeros(rounds)
-    d = coefficients(event.bands, event.power)[:rounds]
+    d = coefficients(bands, power)[:rounds]
     padded[: len(d)] = d
     return math.sqrt(np.mean(np.cumsum(np.cumsum(padded) ** 2)))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.special import erfcx, ndtr
 
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.events import Entry, check_delta
+from fedjaxsim.privacy.entries import Entry, check_delta
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12

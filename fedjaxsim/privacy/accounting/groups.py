@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjaxsim.privacy.events import Entry
-
-_MOST_GROUPS = 32
+from fedjaxsim.privacy.entries import Entry
 
 
-def merge(entries: Sequence[Entry], most: int = _MOST_GROUPS) -> list[Entry]:
+def merge(entries: Sequence[Entry], most: int) -> list[Entry]:
     """Merge rounds into at most `most` groups per sampling rate, each with its smallest z.
 
     Less noise only costs more, so the result stays an upper bound; it is exact up to `most`
@@ -36,14 +34,3 @@ def _of_one_rate(rounds: list[Entry], most: int) -> list[Entry]:
         first = groups.setdefault(place, entry._replace(rounds=0))
         groups[place] = first._replace(rounds=first.rounds + entry.rounds)
     return list(groups.values())
-
-
-def merge_pure(entries: Sequence[Entry], most: int = _MOST_GROUPS) -> list[Entry]:
-    """Merge entries that hold ε > 0 in place of noise, each group with its largest ε."""
-
-    def inverse(entry: Entry) -> Entry:
-        return entry._replace(noise_multiplier=1 / entry.noise_multiplier)
-
-    if len(entries) <= most:
-        return list(entries)
-    return [inverse(entry) for entry in merge([inverse(entry) for entry in entries], most)]

@@ -3,13 +3,10 @@
 RDP accounting at integer orders, in the precision of the program, by the sums of positive terms in
 `rdp`: in float32 the textbook sum is wrong by half. The host computes the reported number in
 float64, from the counts.
-
-The formulas of `rdp` and `randomized_response` are repeated here because their terms are summed in
-another order (padded tables of all orders at once, branches as `where`): a common function would
-change ε's bits.
 """
 
 import functools
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,63 +15,22 @@ from jax.typing import ArrayLike
 
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import correlated
-from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials, log_expm1
-from fedjaxsim.privacy.events import Adjacency, PrivacyEvent, PrivacyLimit, SamplingScheme
+from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_expm1
+from fedjaxsim.privacy.accounting.rdp_in_jit import epsilon_from_rdp, poisson_rdp
+from fedjaxsim.privacy.events import (
+    Adjacency,
+    Correlated,
+    Entry,
+    PrivacyEvent,
+    PrivacyLimit,
+    SamplingScheme,
+)
 from fedjaxsim.privacy.ledger import Charges, Ledger
-
-_ALPHAS = np.array(INTEGER_ORDERS, np.float64)
-_SMALL = 64
-"""Orders above it form a group, so that no smaller order is padded to 1024 terms."""
-
-
-@functools.cache
-def _log_binomial_table(orders: tuple[int, ...]) -> np.ndarray:
-    """Return log C(α, k) for some orders, (orders, largest order − 1); −inf for k > α."""
-    table = np.full((len(orders), max(orders) - 1), -np.inf)
-    for row, order in zip(table, orders, strict=True):
-        row[: order - 1] = log_binomials(order)
-    return table
-
 
 _BATCH = 64
 """Number of ledger places composed at once, each with a table of orders."""
 _LEAST_NOISE = 0.05
 """Start of the search for a noise multiplier: an ε of about 200 a round."""
-
-
-def poisson_rdp(
-    noise_multiplier: jax.Array,
-    sampling_rate: jax.Array,
-    orders: tuple[int, ...] = INTEGER_ORDERS,
-) -> jax.Array:
-    """Compute RDP of one Poisson-sampled Gaussian round at ascending orders, (orders,), z > 0."""
-    z = noise_multiplier
-    alphas = jnp.asarray(orders, z.dtype)
-    sampled = (sampling_rate > 0) & (sampling_rate < 1)
-    p = jnp.where(sampled, sampling_rate, 0.5)
-    logs = []
-    small = tuple(order for order in orders if order <= _SMALL)
-    for group in filter(None, (small, orders[len(small) :])):
-        table = _log_binomial_table(group).astype(z.dtype)
-        k = jnp.arange(2, table.shape[1] + 2, dtype=z.dtype)
-        cost = log_expm1(k * (k - 1) / (2 * z**2), jnp) + k * jnp.log(p)
-        absent = jnp.maximum(jnp.asarray(group, z.dtype)[:, None] - k, 0) * jnp.log1p(-p)
-        logs.append(jax.nn.logsumexp(table + absent + cost, axis=1))
-    amplified = jax.nn.softplus(jnp.concatenate(logs)) / (alphas - 1)
-    full = jnp.where(sampling_rate >= 1, alphas / (2 * z**2), 0.0)
-    return jnp.where(sampled, amplified, full)
-
-
-def _amplified(s: jax.Array, r: jax.Array, sampling_rate: jax.Array) -> jax.Array:
-    """Return ε of a sampled pure round (see `randomized_response.amplified`).
-
-    s and r are the costs of zero-out and of the adjacency without sampling.
-    """
-    sampled = sampling_rate < 1
-    p = jnp.where(sampled, sampling_rate, 0.5)
-    small = jnp.log1p(p * jnp.expm1(jnp.minimum(s, 30)))
-    first = jnp.where(s < 30, small, s + jnp.log1p((1 - p) * jnp.expm1(-s)))
-    return jnp.where(sampled, first - jnp.log1p(p * jnp.expm1(s - r)), r)
 
 
 def _round_rdp(
@@ -86,33 +42,15 @@ def _round_rdp(
     orders: tuple[int, ...] = INTEGER_ORDERS,
 ) -> jax.Array:
     """Compute RDP of one round at some orders, (orders,), for z > 0."""
+    in_cohort = p if scheme.kind == "poisson" else 1.0
+    entry = Entry(cast(Any, z), cast(Any, in_cohort), 1)
+    own = jnp.asarray(event.rdp(entry, adjacency, orders, jnp), z.dtype)
+    if scheme.kind != "fixed" or scheme.capacity == scheme.clients:
+        return own
+    # Others know when the client took part: E[e^x] over its participation.
     alphas = jnp.asarray(orders, z.dtype)
-    sensitivity = event.sensitivity(adjacency)
-    if event.kind == "pure":
-        # Bun and Steinke 2016, Proposition 3.3; the ledger's entry is the ε of sensitivity 1.
-        epsilon = z * sensitivity
-        if scheme.kind == "poisson":
-            epsilon = _amplified(z * event.zero_out, epsilon, p)
-        return jnp.minimum(alphas * epsilon**2 / 2, epsilon)
-    scaled = z / sensitivity
-    if scheme.kind == "poisson":
-        return poisson_rdp(scaled, p, orders)
-    if scheme.kind == "fixed" and scheme.capacity < scheme.clients:
-        # Others know when the client took part: E[e^x] over its participation.
-        odds = np.log(scheme.capacity / scheme.clients)
-        exponent = alphas * (alphas - 1) / (2 * scaled**2)
-        return jax.nn.softplus(odds + log_expm1(exponent, jnp)) / (alphas - 1)
-    return alphas / (2 * scaled**2)
-
-
-def epsilon_from_rdp(rdp: jax.Array, delta: ArrayLike) -> jax.Array:
-    """Compute the smallest ε ≥ 0 that RDP at INTEGER_ORDERS certifies at δ (see `rdp.epsilon`)."""
-    alphas = _ALPHAS.astype(rdp.dtype)
-    delta = jnp.asarray(delta, rdp.dtype)
-    values = rdp + np.log1p(-1 / alphas) - (jnp.log(delta) + np.log(alphas)) / (alphas - 1)
-    # The margin keeps rounding from calling a small ε zero.
-    nothing = jnp.any(0.9999 * delta**2 > -jnp.expm1(-rdp))
-    return jnp.where(nothing, 0.0, jnp.maximum(jnp.min(values), 0.0))
+    odds = np.log(scheme.capacity / scheme.clients)
+    return jax.nn.softplus(odds + log_expm1((alphas - 1) * own, jnp)) / (alphas - 1)
 
 
 def epsilon_in_jit(
@@ -126,10 +64,7 @@ def epsilon_in_jit(
     Args:
       ledger: the rounds so far. The cost of overflowing cohorts is not included.
       delta: () δ in (0, 1).
-      adjacency: "replace" only where sampling amplifies nothing.
-
-    Raises:
-      ValueError: for "replace" under Poisson sampling, whose RDP is not known here.
+      adjacency: under Poisson sampling ε is inf for "replace", whose RDP is not known here.
     """
     return jnp.where(
         is_certain(ledger), epsilon_from_rdp(spent_rdp(ledger, adjacency), delta), jnp.inf
@@ -140,7 +75,7 @@ def is_certain(ledger: Ledger) -> jax.Array:
     """Return whether every round was charged, with noise and randomness of its own, ()."""
     certain = jnp.array(True)
     for charges in ledger.charges:
-        if charges.event.kind != "no_release" and charges.event.unit == "client":
+        if charges.event.releases and charges.event.unit == "client":
             certain &= ~charges.overflowed & jnp.all(_valid(charges) | (charges.rounds == 0))
     for draws in ledger.draws:
         certain &= ~draws.repeated
@@ -153,13 +88,13 @@ def allows(limit: PrivacyLimit, ledger: Ledger) -> jax.Array:
     return is_certain(ledger) & (spent * filters.MARGIN <= limit.rdp)
 
 
-def _squared_sensitivity(rounds: jax.Array, event: PrivacyEvent, groups: int) -> jax.Array:
+def _squared_sensitivity(rounds: jax.Array, event: Correlated, groups: int) -> jax.Array:
     """Compute `correlated.squared_sensitivity` of a traced number of rounds, ()."""
-    past = jnp.asarray(-correlated.coefficients(event.bands, event.power)[1:], float)
+    past = jnp.asarray(-correlated.coefficients(event.bands, event.power)[1:], dtype=float)
 
     def add(t, carry):
         total, last = carry
-        effect = (t % groups == 0) + past @ last
+        effect = (t % groups == 0) + jnp.sum(past * last)
         return total + effect**2, jnp.concatenate([effect[None], last])[: len(past)]
 
     return jax.lax.fori_loop(0, rounds, add, (jnp.zeros(()), jnp.zeros(len(past))))[0]
@@ -167,9 +102,9 @@ def _squared_sensitivity(rounds: jax.Array, event: PrivacyEvent, groups: int) ->
 
 def _valid(charges: Charges) -> jax.Array:
     valid = (charges.noise_multiplier > 0) & jnp.isfinite(charges.noise_multiplier)
-    if charges.event.kind == "correlated":
+    if charges.event.of_whole_run:
         valid &= jnp.sum(charges.rounds > 0) <= 1
-    return valid & (charges.event.kind != "unprotected")
+    return valid
 
 
 def spent_rdp(
@@ -177,15 +112,13 @@ def spent_rdp(
 ) -> jax.Array:
     """Compute RDP of all rounds at some orders, (orders,); a bound only if `is_certain`."""
     of_clients = [charges for charges in ledger.charges if charges.event.unit == "client"]
-    costly = [charges for charges in of_clients if charges.event.kind != "no_release"]
+    costly = [charges for charges in of_clients if charges.event.releases]
     return sum((_spent(each, adjacency, orders) for each in costly), jnp.zeros(len(orders)))
 
 
 def _spent(charges: Charges, adjacency: Adjacency, orders: tuple[int, ...]) -> jax.Array:
     """Compute RDP of rounds of one kind at some orders, (orders,)."""
     scheme, event, counts = charges.scheme, charges.event, charges.rounds
-    if adjacency == "replace" and scheme.kind == "poisson" and event.kind == "gaussian":
-        raise ValueError("adjacency must be zero_out for RDP under poisson sampling, got replace")
     z = jnp.where((counts > 0) & _valid(charges), charges.noise_multiplier, 1.0)
     rate = charges.sampling_rate
     one = functools.partial(
@@ -193,14 +126,14 @@ def _spent(charges: Charges, adjacency: Adjacency, orders: tuple[int, ...]) -> j
     )
     rdp = jax.lax.map(lambda entry: one(*entry), (z, rate), batch_size=_BATCH)
     total = jnp.sum(counts)
-    if event.kind == "correlated":
+    if isinstance(event, Correlated):
         squared = _squared_sensitivity(total, event, scheme.groups or 1)
         return squared.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
     if scheme.max_participations is not None or scheme.groups is not None:
         # Any rounds of a client cost at most the costliest round as often as allowed.
         total = jnp.minimum(total, scheme.max_participations or -(-total // (scheme.groups or 1)))
         return total.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
-    return counts.astype(z.dtype) @ rdp
+    return jnp.sum(jnp.where(counts[:, None] > 0, counts.astype(z.dtype)[:, None] * rdp, 0), axis=0)
 
 
 def _epsilon_of_plan(

@@ -1,7 +1,7 @@
 """The privacy profile, the result of every accountant: two functions inverse to each other."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 
@@ -19,6 +19,8 @@ class Profile(NamedTuple):
 
 NOTHING = Profile(delta=lambda epsilon: 0.0, epsilon=lambda delta: 0.0)
 """The profile of nothing released."""
+UNPROTECTED = Profile(delta=lambda epsilon: 1.0, epsilon=lambda delta: math.inf)
+"""The profile of data released as they are."""
 
 
 def smallest(
@@ -39,12 +41,44 @@ def smallest(
     return root
 
 
-def smaller(one: Profile, other: Profile) -> Profile:
-    """Return the profile that two profiles of one mechanism certify together."""
+def smallest_of(profiles: Sequence[Profile]) -> Profile:
+    """Return the profile that several profiles of one mechanism certify together."""
     return Profile(
-        lambda epsilon: min(one.delta(epsilon), other.delta(epsilon)),
-        lambda delta: min(one.epsilon(delta), other.epsilon(delta)),
+        lambda epsilon: min(each.delta(epsilon) for each in profiles),
+        lambda delta: min(each.epsilon(delta) for each in profiles),
     )
+
+
+def largest_of(profiles: Sequence[Profile]) -> Profile:
+    """Return the profile of several mechanisms on data apart: the largest δ at each ε.
+
+    Its `epsilon` is the least ε at one public δ that holds for all.
+    """
+    return Profile(
+        lambda epsilon: max((each.delta(epsilon) for each in profiles), default=0.0),
+        lambda delta: max((each.epsilon(delta) for each in profiles), default=0.0),
+    )
+
+
+def of_pairs(profile: Profile) -> Profile:
+    """Return the profile between neighbours of neighbours (group privacy).
+
+    Two steps of (ε/2, δ) are (ε, (1 + e^(ε/2)) δ).
+    """
+
+    def delta(epsilon: float) -> float:
+        half = epsilon / 2
+        return min(1.0, (1 + math.exp(min(half, 700.0))) * profile.delta(half))
+
+    def epsilon(target: float) -> float:
+        high = 1.0
+        while delta(high) > target:
+            high *= 2
+            if high > 1e6:
+                return math.inf
+        return smallest(delta, target, high)
+
+    return Profile(delta, epsilon)
 
 
 def with_failure(profile: Profile, probability: float) -> Profile:

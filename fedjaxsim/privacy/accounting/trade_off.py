@@ -10,16 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-from fedjaxsim.privacy.accounting import composition, gaussian
+from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import (
-    Adjacency,
-    Entry,
-    PrivacyEvent,
-    PrivacySpend,
-    SamplingScheme,
-    View,
-)
+from fedjaxsim.privacy.events import Adjacency, PrivacySpend
 
 _SLOPES = 129
 
@@ -27,6 +20,8 @@ _SLOPES = 129
 def of_gaussian(mu: float, type_one: ArrayLike) -> np.ndarray:
     """Return Φ(Φ⁻¹(1 − α) − μ), the exact curve of μ-GDP, for μ ≥ 0 and α in [0, 1], (...)."""
     alphas = np.asarray(type_one, np.float64)
+    if mu == 0:
+        return 1 - alphas
     return np.zeros_like(alphas) if mu == np.inf else ndtr(-ndtri(alphas) - mu)
 
 
@@ -47,12 +42,7 @@ def of_profile(profile: Profile, type_one: ArrayLike) -> np.ndarray:
 
 
 def trade_off(
-    entries: Sequence[Entry],
-    scheme: SamplingScheme,
-    event: PrivacyEvent,
-    type_one: ArrayLike,
-    adjacency: Adjacency = "zero_out",
-    view: View = "joint_dp",
+    charges: Sequence[PrivacySpend], type_one: ArrayLike, adjacency: Adjacency = "zero_out"
 ) -> np.ndarray:
     """Compute the smallest type II errors, (...), that the reported guarantee leaves to any test.
 
@@ -62,14 +52,8 @@ def trade_off(
     alphas = np.asarray(type_one, np.float64)
     if not np.all((alphas >= 0) & (alphas <= 1)):
         raise ValueError(f"type_one must lie in [0, 1], got {type_one}")
-    if event.kind == "no_release" or not entries:
-        return 1 - alphas
-    described = composition.effective_scheme(entries, scheme)
-    if composition.default_accountants(described, event, adjacency, view) == ("gaussian",):
-        spent = composition.met_by_one_client(entries, described, event)
-        return of_gaussian(gaussian.mu(spent, event.sensitivity(adjacency)), alphas)
-    charged = PrivacySpend(scheme, event, tuple(entries))
-    curve = np.zeros_like(alphas)
-    for profile in composition.profiles(charged, adjacency, view).values():
-        curve = np.maximum(curve, of_profile(profile, alphas))
-    return curve
+    costly = [each for each in charges if each.event.releases]
+    mu = composition.exact_mu(costly, adjacency)
+    if mu is not None:
+        return of_gaussian(mu, alphas)
+    return of_profile(composition.profile(costly, adjacency), alphas)

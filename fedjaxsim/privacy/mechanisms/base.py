@@ -17,7 +17,13 @@ from numpy.typing import ArrayLike
 
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
 from fedjaxsim.kernels import integer_sums
-from fedjaxsim.privacy.events import GAUSSIAN, LARGEST_NOISE, SMALLEST_NOISE, PrivacyEvent
+from fedjaxsim.privacy.events import (
+    GAUSSIAN,
+    LARGEST_NOISE,
+    SMALLEST_NOISE,
+    NoRelease,
+    PrivacyEvent,
+)
 from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
 
@@ -80,8 +86,8 @@ class Release(NamedTuple):
       value: pytree, like one message unless the mechanism says otherwise; all that the server
         reads.
       state: the mechanism's next (public) state.
-      noise_multiplier: () z of the noise actually drawn (ε if `PrivacyEvent.kind` is "pure"),
-        charged to the ledger; NaN where there is no guarantee.
+      noise_multiplier: () z of the noise actually drawn, charged to the ledger; NaN if there is no
+        guarantee.
     """
 
     value: PyTree
@@ -303,4 +309,4 @@ def no_release() -> Mechanism:
         del denominator, key, hparams, round_
         return Release(accumulator.total, state, jnp.zeros(()))
 
-    return Mechanism(PrivacyEvent("no_release"), lambda _: (), lambda _, m: zeros(()), add, release)
+    return Mechanism(NoRelease(), lambda _: (), lambda _, m: zeros(()), add, release)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import Unprotected
 from fedjaxsim.privacy.mechanisms import base
 
 
@@ -47,7 +47,7 @@ def client_noise() -> base.Mechanism:
         noise = base.noise_like(key, total, scale)
         return base.Release(base.noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
 
-    return base.Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)
+    return base.Mechanism(Unprotected(), lambda _: (), _zero, add, release)
 
 
 def plain_mean() -> base.Mechanism:
@@ -72,4 +72,4 @@ def plain_mean() -> base.Mechanism:
         value = base.noised_mean(total, no_noise, jnp.maximum(present, 1))
         return base.Release(value, state, jnp.zeros(()))
 
-    return base.Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)
+    return base.Mechanism(Unprotected(), lambda _: (), _zero, add, release)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.accounting.correlated import coefficients
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import Correlated
 from fedjaxsim.privacy.mechanisms import base
 
 _CONSTANT_NOISE = dataclasses.replace(
@@ -47,7 +47,7 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
     Raises:
       ValueError: if `bands` is below 1, or `power` outside (0, 1].
     """
-    event = PrivacyEvent("correlated", bands=bands, power=power)
+    event = Correlated(bands=bands, power=power)
     weights = coefficients(bands, power)
 
     def add(accumulator, messages, mask, ids, state, hparams):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import Gaussian, PrivacyEvent
 from fedjaxsim.privacy.mechanisms import base
 from fedjaxsim.privacy.noise import normal
 
@@ -44,7 +44,6 @@ def gram_mechanism(
     noise: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     psd_deviations: float | None = None,
     bound: Callable[[tuple[int, ...], float], float] = spectral_bound,
-    charge: Callable[[jax.Array], jax.Array] = lambda z: z,
 ) -> base.Mechanism:
     """Return the mechanism that releases Σ + E + c·I, with Σ = Σ_k W̃_k W̃_kᵀ.
 
@@ -54,7 +53,6 @@ def gram_mechanism(
       noise: `(key, Σ, s) -> E` at the scale s = zK².
       psd_deviations: t ≥ 0 of the shift; None for no shift.
       bound: `(shape, t) -> c/s`.
-      charge: z -> the noise entry of the ledger.
 
     Raises:
       ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
@@ -91,7 +89,7 @@ def gram_mechanism(
         if psd_deviations is not None:
             shift = s * bound(total.shape, psd_deviations)
             value += shift if diagonal else shift * jnp.eye(len(total), dtype=total.dtype)
-        return base.Release(value, state, charge(z))
+        return base.Release(value, state, z)
 
     return base.Mechanism(event, lambda _: (), zero, add, release, adds_chunks=True)
 
@@ -125,5 +123,5 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
     def noise(key, total, s):
         return s * symmetric_normal(key, total)
 
-    event = PrivacyEvent("gaussian", zero_out=1.0, replace=math.sqrt(2))
+    event = Gaussian(replace=math.sqrt(2))
     return gram_mechanism(event, diagonal, noise, psd_deviations)

@@ -3,19 +3,12 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import scipy.special
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import Pure
 from fedjaxsim.privacy.mechanisms import base, gram
 from fedjaxsim.privacy.noise import radius
-
-
-def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:
-    """Return Δ/z, ∞ without noise."""
-    private = noise_multiplier > 0
-    return jnp.where(private, sensitivity / jnp.where(private, noise_multiplier, 1.0), jnp.inf)
 
 
 def _coordinates(shape: tuple[int, ...]) -> int:
@@ -43,8 +36,6 @@ def pure() -> base.Mechanism:
     Formal guarantees:
       * The densities of neighbours differ by a factor of at most e^(Δ/(zC)) everywhere, Δ = C for
         zero-out and 2C for replace: (ε, 0)-DP with ε = 1/z and 2/z.
-      * The ledger is charged 2/z, which holds for either adjacency; zero-out costs half of it, as
-        the event's sensitivities (1/2 and 1, in units of that ε) say.
       * With z = 0, ε is ∞.
       * Poisson sampling amplifies: see `accounting/randomized_response.py`.
     """
@@ -56,10 +47,9 @@ def pure() -> base.Mechanism:
         scale = base.noise_scale(z, hparams.clip_norm) * radius(radius_key, n)
         noise = base.noise_like(normal_key, accumulator.total, scale)
         value = base.noised_mean(accumulator.total, noise, denominator)
-        return base.Release(value, state, _epsilon(z, 2.0))
+        return base.Release(value, state, z)
 
-    event = PrivacyEvent("pure", zero_out=0.5, replace=1.0)
-    return base.gaussian()._replace(event=event, release=release)
+    return base.gaussian()._replace(event=Pure(), release=release)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -73,7 +63,6 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> bas
     Formal guarantees:
       * (ε, 0)-DP with ε = 1/z for zero-out and √2/z for replace, by the sensitivities of
         `gaussian_gram`.
-      * The ledger is charged √2/z, which holds for either adjacency; zero-out costs 1/√2 of it.
       * Σ + E + c·I is positive definite with probability at least 1 − 2 e^(−t²/2), whatever Σ is.
       * With z = 0, ε is ∞.
 
@@ -91,10 +80,9 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> bas
         return s * size * gram.symmetric_normal(normal_key, total)
 
     return gram.gram_mechanism(
-        PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0),
+        Pure(replace=math.sqrt(2)),
         diagonal,
         noise,
         psd_deviations,
         bound=_spectral_bound,
-        charge=lambda z: _epsilon(z, math.sqrt(2)),
     )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import Unprotected
 from fedjaxsim.privacy.mechanisms import base, gram
 from fedjaxsim.privacy.noise import normal
 
@@ -39,4 +39,4 @@ def wishart(diagonal: bool = False) -> base.Mechanism:
             return s / 2 * jnp.sum(jnp.square(g), axis=1)
         return s / 2 * jnp.matmul(g, g.T, precision=jax.lax.Precision.HIGHEST)
 
-    return gram.gram_mechanism(PrivacyEvent("unprotected"), diagonal, noise)
+    return gram.gram_mechanism(Unprotected(), diagonal, noise)

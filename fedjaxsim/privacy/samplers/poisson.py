@@ -76,8 +76,8 @@ def poisson(
         bits belong to the key, the round and fixed blocks of ids.
       * The inclusion probability is the charged one: floor(p·2³²)/2³² by coins; by blocks p itself,
         for a float32 p, up to a total variation distance below 1e-30 a round.
-      * A cohort above capacity loses uniformly random members. The probability of that,
-        P(Bin(m, p) > capacity) per round, is part of the reported δ.
+      * A cohort above capacity keeps a uniformly random part of its members. What that tells others
+        is part of the price; see `SamplingScheme.inclusions`.
       * The realised cohort size stays inside the engine: sums are divided by p·m.
 
     Accountants: "pld" and "rdp", in both views.
@@ -112,18 +112,22 @@ def _poisson(num_clients: int, max_rate: float, capacity: int | None) -> Sampler
     by_blocks = num_clients > FEW_CLIENTS and largest <= blocks.LARGEST_RATE
 
     def draw(key, round_, hparams):
-        first, second, offset_key = threefry.split(threefry.fold_in(key, round_), 3)
+        first, second, keep_key = threefry.split(threefry.fold_in(key, round_), 3)
         p = hparams.sampling_rate
         if by_blocks:
             ids, drawn, missed = blocks.draw(first, second, p, num_clients, largest)
         else:
             ids, drawn, missed = _coins(first, p, num_clients)
         count = jnp.sum(drawn, dtype=jnp.int32)
-        # A random rotation of ranks: every member of an over-full cohort is lost equally often.
-        offset = threefry.randint(offset_key, (), jnp.maximum(count, 1))
-        offset = jnp.where(count > slots, offset, 0)
-        rank = (jnp.cumsum(drawn, dtype=jnp.int32) - 1 - offset) % jnp.maximum(count, 1)
-        kept = jnp.nonzero(drawn & (rank < slots), size=slots, fill_value=ids.shape[0])[0]
+
+        def some(drawn):
+            """Keep a uniformly random part: those with the smallest random numbers."""
+            priority = jnp.where(drawn, threefry.bits(keep_key, drawn.shape), np.uint32(2**32 - 1))
+            return drawn & (priority <= jnp.sort(priority)[slots - 1])
+
+        if slots < drawn.shape[0]:
+            drawn = jax.lax.cond(count > slots, some, lambda drawn: drawn, drawn)
+        kept = jnp.nonzero(drawn, size=slots, fill_value=ids.shape[0])[0]
         return Cohort(
             ids.at[kept].get(mode="fill", fill_value=num_clients),
             jnp.arange(slots) < count,

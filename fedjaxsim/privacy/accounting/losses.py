@@ -1,0 +1,276 @@
+"""Privacy losses on a grid, and their composition.
+
+A privacy loss distribution (Koskela et al. 2020) holds the log ratio of two output distributions P
+and Q, drawn from P. Independent releases add their losses, so the distribution of a whole run is a
+convolution: one product of Fourier transforms for all releases.
+
+A transform knows masses up to 1e-16 of their sum, which is too coarse for δ = 1e-12 after many
+rounds. So masses are first tilted by e^(t·loss), which centres their sum at the losses that matter
+for the δ in question, and tilted back at the end.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import fft
+
+from fedjaxsim.privacy.accounting.profile import Profile
+
+_OUTSIDE = 1e-15
+"""Share of the tilted mass above the window of losses, and below it."""
+_ROUNDING = 2.0**-50
+"""Share of the tilted mass that rounding may move, for each round."""
+_RESOLVED = 1e-4
+"""Largest part of δ that rounding may be without a tilt."""
+_STEPS = np.geomspace(0.03, 30.0, 40)
+"""Exponents of Chernoff's bound, in units of the one that suits a Gaussian sum."""
+_BLOCKS = 2048
+"""Number of blocks of losses from which Chernoff's bounds are computed."""
+
+
+class Losses(NamedTuple):
+    """The losses of one release, in one direction, rounded to the pessimistic side.
+
+    Attributes:
+      interval: width of the grid in nats.
+      first: the first loss, in intervals.
+      masses: (n,) probabilities.
+      infinite: probability of an infinite loss.
+    """
+
+    interval: float
+    first: int
+    masses: np.ndarray
+    infinite: float
+
+    @property
+    def values(self) -> np.ndarray:
+        """The losses in nats, (n,)."""
+        return self.interval * (self.first + np.arange(len(self.masses)))
+
+
+Pair = tuple[Losses, ...]
+"""Losses of P against Q and of Q against P; one if both are the same."""
+
+
+def adapted(found: Any) -> Pair:
+    """Return losses as a pair, also those of `dp_accounting`'s `PrivacyLossDistribution`."""
+    if isinstance(found, tuple):
+        return found
+    return tuple(
+        Losses(
+            float(dense._discretization),
+            int(dense._lower_loss),
+            np.asarray(dense._probs, np.float64),
+            float(dense._infinity_mass),
+        )
+        for dense in (found._pmf_remove.to_dense_pmf(), found._pmf_add.to_dense_pmf())
+    )
+
+
+def rounded(
+    upper: np.ndarray, lower: np.ndarray, first: int, interval: float, infinite: float
+) -> Losses:
+    """Move the mass of cells to their ends, so that both distributions keep their mass.
+
+    The tightest pessimistic rounding ("connect the dots", Doroshenko et al. 2022). Splitting the
+    mass of cells, instead of differencing δ(ε) twice, keeps the total mass exact: the differences
+    have an excess of 1e-8 a round, 10 % after 10⁷ rounds.
+
+    Args:
+      upper: (n,) masses of P in cells between neighbouring losses.
+      lower: (n,) masses of Q.
+      first: lower end of the first cell, in intervals.
+      interval: width of the grid in nats.
+      infinite: mass of P above the last cell.
+    """
+    losses = interval * (first + np.arange(len(upper)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        to_upper_end = (upper - np.exp(losses) * lower) / -math.expm1(-interval)
+    # If masses underflow the split is unknown, and the upper end is the safe one.
+    known = (losses < 700) & (lower > 1e-290)
+    to_upper_end = np.where(known, np.clip(to_upper_end, 0, upper), upper)
+    masses = np.zeros(len(upper) + 1)
+    masses[1:] += to_upper_end
+    masses[:-1] += upper - to_upper_end
+    return Losses(interval, first, masses, infinite)
+
+
+def mixture(weighted: Sequence[tuple[float, Pair | None]], interval: float) -> Pair:
+    """Return the losses of a release drawn publicly; None stands for a loss of 0."""
+    nothing = (Losses(interval, 0, np.ones(1), 0.0),)
+    parts = [(weight, pair or nothing) for weight, pair in weighted if weight > 0]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
+    return tuple(
+        _mixed([(weight, pair[min(way, len(pair) - 1)]) for weight, pair in parts])
+        for way in range(max(len(pair) for _, pair in parts))
+    )
+
+
+def _mixed(parts: Sequence[tuple[float, Losses]]) -> Losses:
+    first = min(each.first for _, each in parts)
+    masses = np.zeros(max(each.first + len(each.masses) for _, each in parts) - first)
+    for weight, each in parts:
+        masses[each.first - first :][: len(each.masses)] += weight * each.masses
+    infinite = math.fsum(weight * each.infinite for weight, each in parts)
+    return Losses(parts[0][1].interval, first, masses, infinite)
+
+
+def profile(groups: Sequence[tuple[Pair, int]]) -> Profile:
+    """Compute the privacy profile of groups of equal releases, (losses, number), on one grid."""
+    ways = [
+        _Sum([(pair[min(way, len(pair) - 1)], rounds) for pair, rounds in groups])
+        for way in range(max(len(pair) for pair, _ in groups))
+    ]
+    return Profile(
+        lambda epsilon: max(way.delta(epsilon) for way in ways),
+        lambda target: max(way.epsilon(target) for way in ways),
+    )
+
+
+class _Sum:
+    """The sum of independent losses in one direction."""
+
+    def __init__(self, parts: Sequence[tuple[Losses, int]]) -> None:
+        self.parts = parts
+        self.interval = parts[0][0].interval
+        finite = (n * math.log1p(-each.infinite) for each, n in parts)
+        self.infinite = -math.expm1(math.fsum(finite))
+        self.margin = _ROUNDING * sum(rounds for _, rounds in parts) + 2 * _OUTSIDE
+        self.tilted = functools.lru_cache(maxsize=2)(self._tilted)
+
+    def delta(self, epsilon: float) -> float:
+        """Compute δ at ε ≥ 0."""
+        losses, masses, floor = self.tilted(0.0)
+        above = losses > epsilon
+        found = float(-np.expm1(epsilon - losses[above]) @ masses[above]) + floor(epsilon)
+        if found * _RESOLVED < self.margin:
+            losses, masses, floor = self.tilted(self._tilt(lambda logs, t: logs - t * epsilon))
+            above = losses > epsilon
+            fine = float(-np.expm1(epsilon - losses[above]) @ masses[above]) + floor(epsilon)
+            found = min(found, fine)
+        return min(1.0, max(0.0, found + self.infinite))
+
+    def epsilon(self, target: float) -> float:
+        """Compute the smallest ε ≥ 0 at a δ; inf if there is none."""
+        left = target - self.infinite
+        if left <= 0:
+            return math.inf
+        tilt = 0.0
+        if left * _RESOLVED < self.margin:
+            tilt = self._tilt(lambda logs, t: (logs - math.log(left)) / t)
+        losses, masses, floor = self.tilted(tilt)
+        upper = np.cumsum(masses[::-1])[::-1]
+        with np.errstate(over="ignore"):
+            lower = np.cumsum((masses * np.exp(np.minimum(-losses, 700)))[::-1])[::-1]
+            # δ at each loss, from the masses above it.
+            at = upper - np.exp(np.minimum(losses, 700)) * lower + floor(losses)
+        over = np.flatnonzero(~(at <= left))
+        place = 0 if not over.size else int(over[-1]) + 1
+        if place == len(losses):
+            return math.inf
+        if losses[place] <= 0:
+            return 0.0
+        # Between two losses δ(ε) = upper − e^ε lower; its floor is the larger one, at the lower.
+        begin = max(0.0, float(losses[place]) - self.interval)
+        excess = float(upper[place]) + floor(begin) - left
+        if excess <= 0 or lower[place] <= 0:
+            return begin
+        return min(max(begin, math.log(excess / lower[place])), float(losses[place]))
+
+    def _tilt(self, cost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
+        """Return the exponent t > 0 with the least `cost(log E[e^(t·sum)], t)`, roughly."""
+        blocks = [_Blocks.of(each, each.masses) for each, _ in self.parts]
+        deviation = math.sqrt(self._variance(blocks))
+        tilts = np.geomspace(1e-2, 1e4, 121) / deviation
+        logs = self._log_moments(blocks, tilts)
+        return float(tilts[np.argmin(cost(logs, tilts))])
+
+    def _variance(self, blocks: "Sequence[_Blocks]") -> float:
+        pairs = zip(blocks, self.parts, strict=True)
+        total = math.fsum(rounds * each.variance for each, (_, rounds) in pairs)
+        return max(total, 1e-6 * self.interval**2)
+
+    def _log_moments(self, blocks: "Sequence[_Blocks]", steps: np.ndarray) -> np.ndarray:
+        """Compute log E[e^(s·sum)] at exponents s, (k,)."""
+        pairs = zip(blocks, self.parts, strict=True)
+        logs = (rounds * each.log_moments(steps) for each, (_, rounds) in pairs)
+        return np.sum(list(logs), axis=0)
+
+    def _tilted(self, tilt: float) -> tuple[np.ndarray, np.ndarray, Callable[[Any], Any]]:
+        """Return losses, their masses, and ε -> what rounding and cut tails may add to δ."""
+        weights, moment = [], 0.0
+        for each, rounds in self.parts:
+            one, top = each.masses, 0.0
+            if tilt:
+                shifted = tilt * each.values
+                top = float(np.max(shifted[one > 0]))
+                one = one * np.exp(np.minimum(shifted - top, 0.0))
+            whole = float(np.sum(one))
+            moment += rounds * (top + math.log(whole))
+            weights.append(one / whole)
+        begin, size = self._window(weights)
+        spectrum: Any = 1.0
+        for one, (_, rounds) in zip(weights, self.parts, strict=True):
+            if len(one) > size:
+                one = np.pad(one, (0, -len(one) % size)).reshape(-1, size).sum(axis=0)
+            spectrum = spectrum * np.fft.rfft(one, size) ** rounds
+        base = sum(each.first * rounds for each, rounds in self.parts)
+        masses = np.roll(np.fft.irfft(spectrum, size), (base - begin) % size)
+        losses = self.interval * (begin + np.arange(size))
+
+        def scale(epsilon: Any) -> Any:
+            return np.exp(np.minimum(moment - tilt * epsilon, 700.0))
+
+        if tilt or moment:
+            masses = masses * scale(losses)
+        return losses, masses, lambda epsilon: self.margin * scale(epsilon)
+
+    def _window(self, weights: Sequence[np.ndarray]) -> tuple[int, int]:
+        """Return the first place and the number of the losses that hold the tilted mass."""
+        blocks = [_Blocks.of(each, one) for one, (each, _) in zip(weights, self.parts, strict=True)]
+        steps = math.sqrt(2 * math.log(1 / _OUTSIDE) / self._variance(blocks)) * _STEPS
+        least = sum(each.first * rounds for each, rounds in self.parts)
+        most = sum((each.first + len(each.masses) - 1) * n for each, n in self.parts)
+        rest = -math.log(_OUTSIDE)
+        above = np.min((self._log_moments(blocks, steps) + rest) / steps)
+        below = -np.min((self._log_moments(blocks, -steps) + rest) / steps)
+        end = min(float(most), float(above) / self.interval)
+        begin = max(float(least), float(below) / self.interval)
+        first = math.floor(begin)
+        return first, int(fft.next_fast_len(math.ceil(end) - first + 1, real=True) or 0)
+
+
+class _Blocks(NamedTuple):
+    """A distribution of losses in blocks, for bounds on its moments."""
+
+    means: np.ndarray
+    weights: np.ndarray
+    width: float
+    variance: float
+
+    @classmethod
+    def of(cls, each: Losses, masses: np.ndarray) -> "_Blocks":
+        size = -(-len(masses) // _BLOCKS)
+        padded = np.pad(masses, (0, -len(masses) % size)).reshape(-1, size)
+        weights = padded.sum(axis=1)
+        used = weights > 0
+        places = (
+            size * np.arange(len(weights))[used] + padded[used] @ np.arange(size) / weights[used]
+        )
+        weights = weights[used] / np.sum(weights)
+        means = each.interval * (each.first + places)
+        width = each.interval * (size - 1)
+        variance = float(weights @ np.square(means - weights @ means)) + width**2 / 4
+        return cls(means, weights, width, variance)
+
+    def log_moments(self, steps: np.ndarray) -> np.ndarray:
+        """Bound log E[e^(s·loss)] from above, (k,), by Hoeffding's lemma in each block."""
+        exponents = steps[:, None] * self.means
+        top = np.max(exponents, axis=1)
+        sums = np.exp(exponents - top[:, None]) @ self.weights
+        return top + np.log(sums) + np.square(steps * self.width) / 8

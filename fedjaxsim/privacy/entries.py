@@ -1,0 +1,149 @@
+"""Rounds as accountants read them: sampling schemes, groups of rounds, ranges of numbers.
+
+On the host, without JAX and numpy, so that the command line can check a plan at once.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
+Adjacency = Literal["zero_out", "replace"]
+View = Literal["joint_dp", "released_sequence"]
+Unit = Literal["client", "example"]
+Status = Literal["exact", "upper_bound", "approximate", "none"]
+
+SCHEMES, UNITS = get_args(SchemeKind), get_args(Unit)
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+VIEWS: tuple[View, ...] = get_args(View)
+SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
+"""Range of positive noise multipliers: squares, and products with clip norms, exist in float32."""
+MOST_ROUNDS = 2**31 - 1
+"""Largest count of a ledger, an int32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingScheme:
+    """The sampling of cohorts.
+
+    Attributes:
+      kind: "poisson": each client independently with the charged probability p; "fixed": a
+        uniformly random cohort of exactly `capacity` clients; "capped": cohorts of a public
+        schedule (such as passes over the population) with at most `max_participations` rounds per
+        client in the whole run; "groups": `groups` fixed groups of clients in turn; "full": all
+        clients, in every round.
+      clients: m, the size of the population, public.
+      capacity: B, the largest cohort that a round can hold. A larger Poisson cohort loses uniformly
+        random members.
+      max_participations: the cap of a "capped" scheme; None for every other kind.
+      groups: the number of groups of a "groups" scheme, whose clients take part in every
+        `groups`-th round; None for every other kind.
+
+    Raises:
+      ValueError: for an unknown kind, impossible sizes, or a cap or groups with another kind.
+    """
+
+    kind: SchemeKind
+    clients: int
+    capacity: int
+    max_participations: int | None = None
+    groups: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCHEMES:
+            raise ValueError(f"kind must be one of {', '.join(SCHEMES)}, got {self.kind!r}")
+        if self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+        if not 1 <= self.capacity <= self.clients:
+            raise ValueError(f"capacity must lie in [1, {self.clients}], got {self.capacity}")
+        if self.kind == "full" and self.capacity != self.clients:
+            raise ValueError(
+                f"capacity must be {self.clients} for full participation, got {self.capacity}"
+            )
+        if (self.kind == "capped") != (self.max_participations is not None):
+            raise ValueError(
+                "max_participations must be given for a capped scheme and for no other, got "
+                f"{self.max_participations} for kind {self.kind!r}"
+            )
+        if self.max_participations is not None and self.max_participations < 1:
+            raise ValueError(
+                f"max_participations must be at least 1, got {self.max_participations}"
+            )
+        if (self.kind == "groups") != (self.groups is not None):
+            raise ValueError(
+                "groups must be given for a scheme of groups and for no other, got "
+                f"{self.groups} for kind {self.kind!r}"
+            )
+        if self.groups is not None and not 1 <= self.groups <= self.clients:
+            raise ValueError(f"groups must lie in [1, {self.clients}], got {self.groups}")
+
+    def inclusions(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
+        """Return (weight, p) of what others may know in a round, p a client's chance to be in then.
+
+        The other clients know who of them took part, whatever the client sends. In cohorts of a
+        fixed size that tells whether it did. A Poisson cohort of B clients without it is full. If B
+        − 1 others took part, it took part itself, or the cohort was smaller, or it was larger and
+        the client was kept: with o others drawn, its weight is
+
+            a + t,  a = P(o = B − 1),  t = Σ_{n ≥ B} P(o = n) p B/(n + 1) = B/m P(Bin(m, p) > B),
+
+        and its chance (p a + t)/(a + t). With fewer others its chance is p.
+        """
+        p, m, places = sampling_rate, self.clients, self.capacity
+        if self.kind == "fixed":
+            return ((places / m, 1.0), (1 - places / m, 0.0))
+        if self.kind != "poisson":
+            return ((1.0, 1.0),)
+        if places >= m:
+            return ((1.0, p),)
+        from fedjaxsim.privacy.binomial import excess  # imports scipy
+
+        over = excess(places, m, p)
+        kept = places / m * over
+        full = excess(places - 1, m - 1, p)
+        last = (excess(places - 2, m - 1, p) if places > 1 else 1.0) - full
+        near = max(0.0, last) + kept
+        if near == 0:
+            return ((1.0, p),)
+        out = max(0.0, full - kept)
+        chance = min(1.0, (p * max(0.0, last) + kept) / near)
+        return ((max(0.0, 1 - near - out), p), (near, chance), (out, 0.0))
+
+
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless δ lies in (0, 1)."""
+    if not _between(math.ulp(0.0), delta, math.nextafter(1, 0)):
+        raise ValueError(f"delta must lie in (0, 1), got {delta!r}")
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ValueError unless ε has a size for which noise can be found."""
+    if not _between(1e-6, epsilon, 1e6):
+        raise ValueError(f"epsilon must lie in [1e-06, 1000000.0], got {epsilon!r}")
+
+
+def _between(least: float, value: Any, most: float) -> bool:
+    """Return whether a value is a number between others."""
+    try:
+        return bool(least <= value <= most)
+    except (TypeError, ValueError):
+        return False
+
+
+def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:
+    """Raise ValueError unless z has a usable size, or is an allowed 0."""
+    if zero and noise_multiplier == 0:
+        return
+    if not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier must {'be 0 or ' if zero else ''}lie in "
+            f"[{SMALLEST_NOISE}, {LARGEST_NOISE}], got {noise_multiplier}"
+        )
+
+
+class Entry(NamedTuple):
+    """A group of rounds on the host: float64 z and p, and an exact count."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    rounds: int
