@@ -42,8 +42,6 @@ class Tune(WithSettings):
     """Smooth metric to minimize."""
     public_data: Annotated[str | None, optional("SPEC", "none")] = None
     """Data to tune on instead of the run's; they are read without protection."""
-    compare_grid: Annotated[int | None, optional("N", "no grid")] = None
-    """Also run a grid of N values of each hyperparameter, from a tenth to ten times the start."""
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints of the final run; every step of the
     tuning is kept."""
@@ -59,7 +57,6 @@ class Tune(WithSettings):
 
         question = Question(
             self.wrt, self.seeds, self.steps, self.rule, self.metric, self.public_data,
-            self.compare_grid,
         )  # fmt: skip
         return prepare_tune(
             self.settings, question, checkpoint_every=self.checkpoint_every,

@@ -19,7 +19,8 @@ from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.progress import can_draw, print_rows
+from fedjaxsim.report.progress import can_draw, number, print_rows
+from fedjaxsim.report.results import difference
 from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
@@ -38,9 +39,9 @@ from fedjaxsim.tune.descent import (
     descend,
 )
 from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory, array_of
-from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, paired_test
+from fedjaxsim.tune.objective import SeedGradient
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
-from fedjaxsim.tune.watch import TuneProgress, compared_points, with_error
+from fedjaxsim.tune.watch import TuneProgress, compared_points, gain_text
 
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
@@ -61,7 +62,6 @@ class Question(NamedTuple):
     rule: str
     metric: str | None
     public_data: str | None
-    compare_grid: int | None
 
 
 def prepare_tune(
@@ -81,9 +81,9 @@ def prepare_tune(
     if config.out is None:
         raise ValueError("tune needs a directory for its results, --out DIR")
     names = _names(question.wrt, config)
-    for name, least in (("seeds", 2), ("steps", 1), ("compare_grid", 2)):
+    for name, least in (("seeds", 2), ("steps", 1)):
         value = getattr(question, name)
-        if value is not None and value < least:
+        if value < least:
             raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
     start: Point = {}
     for name in names:
@@ -164,20 +164,12 @@ class _Tuning:
     explain: bool
 
     def run(self, keys: jax.Array, fresh: jax.Array) -> int:
-        """Descend, test on fresh keys, compare, and run with the result; return the exit code."""
-        record, stop = self._record([*keys, *fresh]), self.stop
-        saved, path = self.directory.saved, self._descend(record)
-        test = grid = None
-        if path.best is not path.steps[0] and not stop.is_set():
+        """Descend, test on fresh keys, and run with the result; return the exit code."""
+        record = self._record([*keys, *fresh])
+        path, test = self._descend(record), None
+        if path.best is not path.steps[0] and not self.stop.is_set():
             test = self._test(path, fresh)
-        if self.question.compare_grid is not None and not stop.is_set():
-            points = grid_around(self.start, self.question.compare_grid)
-            if saved.get("grid"):
-                grid = Grid(points, array_of(saved["grid"]["values"]), saved["grid"]["runs"])
-            else:
-                print(f"grid: {len(points)} points, {len(points) * len(keys)} runs", flush=True)
-                grid = self.measure.on_grid(points, stop)
-        return self._finish(record, path, test, grid)
+        return self._finish(record, path, test)
 
     def _descend(self, record: Record) -> TuningTrace:
         """Descend; points measured before an interruption are not measured again."""
@@ -219,8 +211,9 @@ class _Tuning:
             name: array_of(saved[name]) if saved else self.measure(point, fresh).values
             for name, point in points.items()
         }
-        found = paired_test(values["start"], values["tuned"])
-        return {**values, **found._asdict(), "runs": 2 * self.measure.runs}
+        fell, p = difference(values["start"].tolist(), values["tuned"].tolist())
+        found = {"gain": fell.mean, "half": fell.half, "failed": fell.failed, "p": p}
+        return {**values, **found, "runs": 2 * self.measure.runs}
 
     def _record(self, keys: Sequence[jax.Array]) -> Record:
         """Return the settings of the tuning, as the file of the path says them."""
@@ -249,39 +242,32 @@ class _Tuning:
             "versions": versions(),
         }
 
-    def _finish(
-        self, record: Record, path: TuningTrace, test: Record | None, grid: Grid | None
-    ) -> int:
+    def _finish(self, record: Record, path: TuningTrace, test: Record | None) -> int:
         """Write and print the result, and run with it unless that makes no sense any more."""
         directory, source, best = self.directory, self.source, path.best
-        found = paired_test(path.steps[0].objective.values, best.objective.values)
-        record |= {
-            "stopped": path.stopped,
-            "best": path.steps.index(best),
-            "gain": {"value": found.gain, "standard_error": found.standard_error},
-            "test": test,
-            "grid": grid and grid._asdict() | {"best": grid.best},
-        }
+        record |= {"stopped": path.stopped, "best": path.steps.index(best), "test": test}
         directory.write_path(record, path.steps)
         if missing("plots") is None:
             from fedjaxsim.report import plots
             from fedjaxsim.tune.figure import trace_figure
 
             title = f"Tuning of {source.final.title}, {self.question.seeds} seeds"
-            plots.save(trace_figure(path, self.metric, title, grid), directory.path / PICTURE)
+            plots.save(trace_figure(path, self.metric, title), directory.path / PICTURE)
         if path.stopped == NOT_FINITE:
             say(f"{path.stopped}: start elsewhere")
             return 1
         tuned = tuned_settings(source.final.config, best.point)
         tuned = tuned.replace(public=(*tuned.public, source.statement))
         directory.write_tuned(tuned)
-        headings = ["", *map(flag, self.start), f"{self.metric} on seeds", "run-equivalents"]
+        names = [f"{self.metric} on the tuning's seeds", "on fresh ones"]
+        headings = ["", *map(flag, self.start), *names]
         print_rows(headings, compared_points(directory.read()), padding=(0, 1, 0, 0))
-        fell = with_error(found.gain, found.standard_error)
-        print(f"{self.metric} fell by {fell} on {self.question.seeds} seeds; ended: {path.stopped}")
-        if test is not None:
-            fell = with_error(test["gain"], test["standard_error"])
-            print(f"on as many fresh seeds it fell by {fell} (paired t test, p = {test['p']:.2g})")
+        if test is None:
+            print(f"{self.metric} was not tested on fresh seeds; ended: {path.stopped}")
+        else:
+            count, p = self.question.seeds, number(test["p"])
+            fell = f"{self.metric} fell by {gain_text(record)} on {count} fresh seeds"
+            print(f"{fell} (95 %; paired t test, p = {p}); ended: {path.stopped}")
         finished = not self.stop.is_set() and self._run(tuned)
         print(SHARED_SEED)
         print(f"files in {directory.path}")

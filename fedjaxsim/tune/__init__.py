@@ -1,16 +1,12 @@
 """Tuning hyperparameters by gradient descent through whole private runs."""
 
 from fedjaxsim.tune.descent import ObjectiveValue, Step, TuningTrace, descend
-from fedjaxsim.tune.objective import Grid, PairedTest, SeedGradient, grid_around, paired_test
+from fedjaxsim.tune.objective import SeedGradient
 
 __all__ = [
-    "Grid",
     "ObjectiveValue",
-    "PairedTest",
     "SeedGradient",
     "Step",
     "TuningTrace",
     "descend",
-    "grid_around",
-    "paired_test",
 ]

@@ -75,11 +75,6 @@ class Step:
         """The mean of the objective over seeds."""
         return float(np.mean(self.objective.values))
 
-    @property
-    def standard_error(self) -> float:
-        """The standard error of `value`, over seeds."""
-        return standard_error(self.objective.values)
-
 
 @dataclasses.dataclass(frozen=True)
 class TuningTrace:
@@ -154,7 +149,7 @@ def descend(
         slopes = {n: g * (1 if n in plain else point[n]) for n, g in found.gradients.items()}
         with np.errstate(invalid="ignore"):
             slope = {name: float(np.mean(slopes[name])) for name in start}
-            error = {name: standard_error(slopes[name]) for name in start}
+            error = {name: _standard_error(slopes[name]) for name in start}
         accepted = kept is None or _is_no_worse(found, kept.objective)
         runs = cost * (len(tried) + 1)
         tried.append(Step(point, found, slope, error, accepted, radius, runs))
@@ -190,7 +185,7 @@ def descend(
             state, radius = optimizer.init(at), float(np.max(np.abs(there - at))) / 2
 
 
-def standard_error(values: np.ndarray) -> float:
+def _standard_error(values: np.ndarray) -> float:
     """Return the sample standard deviation over √S; 0 for S = 1."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
@@ -200,7 +195,7 @@ def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:
     if not new.finite:
         return False
     rise = new.values - old.values
-    return bool(np.mean(rise) <= standard_error(rise))
+    return bool(np.mean(rise) <= _standard_error(rise))
 
 
 def _limits(

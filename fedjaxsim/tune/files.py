@@ -2,7 +2,7 @@
 
 A tuning's directory holds
 
-    path.json   every step, the test of the result, the grid, and the privacy statement
+    path.json   every step, the test of the result on fresh seeds, and the privacy statement
     path.csv    every step, one line each
     path.png    the picture of both
     tuned.toml  the settings of the final run, for `fedjaxsim run`
@@ -89,7 +89,7 @@ class TuneDirectory:
         rows: list[Record] = []
         columns: dict[str, list[Any]] = {}
         for index, step in enumerate(steps):
-            names = ("runs", "accepted", "radius", "value", "standard_error")
+            names = ("runs", "accepted", "radius", "value")
             numbers = {"step": index, **{name: getattr(step, name) for name in names}}
             slopes = {"gradient": step.gradient, "gradient_error": step.gradient_error}
             by_seed = {"values": step.objective.values, "slopes": step.objective.gradients}

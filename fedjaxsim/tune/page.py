@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from fedjaxsim import metrics
 from fedjaxsim.report.files import Record, read_json
 from fedjaxsim.report.page import reading, render
@@ -15,7 +13,7 @@ from fedjaxsim.runs.pages import Card, run_content
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.tune.files import PATH_JSON, PICTURE, RUN, TUNED
-from fedjaxsim.tune.watch import cells, compared_points, with_error
+from fedjaxsim.tune.watch import cells, compared_points, gain_text
 
 
 def tune_page(path: Path) -> bytes:
@@ -30,17 +28,17 @@ def tune_page(path: Path) -> bytes:
         final = run_content({"final run": RunDirectory(path / RUN)})
         record = read_json(path / PATH_JSON)
         remember(read_toml(path / TUNED).records.values())
-        steps, grid = record["steps"], record["grid"]
+        steps = record["steps"]
         flags = {name: flag(setting_of(name)) for name in steps[0]["point"]}
         split = metrics.label(f"{record['split']}_{record['metric']}")
-        gain = (np.nan if each is None else each for each in record["gain"].values())
-        title, fell = metrics.metric(record["metric"]).title, with_error(*gain)
+        title, fell = metrics.metric(record["metric"]).title, gain_text(record)
+        note = f"on {record['seeds']} fresh seeds"
         of_tuning = {
             "title": f"Tuning of {final['title']}",
             "record": record,
             "tuned": ", ".join(f"{text} ({key_label(name)})" for name, text in flags.items()),
-            "gain": f"{title} fell by {fell}",
-            "cards": [Card(f"{title} fell by", fell, f"{record['seeds']} seeds"), *final["cards"]],
+            "gain": f"{title} fell by {fell} {note}" if record["test"] else f"{title} was {fell}",
+            "cards": [Card(f"{title} fell by", fell, note), *final["cards"]],
             "picture_of_tuning": picture.read_bytes() if picture.is_file() else None,
             "names": [*map(key_label, flags), split],
             "found": compared_points(record),
@@ -48,10 +46,6 @@ def tune_page(path: Path) -> bytes:
                 [str(index), *cells(step["point"], step["values"]), number(step["runs"]),
                  "kept" if step["accepted"] else "taken back"]
                 for index, step in enumerate(steps)
-            ],
-            "grid": grid and [
-                [str(index), *cells(*each)]
-                for index, each in enumerate(zip(grid["points"], grid["values"], strict=True))
             ],
             "settings": (path / TUNED).read_text(encoding="utf-8"),
             "file": TUNED,
@@ -66,6 +60,6 @@ def _command(record: Record, flags: Mapping[str, str]) -> list[str]:
     for name, value in record["steps"][0]["point"].items():
         words += [f"--{flags[name]}", repr(value)]
     words += ["--wrt", ",".join(map(flag, flags))]
-    for name in ("seeds", "steps", "rule", "metric", "public_data", "compare_grid"):
+    for name in ("seeds", "steps", "rule", "metric", "public_data"):
         words += [] if asked[name] is None else [f"--{flag(name)}", str(asked[name])]
     return words

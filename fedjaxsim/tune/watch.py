@@ -6,8 +6,9 @@ import numpy as np
 
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import COUNT, Bar, number
+from fedjaxsim.report.results import Estimate, estimate
 from fedjaxsim.runs.settings import flag
-from fedjaxsim.tune.descent import Point, Step, standard_error
+from fedjaxsim.tune.descent import Point, Step
 
 
 class TuneProgress(Bar):
@@ -22,36 +23,37 @@ class TuneProgress(Bar):
         self._done += 1
         point = "  ".join(f"{flag(name)} {number(value)}" for name, value in step.point.items())
         fate = "kept" if step.accepted else "taken back"
-        words = f"{self._metric} {with_error(step.value, step.standard_error)}  {point}  {fate}"
+        words = f"{self._metric} {over_seeds(step.objective.values)}  {point}  {fate}"
         self.show(f"step {self._done}/{self._steps}  {words}", completed=self._done, words=words)
 
 
-def with_error(value: float, error: float) -> str:
-    """Format a mean with its standard error, which has two digits."""
-    return f"{number(value)} ± {error:.2g}"
+def over_seeds(values: Sequence[float | None] | np.ndarray) -> Estimate:
+    """Estimate a metric from its values over seeds; null and NaN are seeds that failed."""
+    return estimate(np.asarray(values, np.float64).tolist())
 
 
 def compared_points(record: Record) -> list[list[str]]:
-    """Return a line for the start, the best step and the best point of the grid.
+    """Return a line for the start and the best step: the point, its metric on both kinds of seeds.
 
     Args:
       record: content of path.json.
     """
-    steps, grid = record["steps"], record["grid"]
-    start, best = steps[0], steps[record["best"]]
-    shown = [
-        ("start", start["point"], start["values"], start["runs"]),
-        ("tuned", best["point"], best["values"], steps[-1]["runs"]),
+    steps, test = record["steps"], record["test"] or {}
+    shown = [("start", steps[0]), ("tuned", steps[record["best"]])]
+    return [
+        [name, *cells(step["point"], step["values"]), str(over_seeds(test.get(name, [])))]
+        for name, step in shown
     ]
-    if grid is not None:
-        at = grid["best"]
-        shown.append(("best on the grid", grid["points"][at], grid["values"][at], grid["runs"]))
-    return [[name, *cells(*each), number(runs)] for name, *each, runs in shown]
+
+
+def gain_text(record: Record) -> str:
+    """Return by how much the metric fell on fresh seeds, or that nothing was tested."""
+    test = record["test"]
+    if test is None:
+        return "not tested on fresh seeds"
+    return str(Estimate(test["gain"], test["half"], None, record["seeds"], test["failed"]))
 
 
 def cells(point: Point, values: Sequence[float | None]) -> list[str]:
-    """Format hyperparameters, and the metric over seeds with its error."""
-    seeds = np.asarray(values, np.float64)
-    finite = bool(np.isfinite(seeds).all())
-    value = with_error(float(seeds.mean()), standard_error(seeds)) if finite else "not finite"
-    return [*map(number, point.values()), value]
+    """Format hyperparameters, and the metric over seeds with its interval."""
+    return [*map(number, point.values()), str(over_seeds(values))]

@@ -461,7 +461,7 @@ def test_a_tuning_that_is_killed_goes_on_bit_for_bit(tmp_path):
         return [
             "tune", "--quiet", "--data", "synthetic", "--clients", "10", "--loss", "squared",
             "--learning-rate", "0.01", "--local-steps", "1", "--rounds", "6", "--eval-every", "1",
-            "--wrt", "learning-rate", "--seeds", "2", "--steps", "4", "--compare-grid", "2",
+            "--wrt", "learning-rate", "--seeds", "2", "--steps", "4",
             "--checkpoint-every", "2", *PRIVATE, "--out", str(tmp_path / out),
         ]  # fmt: skip
 

@@ -12,20 +12,20 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     assert page.headings[0] == (1, "Tuning of pmtl linear on csv:x.csv")
     assert [name for _, name in page.headings[1:4]] == ["Pictures", "Results", "Points tried"]
     assert f"Tuned on {NASTY}: NOT covered." in page.text
-    # By hand: of 2 and 1 the mean is 1.5, and its standard error is √(0.5 / 2) = 0.5.
-    headings, start, tuned, grid = page.tables[
-        "Means over 2 seeds, on validation rows of the run's own clients"
+    # The headline is that of seeds which the tuning has not seen.
+    assert "loss fell by0.300 ± 0.100on 2 fresh seeds" in page.text.replace("\n", "")
+    assert "From the start, the loss fell by 0.300 ± 0.100 on 2 fresh seeds" in page.text
+    # By hand: of 2 and 1 the deviation is √½; t of one degree of freedom is 12.706.
+    headings, start, tuned = page.tables[
+        "Means over 2 seeds with 95 % intervals, on validation rows of the run's own clients"
     ]
-    assert headings == ["", "η", "validation loss", "run-equivalents spent"]
-    assert start == ["start", "0.1", "1.5 ± 0.5", "4"]
-    assert tuned == ["tuned", "0.25", "1.2 ± 0.3", "12"]
-    assert grid == ["best on the grid", "1", "1.5 ± 0.25", "4"]
+    assert headings == ["", "η", "the tuning's seeds", "fresh seeds"]
+    assert start == ["start", "0.1", "1.500 ± 6.353", "1.500 ± 5.082"]
+    assert tuned == ["tuned", "0.25", "1.200 ± 3.812", "1.200 ± 3.812"]
     assert page.tables["Steps of the descent; step 0 is the start, step 1 the best"][2:] == [
-        ["1", "0.25", "1.2 ± 0.3", "8", "kept"],
-        ["2", "4", "not finite", "12", "taken back"],
+        ["1", "0.25", "1.200 ± 3.812", "8", "kept"],
+        ["2", "4", "1 of 2 failed", "12", "taken back"],
     ]
-    assert page.tables["Grid"][1] == ["0", "0.01", "3 ± 0"]
-    assert "The loss fell by 0.3 ± 0.2 from the start" in page.text
     # The guarantee and the spread over clients are the final run's.
     assert page.tables["Test metrics after the last round"][1][:2] == ["final run", "0.500"]
     assert "ε = 2.3178 zero-out" in page.text
@@ -34,12 +34,12 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     assert (path / "tuned.toml").read_text() in page.text
     again = (
         "fedjaxsim tune tuned.toml --learning-rate 0.1 --wrt learning-rate --seeds 2 --steps 2 "
-        "--rule adam --public-data 'csv:a file.csv' --compare-grid 2 --out DIR"
+        "--rule adam --public-data 'csv:a file.csv' --out DIR"
     )
     assert again in page.text
-    write_tuning(tmp_path / "alone", grid=None)
-    assert main(["report", str(tmp_path / "alone")]) == 0
-    assert "Grid" not in read(tmp_path / "alone" / "report.html").tables
+    write_tuning(tmp_path / "untested", test=None)
+    assert main(["report", str(tmp_path / "untested")]) == 0
+    assert "not tested on fresh seeds" in read(tmp_path / "untested" / "report.html").text
 
 
 def test_a_tuning_by_a_metric_without_a_record_is_titled_by_its_name(tmp_path):
@@ -47,4 +47,4 @@ def test_a_tuning_by_a_metric_without_a_record_is_titled_by_its_name(tmp_path):
     file = path / "path.json"
     file.write_text(file.read_text().replace('"loss"', '"squared_error"'))
     assert main(["report", str(path)]) == 0
-    assert "The squared error fell by 0.3 ± 0.2" in read(path / "report.html").text
+    assert "the squared error fell by 0.300 ± 0.100" in read(path / "report.html").text
