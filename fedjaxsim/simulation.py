@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
@@ -21,6 +22,7 @@ from fedjaxsim.engine.checks import require_state, rounds_done
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, RunLoop
+from fedjaxsim.engine.predictions import models_of, predictions_of
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
@@ -357,6 +359,53 @@ class Simulation:
         compiled, rows = self.setup.compiled, self.setup.placed[split]
         measured = compiled.evaluate(state, hparams.as_arrays(), rows)
         return self.setup.summarize(split, measured)
+
+    def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
+        """Return the parameters that each client predicts with.
+
+        A client's personal model is its own: a guarantee covers it against the other clients, not
+        against its owner, and publishing it is another release. See `guarantee`.
+
+        Args:
+          state: of a run; it stays usable.
+          hparams: hyperparameters.
+
+        Returns:
+          Params of the task, leaves (m, ...) on the host.
+
+        Raises:
+          ValueError: if the simulation is streamed, or the state is none.
+        """
+        require_state(state)
+        self.setup.check_in_memory()
+        return models_of(self.program, self.population, state, hparams.as_arrays())
+
+    def predict(
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        population: Population | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Predict rows, each by its client's model.
+
+        Args:
+          state: of a run; it stays usable.
+          hparams: hyperparameters.
+          population: rows of the run's clients, known by their names, whose labels are not read; by
+            default the run's population, all splits.
+
+        Returns:
+          By name, each (N, ...) in the order of the population's rows: "prediction" (a class, −1
+          where the model gives NaN; or a number), and in classifications its "probability".
+
+        Raises:
+          ValueError: if a client took no part in the run, the task says nothing of rows, the
+            simulation is streamed, or the state is none.
+        """
+        require_state(state)
+        self.setup.check_in_memory()
+        rows = self.population if population is None else population
+        return predictions_of(self.program, self.population, state, hparams.as_arrays(), rows)
 
     def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:
         """Compute the guarantees of all releases so far, on the host in float64 from the ledger.

@@ -1,5 +1,6 @@
 """Learning tasks: a model with a loss and the per-example metrics of evaluation."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,8 @@ OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
 """(outputs (b, c), labels) -> (b,)."""
 
 
+Says = Callable[[jax.Array], dict[str, jax.Array]]
+"""(outputs (b, ...)) -> what a task says of rows, by name."""
 Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
 
 
@@ -58,6 +61,8 @@ class Task(NamedTuple):
         without them. No message may hold them.
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
+      predict: `(params, fields) -> {name: (b, ...)}`, which reads no labels: "prediction", and in a
+        classification its "probability"; class −1 if the model's outputs are NaN. Or None.
       examples: the protection of single examples by noise in `gradient`, from `private_examples`;
         None without.
     """
@@ -78,6 +83,7 @@ class Task(NamedTuple):
     track: Callable[[PyTree, PyTree, Batch], PyTree] | None = None
     model: Model | None = None
     on_model: "Callable[[Model], Task] | None" = None
+    predict: Callable[[PyTree, Mapping[str, jax.Array]], dict[str, jax.Array]] | None = None
     examples: Any = None
 
     def gradient(self, params: PyTree, batch: Batch | ProtectedBatch) -> PyTree:
@@ -160,6 +166,7 @@ def _task(
     metrics: Mapping[str, OfOutputs],
     check: Check,
     divergence: Divergence,
+    says: Says,
 ) -> Task:
     """Make a task of functions of outputs and labels; the metric "loss" is the loss."""
 
@@ -184,7 +191,12 @@ def _task(
     return Task(
         model.init, loss_of, metrics_of, check, (), model.output_layer, linear, divergence=between,
         public=_assumed(model), frozen=model.frozen, track=_track_of(model),
+        predict=_predict_of(model, says),
     )  # fmt: skip
+
+
+def _predict_of(model: Model, says: Says) -> Callable[..., dict[str, jax.Array]]:
+    return lambda params, fields: says(model.apply(params, fields["x"]))
 
 
 def _classification(
@@ -195,6 +207,7 @@ def _classification(
     score: Callable[[jax.Array], jax.Array],
     check: Check,
     divergence: Divergence,
+    says: Says,
 ) -> Task:
     """Make a task with the metrics of a classification.
 
@@ -206,6 +219,7 @@ def _classification(
       score: for two classes, `(outputs) -> (b,)`, larger for the positive class.
       check: see `Task`.
       divergence: `(outputs, other outputs) -> (b,)`.
+      says: `(outputs) -> {name: (b,)}`, see `Task.predict`.
     """
 
     def outputs_of(params, batch):
@@ -223,12 +237,17 @@ def _classification(
         streaming_metrics["auc"] = area_under_roc(
             lambda params, batch: score(outputs_of(params, batch)), lambda batch: label(batch) > 0
         )
-    task = _task(model, {"loss": losses, "accuracy": correct}, check, divergence)
+    task = _task(model, {"loss": losses, "accuracy": correct}, check, divergence, says)
     return task._replace(streaming_metrics=streaming_metrics)
 
 
 def _of_classes(
-    name: str, model: Model, num_classes: int, losses: OfOutputs, divergence: Divergence
+    name: str,
+    model: Model,
+    num_classes: int,
+    losses: OfOutputs,
+    divergence: Divergence,
+    probabilities: Callable[[jax.Array], jax.Array] | None,
 ) -> Task:
     """Make a classification in which the largest of c outputs wins."""
     checks.count(2, num_classes=num_classes)
@@ -242,9 +261,25 @@ def _of_classes(
             )
 
     task = _classification(
-        model, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0], check, divergence
-    )
+        model, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0], check, divergence,
+        functools.partial(_class_said, probabilities),
+    )  # fmt: skip
     return task._replace(labels=(range(num_classes),))
+
+
+def _class_said(
+    probabilities: Callable[[jax.Array], jax.Array] | None, outputs: jax.Array
+) -> dict[str, jax.Array]:
+    """Return the class of the largest output, and its probability if outputs have one."""
+    said = {"prediction": _if_said(jnp.argmax(outputs, axis=-1), outputs)}
+    if probabilities is None:
+        return said
+    return said | {"probability": jnp.max(probabilities(outputs), axis=-1)}
+
+
+def _if_said(prediction: jax.Array, outputs: jax.Array) -> jax.Array:
+    """Return a class, or −1 if an output is NaN, int32."""
+    return jnp.where(jnp.isnan(outputs).any(axis=-1), -1, prediction).astype(jnp.int32)
 
 
 # KL(p‖q) + KL(q‖p) of an exponential family is (mean of p − mean of q)·(natural parameter of p −
@@ -301,7 +336,7 @@ def softmax(model: Model, num_classes: int) -> Task:
       model: outputs (b, c) logits.
       num_classes: c.
     """
-    task = _of_classes("softmax", model, num_classes, cross_entropy, _of_categories)
+    task = _of_classes("softmax", model, num_classes, cross_entropy, _of_categories, jax.nn.softmax)
     return task._replace(model=model, on_model=lambda other: softmax(other, num_classes))
 
 
@@ -353,6 +388,7 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
         model.init, loss, metrics, check, (range(-1, num_classes),), model.output_layer,
         public=_assumed(model), targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
         frozen=model.frozen, track=_track_of(model),
+        predict=_predict_of(model, functools.partial(_class_said, jax.nn.softmax)),
     )  # fmt: skip
 
 
@@ -389,11 +425,13 @@ def one_vs_all(
         return jnp.sum(values, axis=-1)
 
     divergence = _of_normals if loss == "squared" else _of_coins
-    return _of_classes("one_vs_all", model, num_classes, losses, divergence)
+    return _of_classes("one_vs_all", model, num_classes, losses, divergence, None)
 
 
 def logistic(model: Model) -> Task:
     """Binary classification with the logistic loss (optax); "y" holds −1 and 1, or 0 and 1.
+
+    Predictions are 0 and 1, with the probability of 1.
 
     Args:
       model: outputs (b, 1): the log-odds of the positive class.
@@ -412,7 +450,13 @@ def logistic(model: Model) -> Task:
         if y.ndim != 1:
             raise ValueError(f"logistic needs one label per row, y of shape (n,), got {y.shape}")
 
-    task = _classification(model, 2, losses, correct, lambda logits: logits[:, 0], check, _of_coins)
+    def says(logits):
+        odds = logits[:, 0]
+        return {"prediction": _if_said(odds > 0, logits), "probability": jax.nn.sigmoid(odds)}
+
+    task = _classification(
+        model, 2, losses, correct, lambda logits: logits[:, 0], check, _of_coins, says
+    )
     return task._replace(labels=((-1, 1), (0, 1)))
 
 
@@ -435,4 +479,7 @@ def squared(model: Model) -> Task:
         if y.ndim != 1:
             raise ValueError(f"squared needs one target per row, y of shape (n,), got {y.shape}")
 
-    return _task(model, {"loss": losses, "squared_error": squares}, check, _of_normals)
+    def says(outputs):
+        return {"prediction": outputs[:, 0]}
+
+    return _task(model, {"loss": losses, "squared_error": squares}, check, _of_normals, says)

@@ -1,0 +1,98 @@
+"""The models that clients predict with, by hand where they are linear, and their predictions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import classification, least_squares, read_by, simulation_of
+
+import fedjaxsim as fjs
+from fedjaxsim.algorithms.knnper import knnper
+from fedjaxsim.privacy.samplers import full_participation
+
+VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip_norm": 1.0, "noise_multiplier": 0.0}
+
+
+def trained(name, population, task):
+    sim = simulation_of(name, task, population, full_participation(), fjs.Minibatches(3, epochs=1))
+    hparams = read_by(sim, **VALUES)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 3)
+    return sim, state, hparams
+
+
+def owners(population):
+    """The client of each row, counted out."""
+    rows = np.zeros(len(population.fields["y"]), int)
+    for ranges in population.splits.values():
+        for client in range(population.num_clients):
+            rows[ranges.rows(client)] = client
+    return rows
+
+
+@pytest.mark.parametrize("name", ["pmtl", "fedavg"])
+def test_a_linear_model_says_its_products(name):
+    population, task = least_squares([4, 2, 7], test=0.3)
+    sim, state, hparams = trained(name, population, task)
+    models = sim.models(state, hparams)
+    assert models["kernel"].shape == (3, 1, 3)
+    kernel = models["kernel"][owners(population), 0]
+    by_hand = np.sum(kernel * population.fields["x"], axis=1)
+    by_hand += np.ravel(models.get("bias", np.zeros((3, 1))))[owners(population)]
+    said = sim.predict(state, hparams)
+    np.testing.assert_allclose(said["prediction"], by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_mean_squared_error_of_predictions_is_that_of_the_evaluation():
+    population, task = least_squares([4, 2, 7], test=0.3)
+    sim, state, hparams = trained("ditto", population, task)
+    rows = population.splits["test"].all_rows()
+    errors = (sim.predict(state, hparams)["prediction"] - population.fields["y"])[rows] ** 2
+    values = sim.evaluate(state, hparams, "test").values["squared_error"]
+    counts = population.splits["test"].count
+    np.testing.assert_allclose(errors.mean(), np.average(values, weights=counts), rtol=1e-5)
+
+
+def test_new_rows_go_to_the_clients_of_their_names():
+    population, task = classification([5, 9, 4])
+    sim, state, hparams = trained("pmtl", population, task)
+    said = sim.predict(state, hparams)
+    probability = said["probability"]
+    assert ((probability > 1 / 3 - 1e-6) & (probability <= 1)).all()  # the largest of three
+    some = population.splits["test"].rows(2)
+    rows = fjs.Population.from_flat(
+        {name: value[some] for name, value in population.fields.items()},
+        [len(some)],
+        population.names[2:],
+    )
+    again = sim.predict(state, hparams, rows)
+    np.testing.assert_array_equal(again["prediction"], said["prediction"][some])
+    stranger = fjs.Population.from_flat(dict(rows.fields), [len(some)], np.array([7]))
+    with pytest.raises(ValueError, match="client 7 took no part"):
+        sim.predict(state, hparams, stranger)
+
+
+def test_accuracy_of_predictions_from_data_is_that_of_the_evaluation():
+    population, task = classification([5, 9, 4])
+    sim = fjs.Simulation(knnper(task), population, full_participation())
+    hparams = read_by(sim, **VALUES)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 2)
+    rows = population.splits["test"].all_rows()
+    right = (sim.predict(state, hparams)["prediction"] == population.fields["y"])[rows]
+    values = sim.evaluate(state, hparams, "test").values["accuracy"]
+    counts = population.splits["test"].count
+    np.testing.assert_allclose(right.mean(), np.average(values, weights=counts))
+
+
+def test_no_prediction_is_class_minus_one():
+    _, task = classification([5, 9])
+    assert task.predict is not None
+    params = jax.tree.map(lambda leaf: leaf * np.nan, task.init(jax.random.key(0)))
+    said = task.predict(params, {"x": jnp.ones((2, 4))})
+    np.testing.assert_array_equal(said["prediction"], [-1, -1])
+
+
+def test_a_task_that_says_nothing_names_the_way():
+    population, task = classification([5, 9])
+    sim, state, hparams = trained("pmtl", population, task._replace(predict=None))
+    with pytest.raises(ValueError, match=r"task\._replace\(predict="):
+        sim.predict(state, hparams)
