@@ -1,48 +1,72 @@
-"""Factories of parts by name, and their settings.
+"""Factories by name, and their settings: typed keys with one converter.
 
 A factory makes a part of a run (algorithm, model, mechanism, sampler, reader of data); a user's own
 is named "module:factory". Its keyword arguments of plain types are the part's settings: flags, keys
-of files and their help come from its signature and docstring.
+of files and their help come from its signature and docstring. A command of the program is a
+function whose keyword arguments are its flags.
 """
 
 import contextlib
 import dataclasses
+import decimal
 import inspect
+import math
 import pkgutil
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal, Union
 
 Factory = Callable[..., Any]
-_WORDS = (Sequence[str], tuple[str, ...])
-_INTEGERS = (Sequence[int], tuple[int, ...])
-_PLAIN = (bool, int, float, str)
+REQUIRED = inspect.Parameter.empty
+"""The default of a setting that must be given."""
+_PLAIN = (bool, int, float, str, Path)
+_DIGITS = 100
+"""The most digits of whole numbers with exponents: no setting takes more."""
+
+
+class Word(str):
+    """A word of a command line, in which numbers and lists are still to be read."""
+
+
+def flag(name: str) -> str:
+    """Return the spelling of a setting on the command line, without the dashes in front."""
+    return name.strip("_").replace("_", "-")
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A keyword argument of a factory, settable by a flag.
+    """A typed key: an argument of a factory, a flag of a command, a key of a file.
 
     Attributes:
-      name: name of the argument.
-      hint: bool, int, float, str, a `Literal` of strings, or a tuple of str or int.
-      optional: whether None is allowed.
-      default: default value, or `inspect.Parameter.empty`.
-      help: description in the factory's docstring.
+      name: its name.
+      hint: bool, int, float, str, Path, a `Literal` of strings, or a tuple of a plain type.
+      default: default value, or `REQUIRED`.
+      help: its meaning.
+      optional: whether None is allowed, as it is for a default of None.
+      shown: its default in words, if that follows from other settings.
+      least: smallest allowed number.
+      most: largest allowed number.
+      argument: name of the factory's argument.
     """
 
     name: str
     hint: Any
-    optional: bool
-    default: Any
-    help: str
+    default: Any = None
+    help: str = ""
+    optional: bool = False
+    shown: str = ""
+    least: float = -math.inf
+    most: float = math.inf
+    argument: str = ""
 
     @property
     def required(self) -> bool:
         """Return whether the setting lacks a default."""
-        return self.default is inspect.Parameter.empty
+        return self.default is REQUIRED
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -50,6 +74,70 @@ class Setting:
         if typing.get_origin(self.hint) is Literal:
             return typing.get_args(self.hint)
         return (False, True) if self.hint is bool else ()
+
+    @property
+    def item(self) -> Any:
+        """The type of a tuple's items; None for other types."""
+        return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is tuple else None
+
+    def convert(self, value: Any, called: str | None = None) -> Any:
+        """Convert a value of a file, of Python or of a command line (`Word`) to the type.
+
+        Raises:
+          ValueError: naming the setting as `called`, what is allowed and what was got.
+        """
+        called = flag(self.name) if called is None else called
+        if value is None or (isinstance(value, Word) and value == "None"):
+            if self.optional or self.default is None:
+                return None
+            raise ValueError(f"{called} must be given, got None")
+        if self.item is not None and isinstance(value, str | list | tuple):
+            one = dataclasses.replace(self, hint=self.item, default=REQUIRED, optional=False)
+            if isinstance(value, str):
+                value = [Word(word.strip()) for word in value.split(",") if word.strip()]
+            return tuple(one.convert(each, called) for each in value)
+        found, allowed = _read(value, self.hint)
+        if found is None:
+            raise ValueError(f"{called} must be {allowed}, got {value!r}")
+        if isinstance(found, int | float) and (found < self.least or found > self.most):
+            bound = f"least {self.least}" if found < self.least else f"most {self.most}"
+            raise ValueError(f"{called} must be at {bound}, got {found}")
+        return found
+
+
+def _read(value: Any, hint: Any) -> tuple[Any, str]:
+    """Return a value as the plain type `hint`, None if it is none, and what is allowed."""
+    word = isinstance(value, Word)
+    number = type(value) in (int, float) or (
+        isinstance(value, Integral | float) and not isinstance(value, bool)
+    )
+    if typing.get_origin(hint) is Literal:
+        values = typing.get_args(hint)
+        return (str(value) if value in values else None), f"one of {', '.join(values)}"
+    if hint is bool:
+        truth = {"true": True, "false": False}.get(value) if word else None
+        return value if isinstance(value, bool) else truth, "true or false"
+    if hint is int:
+        return _whole(value) if word or number else None, "a whole number, as 1000000 or 1e6"
+    if hint is float:
+        if word or number or value in ("inf", "∞"):
+            with contextlib.suppress(ValueError, OverflowError):
+                return float("inf" if value == "∞" else value), ""
+        return None, "a number"
+    if hint is Path:
+        return Path(value) if isinstance(value, str | Path) and str(value) else None, "a path"
+    return (str(value) if isinstance(value, str) else None), "a text"
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number (1000000, 1_000_000 or 1e6), or None if it is none."""
+    with contextlib.suppress(ValueError):
+        return int(value) if isinstance(value, str | Integral) else int(str(value))
+    with contextlib.suppress(decimal.InvalidOperation):
+        found = decimal.Decimal(str(value))
+        if found.is_finite() and found.adjusted() < _DIGITS:
+            return int(found) if found == found.to_integral_value() else None
+    return None
 
 
 def resolve(path: str) -> Factory:
@@ -87,7 +175,9 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
         if name in supplied or plain is None or parameter.kind is parameter.VAR_KEYWORD:
             continue
         hint, optional = plain
-        found[name] = Setting(name, hint, optional, parameter.default, texts.get(name, ""))
+        default = parameter.default
+        default = tuple(default) if isinstance(default, list) else default
+        found[name] = Setting(name, hint, default, texts.get(name, ""), optional, argument=name)
     return found
 
 
@@ -104,7 +194,7 @@ def _hints(factory: Factory) -> dict[str, Any]:
 
 def described(docstring: str) -> dict[str, str]:
     """Return the descriptions of the arguments in a docstring's Args section, by name."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
+    section = re.search(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
     if section is None:
         return {}
     found: dict[str, str] = {}
@@ -129,10 +219,9 @@ def _plain(hint: Any) -> tuple[Any, bool] | None:
     for kind in kinds:
         if typing.get_origin(kind) is Literal:
             return kind, optional
-    if any(kind in _WORDS for kind in kinds):
-        return tuple[str, ...], optional
-    if any(kind in _INTEGERS for kind in kinds):
-        return tuple[int, ...], optional
+    for kind in kinds:
+        if typing.get_origin(kind) in (tuple, Sequence) and typing.get_args(kind)[0] in _PLAIN:
+            return tuple[typing.get_args(kind)[0], ...], optional
     for kind in kinds:
         if kind in _PLAIN:
             return kind, optional

@@ -26,7 +26,6 @@ from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.runs.settings_files import typed
 from fedjaxsim.simulation import Simulation
 
 LONG_ENOUGH = 0.2
@@ -161,7 +160,7 @@ def main() -> None:
     try:
         require(wanted)
         settings = request["settings"]
-        experiment = prepare(run_config(**typed(settings, settings, Path("settings"))))
+        experiment = prepare(run_config(**settings))
     except (ValueError, OSError) as error:
         print(json.dumps({"refused": " ".join(str(error).split())}))
         return

@@ -1,19 +1,14 @@
-"""The command line: one file per command, with its flags.
+"""The command line: one file per command, a function whose arguments are its flags.
 
-A command imports its work from `fedjaxsim.commands` when it runs, so help and refused flags are
-instant.
+A command imports its work when it runs, so help and refused flags are instant.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedjaxsim.signals import end_on_signal
 
-if TYPE_CHECKING:
-    from fedjaxsim.cli.program import parse
-    from fedjaxsim.cli.run import Run
-
-__all__ = ["Run", "main", "parse"]
+__all__ = ["main", "parse"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,9 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name != "parse":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedjaxsim.cli.program import parse
-    from fedjaxsim.cli.run import Run
 
-    return {"parse": parse, "Run": Run}[name]
+    return parse

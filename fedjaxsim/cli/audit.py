@@ -1,34 +1,70 @@
 """`fedjaxsim audit`."""
 
-import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
-from tyro.conf import OmitArgPrefixes
-
-from fedjaxsim.cli.shared_flags import ConfigFile, Machines, WithSettings
-from fedjaxsim.privacy.hypothetical import OptionalInt
+from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class Audit(WithSettings):
-    """Attack simulations with canaries; the exit code is 1 if that refutes the reported ε."""
+def audit(
+    config: Path | None = None,
+    *,
+    settings: RunConfig,
+    canaries: int | None = None,
+    runs: int = 20,
+    confidence: float = 0.99,
+    json: bool = False,
+) -> Callable[[], int]:
+    """Attack simulations with canaries; the exit code is 1 if that refutes the reported ε.
 
-    settings: OmitArgPrefixes[RunConfig]
-    config: ConfigFile = None
-    """TOML file with the same settings; flags win over it."""
-    canaries: OptionalInt = None
-    """n, clients of each run that are canaries; half of the possible number by default."""
-    runs: int = 20
-    """Number of runs; time grows with it, and power with n times it."""
-    confidence: float = 0.99
-    """Least probability that a sound simulation is not refuted."""
-    json: bool = False
-    """Print JSON instead of text."""
+    Args:
+      config: TOML file with the same settings; flags win over it.
+      settings: The settings of each run.
+      canaries: n, clients of each run that are canaries; half of the possible number by default.
+      runs: Number of runs; time grows with it, and power with n times it.
+      confidence: Least probability that a sound simulation is not refuted.
+      json: Print JSON instead of text.
 
-    def prepare(self) -> Callable[[], int]:
-        """Audit; return a function that prints the result and gives the exit code."""
-        Machines().start()
-        from fedjaxsim.commands.audit import prepare_audit
+    Raises:
+      FileNotFoundError, ValueError: for bad input.
+    """
+    del config
+    if settings.out is not None:
+        raise ValueError(f"out must not be given, as an audit writes no files, got {settings.out}")
+    settings.require_no_canaries("an audit of many runs")
+    if settings.get("budget_epsilon") is not None:
+        raise ValueError("an audit runs all rounds: leave out budget-epsilon")
+    Machines().start()
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        return prepare_audit(self.settings, self.canaries, self.runs, self.confidence, self.json)
+    from fedjaxsim.audit import canaries as attack
+    from fedjaxsim.report.files import print_json
+    from fedjaxsim.runs.build import prepare
+
+    experiment = prepare(settings)
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("audit"), BarColumn(bar_width=12), TextColumn("run {task.completed}"),
+        TextColumn("of {task.total}"), TimeRemainingColumn(compact=True),
+        console=console, transient=True, disable=settings.quiet or not console.is_terminal,
+    ) as progress:  # fmt: skip
+        bar = progress.add_task("audit", total=runs)
+        result = attack.audit(
+            experiment.simulation,
+            experiment.hparams,
+            settings.rounds,
+            canaries=canaries,
+            runs=runs,
+            confidence=confidence,
+            delta=experiment.delta,
+            seed=settings.seed,
+            on_run=lambda done, _: progress.update(bar, completed=done),
+        )
+
+    def work() -> int:
+        print_json(result.to_json()) if json else print(result)
+        return int(result.violated)
+
+    return work

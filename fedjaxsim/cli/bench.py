@@ -1,59 +1,57 @@
 """`fedjaxsim bench`."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, Positional, Suppress
-
-from fedjaxsim.cli.shared_flags import Machines, WithSettings
-from fedjaxsim.runs.settings import RunConfig, flag, optional
+from fedjaxsim.cli.machines import Machines
+from fedjaxsim.runs.settings import RunConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class Bench(WithSettings):
-    """Measure the speed and memory of runs against this machine's ceilings."""
+def bench(
+    files: tuple[Path, ...] = (),
+    *,
+    settings: tuple[RunConfig, ...],
+    repeats: int = 5,
+    devices: str = "all",
+    compare: Path | None = None,
+) -> Callable[[], int]:
+    """Measure the speed and memory of runs against this machine's ceilings.
 
-    settings: OmitArgPrefixes[RunConfig]
-    files: Annotated[tuple[Path, ...], Positional] = ()
-    """TOML files, each with the settings of a run; flags win over them. Without a file the flags
-    describe the run. A single bench.json is shown, and nothing is measured."""
-    repeats: int = 5
-    """Processes that measure each run."""
-    devices: Annotated[str, optional("all|N", "all")] = "all"
-    """Devices that share the clients; of a CPU, its cores."""
-    compare: Annotated[Path | None, optional("bench.json", "none")] = None
-    """Earlier results to compare with."""
-    runs: Annotated[Mapping[str, Any], Suppress] = dataclasses.field(default_factory=dict)
+    Args:
+      files: TOML files, each with the settings of a run; flags win over them. Without a file the
+        flags describe the run. A single bench.json is shown, and nothing is measured.
+      settings: The settings of each run.
+      repeats: Processes that measure each run.
+      devices: Devices that share the clients, all or a number; of a CPU, its cores.
+      compare: Earlier results to compare with, a bench.json.
 
-    @property
-    def name(self) -> str:
-        """Name of the run: that of its file, or the names of its parts."""
-        parts = self.settings.algorithm, self.settings.model, self.settings.data.partition(":")[0]
-        return self.files[0].stem if self.files else "-".join(parts).replace(":", ".")
+    Raises:
+      FileNotFoundError, ValueError: for bad input.
+    """
+    machines = Machines(devices=devices)
+    machines.validate()
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    from fedjaxsim.commands.bench import prepare_bench, prepare_show
 
-    def prepare(self) -> Callable[[], int]:
-        """Check the flags; return a function that measures.
+    shown = [file for file in files if file.suffix == ".json"]
+    if shown:
+        if files[1:]:
+            raise ValueError("results are shown alone: give one bench.json, or files of settings")
+        return prepare_show(shown[0], compare)
+    return prepare_bench(
+        named(files, settings), settings[0].out, compare, repeats=repeats, devices=machines.count,
+        overwrite=settings[0].overwrite, quiet=settings[0].quiet,
+    )  # fmt: skip
 
-        Raises:
-          FileNotFoundError, ValueError: for bad input.
-        """
-        machines = Machines(devices=self.devices)
-        machines.validate()
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        from fedjaxsim.commands.bench import prepare_bench, prepare_show
 
-        if not self.runs:
-            if self.files[1:]:
-                raise ValueError(
-                    "results are shown alone: give one bench.json, or files of settings"
-                )
-            if given := self.settings.given():
-                raise ValueError(f"{flag(next(iter(given)))} has no effect where results are shown")
-            return prepare_show(self.files[0], self.compare)
-        return prepare_bench(
-            self.runs, self.settings.out, self.compare, repeats=self.repeats,
-            devices=machines.count, overwrite=self.settings.overwrite, quiet=self.settings.quiet,
-        )  # fmt: skip
+def named(files: Sequence[Path], settings: Sequence[RunConfig]) -> dict[str, RunConfig]:
+    """Return runs by the names of their files or, without a file, of their parts."""
+    runs: dict[str, RunConfig] = {}
+    for index, each in enumerate(settings):
+        parts = each.algorithm, each.model, each.data.partition(":")[0]
+        name = files[index].stem if files else "-".join(parts).replace(":", ".")
+        if name in runs:
+            raise ValueError(f"two files of settings are called {name}")
+        runs[name] = each
+    return runs

@@ -1,63 +1,96 @@
 """`fedjaxsim data`."""
 
-import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional
-
-from fedjaxsim.cli.shared_flags import WithSettings
-from fedjaxsim.runs.settings import DataSettings, RunConfig, flag, run_config
+from fedjaxsim.factories import flag
+from fedjaxsim.runs.settings import RunConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class Data(WithSettings):
+def data(
+    what: Literal["show", "convert", "check"],
+    *,
+    settings: RunConfig,
+    out: Path | None = None,
+    json: bool = False,
+) -> Callable[[], int]:
     """Show the clients of a run with their rows and labels, or keep them in a folder.
 
     A converted population is split already and kept on disk; a run maps it into memory with --data
     folder:PATH, and every load compares its sizes. check reads all of it and compares it with the
     digests taken at writing. The flags of a source or a partition are shown once it is named, as by
     `data --data csv --help`.
+
+    Args:
+      what: Action.
+      settings: The settings of the data.
+      out: Figure of rows and labels per client (.png, .pdf or .svg), or the new folder to write.
+      json: Print JSON instead of text.
+
+    Raises:
+      OSError, ValueError: for bad input, and if data cannot be written.
     """
-
-    what: Positional[Literal["show", "convert", "check"]]
-    """Action."""
-    settings: OmitArgPrefixes[DataSettings]
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE|FOLDER")] = None
-    """Figure of rows and labels per client (.png, .pdf or .svg), or the folder to write."""
-    json: bool = False
-    """Print JSON instead of text."""
-
-    @property
-    def config(self) -> RunConfig:
-        """Settings of a run on these data, with a loss that any model suits."""
-        return run_config(**self.settings.given(), loss="squared")
-
-    def check(self, flags: Iterable[str]) -> None:
-        """Check the settings."""
-        del flags
-        self.config.validate()
-
-    def prepare(self) -> Callable[[], int]:
-        """Read, write or check the data; return a function that prints a description.
-
-        Raises:
-          OSError, ValueError: for bad input, and where data cannot be written.
-        """
-        from fedjaxsim.commands import data as command
-
-        if self.what == "show":
-            return command.prepare_show(self.config, self.out, json=self.json)
-        if self.what == "convert":
-            if self.out is None:
-                raise ValueError("out must be a new folder to convert into, got None")
-            return command.prepare_convert(self.config, self.out, json=self.json)
-        kind, _, path = self.settings.data.partition(":")
+    given = settings.given()
+    if other := sorted(given.keys() - settings.data_settings()):
+        raise ValueError(f"{flag(other[0])} has no effect on data")
+    if what == "check":
+        kind, _, path = settings.data.partition(":")
         if kind != "folder" or not path:
-            raise ValueError(f"check takes data folder:PATH, got {self.settings.data!r}")
-        others = sorted(self.settings.given().keys() - {"data"})
-        if self.out is not None or others:
+            raise ValueError(f"check takes data folder:PATH, got {settings.data!r}")
+        others = sorted(given.keys() - {"data"})
+        if out is not None or others:
             raise ValueError(f"{flag((others or ['out'])[0])} has no effect with check")
-        return command.prepare_check(path, json=self.json)
+        return _check(path, json=json)
+    if what == "convert" and (out is None or out.exists()):
+        raise ValueError(f"out must be a new folder to convert into, got {out}")
+    if what == "show" and out is not None:
+        from fedjaxsim.report.plots import check_path
+
+        check_path(out)
+    from fedjaxsim.data.describe import describe, in_words
+    from fedjaxsim.data.folder import save_folder
+    from fedjaxsim.report.files import print_json
+    from fedjaxsim.runs.build import population_of
+
+    population = population_of(settings)
+    if what == "convert" and out is not None:
+        save_folder(out, population)
+
+    def work() -> int:
+        found = describe(population)
+        print_json(found) if json else print(in_words(found))
+        if what == "show" and out is not None:
+            from fedjaxsim.report import plots
+            from fedjaxsim.report.population import population_figure
+
+            plots.save(population_figure(population), out)
+        elif what == "convert" and not json:
+            print(f"written to {out}, for --data folder:{out}")
+        return 0
+
+    return work
+
+
+def _check(path: str, *, json: bool) -> Callable[[], int]:
+    """Compare a folder with the digests taken at writing; return a function that reports it."""
+    from fedjaxsim.data.folder import check_folder
+    from fedjaxsim.report.files import print_json
+    from fedjaxsim.report.progress import Bar
+
+    with Bar("checking", 1, words="") as bar:
+        size = check_folder(
+            path,
+            lambda done, size: bar.show(
+                completed=done / size, words=f"{done / 1e9:.2f} of {size / 1e9:.2f} GB"
+            ),
+        )
+
+    def work() -> int:
+        if json:
+            print_json({"bytes": size})
+        else:
+            print(f"{path} holds what was written: {size:,} bytes")
+        return 0
+
+    return work

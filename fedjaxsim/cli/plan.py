@@ -1,14 +1,10 @@
-"""`fedjaxsim plan`: what a run needs, as the compiler of its devices says."""
+"""`fedjaxsim plan`."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from tyro.conf import OmitArgPrefixes
-
-from fedjaxsim.cli.shared_flags import ConfigFile, Machines, WithSettings
-from fedjaxsim.privacy.hypothetical import OptionalInt
-from fedjaxsim.runs.fields import optional
+from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -16,52 +12,51 @@ if TYPE_CHECKING:
     from fedjaxsim.runs.build import Experiment
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan(WithSettings):
+def plan(
+    config: Path | None = None,
+    *,
+    settings: RunConfig,
+    device: Literal["h100", "a100", "v5e"] | None = None,
+    devices: int | None = None,
+    json: bool = False,
+) -> Callable[[], int]:
     """Compile a run, without running it, and print the memory that it needs.
 
     It reads the data; `--data random` gives any number of rows of any shape.
+
+    Args:
+      config: TOML file with the same settings; flags win over it.
+      settings: The settings of the run.
+      device: Device to compile for, which need not be there; its compiler is an extra: cuda or tpu.
+        By default this machine's.
+      devices: Number of devices; by default all of this machine, or one of another kind.
+      json: Print JSON, in bytes.
     """
+    del config
+    if settings.out is not None:
+        raise ValueError(f"out must not be given, as a plan writes no files, got {settings.out}")
+    if devices is not None and devices < 1:
+        raise ValueError(f"devices must be at least 1, got {devices}")
+    wanted = devices if device is None else None
+    Machines("all" if wanted is None else str(wanted)).start()
+    from fedjaxsim.engine.devices import require
+    from fedjaxsim.engine.target import Target
+    from fedjaxsim.report.files import print_json
+    from fedjaxsim.runs.build import checked
 
-    settings: OmitArgPrefixes[RunConfig]
-    config: ConfigFile = None
-    """TOML file with the same settings; flags win over it."""
-    device: Annotated[
-        Literal["h100", "a100", "v5e"] | None, optional("{h100,a100,v5e}", "this machine's")
-    ] = None
-    """Device to compile for, which need not be there; its compiler is an extra: cuda or tpu."""
-    devices: OptionalInt = None
-    """Number of devices; by default all of this machine, or one of another kind."""
-    json: bool = False
-    """Print JSON, in bytes."""
+    if device is None:
+        require(wanted)
+        target = Target.here()
+    else:
+        target = Target.named(device, devices or 1)
+    experiment = checked(settings)
+    found = planned(experiment, target)
 
-    def prepare(self) -> Callable[[], int]:
-        """Compile; return a function that prints the table."""
-        config = self.settings
-        if config.out is not None:
-            raise ValueError(f"out must not be given, as a plan writes no files, got {config.out}")
-        if self.devices is not None and self.devices < 1:
-            raise ValueError(f"devices must be at least 1, got {self.devices}")
-        wanted = self.devices if self.device is None else None
-        Machines("all" if wanted is None else str(wanted)).start()
-        from fedjaxsim.engine.devices import require
-        from fedjaxsim.engine.target import Target
-        from fedjaxsim.report.files import print_json
-        from fedjaxsim.runs.build import checked
+    def work() -> int:
+        print_json(found) if json else _print(experiment, found)
+        return 0
 
-        if self.device is None:
-            require(wanted)
-            target = Target.here()
-        else:
-            target = Target.named(self.device, self.devices or 1)
-        experiment = checked(config)
-        found = planned(experiment, target)
-
-        def work() -> int:
-            print_json(found) if self.json else _print(experiment, found)
-            return 0
-
-        return work
+    return work
 
 
 def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:

@@ -1,157 +1,269 @@
 """`fedjaxsim privacy`: ε of a plan, calibration to a target ε, published claims.
 
-All take numbers instead of a run.
+All take numbers instead of a run, and answer by the accountants that a run reports with.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-from tyro.conf import OmitArgPrefixes
+from fedjaxsim.privacy.budget import Budget
+from fedjaxsim.privacy.events import ADJACENCIES, GAUSSIAN, Adjacency, PrivacySpend
+from fedjaxsim.privacy.hypothetical import Cohorts, check, report, resolve
 
-from fedjaxsim.privacy.events import Adjacency
-from fedjaxsim.privacy.hypothetical import Cohorts, OptionalBudget, OptionalInt
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _PlannedRounds:
-    noise_multiplier: float
-    """z: noise on the sum of clipped messages over the clip norm."""
-    rounds: int
-    """T."""
-    budget: OptionalBudget = None
-    """Spread of the budget over the rounds; z is then the constant noise of the same total cost."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Epsilon(_PlannedRounds, Cohorts):
-    """The ε of a planned run, in both adjacencies and both views."""
-
-    delta: float
-    """Total δ."""
-    accountant: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
-    ] = None
-    """pld or rdp; by default the tighter one."""
-    json: bool = False
-    """Print JSON instead of text."""
-
-    def prepare(self) -> Callable[[], int]:
-        """Compute ε; return a function that prints it."""
-        from fedjaxsim.commands.privacy import prepare_epsilon
-
-        return prepare_epsilon(
-            self, self.noise_multiplier, self.rounds, self.delta, self.accountant, self.budget,
-            json=self.json,
-        )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Target:
-    epsilon: float
-    """Target ε, in nats."""
-    delta: float
-    """Total δ."""
-    budget: OptionalBudget = None
-    """Spread of the budget over the rounds; constant where rounds are solved for."""
-    adjacency: Adjacency = "zero_out"
-    """Adjacency of the target."""
-    json: bool = False
-    """Print JSON instead of text."""
-
-    def _solve(self, quantity: str, cohorts: Cohorts, **known: Any) -> Callable[[], int]:
-        from fedjaxsim.commands.privacy import prepare_calibration
-
-        return prepare_calibration(
-            quantity, cohorts, self.epsilon, self.delta, self.budget, json=self.json,
-            adjacency=self.adjacency, **known,
-        )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Noise(_Target, Cohorts):
-    """The smallest noise multiplier z that meets a target ε, with its report."""
-
-    rounds: int
-    """T."""
-
-    def prepare(self) -> Callable[[], int]:
-        """Solve for z; return a function that prints it."""
-        return self._solve("noise_multiplier", self, rounds=self.rounds)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rounds(_Target, Cohorts):
-    """The most rounds that meet a target ε (2³¹ − 1 if any number does), and their report."""
-
-    noise_multiplier: float
-    """z: noise on the sum of clipped messages over the clip norm."""
-
-    def prepare(self) -> Callable[[], int]:
-        """Solve for T; return a function that prints it."""
-        return self._solve("rounds", self, noise_multiplier=self.noise_multiplier)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rate(_PlannedRounds, _Target):
-    """The largest rate of Poisson sampling that meets a target ε, and its report."""
-
-    clients: OptionalInt = None
-    """m; ε depends on it only through a capacity."""
-    capacity: OptionalInt = None
-    """Slots of a cohort; by default enough for all clients."""
-
-    def prepare(self) -> Callable[[], int]:
-        """Solve for p; return a function that prints it."""
-        # The scheme of Poisson sampling is the same at every rate.
-        cohorts = Cohorts(sampling_rate=1.0, clients=self.clients, capacity=self.capacity)
-        z, T = self.noise_multiplier, self.rounds
-        return self._solve("sampling_rate", cohorts, noise_multiplier=z, rounds=T)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Claims:
-    """The guarantees of settings published in five papers, next to the papers' claims."""
-
-    json: bool = False
-    """Print JSON instead of a table."""
-
-    def prepare(self) -> Callable[[], int]:
-        """Return a function that computes and prints the guarantees."""
-        from fedjaxsim.commands.privacy import prepare_claims
-
-        return prepare_claims(json=self.json)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TradeOff(_PlannedRounds, Cohorts):
-    """Draw the error rates that a guarantee forces on every test for one client's data."""
-
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
-    """Figure to write: .png, .pdf or .svg."""
-
-    def prepare(self) -> Callable[[], int]:
-        """Compute the curves; return a function that draws them."""
-        from fedjaxsim.commands.privacy import prepare_trade_off
-
-        return prepare_trade_off(self, self.noise_multiplier, self.rounds, self.budget, self.out)
+if TYPE_CHECKING:
+    from fedjaxsim.privacy.claims import Verdict
+    from fedjaxsim.privacy.guarantee import Report
 
 
 @dataclasses.dataclass(frozen=True)
-class Privacy:
-    """Account for privacy without a run: epsilon, noise, rounds, rate, claims, tradeoff."""
+class Target:
+    """A guarantee to meet.
 
-    question: OmitArgPrefixes[
-        Annotated[Epsilon, tyro.conf.subcommand("epsilon")]
-        | Annotated[Noise, tyro.conf.subcommand("noise")]
-        | Annotated[Rounds, tyro.conf.subcommand("rounds")]
-        | Annotated[Rate, tyro.conf.subcommand("rate")]
-        | Annotated[Claims, tyro.conf.subcommand("claims")]
-        | Annotated[TradeOff, tyro.conf.subcommand("tradeoff")]
-    ]
+    Attributes:
+      epsilon: Target ε, in nats.
+      delta: Total δ.
+      adjacency: Adjacency of the target.
+      budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
+        constant noise of the same total cost. Constant where rounds are solved for.
+      json: Print JSON instead of text.
+    """
 
-    def prepare(self) -> Callable[[], int]:
-        """Compute the answer; return a function that prints it."""
-        return self.question.prepare()
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = "zero_out"
+    budget: str | None = None
+    json: bool = False
+
+
+def epsilon(
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    delta: float,
+    cohorts: Cohorts,
+    budget: str | None = None,
+    accountant: str | None = None,
+    json: bool = False,
+) -> Callable[[], int]:
+    """Compute the ε of a planned run, in both adjacencies.
+
+    Args:
+      noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
+      rounds: T.
+      delta: Total δ.
+      cohorts: Sampling.
+      budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
+        constant noise of the same total cost.
+      accountant: pld or rdp; by default the tighter one.
+      json: Print JSON instead of text.
+    """
+    check(noise_multiplier, rounds)
+    planned, spread = resolve(cohorts, delta), Budget.parse(budget)
+    found = report(planned, noise_multiplier, rounds, delta, accountant, spread)
+    return lambda: _print_report(found, json=json)
+
+
+def noise(*, rounds: int, target: Target, cohorts: Cohorts) -> Callable[[], int]:
+    """Find the smallest noise multiplier z that meets a target ε, with its report.
+
+    Args:
+      rounds: T.
+      target: The guarantee.
+      cohorts: Sampling.
+    """
+    return _solve("noise_multiplier", target, cohorts, rounds=rounds)
+
+
+def rounds(*, noise_multiplier: float, target: Target, cohorts: Cohorts) -> Callable[[], int]:
+    """Find the most rounds that meet a target ε (2³¹ − 1 if any number does), with their report.
+
+    Args:
+      noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
+      target: The guarantee.
+      cohorts: Sampling.
+    """
+    return _solve("rounds", target, cohorts, noise_multiplier=noise_multiplier)
+
+
+def rate(
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    target: Target,
+    clients: int | None = None,
+    capacity: int | None = None,
+) -> Callable[[], int]:
+    """Find the largest rate of Poisson sampling that meets a target ε, with its report.
+
+    Args:
+      noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
+      rounds: T.
+      target: The guarantee.
+      clients: m; ε depends on it only through a capacity.
+      capacity: Slots of a cohort; by default enough for all clients.
+    """
+    # The scheme of Poisson sampling is the same at every rate.
+    cohorts = Cohorts(sampling_rate=1.0, clients=clients, capacity=capacity)
+    return _solve(
+        "sampling_rate", target, cohorts, noise_multiplier=noise_multiplier, rounds=rounds
+    )
+
+
+def _solve(
+    quantity: str,
+    target: Target,
+    cohorts: Cohorts,
+    *,
+    noise_multiplier: float = 0.0,
+    rounds: int = 1,
+) -> Callable[[], int]:
+    """Solve a plan for the quantity that meets the target; return a function that prints it.
+
+    `quantity` is `noise_multiplier`, `rounds` or `sampling_rate`; the plan gives the two others.
+    """
+    from fedjaxsim.privacy import calibration
+
+    planned, spread = resolve(cohorts, target.delta), Budget.parse(target.budget)
+    check(noise_multiplier, rounds)
+    if quantity == "rounds" and not spread.is_constant:
+        raise ValueError(
+            "budget must be constant to solve for rounds, because other shares depend on their "
+            f"number, got {spread}"
+        )
+    plan: dict[str, Any] = {
+        "noise_multiplier": noise_multiplier, "rounds": rounds,
+        "sampling_rate": planned.sampling_rate,
+    }  # fmt: skip
+    known = {name: value for name, value in plan.items() if name != quantity}
+    if quantity != "rounds":
+        known["budget"] = spread
+    found = getattr(calibration, quantity)(
+        target.epsilon, target.delta, scheme=planned.scheme, adjacency=target.adjacency, **known
+    )  # fmt: skip
+    z, T, p = (plan | {quantity: found}).values()
+    made = report(planned._replace(sampling_rate=p), z, T, target.delta, budget=spread)
+    return lambda: _print_report(made, {quantity: found}, json=target.json)
+
+
+def _print_report(found: "Report", solved: Mapping[str, float] = {}, *, json: bool) -> int:
+    from fedjaxsim.report.files import print_json
+
+    nested = found.to_json()
+    if json:
+        print_json({**solved, "guarantee": nested} if solved else nested)
+        return 0
+    for name, value in solved.items():
+        print(f"{name.replace('_', ' ')}: {value}")
+    print(found)
+    return 0
+
+
+def tradeoff(
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    out: Path,
+    cohorts: Cohorts,
+    budget: str | None = None,
+) -> Callable[[], int]:
+    """Draw the error rates that a guarantee forces on every test for one client's data.
+
+    Args:
+      noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
+      rounds: T.
+      out: Figure to write: .png, .pdf or .svg.
+      cohorts: Sampling.
+      budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
+        constant noise of the same total cost.
+    """
+    import numpy as np
+
+    from fedjaxsim.privacy.accounting.trade_off import trade_off
+    from fedjaxsim.report import plots
+
+    check(noise_multiplier, rounds)
+    plots.check_path(out)
+    scheme, p, _ = resolve(cohorts)
+    entries = Budget.parse(budget).entries(noise_multiplier, p, rounds)
+    plan = [PrivacySpend(scheme, GAUSSIAN, entries)]
+    # Closer together at both ends, where curves are steep.
+    type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
+    curves = {adjacency: trade_off(plan, type_one, adjacency) for adjacency in ADJACENCIES}
+    title = f"{cohorts.sampling} sampling, p = {p:.4g}, z = {noise_multiplier:.4g}, T = {rounds}"
+
+    def work() -> int:
+        plots.save(plots.errors_figure(type_one, curves, title), out)
+        print(out)
+        return 0
+
+    return work
+
+
+def claims(*, json: bool = False) -> Callable[[], int]:
+    """Print the guarantees of settings published in five papers, next to the papers' claims.
+
+    Args:
+      json: Print JSON instead of a table.
+    """
+    from fedjaxsim.privacy.claims import table
+    from fedjaxsim.report.files import print_json
+
+    def work() -> int:
+        verdicts = table()
+        print_json([_record(verdict) for verdict in verdicts]) if json else _print_claims(verdicts)
+        return 0
+
+    return work
+
+
+def _record(verdict: "Verdict") -> dict[str, Any]:
+    """Return one published setting with every ε by name; null where there is none."""
+    fields = dataclasses.asdict(verdict.claim)
+    stated = fields.pop("epsilon")
+    return {
+        **fields,
+        "epsilon_stated": stated,
+        "epsilon_by_method": verdict.published,
+        "epsilon": verdict.zero_out,
+        "epsilon_replace": verdict.replace,
+    }
+
+
+def _print_claims(verdicts: list["Verdict"]) -> None:
+    import rich.box
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedjaxsim.report.progress import epsilon_text, number
+
+    table = Table(
+        title="Published settings: ε as stated, by the paper's own method, and sound (joint DP)",
+        title_justify="left",
+        box=rich.box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 1, 0),
+    )
+    table.add_column("paper, source")
+    table.add_column("setting", ratio=1)
+    for heading in ("ε\nstated", "ε by its\nmethod", "sound ε\nzero-out", "sound ε\nreplace", "δ"):
+        table.add_column(heading, justify="right")
+    table.add_column("why", justify="right")
+    reasons = list(dict.fromkeys(verdict.claim.why for verdict in verdicts))
+    for claim, by_method, zero_out, replace in verdicts:
+        table.add_row(
+            f"{claim.paper}\n{claim.source}",
+            claim.setting,
+            number(claim.epsilon),
+            "–" if by_method is None else epsilon_text(by_method),
+            *map(epsilon_text, (zero_out, replace)),
+            f"{claim.delta:.2g}",
+            str(reasons.index(claim.why) + 1),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)
+    console.print(table)
+    for index, reason in enumerate(reasons, 1):
+        console.print(f"{index}. {reason}", highlight=False)

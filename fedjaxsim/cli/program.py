@@ -1,40 +1,12 @@
-"""The program: parses a command line, does the command, and reports errors in one line."""
+"""The program: reads a command line, does the command, and reports errors in one line."""
 
-import dataclasses
-import functools
-import operator
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, get_args
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import tyro
-
-from fedjaxsim.cli.audit import Audit
-from fedjaxsim.cli.bench import Bench
-from fedjaxsim.cli.compare import Compare
-from fedjaxsim.cli.composed import (
-    OPTIONS,
-    data_defaults,
-    defaults_of,
-    flags_of,
-    require_no_settings,
-    show_help,
-    split,
-    wants_help,
-    with_settings,
-)
-from fedjaxsim.cli.data import Data
-from fedjaxsim.cli.demo import Demo
-from fedjaxsim.cli.flag_errors import flags_refused_in_one_line
-from fedjaxsim.cli.plan import Plan
-from fedjaxsim.cli.privacy import Privacy
-from fedjaxsim.cli.read_numbers import REGISTRY
-from fedjaxsim.cli.report import Report
-from fedjaxsim.cli.resume import Resume
-from fedjaxsim.cli.run import Run
-from fedjaxsim.cli.shared_flags import WithSettings
-from fedjaxsim.cli.sweep import Sweep
-from fedjaxsim.cli.tune import Tune
+from fedjaxsim.cli.flags import HELP, Command, Work, require_known, split
+from fedjaxsim.cli.machines import Machines
 from fedjaxsim.commands.messages import (
     INTERRUPTED,
     REFUSED,
@@ -44,22 +16,57 @@ from fedjaxsim.commands.messages import (
     refuse,
     say,
 )
-from fedjaxsim.runs.settings import DataSettings, Everything
-from fedjaxsim.runs.user_code import own_line
+from fedjaxsim.factories import flag, settings_of
+from fedjaxsim.runs.parts import ROLES
+from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown
+from fedjaxsim.runs.settings_files import read_raw, resolve
+from fedjaxsim.runs.user_code import is_own, own_line
 from fedjaxsim.signals import end_on_signal
 from fedjaxsim.store import StorageError, release
 
-Command = (
-    Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench
-)
-COMMANDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Command)}
+_HERE = "fedjaxsim.cli"
+COMMANDS = {
+    "run": f"{_HERE}.run:run",
+    "resume": f"{_HERE}.resume:resume",
+    "sweep": f"{_HERE}.sweep:sweep",
+    "tune": f"{_HERE}.tune:tune",
+    "compare": f"{_HERE}.compare:compare",
+    "report": f"{_HERE}.report:report",
+    "data": f"{_HERE}.data:data",
+    "demo": f"{_HERE}.demo:demo",
+    "plan": f"{_HERE}.plan:plan",
+    "privacy epsilon": f"{_HERE}.privacy:epsilon",
+    "privacy noise": f"{_HERE}.privacy:noise",
+    "privacy rounds": f"{_HERE}.privacy:rounds",
+    "privacy rate": f"{_HERE}.privacy:rate",
+    "privacy claims": f"{_HERE}.privacy:claims",
+    "privacy tradeoff": f"{_HERE}.privacy:tradeoff",
+    "audit": f"{_HERE}.audit:audit",
+    "bench": f"{_HERE}.bench:bench",
+}
+"""The functions of commands, as "module:function"; see `flags`."""
 _LASTING = ("run", "resume", "sweep", "tune", "demo", "bench")
 """Commands whose result is in files: they go on without a reader of their output."""
-_WITH_SETTINGS = {name: kind for name, kind in COMMANDS.items() if issubclass(kind, WithSettings)}
 
 
-def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
-    """Parse a command line, with the settings of the TOML file it names.
+class Call(NamedTuple):
+    """A command with its arguments, converted."""
+
+    command: Command
+    arguments: dict[str, Any]
+
+    @property
+    def settings(self) -> Any:
+        """The settings of its run."""
+        return self.arguments["settings"]
+
+    def prepare(self) -> Work:
+        """Check all input; return the work of the command."""
+        return self.command.function(**self.arguments)
+
+
+def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
+    """Parse a command line, with the settings of the TOML file that it names.
 
     A flag without effect is refused. A file may serve several systems, so a setting without effect
     there gives a note.
@@ -73,83 +80,84 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
       ValueError: if a flag, the file, or the settings together are wrong.
       SystemExit: after help was shown.
     """
-    for word in arguments:
-        if word.partition("=")[0] == "--":
-            raise ValueError(f"{word} names no flag: a flag is like --rounds 100")
-    name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
-    kind = _WITH_SETTINGS.get(name)
-    if name == "resume":
-        require_no_settings(rest, flags_of(Resume))
-    if kind is None or (wants_help(rest) and show_help(name, kind, rest) is None):
-        return _parse(arguments)
-    if kind is Bench:
-        return _parse_bench(rest, notes)
-    return _parse_settings(name, rest, notes)
+    name = _name_of(arguments)
+    command, words = Command.find(name, COMMANDS[name]), arguments[len(name.split()) :]
+    if any(word in HELP for word in words):
+        from fedjaxsim.cli.help import show
 
-
-def _parse_settings(name: str, arguments: Sequence[str], notes: list[str] | None) -> Any:
-    """Parse the command line of a command with settings, and check them."""
-    kind = _WITH_SETTINGS[name]
-    if kind is Data:
-        made, defaults = data_defaults(arguments, flags_of(Data))
-    else:
-        made, defaults = defaults_of(arguments, flags_of(kind), notes)
-    command: Any = _parse([name, *arguments], {name: with_settings(kind, made, defaults)})
-    command.check(split(arguments)[0])
-    return command
-
-
-def _parse_bench(arguments: Sequence[str], notes: list[str] | None) -> Bench:
-    """Parse the command line of bench, once for each file of settings."""
-    files = split(arguments)[1]
-    if any(file.endswith(".json") for file in files):
-        command = _parse(["bench", *arguments])
-        assert isinstance(command, Bench)
-        return command
-    flags, commands = [word for word in arguments if word not in files], dict[str, Bench]()
-    for words in [[*flags, file] for file in files] or [flags]:
-        command = _parse_settings("bench", words, notes)
-        if command.name in commands:
-            raise ValueError(f"two files of settings are called {command.name}")
-        commands[command.name] = command
-    runs = {name: command.settings for name, command in commands.items()}
-    return dataclasses.replace(next(iter(commands.values())), runs=runs)
-
-
-def _parse(arguments: Sequence[str], made: Mapping[str, tuple[type, Any]] = {}) -> Command:
-    """Parse a command line.
-
-    Args:
-      arguments: words after the program's name.
-      made: composed commands with their defaults, by name, in place of the plain ones.
-    """
-    named = [name for name in COMMANDS if [name] == list(arguments[:1])]
-    kinds: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for name in named or COMMANDS:
-        kind, options = COMMANDS[name], {}
-        if name in made:
-            kind, options["default"] = made[name]
-        elif name in _WITH_SETTINGS:
-            settings = DataSettings if kind is Data else Everything
-            kind, options["default"] = with_settings(kind, settings, settings(), brief=True)
-        kinds[name] = kind, options
-    common: dict[str, Any] = {"registry": REGISTRY, "config": OPTIONS}
-    with flags_refused_in_one_line():
-        if named:  # so that only flags of this command are suggested
-            [(kind, options)] = kinds.values()
-            prog = f"fedjaxsim {named[0]}"
-            return tyro.cli(kind, prog=prog, args=arguments[1:], **options, **common)
-        members: list[Any] = [
-            Annotated[kind, tyro.conf.subcommand(name, **options)]
-            for name, (kind, options) in kinds.items()
-        ]
-        return tyro.cli(
-            functools.reduce(operator.or_, members),
-            prog="fedjaxsim",
-            description="Private, personalized federated learning, simulated. See also --version.",
-            args=arguments,
-            **common,
+        show(command, [word for word in words if word not in HELP])
+        raise SystemExit(0)
+    if command.takes_settings:
+        return _with_settings(command, words, [] if notes is None else notes)
+    flags, others = split(words, command.flags)
+    if name == "resume" and (kept := [each for each in flags if _is_setting(command, each)]):
+        raise ValueError(
+            f"{flag(kept[0])} is a setting of the run, which resume keeps: run --from DIR goes on "
+            "with another"
         )
+    require_known(command, flags)
+    return Call(command, command.arguments(flags, others))
+
+
+def _name_of(arguments: Sequence[str]) -> str:
+    """Return the name of the command that a line begins with, or show which there are."""
+    for length in (1, 2):
+        if (name := " ".join(arguments[:length])) in COMMANDS:
+            return name
+    group = arguments[0] if arguments and f"{arguments[0]} claims" in COMMANDS else ""
+    names = {each.removeprefix(f"{group} "): each for each in COMMANDS if each.startswith(group)}
+    asked = arguments[1:2] if group else arguments[:1]
+    if asked and asked[0] in HELP:
+        from fedjaxsim.cli.help import show_commands
+
+        show_commands(group, [Command.find(each, COMMANDS[each]) for each in names.values()])
+        raise SystemExit(0)
+    words = dict.fromkeys(each.partition(" ")[0] for each in names)
+    if not asked:
+        raise ValueError(f"give a command: fedjaxsim {group or '[COMMAND]'} --help lists them")
+    raise ValueError(f"{unknown(asked[0], words, 'command')}; see fedjaxsim {group} --help")
+
+
+def _is_setting(command: Command, name: str) -> bool:
+    return name not in command.flags and (name in static_keys() or name in readers())
+
+
+def _with_settings(command: Command, words: Sequence[str], notes: list[str]) -> Call:
+    """Parse the command line of a command that takes settings, once for each file of several."""
+    several = command.positionals.get("files")
+    flags, others = split(words, static_keys() | command.flags)
+    if several is None:
+        config, flags, others = _settings(command, words, notes)
+        return Call(command, command.arguments(flags, others) | {"settings": config})
+    files, runs = [each for each in others if not each.endswith(".json")], []
+    for file in files or [None] * (not others):
+        line = [word for word in words if word not in files or word == file]
+        config, own, _ = _settings(command, line, notes)
+        runs.append(config)
+        flags = own
+    if not runs:
+        require_known(command, flags)
+    return Call(command, command.arguments(flags, others) | {"settings": tuple(runs)})
+
+
+def _settings(
+    command: Command, words: Sequence[str], notes: list[str]
+) -> tuple[RunConfig, dict[str, Any], list[str]]:
+    """Return the settings of a run in a command line, its other flags, and its other words."""
+    flags, others = split(words, static_keys() | command.flags)
+    takes_file = command.positionals.keys() & {"config", "files"}
+    path = Path(others[0]) if others and takes_file else None
+    raw = {} if path is None else read_raw(path)
+    given = raw | flags
+    if any(is_own(str(given.get(role, ""))) for role in ROLES):
+        # The code of a user's part may use JAX, which begins here.
+        names = settings_of(Machines)
+        Machines(**{n: each.convert(flags[n]) for n, each in names.items() if n in flags}).start()
+    flags, others = split(words, table_of(given).keys | command.flags)
+    own = {name: value for name, value in flags.items() if name in command.flags}
+    asked = {name: value for name, value in flags.items() if name not in own}
+    earlier = Path(own["from"]) if "from" in own else None
+    return resolve(asked, path, earlier, notes), own, others
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       be written; 128 + n after signal n.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    keeps_on = bool(arguments) and arguments[0] in _LASTING
+    keeps_on = [*arguments][:1] in [[each] for each in _LASTING] and not {*arguments} & {*HELP}
     lost = []
     try:
         with outputs_that_may_end(None if keeps_on else BrokenPipeError) as lost:

@@ -1,28 +1,16 @@
 """`fedjaxsim report`."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
-
-import tyro
-from tyro.conf import Positional
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Write one HTML file about a run, a sweep, a tuning, or several runs side by side."""
+def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callable[[], int]:
+    """Write one HTML file about a run, a sweep, a tuning, or several runs side by side.
 
-    directories: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="DIR")]]
-    """Directory of a run, sweep or tuning, or directories of several runs."""
-    out: Annotated[
-        Path | None,
-        tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(default: report.html in DIR)"),
-    ] = None
-    """File to write; needed for several runs."""
+    Args:
+      directories: Directory of a run, sweep or tuning, or directories of several runs.
+      out: File to write, FILE.html; needed for several runs, by default report.html in DIR.
+    """
+    from fedjaxsim.commands.report import prepare_report
 
-    def prepare(self) -> Callable[[], int]:
-        """Read everything; return a function that writes the file."""
-        from fedjaxsim.commands.report import prepare_report
-
-        return prepare_report(self.directories, self.out)
+    return prepare_report(directories, out)

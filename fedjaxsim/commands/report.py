@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedjaxsim import store
 from fedjaxsim.runs.directory import PAGE
-from fedjaxsim.runs.folders import kind_of
+from fedjaxsim.runs.settings_files import kind_of
 
 
 def prepare_report(paths: Sequence[Path], out: Path | None) -> Callable[[], int]:

@@ -14,6 +14,7 @@ from fedjaxsim.commands.messages import say
 from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
@@ -34,10 +35,9 @@ from fedjaxsim.runs.execute import (
     spent_in_all,
 )
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
-from fedjaxsim.runs.folders import kind_of
 from fedjaxsim.runs.own_check import check_own_code
-from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import kind_of, read_toml
 from fedjaxsim.runs.stages import start_from, with_delta_of
 from fedjaxsim.runs.validation import doubts
 from fedjaxsim.signals import stopped

@@ -114,7 +114,7 @@ def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experimen
     found = []
     for run in plan.runs:
         arrays = hyperparameters_of(run)
-        kind = type(run), *((k, v) for k, v in vars(run).items() if k not in arrays)
+        kind = tuple((k, v) for k, v in run.values.items() if k not in arrays)
         experiment = prepare(run, simulations.get(kind))
         if kind not in simulations:
             check_own_code(experiment)

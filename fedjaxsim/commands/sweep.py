@@ -197,7 +197,7 @@ def _families(plan: SweepRuns) -> list[_Family]:
     for group in plan.groups():
         first = plan.runs[group[0]]
         arrays = (*hyperparameters_of(first), "seed")
-        kind = type(first), *((k, v) for k, v in vars(first).items() if k not in arrays)
+        kind = tuple((k, v) for k, v in first.values.items() if k not in arrays)
         if kind not in families:
             experiment = prepare(first)
             check_own_code(experiment)

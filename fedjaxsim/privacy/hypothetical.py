@@ -3,9 +3,7 @@
 import dataclasses
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
-
-import tyro
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
@@ -20,31 +18,25 @@ from fedjaxsim.privacy.events import (
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
-# Display of optional flags in help texts.
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
-OptionalFloat = Annotated[
-    float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(optional)")
-]
-OptionalBudget = Annotated[
-    str | None,
-    tyro.conf.arg(metavar="constant|power:A|geometric:Q", help_behavior_hint="(optional)"),
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cohorts:
-    """Sampling of cohorts, as asked for."""
+    """Sampling of cohorts, as asked for.
+
+    Attributes:
+      sampling: Sampling of cohorts: independent, of exactly q clients, all, or in passes.
+      sampling_rate: p (poisson), or the cohort's share q/m of the clients (fixed, passes).
+      clients: m; ε depends on it only through a capacity or a share.
+      capacity: Places in a cohort (poisson; by default enough for all), or its size q (fixed,
+        passes).
+      max_participations: Largest number of participations of one client (passes).
+    """
 
     sampling: Literal["poisson", "fixed", "full", "passes"] = "poisson"
-    """Sampling of cohorts: independent, of exactly q clients, all, or in passes."""
-    sampling_rate: OptionalFloat = None
-    """p (poisson), or the cohort's share q/m of the clients (fixed, passes)."""
-    clients: OptionalInt = None
-    """m; ε depends on it only through a capacity or a share."""
-    capacity: OptionalInt = None
-    """Places in a cohort (poisson; by default enough for all), or its size q (fixed, passes)."""
-    max_participations: OptionalInt = None
-    """Largest number of participations of one client (passes)."""
+    sampling_rate: float | None = None
+    clients: int | None = None
+    capacity: int | None = None
+    max_participations: int | None = None
 
 
 class ResolvedCohorts(NamedTuple):

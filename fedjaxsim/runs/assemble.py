@@ -168,6 +168,11 @@ def _minibatches(config: RunConfig) -> Minibatches:
 def _task(config: RunConfig, population: Population) -> Task:
     fields = population.fields
     if population.generate is not None:
+        if (config.model, config.loss) != ("linear", "squared"):
+            raise ValueError(
+                "synthetic-stream is a linear regression: model must be linear and loss squared, "
+                f"got model {config.model} and loss {config.loss}"
+            )
         return known_regression(fields["theta"].shape[1])
     if "x" not in fields or "y" not in fields:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")

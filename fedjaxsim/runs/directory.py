@@ -33,7 +33,7 @@ from fedjaxsim.report.files import (
     read_json,
     write_tables,
 )
-from fedjaxsim.runs.folders import CONFIG, kind_of, looking_at
+from fedjaxsim.runs.settings_files import CONFIG, kind_of, looking_at
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.events import Drawn

@@ -54,7 +54,7 @@ class Role(NamedTuple):
 ROLES = {
     "algorithm": Role(
         {name: system.factory for name, system in SYSTEMS.items()},
-        ("task", "num_clients", "sizes"),
+        ("task", "num_clients", "sizes", "server_map"),
         own=True,
     ),
     "model": Role(
@@ -88,7 +88,8 @@ class Part:
     def settings(self) -> dict[str, Setting]:
         """The settings of the factory, by the name of their flag."""
         found = settings_of(self.factory, ROLES[self.role].supplied)
-        return {SETTINGS.get(name, name): setting for name, setting in found.items()}
+        named = {SETTINGS.get(name, name): setting for name, setting in found.items()}
+        return {name: dataclasses.replace(each, name=name) for name, each in named.items()}
 
     @functools.cached_property
     def all_records(self) -> "Records":
@@ -120,7 +121,7 @@ class Part:
         if self.role != "mechanism":
             return ""
         known = self._typed(given)
-        needed = {setting.name for setting in self.settings.values() if setting.required}
+        needed = {setting.argument for setting in self.settings.values() if setting.required}
         # The parser refuses a mechanism that lacks a setting, with the flags of most mechanisms.
         if not needed <= known.keys():
             return "gaussian"
@@ -131,33 +132,22 @@ class Part:
         return self.factory(**known).event.kind
 
     def _typed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the factory that settings give; see `_typed_as`."""
-        return {
-            setting.name: _typed_as(given[name], setting)
-            for name, setting in self.settings.items()
-            if name in given
-        }
+        """Return the arguments of the factory that settings give; a bad one has its default."""
+        found = {}
+        for name, setting in self.settings.items():
+            if name in given:
+                try:
+                    found[setting.argument] = setting.convert(given[name])
+                except ValueError:  # which the table reports
+                    if not setting.required:
+                        found[setting.argument] = setting.default
+        return found
 
-    def arguments(self, config: Any) -> dict[str, Any]:
+    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the factory in the settings of a run."""
-        return {
-            setting.name: None
-            if setting.default is None and getattr(config, name) == ()
-            else getattr(config, name)
-            for name, setting in self.settings.items()
-        }
-
-
-def _typed_as(value: Any, setting: Setting) -> Any:
-    """Convert a value as typed to the type of its setting; else return the default."""
-    if not isinstance(value, bool | int | float | str):
-        return setting.default
-    if isinstance(value, str) and setting.hint in (int, float):
-        try:
-            return setting.hint(value)
-        except ValueError:
-            return setting.default
-    return value
+        values = {each.argument: settings[name] for name, each in self.settings.items()}
+        unset = {each.argument for each in self.settings.values() if each.default is None}
+        return {n: None if n in unset and value == () else value for n, value in values.items()}
 
 
 @functools.cache
@@ -239,8 +229,3 @@ def absolute(data: str) -> str:
     if not path or kind not in IN_FILES or (kind == "hf" and not Path(path).exists()):
         return data
     return f"{kind}:{Path(path).absolute()}"
-
-
-def flag(name: str) -> str:
-    """Return the spelling of a setting on the command line, without the dashes in front."""
-    return name.replace("_", "-")

@@ -1,118 +1,358 @@
-"""The settings of one run: flags, a TOML file, or both, where flags win.
+"""The settings of one run: a table of typed keys, made of what every run and its parts declare.
 
-A `RunConfig` holds what the user asked for: the settings of every run, and the settings and
-hyperparameters of its parts. `run_config` composes them and refuses a setting that no part of the
-run reads. Values that follow from settings (the noise multiplier behind an ε, the default δ, the
+The table is composed of the parts that settings name; it converts values, whether of a flag, a file
+or Python, and refuses a setting that no part of the run reads. A `RunConfig` holds what the user
+asked for. Values that follow from settings (the noise multiplier behind an ε, the default δ, the
 cohort's capacity) are computed where the run is built.
 """
 
 import dataclasses
+import difflib
 import functools
 import math
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-
-from tyro.conf import Fixed, Suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
+from fedjaxsim.factories import REQUIRED, Setting, flag
 from fedjaxsim.privacy.budget import Budget
-from fedjaxsim.runs.fields import (
-    GROUPS,
-    BudgetSettings,
-    DataSettings,
-    Field,
-    GuaranteeSettings,
-    MinibatchSettings,
-    RowSettings,
-    ScheduleSettings,
-    TargetSettings,
-    groups_of,
-    hyperparameter_field,
-    optional,
-    part_name,
-    setting_field,
-    settings_type,
+from fedjaxsim.runs.parts import (
+    OWN,
+    ROLES,
+    Part,
+    absolute,
+    check_parts,
+    names_of,
+    part_of,
+    spellings_of,
 )
-from fedjaxsim.runs.parts import OWN, Part, absolute, check_parts, flag, names_of, part_of
-from fedjaxsim.runs.unread import reasons_unread
+from fedjaxsim.runs.user_code import is_own
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter
 
 _INT32, _MILLION = 2**31 - 1, 10**6
-_LARGEST = {
-    "seed": 2**32 - 1,
-    **dict.fromkeys(("clients", "classes", "rounds", "eval_every", "chunk_size"), _INT32),
-    **dict.fromkeys(("batch_size", "local_steps", "local_epochs", "passes", "hidden"), _MILLION),
-    **dict.fromkeys(("cohort", "max_participations", "groups", "bands"), _INT32),
-}
-"""The largest whole numbers: sums over a run fit into int32."""
+"""Largest whole numbers: sums over a run fit into int32."""
 _EXAMPLES = ("example_epsilon", "example_noise_multiplier")
 EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES)
 """Pairs of settings of which a run is given one at most."""
 _PREPROCESS = ("drop-constant", "invert", "unit-rows")
 OUTPUT = ("out", "overwrite", "quiet")
 """Settings of the output: the directory of results and the display of progress."""
+IN_FILES_ONLY = ("public",)
+"""Settings without a flag."""
+_CALIBRATED = ("gaussian", "correlated", "pure")
+"""Kinds of events whose noise follows from a target ε."""
+_DERIVED = {
+    "clip": "1 with noise, else inf",
+    "noise_multiplier": "from epsilon",
+    "count_noise": "cohort / 20",
+}
+"""Hyperparameters with a default that follows from other settings."""
+_BOUNDS = {
+    **dict.fromkeys(("clients", "cohort", "max_participations", "groups", "bands"), (None, _INT32)),
+    "hidden": (1, _MILLION),
+}
+"""Smallest and largest numbers of parts' settings."""
+ALIASES = {
+    "lr": "learning_rate", "eta": "learning_rate", "client_lr": "learning_rate",
+    "server_lr": "server_learning_rate", "lambda": "lam", "prox": "mu", "epochs": "local_epochs",
+    "steps": "local_steps", "bs": "batch_size", "batch": "batch_size", "eps": "epsilon",
+    "sigma": "noise_multiplier", "noise": "noise_multiplier", "max_grad_norm": "clip",
+    "clip_norm": "clip", "clipping_norm": "clip", "dataset": "data", "num_clients": "clients",
+    "num_rounds": "rounds", "global_rounds": "rounds", "fraction": "sampling_rate",
+    "participation": "sampling_rate", "dirichlet_alpha": "alpha", "output": "out",
+    "optimizer": "local_optimizer", "network": "model", "algo": "algorithm", "val_fraction":
+    "validation_fraction",
+}  # fmt: skip
+"""Names that others give to settings: suggested, never taken."""
+
+
+def _name(role: str, default: str | None, text: str, shown: str = "") -> Setting:
+    *names, last = spellings_of(role)
+    return Setting(role, str, default, f"{text}: {', '.join(names)} or {last}.", shown=shown)
+
+
+DATA = (
+    _name("data", "digits", "Source of the clients"),
+    _name("partition", None, "Division of data without clients", "dirichlet"),
+    Setting("held_out_clients", float, 0.0, "Fraction to leave out, to tune on."),
+    Setting("clients_used", Literal["kept", "held-out"], "kept", "Clients that the run uses."),
+    Setting("seed", int, 0, "Seed of all random numbers.", least=0, most=2**32 - 1),
+)
+"""The clients of a run."""
+RUN = (
+    _name("algorithm", "pmtl", "Federated algorithm"),
+    _name("model", "linear", "Model of every client"),
+    _name("mechanism", None, "Release of the messages", "the algorithm's own"),
+    _name("sampling", None, "Sampling of the cohorts", "poisson"),
+    _name("availability", None, "When drawn clients answer", "always"),
+    _name("compression", None, "Compression of a client's message", "none"),
+    Setting(
+        "loss", Literal["softmax", "one-vs-all", "squared", "logistic"], "softmax",
+        "Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1.",
+    ),
+    Setting(
+        "compute", Literal["float32", "bfloat16"], "float32",
+        "Precision of models; parameters, messages and noise are float32.",
+    ),
+    Setting("rounds", int, 100, "T, communication rounds.", least=1, most=_INT32),
+    Setting("eval_every", int, 10, "Rounds between evaluations.", least=1, most=_INT32),
+    Setting(
+        "patience", int, None,
+        "Evaluations without a better validation metric before a stop; no ε covers that.",
+        shown="all rounds", least=1,
+    ),
+    Setting(
+        "audit_canaries", int, None,
+        "Canary clients that yield an empirical lower bound on ε.", shown="none",
+    ),
+    Setting(
+        "chunk_size", int, None, "Clients computed at once.", shown="by backend", most=_INT32
+    ),
+    Setting(
+        "chunk_map", Literal["vmap", "scan"], None, "Mapping over a chunk's clients.",
+        shown="by backend",
+    ),
+    Setting(
+        "streamed", bool, False,
+        "Keep rows on disk (data folder:PATH) or host; a device holds one cohort.",
+    ),
+    Setting(
+        "public", tuple[str, ...], (),
+        "Sentences for every report of the run, on choices that read private rows.",
+    ),
+)  # fmt: skip
+"""The parts of a run and what all of them share."""
+RESULTS = (
+    Setting("out", Path, None, "Directory for the results.", shown="none"),
+    Setting("overwrite", bool, False, "Replace the run in the directory."),
+    Setting("quiet", bool, False, "Print the result and errors only."),
+)
+"""The output of a run."""
+
+
+class Group(NamedTuple):
+    """Settings that a part adds to a run.
+
+    Attributes:
+      role: the part's role.
+      is_read: `(part, hyperparameters, event) -> bool`, whether the part adds them.
+      keys: the settings.
+    """
+
+    role: str
+    is_read: Callable[[Part, Collection[str], str], bool]
+    keys: tuple[Setting, ...]
+
+
+def _has_minibatches(part: Part, *_: Any) -> bool:
+    return not SYSTEMS.get(part.name, OWN).whole_pass
+
+
+def _protects(part: Part, hyperparameters: Collection[str], event: str) -> bool:
+    return event != "unprotected"
+
+
+def _is_own(part: Part, *_: Any) -> bool:
+    return is_own(part.name)
+
+
+_TRUST = (
+    Setting(
+        "trust_own_code", bool, False, "Leave out the check that your code keeps clients apart."
+    ),
+)
+GROUPS = {
+    "rows": Group(
+        "data",
+        lambda part, *_: part.name != "synthetic-stream",
+        (
+            Setting(
+                "test_fraction", float, None, "Fraction of each client's rows for testing.",
+                shown="the data's test rows, or 0.2",
+            ),
+            Setting(
+                "validation_fraction", float, 0.0, "Fraction of each client's rows for validation."
+            ),
+            Setting(
+                "classes", int, None,
+                "Number of classes to keep, the first ones, and clients that have some.",
+                shown="all", least=2, most=_INT32,
+            ),
+            Setting(
+                "preprocess", tuple[str, ...], (),
+                "Steps in order: drop-constant, invert (x to 1 - x), unit-rows.",
+            ),
+        ),
+    ),
+    "minibatches": Group(
+        "algorithm",
+        _has_minibatches,
+        (
+            Setting(
+                "local_steps", int, None,
+                "E, minibatches with replacement per round; instead of epochs (PP-SGD: 1).",
+                shown="local epochs", most=_MILLION,
+            ),
+            Setting(
+                "passes", int, None,
+                "Passes over a client's rows in the whole run, which consumes them.",
+                shown="no limit", most=_MILLION,
+            ),
+            Setting(
+                "local_epochs", int, None, "E, passes over a client's rows per round.",
+                shown="1", most=_MILLION,
+            ),
+            Setting("batch_size", int, 10, "b, rows in a minibatch.", most=_MILLION),
+        ),
+    ),
+    "examples": Group(
+        "algorithm",
+        _has_minibatches,
+        (
+            Setting(
+                "example_epsilon", float, None,
+                "Largest per-example ε over all rounds; noise goes into gradients.",
+                shown="no such protection",
+            ),
+            Setting(
+                "example_noise_multiplier", float, None,
+                "z of that noise, the same for all clients, in place of their ε.", shown="by ε",
+            ),
+            Setting(
+                "example_clip", float, None,
+                "C of an example, the bound on the norm of its gradient.",
+                shown="1 with that noise",
+            ),
+        ),
+    ),
+    "schedule": Group(
+        "algorithm",
+        lambda part, *_: "local_optimizer" in part.settings,
+        (
+            Setting(
+                "schedule", Literal["constant", "cosine", "linear"], "constant",
+                "Schedule of η over rounds; cosine and linear end at 0.",
+            ),
+        ),
+    ),
+    "budget": Group(
+        "mechanism",
+        lambda _, hyperparameters, event: (
+            "noise_multiplier" in hyperparameters and event != "correlated"
+        ),
+        (
+            Setting(
+                "budget", str, None,
+                "Share of the privacy budget by round: constant, power:A for t^A or geometric:Q "
+                "for Q^-t; z is the constant noise of equal cost.", shown="constant",
+            ),
+        ),
+    ),
+    "target": Group(
+        "mechanism",
+        lambda *read: read[2] in _CALIBRATED,
+        (
+            Setting(
+                "epsilon", float, None,
+                "Target ε of the run (joint DP, zero-out); inf: no noise, no clipping.",
+                shown="inf",
+            ),
+        ),
+    ),
+    "guarantee": Group(
+        "mechanism",
+        _protects,
+        (
+            Setting(
+                "delta", float, None, "δ of the guarantee, for m clients.", shown="1/(10 m)"
+            ),
+            Setting(
+                "accountant", str, None, "Accountant of `fedjaxsim privacy`.", shown="tightest"
+            ),
+        ),
+    ),
+    "spending": Group(
+        "mechanism",
+        _protects,
+        (
+            Setting(
+                "budget_epsilon", float, None,
+                "ε at which the run and its stages stop; noise and rounds may follow from "
+                "releases.", shown="none",
+            ),
+            Setting(
+                "evaluate_privately", float, None,
+                "z of the noise with which evaluations release a validation metric, charged to ε.",
+                shown="none",
+            ),
+            Setting(
+                "evaluation_largest", float, 1.0,
+                "Public bound to which clients' metrics are clipped for that.",
+            ),
+        ),
+    ),
+    "own algorithm": Group("algorithm", _is_own, _TRUST),
+    "own model": Group("model", _is_own, _TRUST),
+}  # fmt: skip
+"""The groups that parts add to a run, in the order of help and of files."""
+
+
+def static_keys() -> dict[str, Setting]:
+    """Return the keys that are known before the parts of a run are, by name."""
+    groups = [setting for group in GROUPS.values() for setting in group.keys]
+    return {setting.name: setting for setting in (*DATA, *RUN, *RESULTS, *groups)}
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(DataSettings):
-    """The settings that every run has; a TOML file has the same keys, with - or _."""
+class Table:
+    """The keys that a run with certain parts has.
 
-    algorithm: Annotated[str, part_name("algorithm", "pmtl", "Federated algorithm")] = "pmtl"
-    model: Annotated[str, part_name("model", "linear", "Model of every client")] = "linear"
-    mechanism: Annotated[
-        str | None, part_name("mechanism", "the algorithm's own", "Release of the messages")
-    ] = None
-    sampling: Annotated[str | None, part_name("sampling", "poisson", "Sampling of the cohorts")] = (
-        None
-    )
-    availability: Annotated[
-        str | None, part_name("availability", "always", "When drawn clients answer")
-    ] = None
-    compression: Annotated[
-        str | None, part_name("compression", "none", "Compression of a client's message")
-    ] = None
-    loss: Literal["softmax", "one-vs-all", "squared", "logistic"] = "softmax"
-    """Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1."""
-    compute: Literal["float32", "bfloat16"] = "float32"
-    """Precision of models; parameters, messages and noise are float32."""
-    rounds: int = 100
-    """T, communication rounds."""
-    eval_every: int = 10
-    """Rounds between evaluations."""
-    patience: Annotated[int | None, optional("INT", "all rounds")] = None
-    """Evaluations without a better validation metric before a stop; no ε covers that."""
-    audit_canaries: Annotated[int | None, optional("INT", "none")] = None
-    """Artificial clients beside the real ones, whose messages bound ε from below."""
-    chunk_size: Annotated[int | None, optional("INT", "by backend")] = None
-    """Clients computed at once."""
-    chunk_map: Annotated[Literal["vmap", "scan"] | None, optional("{vmap,scan}", "by backend")] = (
-        None
-    )
-    """Mapping over a chunk's clients."""
-    streamed: bool = False
-    """Keep rows on disk (data folder:PATH) or host; a device holds one cohort."""
+    Attributes:
+      parts: the parts by role.
+      records: the hyperparameters of all parts, by name.
+      keys: the settings by name, in the order of files.
+    """
 
-    public: Suppress[Fixed[tuple[str, ...]]] = ()
-    """Sentences for every report of the run, on choices that read private rows; in files only."""
+    parts: Mapping[str, Part]
+    records: "Mapping[str, Hyperparameter]"
+    keys: dict[str, Setting]
 
-    out: Annotated[Path | None, optional("DIR", "none")] = None
-    """Directory for the results."""
-    overwrite: bool = False
-    """Replace the run in the directory."""
-    quiet: bool = False
-    """One plain line per evaluation."""
 
-    if TYPE_CHECKING:  # set by `config_type`
-        parts: ClassVar[dict[str, Part]]
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """The settings of a run as asked for; each is an attribute.
+
+    Raises:
+      ValueError: if settings contradict each other, naming them and what is allowed.
+    """
+
+    table: Table = dataclasses.field(repr=False, compare=False)
+    values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(f"this run has no setting {name!r}") from None
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values.items()))
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
         """The parts by role."""
-        records: ClassVar[dict[str, Hyperparameter]]
-        """The hyperparameters of all parts, by name."""
+        return self.table.parts
 
-    # --- its parts --------------------------------------------------------------------------------
+    @property
+    def records(self) -> "Mapping[str, Hyperparameter]":
+        """The hyperparameters of all parts, by name."""
+        return self.table.records
 
     @property
     def system(self) -> System:
@@ -122,11 +362,16 @@ class RunConfig(DataSettings):
     def arguments(self, role: str) -> dict[str, Any]:
         """Return the arguments of the factory of a role; none where the run lacks the role."""
         part = self.parts.get(role)
-        return {} if part is None else part.arguments(self)
+        return {} if part is None else part.arguments(self.values)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting, or the default where no part of the run has it."""
-        return getattr(self, name, default)
+        return self.values.get(name, default)
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults."""
+        keys = self.table.keys
+        return {name: each for name, each in self.values.items() if each != keys[name].default}
 
     def replace(self, **changes: Any) -> "RunConfig":
         """Return the settings with changes, which may name other parts.
@@ -137,23 +382,26 @@ class RunConfig(DataSettings):
           ValueError: for a change that no part reads.
         """
         kept = {name: value for name, value in self.given().items() if name not in changes}
-        known = fields_of(kept | changes)
+        known = table_of(kept | changes).keys
         return run_config(**{n: value for n, value in kept.items() if n in known}, **changes)
 
     def data_settings(self) -> set[str]:
         """Return the names of the settings of its data."""
-        return {field.name for field in dataclasses.fields(data_type(vars(self)))}
+        rows = [*DATA, *GROUPS["rows"].keys]
+        parts = [self.parts[role] for role in ("data", "partition") if role in self.parts]
+        names = {setting.name for setting in rows}.union(*(part.settings for part in parts))
+        return names & self.values.keys()
 
     def settings(self) -> dict[str, Any]:
         """Return the keys of a TOML file that repeats the run from any folder.
 
         Settings of the output and unset ones are left out.
         """
-        table = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in OUTPUT and value is not None:
-                table[field.name] = list(value) if isinstance(value, tuple) else value
+        table = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self.values.items()
+            if name not in OUTPUT and value is not None
+        }
         return table | {"data": absolute(self.data)}
 
     # --- values that follow -----------------------------------------------------------------------
@@ -171,9 +419,11 @@ class RunConfig(DataSettings):
 
     @property
     def clips(self) -> bool:
-        """True if messages are clipped: with a given z or a finite ε; adaptively, always."""
-        noise = self.get("noise_multiplier") is not None or math.isfinite(self.target_epsilon)
-        return "clip_norm" in self.records and (noise or "target_quantile" in self.records)
+        """True if messages are clipped: if C adapts, z or a finite ε is given, or C and no ε."""
+        asked = self.get("noise_multiplier" if self.get("epsilon") == math.inf else "clip")
+        noise = math.isfinite(self.target_epsilon) or self.get("noise_multiplier") is not None
+        adapts = "target_quantile" in self.records
+        return "clip_norm" in self.records and (adapts or noise or asked is not None)
 
     @property
     def protects_examples(self) -> bool:
@@ -195,7 +445,7 @@ class RunConfig(DataSettings):
     # --- checks -----------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check settings against each other, and sizes; the library checks hyperparameters.
+        """Check settings against each other; the library checks hyperparameters.
 
         Raises:
           ValueError: naming the settings, their values and what is allowed.
@@ -228,7 +478,8 @@ class RunConfig(DataSettings):
             )
         if delta is not None and not 0 < delta < 1:
             raise ValueError(f"delta must lie in (0, 1), got {delta}")
-        self._check_sizes()
+        if self.get("hidden", (1,)) == ():
+            raise ValueError("hidden must hold at least one width, got none")
         steps = [step for step in self.get("preprocess", ()) if step not in _PREPROCESS]
         if steps:
             raise ValueError(f"preprocess takes {', '.join(_PREPROCESS)}, got {steps[0]!r}")
@@ -240,30 +491,9 @@ class RunConfig(DataSettings):
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
         if self.clients_used == "held-out" and self.held_out_clients == 0:
             raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
-        if len(self.get("fields", ())) not in (0, 2):
-            raise ValueError(f"fields must be two names, got {', '.join(self.get('fields'))}")
-        if self.data == "synthetic-stream" and (self.model, self.loss) != ("linear", "squared"):
-            raise ValueError(
-                "synthetic-stream is a linear regression: model must be linear and loss squared, "
-                f"got model {self.model} and loss {self.loss}"
-            )
-
-    def _check_sizes(self) -> None:
-        hidden = self.get("hidden", (1,))
-        if not isinstance(hidden, tuple):  # a setting of one's own model
-            hidden = (1,)
-        if not hidden:
-            raise ValueError("hidden must hold at least one width, got none")
-        if any(width < 1 for width in hidden):
-            raise ValueError(f"hidden widths must be at least 1, got {list(hidden)}")
-        for name, least in {"rounds": 1, "eval_every": 1, "patience": 1, "classes": 2}.items():
-            value = self.get(name)
-            if value is not None and value < least:
-                raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
-        for name, largest in _LARGEST.items():
-            size = max(hidden) if name == "hidden" else self.get(name)
-            if size is not None and size > largest:
-                raise ValueError(f"{flag(name)} must be at most {largest}, got {size}")
+        fields = self.get("fields") or ()
+        if len(fields) not in (0, 2):
+            raise ValueError(f"fields must be two names, got {', '.join(fields)}")
 
     def require_no_canaries(self, what: str) -> None:
         """Check that the run has no canaries; raise a ValueError if it has."""
@@ -285,23 +515,11 @@ class RunConfig(DataSettings):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class Everything(
-    GuaranteeSettings, TargetSettings, BudgetSettings, ScheduleSettings, MinibatchSettings,
-    RowSettings, RunConfig,
-):  # fmt: skip
-    """The settings that most runs have, for help.
-
-    The flags of a part, such as --clip, are shown once it is named: `run --algorithm pmtl --help`;
-    parts are algorithm, model, mechanism, sampling, availability, compression, data and partition.
-    """
-
-
 # --- composition ----------------------------------------------------------------------------------
 
 
-def config_type(given: Mapping[str, Any]) -> type[RunConfig]:
-    """Compose the settings of a run from the parts that `given` names, as typed or converted.
+def table_of(given: Mapping[str, Any]) -> Table:
+    """Compose the keys of a run from the parts that `given` names, as typed or converted.
 
     Raises:
       ValueError: for an unknown part, a user's code that cannot be found, or names that clash.
@@ -320,69 +538,84 @@ def _composed(
     names: tuple[tuple[str, str], ...],
     records: "tuple[tuple[str, Hyperparameter], ...]",
     event: str,
-) -> type[RunConfig]:
+) -> Table:
     parts, by_name = {role: part_of(role, name) for role, name in names}, dict(records)
-    read = [group for part in parts.values() for group in groups_of(part, by_name, event)]
-    bases = (*(group for group in reversed(GROUPS) if group in read), RunConfig)
-    fields: dict[str, Field] = {
-        record.setting: hyperparameter_field(record) for record in by_name.values()
-    }
+    keys = {setting.name: setting for setting in (*DATA, *RUN, *RESULTS)}
+    for group in GROUPS.values():
+        if group.role in parts and group.is_read(parts[group.role], by_name, event):
+            keys |= {setting.name: setting for setting in group.keys}
+    of_parts = {record.setting: _key_of(record) for record in by_name.values()}
     for part in parts.values():
         declared = {record.setting for record in part.all_records}
         for name, setting in part.settings.items():
-            if name in fields and name not in declared:
+            if name in of_parts and name not in declared:
                 raise ValueError(
                     f"{part.role} {part.name} has a setting {name!r}, as another part of the run "
                     "has: rename one of them"
                 )
-            fields.setdefault(name, setting_field(setting))
-    for name in fields:
-        if any(name in base.__dataclass_fields__ for base in bases):
+            of_parts.setdefault(name, _bounded(setting))
+    for name in of_parts:
+        if name in keys:
             raise ValueError(f"{name!r} is a setting of every run: no part may have one so called")
-    made = settings_type("RunConfig", fields, bases)
-    made.__doc__ = RunConfig.__doc__
-    made.parts, made.records = parts, by_name
-    return made
+    return Table(parts, by_name, keys | of_parts)
 
 
-def data_type(given: Mapping[str, Any]) -> type[DataSettings]:
-    """Compose the settings of data from the reader and the partition that settings name."""
-    names = names_of(given)
-    parts = [part_of(role, names[role]) for role in ("data", "partition") if role in names]
-    fields = {n: setting_field(setting) for part in parts for n, setting in part.settings.items()}
-    return settings_type("DataSettings", fields, (*groups_of(parts[0], (), ""), DataSettings))
+def _key_of(record: "Hyperparameter") -> Setting:
+    """Return the key of a hyperparameter."""
+    shown = record.default if isinstance(record.default, str) else _DERIVED.get(record.setting)
+    if shown is not None:
+        return Setting(record.setting, float, None, record.help, shown=shown)
+    default = REQUIRED if record.default is None else record.default
+    return Setting(record.setting, float, default, record.help)
 
 
-def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of the settings that a run with these parts has, by name."""
-    return _hints(config_type(given))
-
-
-@functools.cache
-def _hints(kind: type[RunConfig]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+def _bounded(setting: Setting) -> Setting:
+    least, most = _BOUNDS.get(setting.name, (None, None))
+    least, most = (-math.inf if least is None else least), (math.inf if most is None else most)
+    return dataclasses.replace(setting, least=least, most=most)
 
 
 def run_config(**settings: Any) -> RunConfig:
     """Make the settings of a run; those not given have the defaults of the run and its parts.
 
     Raises:
-      ValueError: for a setting that no part of the run reads, or a missing one without a default.
+      ValueError: for a setting that no part of the run reads, a value of another type, a missing
+        one without a default, or settings that contradict each other.
     """
     check_parts(settings)
-    made = config_type(settings)
     require_read(settings, settings)
-    for field in dataclasses.fields(made):
-        if field.default is dataclasses.MISSING and field.name not in settings:
-            raise ValueError(f"{flag(field.name)} must be given: it has no default")
-    return made(**settings)
+    return filled(table_of(settings), settings)
+
+
+def filled(table: Table, given: Mapping[str, Any]) -> RunConfig:
+    """Return the settings of a run with these keys: given ones converted, the others by default."""
+    values = {}
+    for name, setting in table.keys.items():
+        if setting.required and name not in given:
+            raise ValueError(f"{flag(name)} must be given: {setting.help or 'it has no default'}")
+        values[name] = setting.convert(given[name]) if name in given else setting.default
+    return RunConfig(table, values)
+
+
+# --- what nothing reads ---------------------------------------------------------------------------
+
+_SHOWN = 6
+"""Names that fit into a message."""
 
 
 def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str] = ()) -> list[str]:
-    """Return the reasons for which settings have no effect on a run; see `reasons_unread`."""
-    made = config_type(given)
-    return list(reasons_unread(names, _hints(made), made.parts, given, others))
+    """Return the reasons for which settings have no effect on a run with the settings `given`.
+
+    Args:
+      names: names of the settings.
+      given: settings of the run.
+      others: further names that an unknown one may be meant for.
+
+    Raises:
+      ValueError: for a name that no part of any run has, with the nearest one.
+    """
+    table = table_of(given)
+    return list(_reasons([name for name in names if name not in table.keys], table, given, others))
 
 
 def require_read(names: Iterable[str], given: Mapping[str, Any]) -> None:
@@ -394,3 +627,77 @@ def require_read(names: Iterable[str], given: Mapping[str, Any]) -> None:
     reasons = unread(names, given)
     if reasons:
         raise ValueError("; ".join(reasons))
+
+
+def _reasons(
+    names: Iterable[str], table: Table, given: Mapping[str, Any], others: Iterable[str]
+) -> Iterator[str]:
+    parts = table.parts
+    for name in names:
+        known = readers()
+        if name not in known:
+            raise ValueError(unknown(name, [*table.keys, *known, *others]))
+        # A role that the run lacks says the most, else the one with most parts that read it.
+        role, choices = max(
+            known[name].items(), key=lambda item: (item[0] not in parts, len(item[1]))
+        )
+        if role not in parts:
+            without = f"without {role} {' or '.join(choices)}"
+            where = "on data with clients of their own" if role == "partition" else without
+            yield f"{flag(name)} has no effect {where}"
+            continue
+        key, chosen = role, parts[role].name
+        if chosen == "no-release":
+            sender = parts["algorithm"].name
+            silent = sender in SYSTEMS and not SYSTEMS[sender].sends
+            nothing = f"algorithm {sender} sends" if silent else f"{role} {chosen} releases"
+            yield f"{flag(name)} has no effect, as {nothing} nothing: leave it out"
+            continue
+        if chosen in choices:
+            key, chosen, choices = _condition(parts[role], name, given)
+        more = len(choices) - _SHOWN
+        listed = choices if more < 2 else [*choices[:_SHOWN], f"{more} others"]
+        yield f"{flag(name)} has no effect with {key} {chosen}, only with {' or '.join(listed)}"
+
+
+def unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
+    """Return the message about an unknown name, with the nearest known one."""
+    names = {flag(each) for each in known}
+    meant = flag(ALIASES.get(name, ""))
+    close = [meant] if meant in names else difflib.get_close_matches(flag(name), sorted(names), n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown {kind} {flag(name)!r}{hint}"
+
+
+def _condition(part: Part, name: str, given: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+    """Return the setting of a part, its value, and the values with which the part reads `name`."""
+    from fedjaxsim.hyperparameters import declared_by
+
+    for setting in part.settings.values():
+        values = [
+            value
+            for value in setting.values
+            if name in {r.setting for r in declared_by(part.factory, **{setting.argument: value})}
+        ]
+        if values and len(values) < len(setting.values):
+            chosen = given.get(setting.name, setting.default)
+            return flag(setting.name), str(chosen), list(map(str, values))
+    return part.role, part.name, [part.name]
+
+
+@functools.cache
+def readers() -> Mapping[str, Mapping[str, list[str]]]:
+    """Return the parts of the package that read each setting, by role."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for part in (part_of(role, name) for role, known in ROLES.items() for name in known.known):
+        records = part.all_records
+        read = {record.name for record in records}, part.event_kind({})
+        grouped = [
+            setting.name
+            for group in GROUPS.values()
+            if group.role == part.role and group.is_read(part, *read)
+            for setting in group.keys
+        ]
+        for name in dict.fromkeys([*part.settings, *(r.setting for r in records), *grouped]):
+            found.setdefault(name, {}).setdefault(part.role, []).append(part.name)
+    return found

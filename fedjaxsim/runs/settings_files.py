@@ -1,18 +1,28 @@
-"""Settings in TOML files; errors name the file."""
+"""Settings from flags, TOML files and earlier runs; errors name the file."""
 
-import contextlib
-import math
-import typing
-from collections.abc import Collection, Container, Iterator, Mapping
+import shlex
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.files import in_file, read_tables
-from fedjaxsim.runs.folders import CONFIG, kind_of, looking_at
-from fedjaxsim.runs.numbers import integers, words
+from fedjaxsim.factories import flag
 from fedjaxsim.runs.parts import check_parts
-from fedjaxsim.runs.settings import EXCLUSIVE, RunConfig, fields_of, flag, require_read, run_config
+from fedjaxsim.runs.settings import (
+    EXCLUSIVE,
+    IN_FILES_ONLY,
+    RunConfig,
+    filled,
+    require_read,
+    table_of,
+    unread,
+)
 
+CONFIG = "config.toml"
+"""The settings of a run in its directory."""
+_OF_RELEASES = ("sampling", "schedule", "passes")
+"""Settings that a stage without a release, such as fine-tuning, does not inherit."""
 RECORDS = ("resolved", "versions", "stages")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
 
@@ -28,16 +38,57 @@ def read_toml(path: Path) -> RunConfig:
       ValueError: for a file that is not TOML, an unknown key (with the closest known one), a key
         that no part of the run reads, or a value of the wrong type.
     """
-    raw = read_raw(path)
+    return resolve({}, path)
+
+
+def resolve(
+    flags: dict[str, Any],
+    path: Path | None = None,
+    earlier: Path | None = None,
+    notes: list[str] | None = None,
+) -> RunConfig:
+    """Make the settings of a run from flags, a file and an earlier run, of which the first wins.
+
+    Args:
+      flags: settings by name, as typed or converted.
+      path: TOML file.
+      earlier: directory of a run; the settings that this run does not read are left out.
+      notes: list that gets a note of the settings in the file that this run does not read; None to
+        refuse them.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: for an unknown part or setting, a flag that the run does not read, a value of the
+        wrong type, or settings that contradict each other.
+    """
+    for name in IN_FILES_ONLY:
+        if name in flags:
+            raise ValueError(f"{flag(name)} is for files alone")
+    check_parts(flags)
+    inherited = {} if earlier is None else read_raw(earlier / CONFIG)
+    file = {} if path is None else read_raw(path)
+    system = SYSTEMS.get(str((inherited | file | flags).get("algorithm")))
+    if system is not None and not system.sends:
+        inherited = {name: inherited[name] for name in inherited if name not in _OF_RELEASES}
+    given = displaced(displaced(inherited, file) | file, flags) | flags
+    table = table_of(given)
+    require_read(flags, given)
     with in_file(path):
-        require_read(raw, raw)
-    settings = typed(raw, raw, path)
-    with in_file(path):
-        return run_config(**settings)
+        if left := unread(file, given):
+            if notes is None:
+                raise ValueError("; ".join(left))
+            notes.append(f"{path}: {'; '.join(left)}")
+    places = dict.fromkeys(inherited, earlier and earlier / CONFIG) | dict.fromkeys(file, path)
+    values = {}
+    for name in [name for name in table.keys if name in given]:
+        with in_file(None if name in flags else places[name]):
+            values[name] = table.keys[name].convert(given[name])
+    with in_file(None if flags else path):
+        return filled(table, values)
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """Read the keys of a TOML file as field names, with their values unconverted."""
+    """Read the keys of a TOML file as names of settings, with their values unconverted."""
     table = content(path)
     with in_file(path):
         raw = dict(entries(table, {"sweep": "is for `fedjaxsim sweep`"}))
@@ -45,19 +96,23 @@ def read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
-def typed(raw: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Convert values of a TOML file to the types of their fields; unread keys are left out.
+def kind_of(path: Path) -> str:
+    """Return the kind of results in a directory: "sweep", "tuning" or, by default, "run"."""
+    kinds = {"sweep": "sweep.toml", "tuning": "path.json"}
+    return next((kind for kind, name in kinds.items() if (path / name).exists()), "run")
 
-    `given` names the parts of the run, and errors the file `path`.
-    """
-    hints = fields_of(given)
-    with in_file(path):
-        return {n: convert(flag(n), value, hints[n]) for n, value in raw.items() if n in hints}
+
+def looking_at(path: Path) -> str:
+    """Return how to see the results of a sweep or a tuning, and which file runs again."""
+    file = {"sweep": "sweep.toml", "tuning": "tuned.toml", "run": CONFIG}[kind_of(path)]
+    command = "sweep" if kind_of(path) == "sweep" else "run"
+    again = f"fedjaxsim {command} {shlex.quote(str(path / file))}"
+    return f"see it with fedjaxsim report {shlex.quote(str(path))}, or repeat it with {again}"
 
 
 def content(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
-    folder = path if path.is_dir() else path.parent
+    folder = path.parent if path.name == CONFIG else path
     if not path.is_file() and (kind := kind_of(folder)) != "run":
         raise ValueError(f"{folder} holds a {kind}: {looking_at(folder)}")
     if path.is_dir():
@@ -71,11 +126,11 @@ def content(path: Path) -> dict[str, Any]:
 def entries(
     table: Mapping[str, Any], refused: Mapping[str, str], place: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the field names and values of a table; its keys take - or _.
+    """Yield the names of settings and values of a table; its keys take - or _.
 
     Args:
       table: the table; those that a run adds (`RECORDS`) are left out.
-      refused: by field name, the reason why a key does not belong there.
+      refused: by name, the reason why a key does not belong there.
       place: place of the table, as an error begins.
     """
     seen = set()
@@ -91,48 +146,12 @@ def entries(
         yield name, value
 
 
-def convert(key: str, value: Any, hint: Any) -> Any:
-    """Convert a TOML value to the type of its field; 1e6 may be a whole number, `true` is none.
-
-    Raises:
-      ValueError: naming the key, what is wanted and what was got.
-    """
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    if type(None) in typing.get_args(hint):
-        return convert(key, value, kinds[0])
-    if typing.get_origin(hint) is Literal:
-        if value not in kinds:
-            raise ValueError(f"{key} must be one of {', '.join(kinds)}, got {value!r}")
-        return value
-    if typing.get_origin(hint) is tuple:
-        parse = integers if kinds[0] is int else words
-        if isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                return parse(value)
-        if isinstance(value, list) and all(type(item) is kinds[0] for item in value):
-            return tuple(value)
-    elif hint is float and type(value) in (int, float):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    elif hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    elif hint is float and value in ("inf", "∞"):
-        return math.inf
-    elif hint is Path and isinstance(value, str):
-        return Path(value)
-    elif type(value) is hint:
-        return value
-    called = {int: "a whole number", float: "a number"}
-    wanted = f"a list of {kinds[0].__name__}" if kinds else called.get(hint, hint.__name__)
-    raise ValueError(f"{key} must be {wanted}, got {value!r}")
-
-
 def excluded(given: Container[str]) -> set[str]:
     """Return the settings that exclude some of the given ones."""
     return {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
 
 
-def displaced(settings: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+def displaced(settings: Mapping[str, Any], given: Container[str]) -> dict[str, Any]:
     """Return settings without those that exclude some of the given ones."""
     left_out = excluded(given)
     return {name: value for name, value in settings.items() if name not in left_out}

@@ -29,7 +29,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,18 +36,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjaxsim.data.files import in_file
+from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report import symbols
 from fedjaxsim.runs.fingerprints import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
-from fedjaxsim.runs.settings import (
-    OUTPUT,
-    RunConfig,
-    fields_of,
-    flag,
-    run_config,
-    unread,
-)
-from fedjaxsim.runs.settings_files import content, convert, displaced, entries, excluded
+from fedjaxsim.runs.settings import OUTPUT, RunConfig, run_config, table_of, unread
+from fedjaxsim.runs.settings_files import content, displaced, entries, excluded
 
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
@@ -154,10 +147,8 @@ class SweepRuns:
 
     def value_type(self, key: str) -> type:
         """Return the type of a swept key in tables of results: float, int, bool or str."""
-        hint = next(fields_of(vars(run)) for run in self.runs if hasattr(run, key))[key]
-        kind = (typing.get_args(hint) or (hint,))[0]
-        is_number = kind in (bool, int, float) and typing.get_origin(hint) is not tuple
-        return kind if is_number else str
+        kind = next(run.table.keys[key] for run in self.runs if hasattr(run, key)).hint
+        return kind if kind in (bool, int, float) else str
 
     def values(self, run: int) -> dict[str, Any]:
         """Return the swept values of one run, by column; None where no table sets the key.
@@ -176,9 +167,9 @@ class SweepRuns:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for index, run in enumerate(self.runs):
             arrays = (*hyperparameters_of(run), "budget")
-            static = {name: value for name, value in vars(run).items() if name not in arrays}
+            static = {name: value for name, value in run.values.items() if name not in arrays}
             # Schedules are arrays of one shape; a constant is a number.
-            kind = (type(run), run.spread.is_constant, *static.items())
+            kind = (run.spread.is_constant, *static.items())
             groups.setdefault(kind, []).append(index)
         return tuple(map(tuple, groups.values()))
 
@@ -254,16 +245,15 @@ def resolve_sweep(
             changes = dict(zip(table, values, strict=True))
             asked = displaced(base, changes) | changes
             try:
-                known = fields_of(asked)
+                known = table_of(asked).keys.keys()
                 run = run_config(**{n: value for n, value in asked.items() if n in known})
-                run.validate()
                 run.require_batchable("a sweep")
             except ValueError as error:
                 shown = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
                 raise ValueError(f"the run with {shown}: {error}") from error
-            set_ |= known.keys() & asked
-            swept |= known.keys() & changes
-            runs.setdefault(run, set()).update(known.keys() & changes)
+            set_ |= known & asked.keys()
+            swept |= known & changes.keys()
+            runs.setdefault(run, set()).update(known & changes.keys())
     for key in base:
         if key not in set_:
             raise _unread(key, base, tables[0], "is set")
@@ -281,7 +271,7 @@ def _unread(
 ) -> ValueError:
     """Return the error about a key that no run reads; raise it at once for an unknown key."""
     first = {**settings, **{key: values[0] for key, values in table.items()}}
-    reasons = unread([name], first, typing.get_type_hints(SweepOptions))
+    reasons = unread([name], first, settings_of(SweepOptions))
     if not reasons:
         others = " and ".join(flag(other) for other in table if name in excluded((other,)))
         reasons = [f"{flag(name)} and {others} exclude each other"]
@@ -343,7 +333,7 @@ class Search:
             for values in itertools.product(*(table[key] for key in names)):
                 place = dict(zip(names, values, strict=True))
                 asked = displaced(self.base, place) | place
-                fields = fields_of(asked)
+                fields = table_of(asked).keys
                 place = {key: value for key, value in place.items() if key in fields}
                 if any(each.place == place for each in found):
                     continue  # what one system does not read is no other combination of it
@@ -458,17 +448,19 @@ def read_plan(
             boxes[place] = table.pop("search", [{}])[0]
         if common is None and any(boxes.values()):
             raise ValueError("a search needs a table [search] with its seeds")
-        hints = typing.get_type_hints(SweepOptions)
         top = dict(entries(whole, _REFUSED))
-        options = {name: convert(flag(name), top.pop(name), hint)
-                   for name, hint in hints.items() if name in top}  # fmt: skip
+        options = {
+            name: setting.convert(top.pop(name))
+            for name, setting in settings_of(SweepOptions).items()
+            if name in top
+        }
         settings = top if data is None else top | {"data": data}
         check_parts(settings)
         types = {place: _types(settings, table) for place, table in tables.items()}
         every = {name: hint for found in reversed(types.values()) for name, hint in found.items()}
         # A key that no run reads has no type: it stays as it is, and is refused below.
         base = {
-            name: convert(flag(name), value, every[name]) if name in every else value
+            name: every[name].convert(value) if name in every else value
             for name, value in settings.items()
         }
         values = [
@@ -496,7 +488,7 @@ def _tables(sweep: Any) -> dict[str, dict[str, list[Any]]]:
     else:
         raise ValueError(f"sweep must be a table [sweep] or tables [[sweep]], got {sweep}")
     above = "is an option of the sweep: write it above the tables"
-    refused = dict.fromkeys(typing.get_type_hints(SweepOptions), above) | _REFUSED
+    refused = dict.fromkeys(settings_of(SweepOptions), above) | _REFUSED
     found: dict[str, dict[str, list[Any]]] = {}
     for place, table in places.items():
         if not table:
@@ -520,7 +512,7 @@ def _search(
     options: SweepOptions,
     common: Any,
     boxes: Sequence[Any],
-    types: Mapping[str, Any],
+    types: Mapping[str, Setting],
 ) -> Search:
     """Return the search of a file from its table [search] and those inside each [[sweep]]."""
     where = "[search]: "
@@ -529,7 +521,7 @@ def _search(
     found = dict(entries(common, _REFUSED, where))
     points, seeds = found.pop("points", None), found.pop("seeds", None)
     if points is not None:
-        points = convert("points in [search]", points, int)
+        points = Setting("points", int).convert(points, "points in [search]")
         if points < 1:
             raise ValueError(f"points in [search] must be at least 1, got {points}")
     if not isinstance(seeds, list) or not seeds:
@@ -538,7 +530,7 @@ def _search(
     for box in boxes:
         values = found | dict(entries(box, _REFUSED, where))
         first = {name: of[0] for name, of in tables[len(every)].items()}
-        known = {**types, **fields_of({**base, **first})}
+        known = {**types, **table_of({**base, **first}).keys}
         every.append({
             name: _converted(_listed(of), known.get(name), name, "[search]")
             for name, of in values.items()
@@ -546,28 +538,30 @@ def _search(
     return Search(base, options, tuple(tables), tuple(every), points, tuple(seeds))
 
 
-def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Return the types of the settings that some run of a table has, by name."""
+def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str, Setting]:
+    """Return the keys of the settings that some run of a table has, by name."""
     # Strings and booleans may name parts, or choices within them.
     choosing = {
         name: values
         for name, values in table.items()
         if all(isinstance(value, str | bool) for value in values)
     }
-    found: dict[str, Any] = {}
+    found: dict[str, Setting] = {}
     for values in itertools.product(*choosing.values()):
-        found = fields_of({**base, **dict(zip(choosing, values, strict=True))}) | found
+        found = {**table_of({**base, **dict(zip(choosing, values, strict=True))}).keys, **found}
     return found
 
 
-def _converted(values: list[Any], hint: Any, name: str, place: str) -> tuple[Any, ...]:
-    """Convert the values of one key; without a type, leave them as they are."""
-    if hint is None:
+def _converted(
+    values: list[Any], setting: Setting | None, name: str, place: str
+) -> tuple[Any, ...]:
+    """Convert the values of one key; an unknown key leaves them as they are."""
+    if setting is None:
         return tuple(values)
     found: list[Any] = []
     for index, item in enumerate(values):
         where = f"value {index + 1} of {flag(name)} in {place}"
-        value = convert(where, item, hint)
+        value = setting.convert(item, where)
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(f"{where} must be a number, got nan")
         if value in found:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.cli import main, parse
 from fedjaxsim.gradients import hypergradient, mean_metric
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -37,7 +37,6 @@ def toml(*tables) -> str:
 
 def settings_of(*arguments: str) -> RunConfig:
     command = parse(["run", *arguments])
-    assert isinstance(command, Run)
     return command.settings
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.numbers import whole
+from fedjaxsim.factories import Setting, Word
 from fedjaxsim.runs.settings_files import read_toml
 
 _NOISE = "--noise-multiplier 1 --delta 1e-6 --sampling-rate 1e-3"
@@ -27,12 +27,14 @@ _NOISE = "--noise-multiplier 1 --delta 1e-6 --sampling-rate 1e-3"
     ],
 )  # fmt: skip
 def test_whole_numbers_may_have_an_exponent(command, found):
-    parsed = parse(command.split())
-    places = [parsed, *(getattr(parsed, name, None) for name in ("settings", "question"))]
+    arguments = parse(command.split()).arguments
+    settings = arguments.get("settings", ())
+    places = [arguments, *(vars(each) for each in arguments.values() if hasattr(each, "__dict__"))]
+    places += [each.values for each in (settings if isinstance(settings, tuple) else [settings])]
     for name, value in found.items():
-        (place,) = (place for place in places if hasattr(place, name))
-        assert getattr(place, name) == value
-        assert type(getattr(place, name)) is type(value)
+        (read,) = (place[name] for place in places if name in place)
+        assert read == value
+        assert type(read) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,8 @@ def test_what_is_no_number_is_refused_by_its_flag(command, name):
 
 
 def test_a_large_number_with_an_exponent_is_exact():
-    assert whole("1.000000000000000000001e21") == 10**21 + 1
+    one = Word("1.000000000000000000001e21")
+    assert Setting("n", int, 0).convert(one) == 10**21 + 1
 
 
 def test_a_file_reads_whole_numbers_too(tmp_path):

@@ -15,7 +15,7 @@ from problems import HANGS
 from fedjaxsim.bench.children import in_child
 from fedjaxsim.bench.results import Results
 from fedjaxsim.cli import main
-from fedjaxsim.cli.bench import Bench
+from fedjaxsim.cli.bench import named
 from fedjaxsim.cli.program import parse
 from fedjaxsim.commands import bench as command
 
@@ -54,8 +54,7 @@ def answers(monkeypatch):
 
 def runs_of(*arguments):
     parsed = parse(["bench", *arguments])
-    assert isinstance(parsed, Bench)
-    return parsed.runs
+    return named(parsed.arguments["files"], parsed.settings)
 
 
 def test_flags_describe_the_run_and_files_one_each():
@@ -142,7 +141,7 @@ def test_results_are_shown_and_compared_without_measuring(files, answers, tmp_pa
         ("one.toml there/one.toml", "one"),
         ("--rounds 0", "rounds"),
         ("--algorithm fedavg --lam 1", "lam"),
-        ("--roundz 3", "--roundz"),
+        ("--roundz 3", "roundz"),
         ("--out .", "bench.json"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.cli import main, parse
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -27,7 +27,6 @@ NEEDS = {
 
 def experiment(*flags):
     command = parse(["run", *flags])
-    assert isinstance(command, Run)
     return prepare(command.settings)
 
 
@@ -148,8 +147,8 @@ def test_they_may_be_swept(tmp_path):
         ),
         ("--target-quantile 1 --mechanism adaptive", "target-quantile"),
         ("--mechanism plain-mean --clip 1", "clip .*plain-mean"),
-        ("--sampling fixed", "--cohort"),
-        ("--sampling passes --cohort 5", "--max-participations"),
+        ("--sampling fixed", "cohort must be given"),
+        ("--sampling passes --cohort 5", "max-participations must be given"),
         ("--sampling fixed --cohort 21", "cohort"),
         ("--sampling fixed --cohort 5 --sampling-rate 0.25", "sampling-rate"),
         ("--cohort 5", "cohort .*poisson.*fixed or passes"),

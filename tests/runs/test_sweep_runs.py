@@ -166,7 +166,7 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
     assert sorted(itertools.chain(*groups)) == list(range(20))
 
     def shared(run):
-        return {k: v for k, v in vars(run).items() if k not in hyperparameters_of(run)}
+        return {k: v for k, v in run.values.items() if k not in hyperparameters_of(run)}
 
     for group in groups:
         assert all(shared(plan.runs[run]) == shared(plan.runs[group[0]]) for run in group)

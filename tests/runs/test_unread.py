@@ -1,6 +1,5 @@
 """Each setting is read by the parts that declare it, and refused if no part of the run does."""
 
-import dataclasses
 import hashlib
 import re
 from typing import Any
@@ -15,9 +14,9 @@ from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.fields import ExampleSettings, MinibatchSettings, RowSettings, SpendingSettings
 from fedjaxsim.runs.parts import part_of
-from fedjaxsim.runs.settings import RunConfig, fields_of, require_read, run_config, unread
+from fedjaxsim.runs.settings import DATA as OF_DATA
+from fedjaxsim.runs.settings import GROUPS, RESULTS, RUN, require_read, run_config, table_of, unread
 
 CHANGED = {
     "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "update",
@@ -95,7 +94,7 @@ def _noise(algorithm: str, changed: dict[str, Any]) -> dict[str, float]:
     """Some noise, which is calibrated where it can be."""
     if "noise_multiplier" in changed or "epsilon" in changed:
         return {}
-    read = fields_of({"algorithm": algorithm, **changed})
+    read = table_of({"algorithm": algorithm, **changed}).keys
     kinds = {"epsilon": 2.0, "noise_multiplier": 0.5}
     return next(({name: value} for name, value in kinds.items() if name in read), {})
 
@@ -105,20 +104,17 @@ def _is_key(const) -> bool:
 
 
 def test_every_setting_of_a_system_is_changed_below():
-    shared = {
-        field.name
-        for group in (RunConfig, RowSettings, MinibatchSettings, ExampleSettings)
-        for field in dataclasses.fields(group)
-    }
+    groups = [GROUPS[name].keys for name in ("rows", "minibatches", "examples")]
+    shared = {setting.name for keys in (OF_DATA, RUN, RESULTS, *groups) for setting in keys}
     roles = {"model": "linear", "sampling": "poisson", "data": "digits", "partition": "dirichlet"}
     shared |= {name for role, part in roles.items() for name in part_of(role, part).settings}
     known = set(CHANGED)
     for algorithm in SYSTEMS:
         for needed in ({}, *NEEDS.values()):
-            if needed.keys() <= fields_of({"algorithm": algorithm}).keys():
+            if needed.keys() <= table_of({"algorithm": algorithm}).keys.keys():
                 # An accountant is part of the report, and an error where it does not describe it.
-                read = fields_of({"algorithm": algorithm, **needed}).keys() - {"accountant"}
-                read -= {field.name for field in dataclasses.fields(SpendingSettings)}
+                read = table_of({"algorithm": algorithm, **needed}).keys.keys() - {"accountant"}
+                read -= {setting.name for setting in GROUPS["spending"].keys}
                 assert read - shared <= set(CHANGED)
                 known -= read
     assert not known
@@ -131,13 +127,13 @@ def test_a_system_reads_what_it_declares_and_nothing_else(algorithm):
     plain: dict[str, str] = {}
     for name, value in changed.items():
         needed = NEEDS.get(name, {})
-        if not needed.keys() <= fields_of({"algorithm": algorithm}).keys():
+        if not needed.keys() <= table_of({"algorithm": algorithm}).keys.keys():
             needed = {}
         given = {"algorithm": algorithm, **needed}
-        if name not in fields_of(given):
+        if name not in table_of(given).keys:
             with pytest.raises(ValueError, match="has no effect"):
                 run_config(**given, **{name: value})
-        elif name != "delta" or "epsilon" in fields_of(given):  # else it is part of the report
+        elif name != "delta" or "epsilon" in table_of(given).keys:  # else it is part of the report
             if str(needed) not in plain:
                 plain[str(needed)] = computed(algorithm, **needed)
             assert computed(algorithm, **needed, **{name: value}) != plain[str(needed)], name
@@ -155,7 +151,7 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
     behind = {"no-release": "local", "every-row": "naive-dp", **grams}
     algorithm = behind.get(mechanism, "fedavg")
     given: dict[str, Any] = {"algorithm": algorithm, "mechanism": mechanism}
-    read = fields_of(given)
+    read = table_of(given).keys
     base = {"noise_multiplier": 0.3, "count_noise": 1.0}
     base = {name: value for name, value in base.items() if name in read}
     plain = computed(algorithm, mechanism=mechanism, **base)
@@ -215,7 +211,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
         return hashlib.sha256(b"|".join(array.tobytes() for array in arrays)).hexdigest()
 
     base = KINDS[kind]
-    plain, read = content(**base), fields_of(base)
+    plain, read = content(**base), table_of(base).keys
     for name, value in DATA.items():
         changed = {**base, name: value}
         if name not in read:

@@ -1,58 +1,41 @@
-"""Flags of several commands."""
+"""Flags of several commands: devices and processes, and what is kept of a long work."""
 
 import dataclasses
 import re
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
-from tyro.conf import Positional
-
-from fedjaxsim.runs.settings import optional
-
-CheckpointEvery = Annotated[str | None, optional("N|TIME", "1min, at most a twentieth of the time")]
-"""Flag of commands that write checkpoints."""
-OnFullDisk = Literal["stop", "wait"]
-"""Flag of commands that write for long: end at a full disk, or wait until there is space."""
-Log = Annotated[
-    Literal["tensorboard", "wandb", "mlflow", "trackio"] | None,
-    optional("{tensorboard,wandb,mlflow,trackio}", "none"),
-]
-"""Flag of commands that do a single run."""
-ConfigFile = Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]]
-"""Argument of commands that take the settings of a run."""
+from typing import Any, Literal
 
 
-class WithSettings:
-    """A command that takes the settings of a run."""
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """Checkpoints of a long work.
 
-    settings: Any
+    Attributes:
+      checkpoint_every: Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next
+        evaluation; by default 1min, at most a twentieth of the time.
+      on_full_disk: End with the last checkpoint, or wait until there is space.
+    """
 
-    def check(self, flags: Iterable[str]) -> None:
-        """Check the settings; `flags` are the names of those given.
-
-        Raises:
-          ValueError: for a wrong setting, or one without effect.
-        """
-        del flags
-        self.settings.validate()
+    checkpoint_every: str | None = None
+    on_full_disk: Literal["stop", "wait"] = "stop"
 
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """The devices of a run, of this process or of several."""
+    """The devices of a run, of this process or of several.
 
-    devices: Annotated[str, optional("all|N", "all")] = "all"
-    """Devices that share the clients; of a CPU, its cores."""
-    coordinator: Annotated[str | None, optional("HOST:PORT", "one process")] = None
-    """Address of the first of several processes; start each with the same settings."""
-    processes: Annotated[int | None, optional("INT", "one process")] = None
-    """Number of processes."""
-    process: Annotated[int | None, optional("INT", "one process")] = None
-    """Number of this process, from 0; the first writes all files."""
+    Attributes:
+      devices: Devices that share the clients, all or a number; of a CPU, its cores.
+      coordinator: HOST:PORT of the first of several processes; start each with the same settings.
+      processes: Number of processes.
+      process: Number of this process, from 0; the first writes all files.
+      cluster: Take the three above from Slurm, Open MPI or another cluster.
+    """
+
+    devices: str = "all"
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
     cluster: bool = False
-    """Take the three above from Slurm, Open MPI or another cluster."""
 
     @property
     def count(self) -> int | None:
