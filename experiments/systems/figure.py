@@ -1,0 +1,154 @@
+"""The table and the picture of systems at equal ε, from sweeps of `classes.toml` and `school.toml`.
+
+    python experiments/systems/figure.py runs/digits runs/vehicle … --picture systems.png
+    python experiments/systems/figure.py experiments/results/systems.csv --picture twenty.png
+
+A sweep's folder is named by its data. The table has means with 95 % intervals over seeds; ⁺ is
+better than both Local and FedAvg, by paired 95 % intervals. A CSV file holds results of before.
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from fedjaxsim import metrics
+from fedjaxsim.report.labels import combination_label
+from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
+from fedjaxsim.report.results import difference, estimate
+from fedjaxsim.runs.sweep_report import read_runs
+
+Scores = dict[tuple[str, float], dict[int, float]]
+"""By system and ε, the value of each seed; NaN is a run that failed."""
+AGAINST = ("Local", "FedAvg")
+_MARKS = ("o", "s", "D", "^", "v")
+
+
+def of_sweep(folder: Path) -> tuple[str, Scores]:
+    """Return the metric of a sweep and its scores; Local has every ε."""
+    runs, _, report = read_runs(folder)
+    metric, scores = report["summary"]["metric"], {}
+    chosen = {"target_epsilon", *report["summary"]["best_over"]}
+    for run in runs:
+        names = [name for name, value in run.settings.items() if name not in chosen and value]
+        label = combination_label(names, [run.settings[name] for name in names])
+        epsilon, value = run.settings.get("target_epsilon"), run.value(metric)
+        key = label, math.nan if epsilon is None else epsilon
+        scores.setdefault(key, {})[run.seed] = math.nan if value is None else value
+    return metric, _everywhere(scores)
+
+
+def _everywhere(scores: Scores) -> Scores:
+    """Give what releases nothing at every ε."""
+    levels = sorted({epsilon for _, epsilon in scores if not math.isnan(epsilon)})
+    found: Scores = {}
+    for (label, epsilon), values in scores.items():
+        for level in levels if math.isnan(epsilon) else [epsilon]:
+            found[label, level] = values
+    return found
+
+
+def of_file(file: Path) -> dict[str, tuple[str, Scores]]:
+    """Return metric and scores by data set."""
+    found: dict[str, tuple[str, Scores]] = {}
+    with file.open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            _, scores = found.setdefault(row["data"], (row["metric"], {}))
+            key = row["system"], float(row["epsilon"])
+            scores.setdefault(key, {})[int(row["seed"])] = float(row["value"] or "nan")
+    return found
+
+
+def is_better(scores: Scores, system: str, level: float, metric: str) -> bool:
+    """Return whether a system is surely better than both Local and FedAvg."""
+    sign = 1 if metrics.of_column(metric).larger_is_better else -1
+    for other in AGAINST:
+        ours, theirs = scores[system, level], scores.get((other, level), {})
+        seeds = sorted(ours.keys() & theirs.keys())
+        gain = difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).estimate
+        if gain.mean is None or gain.half is None or sign * gain.mean <= gain.half:
+            return False
+    return True
+
+
+def table(metric: str, scores: Scores) -> str:
+    """Return the Markdown table of one data set."""
+    levels = sorted({level for _, level in scores})
+    lines = [["", *(f"ε = {_level(level)}" for level in levels)], ["---"] * (1 + len(levels))]
+    for system in dict.fromkeys(system for system, _ in scores):
+        cells = []
+        for level in levels:
+            values = list(scores.get((system, level), {}).values())
+            mark = values and is_better(scores, system, level, metric)
+            cells.append(f"{estimate(values)}{'⁺' if mark else ''}")
+        lines.append([system, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _level(level: float) -> str:
+    return "∞" if math.isinf(level) else f"{level:g}"
+
+
+@mpl.rc_context({**STYLE, "font.size": 10, "axes.titlesize": 10})
+def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
+    """Draw all systems, three data sets in a row at most, readable at the width of a page."""
+    across = min(3, len(found))
+    down = -(-len(found) // across)
+    systems = list(dict.fromkeys(name for _, scores in found.values() for name, _ in scores))
+    title = "Equal ε, equal tuning: means over seeds with 95 % intervals"
+    figure = picture(title, 1.6 + 2.2 * across, (0.8 + 0.2 * len(systems)) * down)
+    axes: Sequence[Any] = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+    for panel, (name, (metric, scores)) in zip(axes, found.items(), strict=False):
+        levels = sorted({level for _, level in scores})
+        for rank, level in enumerate(levels):
+            rows = [
+                (place + 0.22 * (rank - 1), found.mean, found.half or 0.0)
+                for place, system in enumerate(systems)
+                if (found := estimate(list(scores.get((system, level), {}).values()))).mean
+            ]
+            y, x, half = (list(each) for each in zip(*rows, strict=True))
+            panel.errorbar(
+                x, y, xerr=half, color=COLOURS[rank], marker=_MARKS[rank], ms=3.5, ls="none", lw=1,
+                label=f"ε = {_level(level)}",
+            )  # fmt: skip
+        means = [estimate(list(values.values())).mean for values in scores.values()]
+        # What is far worse than most, such as noise that adds up, does not squeeze the rest.
+        known = sorted(mean for mean in means if mean is not None)
+        middle, spread = (
+            known[len(known) // 2],
+            known[int(0.9 * len(known))] - known[len(known) // 10],
+        )
+        low, high = max(known[0], middle - 1.6 * spread), min(known[-1], middle + 1.6 * spread)
+        panel.set_xlim(low - 0.1 * spread, high + 0.1 * spread)
+        panel.set(title=name, xlabel=metrics.label(metric).partition(" (")[0])
+        panel.set_yticks(range(len(systems)), systems)
+        panel.set_ylim(len(systems) - 0.4, -0.6)
+    for unused in axes[len(found) :]:
+        unused.set_axis_off()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def main() -> None:
+    """Print a table for each data set, and draw all of them."""
+    parser = argparse.ArgumentParser(description="Systems at equal ε, as a table and a picture.")
+    parser.add_argument("results", nargs="+", type=Path, help="folders of sweeps, or a .csv file")
+    parser.add_argument("--picture", type=Path)
+    args = parser.parse_args()
+    found: dict[str, tuple[str, Scores]] = {}
+    for path in args.results:
+        found |= of_file(path) if path.suffix == ".csv" else {path.name: of_sweep(path)}
+    for name, (metric, scores) in found.items():
+        print(f"{name}, {metrics.label(metric)}\n\n{table(metric, scores)}\n")
+    if args.picture:
+        save(drawn(found), args.picture)
+
+
+if __name__ == "__main__":
+    main()
