@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 _ALIGNMENT = 64
 _BLOCK = 1 << 24
 """Bytes that are read or copied at once."""
+_EXACT = 2**24
+"""Every integer up to this one is a float32."""
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
 
@@ -34,20 +36,67 @@ def as_numbers(value: Any, where: str) -> np.ndarray:
     return array if given_as_array or array.dtype.kind != "f" else to_float32(array)
 
 
-def stacked_lists(values: np.ndarray, where: str) -> np.ndarray:
-    """Stack lists of numbers of one length, (N, ...); floats become float32."""
+class Sequences(NamedTuple):
+    """Rows of numbers, padded to the longest.
+
+    Attributes:
+      values: (N, L, ...).
+      mask: 1 for numbers and 0 for padding, (N, L) float32; None if all rows have one length.
+    """
+
+    values: np.ndarray
+    mask: np.ndarray | None
+
+
+def stacked_lists(values: Sequence[Any] | np.ndarray, where: str) -> Sequences:
+    """Stack lists of numbers, (N, ...); floats become float32.
+
+    Rows of different lengths are filled up: floats with 0, and integers, which are tokens from 0
+    on, with one more than the largest.
+    """
 
     def row(value: Any) -> np.ndarray:
         array = np.asarray(value)
-        return np.array(array.tolist()) if array.dtype == object else array  # lists of lists
+        nested = array.dtype == object and array.ndim and array.size  # lists of lists
+        return np.array([row(each) for each in array]) if nested else array
 
-    try:
-        found = np.stack([row(value) for value in values])
-    except ValueError:
-        found = np.array(None)
-    if found.dtype.kind not in "fiub":
-        raise ValueError(f"{where} must hold lists of numbers, of equal length in all rows")
-    return to_float32(found) if found.dtype.kind == "f" else found
+    rows = []
+    for number, value in enumerate(values):
+        try:
+            rows.append(row(value))
+        except ValueError:
+            rows.append(np.array(None))
+        if (rows[-1].dtype.kind not in "fiub" and rows[-1].size) or not rows[-1].ndim:
+            raise ValueError(
+                f"{where} must hold lists of numbers, got {str(value)[:40]} in row {number + 1}"
+            )
+    first = rows[0].shape
+    odd = next((k for k, r in enumerate(rows) if r.size and r.shape[1:] != first[1:]), None)
+    if odd is not None:
+        raise ValueError(
+            f"{where} must hold arrays of one shape, or lists of numbers, got {first} in row 1 and "
+            f"{rows[odd].shape} in row {odd + 1}"
+        )
+    lengths = np.array([len(r) for r in rows])
+    kind = np.result_type(*{r.dtype for r in rows if r.size} or {np.dtype(np.float32)})
+    kind = np.dtype(np.float32) if kind.kind == "f" else kind
+    if lengths.min() == lengths.max():
+        with np.errstate(over="ignore"):
+            return Sequences(np.stack(rows).astype(kind, copy=False), None)
+    joined = np.concatenate([r for r in rows if r.size])
+    filling = 0
+    if kind.kind != "f":
+        if joined.min() < 0:
+            raise ValueError(
+                f"{where} holds lists of different lengths with negative integers: tokens are 0 or "
+                "more, and other numbers floating"
+            )
+        filling, kind = int(joined.max()) + 1, np.dtype(np.int64)
+    found = np.full((len(rows), lengths.max(), *first[1:]), filling, kind)
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    with np.errstate(over="ignore"):
+        found[mask] = joined
+    return Sequences(found, mask.astype(np.float32))
 
 
 def common_length(fields: Mapping[str, Any], where: str) -> int:
@@ -123,8 +172,24 @@ def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
     integers = np.int32 if field == "y" else _type_of_integers(parts)
     if integers is not None and all(_is_integral(part) for part in parts):
         return _concatenated(parts, np.dtype(integers))
+    for part, owner in zip(parts, owners, strict=True):
+        if (merged := merged_integers(part)) is not None:
+            raise ValueError(
+                f"{owner}{field!r} holds integers that float32 cannot tell apart, such as "
+                f"{merged}: number them from 0, or round them"
+            )
     wide = any(part.dtype.kind == "f" and part.dtype.itemsize >= 8 for part in parts)
     return _concatenated(parts, np.dtype(np.float64 if wide else np.float32))
+
+
+def merged_integers(values: np.ndarray) -> int | None:
+    """Return an integer that another one equals in float32; None if there is none."""
+    if values.dtype.kind not in "iu" or not values.size or np.abs(values).max() <= _EXACT:
+        return None
+    found = np.unique(values)
+    places = found.astype(np.float32)
+    same = np.flatnonzero(places[1:] == places[:-1])
+    return int(found[same[0]]) if len(same) else None
 
 
 def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:

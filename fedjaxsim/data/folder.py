@@ -32,7 +32,7 @@ _AT_ONCE = 1 << 24
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all its attributes but `generate`, for `load_folder`.
+    """Write a population with all its attributes but `generate` and `held_out`.
 
     Rows are written a block at a time. The folder appears when it is complete, and not at all if
     writing fails or is interrupted.

@@ -1,6 +1,6 @@
 """Data sets of Hugging Face's `datasets` library, in memory or by name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
@@ -9,7 +9,7 @@ from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.images import pixels_of, stacked
 from fedjaxsim.data.npz import assemble, fields_of
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS
+from fedjaxsim.data.ranges import SPLITS, split_called
 from fedjaxsim.data.table import Columns, OtherColumns, arrays_of
 from fedjaxsim.extras import importing, require
 
@@ -101,15 +101,14 @@ def _all_arrays(dataset: Any, columns: Columns) -> dict[str, np.ndarray]:
     if isinstance(dataset, Mapping):
         if columns.client is None or columns.split is not None:
             raise ValueError("rows without clients, or with a column of splits, need one split")
-        unknown = set(dataset) - set(SPLITS)
+        unknown = {name for name in dataset if split_called(name) is None}
         if unknown:
             raise ValueError(
                 f"splits must be {', '.join(SPLITS)}, got {sorted(map(str, unknown))}: choose "
                 "some, as in train+test"
             )
-        splits = np.repeat(
-            [SPLITS.index(str(name)) for name in dataset], [*map(len, dataset.values())]
-        )
+        places = [split_called(name) for name in dataset]
+        splits = np.repeat(np.array(places, int), [*map(len, dataset.values())])
         dataset = datasets.concatenate_datasets(list(dataset.values()))
     if not isinstance(dataset, datasets.Dataset):
         raise TypeError(
@@ -125,6 +124,15 @@ def _all_arrays(dataset: Any, columns: Columns) -> dict[str, np.ndarray]:
     if splits is not None:
         arrays["split"] = splits
     return arrays
+
+
+def _pixels(images: Iterable[Any], column: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the rows and the pixels of a column of images."""
+    for number, image in enumerate(images, 1):
+        if image is None:
+            raise ValueError(f"column {column!r} has no image in row {number}: leave out such rows")
+        with in_file(f"column {column!r}, row {number}"):
+            yield f"row {number}", pixels_of(image)
 
 
 def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
@@ -146,9 +154,7 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
                 f"column {images[0]!r} holds images, so no other may be a feature: name it as x, "
                 f"of the columns {', '.join(features)}"
             )
-        pixels = stacked(
-            (f"row {k}", pixels_of(image)) for k, image in enumerate(dataset[images[0]])
-        )
+        pixels = stacked(_pixels(dataset[images[0]], images[0]))
         dataset = dataset.remove_columns(images)
         columns = columns._replace(x=None)
     table: Any = dataset.with_format("arrow")[:]

@@ -4,6 +4,7 @@ Without clients: PATH/class/image.png.
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,14 @@ import numpy as np
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.npz import assemble, owners
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS
+from fedjaxsim.data.ranges import split_called
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _ENDINGS = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+_OTHERS = (".avif", ".gif", ".heic", ".jp2", ".jfif", ".pgm", ".ppm", ".tga", ".tif", ".tiff")
 _FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
 _GREY = ("1", "L", "LA")
 _CLASSES = "Which classes there are, by name, is read from all clients' rows and taken as public."
@@ -28,8 +30,9 @@ _CLASSES = "Which classes there are, by name, is read from all clients' rows and
 def load_images(path: str | os.PathLike[str]) -> Population:
     """Read a folder with a folder for each client, and in it a folder for each class.
 
-    A folder of only `train` and `test` or `validation` gives those splits. Images are .png, .jpg,
-    .bmp or .webp; other files, and names that start with a dot, are skipped.
+    A folder of only splits, such as `train` and `val` or `test`, gives those. Images are .png,
+    .jpg, .bmp or .webp; other files, and names that start with a dot, are skipped, and pictures
+    among them counted in a warning.
 
     Returns:
       x: (N, height, width, channels) float32 in [0, 1], with one channel for grey images and
@@ -71,14 +74,22 @@ def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict
 
 def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
     """List the images of a folder, each with its split, client and class."""
-    parts = {folder.name: folder for folder in _folders(top)}
-    has_splits = "train" in parts and set(parts) <= set(SPLITS)
-    if has_splits and not has_clients:
+    parts = [(split_called(folder.name), folder) for folder in _folders(top)]
+    splits = [folder.name for split, folder in parts if split is not None]
+    if splits and len(splits) == len(parts) and not has_clients:
         raise ValueError(
             "--partition needs one folder without splits, such as PATH/train: rows are dealt to "
             "clients and have no splits"
         )
-    roots = [(SPLITS.index(name), parts[name]) for name in parts] if has_splits else [(0, top)]
+    if splits and len(splits) < len(parts) and has_clients:
+        other = next(folder.name for split, folder in parts if split is None)
+        raise ValueError(
+            f"the folder {splits[0]} names a split, and {other} beside it none: put all clients "
+            "into folders of splits, or rename it"
+        )
+    roots = [(split or 0, folder) for split, folder in parts] if splits else [(0, top)]
+    if not has_clients:
+        roots = [(0, top)]
     found = []
     for split, root in roots:
         for client in _folders(root) if has_clients else [root]:
@@ -88,7 +99,23 @@ def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
                 raise ValueError(_emptiness(client, has_clients))
     if not found:
         raise ValueError(_emptiness(top, has_clients))
+    _warn_of_others({file.parent for *_, file in found})
     return found
+
+
+def _warn_of_others(folders: Iterable[Path]) -> None:
+    """Count the pictures of other formats beside those that are read."""
+    others = [file for one in sorted(folders) for file in one.iterdir() if _is_other(file)]
+    if others:
+        warnings.warn(
+            f"{len(others)} pictures were skipped, such as {min(others)}: save them as one of "
+            f"{', '.join(_ENDINGS)}",
+            stacklevel=2,
+        )
+
+
+def _is_other(file: Path) -> bool:
+    return file.suffix.lower() in _OTHERS and not file.name.startswith(".")
 
 
 def _emptiness(folder: Path, has_clients: bool) -> str:
@@ -144,7 +171,8 @@ def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
 def pixels_of(image: "Image") -> np.ndarray:
     """Return a Pillow image as (height, width, 1) or (height, width, 3) uint8."""
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"it must have 8 bits a channel, got mode {image.mode}")
+        bits = 16 if ";16" in image.mode else 32
+        raise ValueError(f"it must have 8 bits a channel, got {bits} (mode {image.mode})")
     if image.mode in _GREY:
         return np.asarray(image.convert("L"))[:, :, None]
     return np.asarray(image.convert("RGB"))

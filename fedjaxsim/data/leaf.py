@@ -3,7 +3,7 @@
 A file holds `{"users": [...], "num_samples": [...], "user_data": {user: {"x": ..., "y": ...}}}`.
 """
 
-import dataclasses
+import contextlib
 import json
 import os
 import zipfile
@@ -16,7 +16,9 @@ import numpy as np
 
 from fedjaxsim.data.arrays import joined, to_float32
 from fedjaxsim.data.files import in_file, reading
+from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS, split_called
 from fedjaxsim.data.text import encode
 
 Users = dict[str, dict[str, np.ndarray]]
@@ -25,11 +27,12 @@ Users = dict[str, dict[str, np.ndarray]]
 def load_leaf(path: str | os.PathLike[str]) -> Population:
     """Read a JSON file, a folder of `.json` files, or a zip of either; every user is a client.
 
-    The folders `train` and `test`, if there, are those splits; otherwise all `.json` files are
-    training rows. A folder or zip that holds only one folder stands for that folder. Names that
+    The folders `train` and `test` or `val`, if there, are those splits; otherwise all `.json` files
+    are training rows. A folder or zip that holds only one folder stands for that folder. Names that
     start with a dot and `__MACOSX` are skipped. Users keep the order of the files (sorted by name)
     and of their `users` lists. A user may appear in only one file per split, since rows of a second
-    file are likely to be the same.
+    file are likely to be the same. Users without rows are left out, and those with test rows only
+    become `held_out`.
 
     Fractions in x become float32; whole numbers stay integers. Nested labels such as [[-1], [1]]
     are flattened. Text becomes integers, as in `fedjaxsim.data.text.encode`.
@@ -37,7 +40,7 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     Raises:
       FileNotFoundError: there is no such file or folder.
       ValueError: names the file that is malformed or truncated, disagrees with its own
-        `num_samples`, repeats a user, or has a user with test rows but no training rows.
+        `num_samples`, or repeats a user.
     """
     path = Path(path)
     if not path.exists():
@@ -56,7 +59,7 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     else:
         splits = {"train": _read_all([path])}
     with in_file(path):
-        return _population(splits["train"], splits.get("test", {}))
+        return _population(splits)
 
 
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
@@ -64,8 +67,9 @@ def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
     entries = _entries(folder)
     while len(entries) == 1 and (only := next(iter(entries.values()))).is_dir():
         folder, entries = only, _entries(only)
-    if all(split in entries and entries[split].is_dir() for split in ("train", "test")):
-        found = {split: _json_files(entries[split]) for split in ("train", "test")}
+    splits = {split_called(name): each for name, each in entries.items() if each.is_dir()}
+    if 0 in splits and len(splits) > 1 + (None in splits):
+        found = {SPLITS[k]: _json_files(each) for k, each in splits.items() if k is not None}
     else:
         found = {"train": _json_files(folder)}
     for files in found.values():
@@ -126,14 +130,16 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
     """
     if not (isinstance(node.get("x"), list) and isinstance(node.get("y"), list)):
         return node
-    try:
-        x, y = _array(node["x"]), _array(node["y"])
-    except ValueError:
-        return node
-    if x.dtype.kind == "f":
-        x = to_float32(x)
-    is_column = y.size == len(y) and y.dtype.kind != "U"  # a list of one word stays a list
-    return {"x": x, "y": y.reshape(-1) if is_column else y}
+    found: dict[str, Any] = {"x": node["x"], "y": node["y"]}
+    for name, rows in found.items():
+        with contextlib.suppress(ValueError):
+            found[name] = _array(rows)
+    x, y = found["x"], found["y"]
+    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+        found["x"] = to_float32(x)
+    if isinstance(y, np.ndarray) and y.size == len(y) and y.dtype.kind != "U":
+        found["y"] = y.reshape(-1)  # but a list of one word stays a list
+    return found
 
 
 def _array(rows: list[Any]) -> np.ndarray:
@@ -142,9 +148,17 @@ def _array(rows: list[Any]) -> np.ndarray:
     if words:
         longest = max(map(len, rows))
         rows = [[*row, *[""] * (longest - len(row))] for row in rows]
+    lists = not words and all(isinstance(row, list) for row in rows)
+    if lists and len({len(row) for row in rows}) > 1:  # sequences of different lengths
+        array = np.empty(len(rows), object)
+        array[:] = [np.asarray(row) for row in rows]
+        if all(row.dtype.kind in "fiub" or not row.size for row in array):
+            return array
     array = np.asarray(rows)
     if array.dtype.kind == "U" and not words and not _are_strings(rows):
         raise ValueError("numbers and strings in one field")
+    if array.dtype == object:
+        raise ValueError("neither numbers nor text")
     return array
 
 
@@ -157,7 +171,7 @@ def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
         raise ValueError(f"{where} must have lists 'x' and 'y'")
     for field in ("x", "y"):
         values = data[field]
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiubU":
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiubUO":
             raise ValueError(f"{where}: {field!r} must be numbers in rows of equal length, or text")
         if len(values) != len(data["x"]) or len(values) != size:
             raise ValueError(
@@ -167,19 +181,25 @@ def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
     return data
 
 
-def _population(train: Users, test: Users) -> Population:
-    test = {user: data for user, data in test.items() if len(data["y"]) > 0}
-    strangers = [user for user in test if user not in train or len(train[user]["y"]) == 0]
-    if strangers:
-        raise ValueError(
-            f"user {strangers[0]!r} has test rows but no training rows; each user needs some: "
-            "split LEAF data by sample, not by user"
-        )
-    clients, categories, public = encode([*train.values(), *test.values()])
-    owners = [*train, *test]
-    fields, counts = joined(clients, owners)
-    position = {user: k for k, user in enumerate(train)}
-    client = np.repeat([position[user] for user in owners], counts)
-    split = np.repeat([0, 2], [sum(counts[: len(train)]), sum(counts[len(train) :])])
-    population = Population.from_rows(fields, client, list(train), split)
-    return dataclasses.replace(population, categories=categories, public=public)
+def _population(splits: dict[str, Users]) -> Population:
+    names = [*dict.fromkeys(user for name in SPLITS for user in splits.get(name, ()))]
+    position = {user: k for k, user in enumerate(names)}
+    parts = [
+        (user, split, data)
+        for split, name in enumerate(SPLITS)
+        for user, data in splits.get(name, {}).items()
+        if len(data["y"]) > 0
+    ]
+    if not parts:
+        raise ValueError("no user has rows")
+    clients, categories, public = encode([data for _, _, data in parts])
+    fields, counts = joined(clients, [user for user, _, _ in parts])
+    arrays = {
+        **fields,
+        "client": np.repeat([position[user] for user, _, _ in parts], counts),
+        "split": np.repeat([split for _, split, _ in parts], counts),
+        "names": np.array(names),
+        "public": np.array(public, dtype=str),
+        **{f"categories.{name}": np.array(each) for name, each in categories.items()},
+    }
+    return assemble(arrays)

@@ -107,7 +107,11 @@ def load(
         test = 0.0 if population.splits["test"].count.any() else _DEFAULT_TEST
     elif population.splits["test"].count.any():
         population = _without_splits(population)
-    return split(population, validation=validation, test=test, seed=seed)
+    divided = split(population, validation=validation, test=test, seed=seed)
+    if divided.held_out is None:
+        return divided
+    new = split(divided.held_out, validation=validation, test=test or _DEFAULT_TEST, seed=seed)
+    return dataclasses.replace(divided, held_out=new)
 
 
 def _check_table(kind: str, given: Mapping[str, Any], partition: str | None) -> None:

@@ -41,7 +41,7 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all its attributes but `generate`, for `load_npz`.
+    """Write a population with all its attributes but `generate` and `held_out`.
 
     Raises:
       ValueError: a field has a name that the format reserves.
@@ -75,7 +75,10 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         if not isinstance(found, np.lib.npyio.NpzFile):
             raise ValueError("it holds one array: save it with np.savez")
         with found as archive:
-            return dict(archive)
+            arrays = dict(archive)
+        if odd := [name for name, each in arrays.items() if not isinstance(each, np.ndarray)]:
+            raise ValueError(f"its member {odd[0]!r} is no array")
+        return arrays
 
 
 def has_clients(arrays: dict[str, np.ndarray]) -> bool:
@@ -95,10 +98,12 @@ def described(population: Population, arrays: dict[str, np.ndarray]) -> Populati
         if values.dtype.kind != "U" or values.ndim != 1:
             raise ValueError(f"{name} must hold strings, got type {values.dtype}")
     lists = {name: tuple(values.tolist()) for name, values in texts.items()}
+    held_out = population.held_out and described(population.held_out, arrays)
     return dataclasses.replace(
         population,
         public=(*population.public, *lists.pop("public", ())),
         categories={name.removeprefix(_CATEGORIES): names for name, names in lists.items()},
+        held_out=held_out,
     )
 
 
@@ -141,7 +146,37 @@ def assemble(
             raise ValueError(
                 f"split must hold 0, 1 or 2 for each of the {n} rows, got {_described(split)}"
             )
-        return described(Population.from_rows(fields, client, names, split), arrays)
+        return described(_with_held_out(fields, client, names, split), arrays)
+
+
+def _with_held_out(
+    fields: dict[str, np.ndarray], client: np.ndarray, names: np.ndarray, split: np.ndarray
+) -> Population:
+    """Make a population of the clients with training rows; hold the others with rows out."""
+    m = len(names)
+    rows, trained = np.bincount(client, minlength=m), np.bincount(client[split == 0], minlength=m)
+    if not trained.any():
+        raise ValueError("no client has training rows")
+
+    def some(chosen: np.ndarray, split: np.ndarray) -> Population:
+        kept, place = chosen[client], np.cumsum(chosen) - 1
+        if chosen.all():
+            return Population.from_rows(fields, client, names, split)
+        of_kept = {name: values[kept] for name, values in fields.items()}
+        return Population.from_rows(of_kept, place[client[kept]], names[chosen], split[kept])
+
+    empty, new = rows == 0, (rows > 0) & (trained == 0)
+    for left, what in ((empty, "no rows: left out"), (new, "no training rows: held out, as new")):
+        if left.any():
+            name = str(names[np.argmax(left)])
+            warnings.warn(
+                f"{left.sum()} of {m} clients, such as {name!r}, have {what}", stacklevel=2
+            )
+    population = some(trained > 0, split)
+    if new.any():
+        held_out = some(new, np.zeros_like(split))
+        population = dataclasses.replace(population, held_out=held_out)
+    return population
 
 
 def _is_reserved(name: str) -> bool:

@@ -4,7 +4,7 @@ Axes: m clients, N rows of all clients together, n rows of one client, d feature
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -50,6 +50,8 @@ class Population:
         the features that were dropped; they join the assumptions of a guarantee.
       categories: names of the integers 0, 1, … of a field, by field, such as names of classes.
         There may be more than occur.
+      held_out: new clients, of whom the source has no training rows: all their rows, as training
+        rows of a population of its own. None if there are none.
 
     Raises:
       ValueError: an attribute breaks one of the rules above, or a value is not finite or too large.
@@ -61,6 +63,7 @@ class Population:
     generate: Generate | None = None
     public: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    held_out: "Population | None" = None
 
     def __post_init__(self):
         rows = common_length(self.fields, "population")
@@ -153,6 +156,20 @@ class Population:
         counts = np.bincount(cell, minlength=m * len(SPLITS)).reshape(m, len(SPLITS))
         sorted_fields = {field: np.asarray(values)[order] for field, values in fields.items()}
         return cls.from_flat(sorted_fields, counts, None if isinstance(names, int) else names)
+
+    def with_field(
+        self, name: str, change: Callable[[np.ndarray], np.ndarray], **more: Any
+    ) -> Self:
+        """Return the population with a changed field, of those held out, too.
+
+        Args:
+          name: of the field.
+          change: rows (N, ...) to rows.
+          **more: other attributes.
+        """
+        held_out = self.held_out and self.held_out.with_field(name, change, **more)
+        fields = {**self.fields, name: change(self.fields[name])}
+        return dataclasses.replace(self, fields=fields, held_out=held_out, **more)
 
     def __repr__(self) -> str:
         """List clients, rows of each split, and every field."""

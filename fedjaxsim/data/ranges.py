@@ -9,8 +9,15 @@ import numpy as np
 from fedjaxsim.data.arrays import shareable
 
 SPLITS = ("train", "validation", "test")
+_SPELLINGS = {"training": 0, "val": 1, "valid": 1, "dev": 1, "testing": 2}
 MOST_ROWS = int(np.iinfo(np.int32).max)
 """Most rows of a population: row numbers are int32."""
+
+
+def split_called(name: object) -> int | None:
+    """Return the position in `SPLITS` of a split's name, such as Train, val or valid, or None."""
+    text = str(name).strip().lower()
+    return SPLITS.index(text) if text in SPLITS else _SPELLINGS.get(text)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

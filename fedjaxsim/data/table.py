@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from fedjaxsim.data.arrays import stacked_lists, to_float32
+from fedjaxsim.data.arrays import merged_integers, to_float32
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import assemble, distinct, owners
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS
+from fedjaxsim.data.ranges import SPLITS, split_called
 from fedjaxsim.data.table_files import read_csv, read_parquet
-from fedjaxsim.data.text import characters
+from fedjaxsim.data.text import characters, refuse_files, with_padding
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Columns(NamedTuple):
     """The roles of columns; the arguments of `from_dataframe`, with client None for none."""
 
     client: str | None
-    target: str
+    target: str | Sequence[str]
     split: str | None = None
     one_hot: Sequence[str] = ()
     drop: Sequence[str] = ()
@@ -43,7 +43,13 @@ class Columns(NamedTuple):
     @property
     def roles(self) -> list[str]:
         """The columns of clients, targets and splits."""
-        return [name for name in (self.client, self.target, self.split) if name is not None]
+        named = (self.client, *self.targets, self.split)
+        return [name for name in named if name is not None]
+
+    @property
+    def targets(self) -> list[str]:
+        """The columns to predict."""
+        return [self.target] if isinstance(self.target, str) else [*self.target]
 
 
 class OtherColumns(TypedDict, total=False):
@@ -60,7 +66,7 @@ def from_dataframe(
     frame: "IntoDataFrame",
     *,
     client: str,
-    target: str,
+    target: str | Sequence[str],
     split: str | None = None,
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -71,14 +77,16 @@ def from_dataframe(
 
     Every other column is a feature, in the order of the columns: "x" is (N, d) float32. Clients
     are sorted by name, as numbers where all are whole numbers, and keep the order of their
-    rows. A target of numbers stays; a target of text becomes classes 0 … c − 1 in sorted order,
-    with their names in `categories`.
+    rows. A target of numbers stays; a target of text becomes classes 0 … c − 1 in sorted order, or
+    that of an ordered categorical, with their names in `categories`. Lists of numbers of different
+    lengths are filled up; the field "mask" is 0 there.
 
     Args:
       frame: a data frame that narwhals knows.
       client: column with the client of each row.
-      target: column to predict.
-      split: column of "train", "validation" and "test"; by default all rows are training rows.
+      target: column to predict, or several of numbers, which make "y" (N, k).
+      split: column of "train", "validation" and "test", or other usual names of these; by default
+        all rows are training rows.
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.
       drop: columns that are no features.
       x: the only column of features. Text becomes its characters, (N, L) integers, as in
@@ -93,7 +101,11 @@ def from_dataframe(
 
 
 def load_csv(
-    path: str | os.PathLike[str], *, client: str, target: str, **others: Unpack[OtherColumns]
+    path: str | os.PathLike[str],
+    *,
+    client: str,
+    target: str | Sequence[str],
+    **others: Unpack[OtherColumns],
 ) -> Population:
     """Read a CSV file (UTF-8, commas, a line of names first; also .gz) with a column of clients.
 
@@ -114,7 +126,11 @@ def load_csv(
 
 
 def load_parquet(
-    path: str | os.PathLike[str], *, client: str, target: str, **others: Unpack[OtherColumns]
+    path: str | os.PathLike[str],
+    *,
+    client: str,
+    target: str | Sequence[str],
+    **others: Unpack[OtherColumns],
 ) -> Population:
     """Read a Parquet file with a column of clients; arguments and errors are as in `load_csv`."""
     return assemble(arrays_of_parquet(path, client=client, target=target, **others), path)
@@ -174,7 +190,7 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
     if isinstance(frame, str | os.PathLike):
         raise ValueError(f"from_dataframe needs a data frame; data.load_csv reads a path, {frame}")
     try:
-        table = nw.from_native(frame, eager_only=True)
+        table = _of_plain_columns(nw.from_native(_stored(frame), eager_only=True))
         strange = next((name for name in table.columns if not isinstance(name, str)), None)
         if strange is not None:
             raise ValueError(
@@ -182,6 +198,11 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
                 "frame.columns = frame.columns.astype(str)"
             )
         _check_names(table, columns)
+    except TypeError as error:
+        known = "pandas, polars or pyarrow"
+        raise TypeError(
+            f"from_dataframe needs a dataframe of {known}, got {type(frame)}"
+        ) from error
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
     features = _features(table, columns) if pixels is None else []
@@ -193,10 +214,16 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
         raise ValueError("length cuts texts: name their column as x")
     public = []
     if is_text:
-        arrays, public = characters(table[features[0]].to_list(), columns.length)
+        texts = table[features[0]].to_list()
+        refuse_files(texts, f"column {features[0]!r}")
+        arrays, public = characters(texts, columns.length)
+    elif len(features) == 1 and _holds_lists(table[features[0]]):
+        arrays = _sequences(table[features[0]], "x")
     else:
         arrays = {"x": _numbers(table, features, columns.one_hot) if pixels is None else pixels}
-    arrays |= _target(table[columns.target])
+    if "mask" in arrays:
+        public.append("The length of the longest row is read from all clients' rows")
+    arrays |= _targets(table, columns.targets)
     if columns.client is not None:
         arrays |= owners(_texts(table[columns.client]))
     if columns.split is not None:
@@ -250,7 +277,7 @@ def _check_features(table: "DataFrame", features: list[str], columns: Columns) -
     """Check that one column at most holds text or has missing values; name all of them."""
     encoded = (columns.x, *columns.one_hot)
     texts = [name for name in features if name not in encoded and _is_text(table[name])]
-    missing = [name for name in features if _missing(table[name])]
+    missing = [name for name in features if _missing(table[name]).any()]
     if len({*texts, *missing}) > 1:
         found = [f"hold text ({_listed(texts)})"] if texts else []
         found += [f"have missing values ({_listed(missing)})"] if missing else []
@@ -261,21 +288,23 @@ def _check_features(table: "DataFrame", features: list[str], columns: Columns) -
         )
 
 
-def _missing(column: "Series") -> int:
-    """Return the number of missing values."""
+def _missing(column: "Series") -> np.ndarray:
+    """Return whether each value is missing, (N,)."""
     missing = column.is_null()
     if column.dtype.is_float():
         missing = missing | column.is_nan()
     elif _is_text(column):
         missing = missing | (column == "")
-    return int(missing.sum())
+    return missing.to_numpy().astype(bool)
 
 
 def _require_complete(column: "Series") -> None:
-    if count := _missing(column):
+    missing = _missing(column)
+    if missing.any():
         raise ValueError(
-            f"column {column.name!r} has {count} missing values in {len(column)} rows: fill them "
-            "in, or leave out the rows or the column (drop)"
+            f"column {column.name!r} has {missing.sum()} missing values in {len(column)} rows, the "
+            f"first in row {np.argmax(missing) + 1}: fill them in, or leave out the rows or the "
+            "column (drop)"
         )
 
 
@@ -290,7 +319,62 @@ def _texts(column: "Series") -> np.ndarray:
     values = column.to_numpy()
     if values.dtype.kind != "O":
         return values.astype(str)
-    return np.array([*map(str, values)], object)
+    texts = [each.decode() if isinstance(each, bytes) else str(each) for each in values]
+    return np.array(texts, object)
+
+
+def _levels(column: "Series") -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct values by name, in their order, and the place of each row's, (N,)."""
+    import narwhals.stable.v2 as nw
+
+    names, place = distinct(_texts(column))
+    if isinstance(column.dtype, nw.Enum):
+        ordered = [*map(str, column.dtype.categories)]
+        order = np.array([ordered.index(name) for name in names.tolist()])
+        return np.array(ordered), order[place]
+    return names, place
+
+
+def _stored(frame: Any) -> Any:
+    """Return a table of pyarrow with extension types as what they store; other frames as given."""
+    if type(frame).__module__.partition(".")[0] != "pyarrow" or not hasattr(frame, "columns"):
+        return frame
+    import pyarrow
+
+    for place, name in enumerate(frame.column_names):
+        kind = frame.schema.field(place).type
+        if not isinstance(kind, pyarrow.BaseExtensionType):
+            continue
+        column = frame.column(place).combine_chunks()
+        if isinstance(column, pyarrow.ChunkedArray):
+            column = pyarrow.concat_arrays(column.chunks)
+        if isinstance(kind, pyarrow.FixedShapeTensorType):
+            tensor = column.to_numpy_ndarray()
+            stored = pyarrow.array(tensor.reshape(-1))
+            for size in reversed(tensor.shape[1:]):
+                stored = pyarrow.FixedSizeListArray.from_arrays(stored, size)
+        else:
+            stored = column.storage
+        frame = frame.set_column(place, name, stored)
+    return frame
+
+
+def _of_plain_columns(table: "DataFrame") -> "DataFrame":
+    """Replace categoricals of numbers (pandas) by their numbers."""
+    native = table.to_native()
+    if not type(native).__module__.startswith("pandas"):
+        return table
+    import narwhals.stable.v2 as nw
+
+    numbers = {
+        name: kind.categories.dtype
+        for name, kind in native.dtypes.items()
+        if hasattr(kind, "categories") and kind.categories.dtype.kind in "iuf"
+    }
+    for name, kind in numbers.items():
+        kind = "float64" if native[name].isna().any() else kind
+        native = native.assign(**{str(name): native[name].astype(kind)})
+    return nw.from_native(native, eager_only=True)
 
 
 def _is_numeric(column: "Series") -> bool:
@@ -300,14 +384,12 @@ def _is_numeric(column: "Series") -> bool:
 
 
 def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) -> np.ndarray:
-    """Return the features, (N, d) float32; or the one column of lists, (N, ...) of its type."""
-    if len(features) == 1 and _holds_lists(table[features[0]]):
-        return stacked_lists(table[features[0]].to_numpy(), f"column {features[0]!r}")
+    """Return the features, (N, d) float32."""
     parts = []
     for name in features:
         column = table[name]
         if name in one_hot:
-            names, place = distinct(_texts(column))
+            names, place = _levels(column)
             if len(names) > max(_FEW, len(place) / 2):
                 raise ValueError(
                     f"column {name!r} has {len(names)} values in {len(place)} rows, too many to "
@@ -317,11 +399,18 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) ->
             continue
         if not _is_numeric(column):
             raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
-        values = to_float32(column.to_numpy())
+        given = column.to_numpy()
+        values = to_float32(given)
         if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values)))
             raise ValueError(
-                f"column {name!r} must hold finite numbers that fit into float32, got "
-                f"{column.to_numpy()[~np.isfinite(values)][0]}"
+                f"column {name!r} must hold finite numbers that fit into float32, got {given[row]} "
+                f"in row {row + 1}"
+            )
+        if (merged := merged_integers(given)) is not None:
+            raise ValueError(
+                f"column {name!r} holds integers that float32 cannot tell apart, such as {merged}: "
+                "if they are ids, leave the column out (drop), or else divide it"
             )
         parts.append(values[:, None])
     return np.concatenate(parts, axis=1)
@@ -359,11 +448,30 @@ def _holds_lists(column: "Series") -> bool:
     return column.dtype == nw.Object and isinstance(column[0], list | tuple | np.ndarray)
 
 
+def _sequences(column: "Series", field: str) -> dict[str, np.ndarray]:
+    """Return a column of lists as a field; see `with_padding`."""
+    arrays, categories = with_padding(column.to_numpy(), f"column {column.name!r}", field)
+    return arrays | {f"categories.{name}": np.array(each) for name, each in categories.items()}
+
+
+def _targets(table: "DataFrame", names: list[str]) -> dict[str, np.ndarray]:
+    """Return the array y, (N,), or (N, k) of k columns of numbers."""
+    if len(names) == 1:
+        return _target(table[names[0]])
+    found = [_target(table[name]) for name in names]
+    texts = [name for name, each in zip(names, found, strict=True) if "categories.y" in each]
+    if texts:
+        raise ValueError(f"several targets must be numbers, got text in column {texts[0]!r}")
+    return {"y": np.stack([each["y"] for each in found], axis=1)}
+
+
 def _target(column: "Series") -> dict[str, np.ndarray]:
     """Return the array y, (N,), and for text the names of its classes."""
+    if _holds_lists(column):
+        return _sequences(column, "y")
     values = column.to_numpy()
     if _is_text(column):
-        names, classes = distinct(_texts(column))
+        names, classes = _levels(column)
         found = {"y": classes.astype(np.int32), "categories.y": names}
     elif _is_numeric(column):
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
@@ -381,13 +489,14 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
 
 def _splits(column: "Series") -> np.ndarray:
     """Return the array split, (N,)."""
-    values = _texts(column)
-    unknown = np.setdiff1d(values, np.array(SPLITS, object))
-    if len(unknown):
+    places = [split_called(value) for value in _texts(column)]
+    if None in places:
+        row = places.index(None)
         raise ValueError(
-            f"the split {column.name!r} must hold {', '.join(SPLITS)}, got {str(unknown[0])[:40]!r}"
+            f"the split {column.name!r} must hold {', '.join(SPLITS)}, got "
+            f"{str(column[row])[:40]!r} in row {row + 1}"
         )
-    return np.argmax(values[:, None] == np.array(SPLITS, object), axis=1)
+    return np.array(places)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,14 +1,23 @@
 """Text as integers: characters of strings, words of lists, and names of classes."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedjaxsim.data.arrays import stacked_lists
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of Shakespeare, in the order of LEAF (`models/utils/language_utils.py`)."""
 _PADDED = -1
 _LARGEST_CODE = 0x10FFFF
+
+_FILES = (
+    ".avi", ".bmp", ".flac", ".gif", ".jpeg", ".jpg", ".mp3", ".mp4", ".npy", ".npz", ".pgm",
+    ".png", ".tif", ".tiff", ".wav", ".webp",
+)  # fmt: skip
+_MOST_TOKENS = 1 << 17
 
 Client = dict[str, np.ndarray]
 
@@ -38,11 +47,26 @@ def encode(clients: Sequence[Client]) -> Encoded:
     if not clients:
         return Encoded([], {}, ())
     fields = {name: [client[name] for client in clients] for name in ("x", "y")}
+    more: list[Client] = [{} for _ in clients]
+    categories: dict[str, tuple[str, ...]] = {}
+    public = []
+    for name, arrays in fields.items():
+        if any(array.dtype.kind == "O" for array in arrays):
+            filled = with_padding(
+                [np.atleast_1d(row) for array in arrays for row in array], repr(name), name
+            )
+            ends = np.cumsum([*map(len, arrays)])[:-1]
+            fields[name] = np.split(filled.arrays.pop(name), ends)
+            categories |= filled.categories
+            public.append("The length of the longest row")
+            for field, values in filled.arrays.items():
+                for client, part in zip(more, np.split(values, ends), strict=True):
+                    client[field] = part
     for name, arrays in fields.items():
         if len({(array.dtype.kind == "U", array.ndim) for array in arrays}) > 1:
             raise ValueError(f"{name!r} must be text of one form or numbers, alike for all clients")
-    categories: dict[str, tuple[str, ...]] = {}
-    public = []
+    if fields["x"][0].dtype.kind == "U" and fields["x"][0].ndim == 1:
+        refuse_files((text for array in fields["x"] for text in array.tolist()), "'x'")
     if fields["x"][0].dtype.kind == "U":
         texts = ["x", "y"] if _continue(fields["x"], fields["y"]) else ["x"]
         symbols, known = _symbols([array for name in texts for array in fields[name]])
@@ -62,10 +86,53 @@ def encode(clients: Sequence[Client]) -> Encoded:
         categories["y"] = tuple(names.tolist())
         public.append("Which classes there are, by name,")
     return Encoded(
-        [{"x": x, "y": y} for x, y in zip(fields["x"], fields["y"], strict=True)],
+        [{"x": x, "y": y, **m} for x, y, m in zip(fields["x"], fields["y"], more, strict=True)],
         categories,
         tuple(f"{what} is read from all clients' rows and taken as public." for what in public),
     )
+
+
+class Padded(NamedTuple):
+    """The arrays of a field of sequences, and the names of its tokens."""
+
+    arrays: dict[str, np.ndarray]
+    categories: dict[str, tuple[str, ...]]
+
+
+def with_padding(rows: Sequence[Any] | np.ndarray, where: str, field: str) -> Padded:
+    """Stack lists of numbers as a field; those of different lengths are filled up.
+
+    Features get the field "mask" beside them, (N, L) float32, which is 0 at padding, and integers
+    among them one more token, with an empty name. Labels are filled up with −1.
+
+    Args:
+      rows: N lists of numbers.
+      where: their place, for messages.
+      field: x or y.
+    """
+    values, mask = stacked_lists(rows, where)
+    if mask is None:
+        return Padded({field: values}, {})
+    integral = values.dtype.kind in "iu"
+    if field == "y":
+        if not integral:
+            raise ValueError(f"{where} holds lists of fractions, which must be of one length")
+        return Padded({"y": np.where(mask > 0, values, _PADDED).astype(np.int32)}, {})
+    tokens = int(values.max()) if integral else 0
+    if tokens >= _MOST_TOKENS:
+        raise ValueError(f"{where} holds lists of tokens up to {tokens - 1}: number them from 0")
+    names = {"x": (*map(str, range(tokens)), "")} if integral else {}
+    return Padded({"x": values.astype(np.int32) if integral else values, "mask": mask}, names)
+
+
+def refuse_files(texts: Iterable[str], where: str) -> None:
+    """Raise ValueError if all texts are names of files."""
+    first, *_ = found = [*itertools.islice(texts, 1000)]
+    if all(text.lower().endswith(_FILES) for text in found):
+        raise ValueError(
+            f"{where} holds names of files, such as {first!r}, no text: images are read by "
+            "data.load_images (images:PATH) from a folder of clients and classes"
+        )
 
 
 def characters(texts: Sequence[str], length: int | None) -> tuple[dict[str, np.ndarray], list[str]]:

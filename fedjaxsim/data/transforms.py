@@ -27,11 +27,8 @@ def drop_constant_columns(population: Population) -> Population:
         f"Which {x.shape[1] - varies.sum()} of the {x.shape[1]} features are the same in all rows, "
         "and were dropped, is read from all clients' data and taken as public."
     )
-    return dataclasses.replace(
-        population,
-        fields={**population.fields, "x": x[:, varies]},
-        public=(*population.public, sentence),
-    )
+    public = (*population.public, sentence)
+    return population.with_field("x", lambda rows: rows[:, varies], public=public)
 
 
 def unit_rows(population: Population) -> Population:
@@ -40,13 +37,15 @@ def unit_rows(population: Population) -> Population:
     Raises:
       ValueError: x is not (N, d).
     """
-    x = _matrix(population)
-    if x.dtype.kind != "f":
-        x = to_float32(x)
-    # Dividing by the largest entry first keeps squares from over- or underflowing.
-    scaled = _divide(x, np.abs(x).max(axis=1, keepdims=True, initial=0))
-    unit = _divide(scaled, np.linalg.norm(scaled, axis=1, keepdims=True))
-    return dataclasses.replace(population, fields={**population.fields, "x": unit})
+    _matrix(population)
+
+    def unit(x):
+        x = x if x.dtype.kind == "f" else to_float32(x)
+        # Dividing by the largest entry first keeps squares from over- or underflowing.
+        scaled = _divide(x, np.abs(x).max(axis=1, keepdims=True, initial=0))
+        return _divide(scaled, np.linalg.norm(scaled, axis=1, keepdims=True))
+
+    return population.with_field("x", unit)
 
 
 def _matrix(population: Population) -> np.ndarray:
@@ -68,7 +67,7 @@ def invert(population: Population) -> Population:
     x = population.fields.get("x")
     if x is None or x.min() < 0 or x.max() > 1:
         raise ValueError("invert needs a field 'x' with values in [0, 1]")
-    return dataclasses.replace(population, fields={**population.fields, "x": 1 - x})
+    return population.with_field("x", lambda rows: 1 - rows)
 
 
 def first_classes(population: Population, classes: int) -> Population:
@@ -101,4 +100,27 @@ def first_classes(population: Population, classes: int) -> Population:
         categories["y"] = categories["y"][:classes]
     whole = population.of_rows(np.flatnonzero(kept), counts[chosen], chosen)
     public = (*population.public, sentence)
-    return dataclasses.replace(whole, public=public, categories=categories)
+    held_out = population.held_out and first_classes(population.held_out, classes)
+    return dataclasses.replace(whole, public=public, categories=categories, held_out=held_out)
+
+
+def as_classes(population: Population) -> Population:
+    """Make integer labels other than 0 … c − 1 classes, whose names are the integers.
+
+    So −1 and 1, or 1 … c, are classes as text is. Labels with names, with fractions, or for each
+    token stay as they are.
+    """
+    y = population.fields.get("y")
+    if y is None or y.ndim > 1 or y.dtype.kind not in "iu" or "y" in population.categories:
+        return population
+    parts = [y, *([population.held_out.fields["y"]] if population.held_out else [])]
+    numbers = np.unique(np.concatenate(parts))
+    if numbers[0] == 0 and numbers[-1] == len(numbers) - 1:
+        return population
+    sentence = "Which classes there are, by number, is read from all clients' rows, as public."
+    return population.with_field(
+        "y",
+        lambda labels: np.searchsorted(numbers, labels).astype(np.int32),
+        categories={**population.categories, "y": tuple(map(str, numbers.tolist()))},
+        public=(*population.public, sentence),
+    )

@@ -46,8 +46,8 @@ def test_a_dictionary_of_data_sets_holds_the_splits():
     assert population.splits["train"].count.tolist() == [1, 1]
     assert population.splits["test"].count.tolist() == [0, 1]
     assert_array_equal(population.rows(1, "test")["x"], [[1.5, 1]])
-    with pytest.raises(ValueError, match="'dev'"):
-        from_hf(datasets.DatasetDict(train=TABLE, dev=TABLE), **NAMES)
+    with pytest.raises(ValueError, match="'extra'"):
+        from_hf(datasets.DatasetDict(train=TABLE, extra=TABLE), **NAMES)
 
 
 def test_lists_of_tokens_stay_integers():
@@ -57,8 +57,35 @@ def test_lists_of_tokens_stay_integers():
         population.fields["x"], np.array([[1, 2, 3], [4, 5, 6]], np.int32), strict=True
     )
     ragged = made({"who": ["a", "b"], "y": ["u", "v"], "tokens": [[1, 2, 3], [4, 5]]})
-    with pytest.raises(ValueError, match="'tokens'"):
-        from_hf(ragged, **NAMES)
+    population = from_hf(ragged, **NAMES)
+    assert population.fields["x"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert population.fields["mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert population.categories["x"][-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (datasets.Array2D((2, 3), "float32"), (2, 3)),
+        (datasets.Array3D((1, 2, 2), "uint8"), (1, 2, 2)),
+        (datasets.Sequence(datasets.Value("float32"), length=2), (2,)),
+    ],
+)
+def test_arrays_keep_their_shapes(kind, shape):
+    values = np.arange(2 * np.prod(shape)).reshape(2, *shape)
+    rows = {"who": ["a", "b"], "y": ["u", "v"], "x": values.tolist()}
+    population = from_hf(made(rows, x=kind), **NAMES)
+    assert_array_equal(population.fields["x"], values)
+
+
+def test_a_missing_image_and_one_of_16_bits_are_named():
+    image, deep = Image.new("L", (4, 4)), Image.fromarray(np.zeros((4, 4), np.uint16))
+    rows = {"who": list("abb"), "y": list("uvv"), "img": [image, None, image]}
+    with pytest.raises(ValueError, match="column 'img' has no image in row 2"):
+        from_hf(made(rows, img=datasets.Image()), x="img", **NAMES)
+    rows["img"] = [image, image, deep]
+    with pytest.raises(ValueError, match=r"column 'img', row 3.* 8 bits a channel, got 16"):
+        from_hf(made(rows, img=datasets.Image()), x="img", **NAMES)
 
 
 def test_images_are_pixels():

@@ -4,7 +4,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedjaxsim.data import load_leaf
+from fedjaxsim.data import load, load_leaf
 
 
 def document(users):
@@ -90,11 +90,53 @@ def test_a_user_in_two_files_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("train", [{"ann": ANN}, {"ann": ANN, "bob": ([], [])}])
-def test_a_user_to_test_but_not_to_train_is_refused(tmp_path, train):
+def test_a_user_to_test_but_not_to_train_is_held_out(tmp_path, train):
     write(tmp_path / "train/a.json", train)
     write(tmp_path / "test/a.json", {"bob": BOB})
-    with pytest.raises(ValueError, match="'bob'"):
-        load_leaf(tmp_path)
+    with pytest.warns(UserWarning, match=r"1 of 2 clients, such as 'bob', .* held out"):
+        population = load_leaf(tmp_path)
+    assert population.names.tolist() == ["ann"]
+    held_out = population.held_out
+    assert held_out is not None
+    assert held_out.names.tolist() == ["bob"]
+    np.testing.assert_array_equal(held_out.rows(0, "train")["x"], np.float32(BOB[0]))
+    with pytest.warns(UserWarning, match="held out"):
+        new = load(f"leaf:{tmp_path}", test=0.5).held_out
+    assert new is not None
+    assert new.num_rows == len(BOB[0])
+
+
+@pytest.mark.parametrize("rows", [[[0.5], [1]], ["ab", "cd"], [1, 2]])
+def test_a_user_without_rows_is_named_and_left_out(tmp_path, rows):
+    write(tmp_path / "a.json", {"ann": (rows, [0, 1]), "bob": ([], [])})
+    with pytest.warns(UserWarning, match=r"1 of 2 clients, such as 'bob', have no rows: left out"):
+        assert load_leaf(tmp_path / "a.json").names.tolist() == ["ann"]
+
+
+@pytest.mark.parametrize("spelling", ["val", "Valid", "validation"])
+def test_a_folder_of_validation_rows_is_a_split(tmp_path, spelling):
+    for name in ("Train", spelling, "test"):
+        write(tmp_path / name / "a.json", {"ann": ANN})
+    assert load_leaf(tmp_path).counts.tolist() == [[2, 2, 2]]
+
+
+def test_sequences_of_different_lengths_are_filled_up(tmp_path):
+    write(tmp_path / "a.json", {"ann": ([[5, 1, 2], [3]], [[1, 0, 1], [1]]), "bob": ([[7]], [[0]])})
+    population = load_leaf(tmp_path / "a.json")
+    assert population.fields["x"].tolist() == [[5, 1, 2], [3, 8, 8], [7, 8, 8]]
+    assert population.categories["x"][8] == ""
+    assert population.fields["mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
+    assert population.fields["y"].tolist() == [[1, 0, 1], [1, -1, -1], [0, -1, -1]]
+    write(tmp_path / "a.json", {"ann": ([[0.5, 1], [3]], [1, 0])})
+    population = load_leaf(tmp_path / "a.json")
+    assert population.fields["x"].tolist() == [[0.5, 1], [3, 0]]
+    assert population.fields["x"].dtype == np.float32
+
+
+def test_names_of_files_are_no_text(tmp_path):
+    write(tmp_path / "a.json", {"ann": (["1.jpg", "b/2.JPG"], [0, 1])})
+    with pytest.raises(ValueError, match=r"'x' holds names of files.*'1\.jpg'.*load_images"):
+        load_leaf(tmp_path / "a.json")
 
 
 def test_splits_with_different_features_are_refused(tmp_path):
@@ -157,14 +199,13 @@ def changed(**changes):
         (changed(num_samples=[2]), "'num_samples'"),
         (changed(num_samples=[2, 3]), "'bob'.*'x'.*num_samples"),
         (document({"ann": (ANN[0], [1])}), "'ann'"),
-        (document({"ann": ([[1, 2], [3]], [0, 1])}), "'ann': 'x'"),
         (document({"ann": (["text"], [0]), "bob": BOB}), "'x'"),
         (document({"ann": ([[1, 2]], [None])}), "'ann': 'y'"),
         (changed(user_data={"ann": {"x": [[1]]}, "bob": []}), "'ann'"),
         (document({"ann": ([[1, float("nan")]], [0])}), "client 'ann', field 'x'.*nan"),
         (document({"ann": ([[1e300, 1]], [0])}), "client 'ann', field 'x'.*inf"),
-        (document({"ann": ([], [])}), "client 'ann'"),
-        (document({}), "at least one client"),
+        (document({"ann": ([], [])}), "no user has rows"),
+        (document({}), "no user has rows"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, content, message):

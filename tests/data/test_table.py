@@ -167,8 +167,15 @@ def test_a_table_without_clients_is_divided(tmp_path):
         ({"y": ["a"] * 5}, {"drop": ["part"]}, "'y'"),
         ({"y": [2] * 5}, {"drop": ["part"]}, "'y'"),
         ({"y": pd.date_range("2020", periods=5)}, {"drop": ["part"]}, "'y'"),
-        ({"part": ["dev"] * 5}, {"split": "part"}, "'part'.*'dev'"),
-        ({"part": ["test"] * 5}, {"split": "part"}, "client '9'"),
+        ({"part": ["train"] * 4 + ["extra"]}, {"split": "part"}, "'part'.*'extra' in row 5"),
+        ({"part": ["test"] * 5}, {"split": "part"}, "no client has training rows"),
+        ({"part": ["a.png"] * 5}, {"x": "part"}, r"'part' holds names of files.*'a\.png'"),
+        (
+            {"part": [2**25, 2**25 + 1, 3, 4, 5]},
+            {},
+            r"'part' holds integers .* cannot tell apart.*drop",
+        ),
+        ({"y": [2**33, 2**33 + 1, 3, 4, 5]}, {"drop": ["part"]}, "field 'y' holds integers"),
     ],
 )
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
