@@ -99,7 +99,7 @@ def test_a_user_to_test_but_not_to_train_is_held_out(tmp_path, train):
     held_out = population.held_out
     assert held_out is not None
     assert held_out.names.tolist() == ["bob"]
-    np.testing.assert_array_equal(held_out.rows(0, "train")["x"], np.float32(BOB[0]))
+    np.testing.assert_array_equal(held_out.rows(0, "train")["x"], np.array(BOB[0]))
     with pytest.warns(UserWarning, match="held out"):
         new = load(f"leaf:{tmp_path}", test=0.5).held_out
     assert new is not None
