@@ -47,7 +47,7 @@ class Progress(Callback):
 
     Args:
       title: name of the run.
-      quiet: whether to omit the bar even on a terminal.
+      quiet: whether nothing is printed.
     """
 
     everywhere, initial = False, True

@@ -105,7 +105,7 @@ def print_rows(
 
 
 class Bar:
-    """A bar on a terminal or in a notebook; elsewhere, or if quiet, lines.
+    """A bar on a terminal or in a notebook; elsewhere lines; if quiet, nothing.
 
     Both announce compilation. Lines go to the logger "fedjaxsim" if it has a handler and its
     level is INFO.
@@ -116,7 +116,7 @@ class Bar:
       before: rich's formats of the columns before the bar.
       after: rich's formats of the columns after the bar.
       words: first words at the end of the bar.
-      quiet: whether there are lines on a terminal and in a notebook, too.
+      quiet: whether nothing is printed.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Bar:
         words: str = "starting",
         quiet: bool = False,
     ):
-        self._title, self._said_compiling = title, False
+        self._title, self._said_compiling, self._quiet = title, False, quiet
         console = Console(stderr=True)
         self._bar: Any = None
         self._task: Any = None
@@ -170,7 +170,7 @@ class Bar:
             self._bar.update(self._task, **changes)
         elif otherwise is not None and _LOG.hasHandlers() and _LOG.isEnabledFor(logging.INFO):
             _LOG.info(otherwise)
-        elif otherwise is not None:
+        elif otherwise is not None and not self._quiet:
             print(otherwise, flush=True)
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:

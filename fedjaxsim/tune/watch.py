@@ -12,7 +12,7 @@ from fedjaxsim.tune.descent import Point, Step
 
 
 class TuneProgress(Bar):
-    """A bar on a terminal; elsewhere, or when quiet, one plain line per step."""
+    """A bar on a terminal; elsewhere one plain line per step; nothing if quiet."""
 
     def __init__(self, metric: str, steps: int, *, quiet: bool = False):
         super().__init__("tune", steps, after=(COUNT,), quiet=quiet)

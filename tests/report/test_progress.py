@@ -10,6 +10,7 @@ import pytest
 
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.report.progress import (
+    Bar,
     bytes_text,
     epsilon_text,
     in_words,
@@ -136,3 +137,10 @@ def test_below_the_table_is_what_a_constant_answer_reaches(capsys):
     )
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("a "))
     assert line.split()[:4] == ["a", "patients,", "3", "clients"]
+
+
+def test_a_quiet_bar_prints_nothing(capsys):
+    for quiet, printed in ((True, ""), (False, "round 1\n")):
+        with Bar("run", 3, quiet=quiet) as bar:
+            bar.show("round 1")
+        assert capsys.readouterr() == (printed, "")
