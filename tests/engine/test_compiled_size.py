@@ -114,7 +114,8 @@ def test_clients_and_chunks_add_no_operations(chunk_map):
 
 
 def test_cohorts_add_no_operations():
-    few, many = (operations_of("fedavg", HOW["steps"](1), 60, poisson(rate)) for rate in (0.1, 0.8))
+    rates = (0.05, 0.1)  # cohorts that may lose members have an operation for it
+    few, many = (operations_of("fedavg", HOW["steps"](1), 60, poisson(rate)) for rate in rates)
     assert few == many < MOST
 
 
