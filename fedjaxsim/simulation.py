@@ -34,6 +34,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import default_delta, no_guarantee
 from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.samplers import Sampling
@@ -407,12 +408,22 @@ class Simulation:
         rows = self.population if population is None else population
         return predictions_of(self.program, self.population, state, hparams.as_arrays(), rows)
 
-    def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:
+    def guarantee(
+        self,
+        state: SimulationState,
+        delta: float | None = None,
+        *,
+        planned: int | None = None,
+        later: Sequence[PrivacySpend] = (),
+    ) -> Report:
         """Compute the guarantees of all releases so far, on the host in float64 from the ledger.
 
         Args:
           state: of a run.
           delta: total δ in (0, 1); by default `default_delta(m)`, at most 1/(10 m).
+          planned: T, the planned number of rounds, if the time to stop may follow from releases:
+            protected examples are then charged for all of them.
+          later: charges of other releases that were planned for the rounds left.
 
         Raises:
           ValueError: as `init`, if a function of one client has a way to others.
@@ -429,6 +440,8 @@ class Simulation:
             assumed=privacy.public,
             limit=privacy.limit,
             minibatches=minibatches_taken(self.setup.examples, state.consumed),
+            left=None if planned is None else max(0, planned - int(state.round)),
+            later=later,
         )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from fedjaxsim.kernels.traces import current_trace, note
 
 PyTree = Any
+Reader = Callable[[jax.Array], dict[str, jax.Array]]
+"""(positions among one client's rows) -> the fields of these rows."""
 
 
 class Batch(NamedTuple):
@@ -50,19 +52,16 @@ class UnprotectedError(ValueError):
 class Protection(Protocol):
     """The draw of minibatches whose gradients protect examples, and their gradients."""
 
-    def sample(
-        self,
-        key: jax.Array,
-        size: int,
-        count: jax.Array,
-        most_rows: int,
-        read: Callable[[jax.Array], dict[str, jax.Array]],
-    ) -> Any:
+    def sample(self, key: jax.Array, size: int, count: jax.Array, most_rows: int) -> Any:
         """Draw a minibatch, with its `expected` number of examples."""
         ...
 
+    def read(self, sampled: Any, read: Reader) -> Batch:
+        """Read all rows of a minibatch."""
+        ...
+
     def gradient(
-        self, task: Any, params: PyTree, sampled: Any, ticket: int
+        self, task: Any, params: PyTree, sampled: Any, rows: Reader | Batch, ticket: int
     ) -> tuple[jax.Array, PyTree]:
         """Compute the mean loss and the noised gradient, with the noise of the ticket."""
         ...
@@ -80,12 +79,12 @@ class ProtectedBatch:
 
     __slots__ = ("_gradient", "_trace", "examples", "tickets")
 
-    def __init__(self, protection: Protection, sampled: Any, first: int):
+    def __init__(self, protection: Protection, sampled: Any, rows: Reader | Batch, first: int):
         """Make the minibatch in the current trace, with `first` as its first ticket."""
         self._trace, self.tickets = current_trace(), first
 
         def gradient(task, params, ticket):
-            return protection.gradient(task, params, sampled, ticket)
+            return protection.gradient(task, params, sampled, rows, ticket)
 
         self._gradient = gradient
         self.examples = sampled.expected

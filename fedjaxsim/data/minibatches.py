@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch as Batch
-from fedjaxsim.data.batch import ProtectedBatch, Protection, UnprotectedError
+from fedjaxsim.data.batch import ProtectedBatch, Protection, Reader, UnprotectedError
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.permutation import permuted
 from fedjaxsim.kernels.traces import current_trace, noted_losses
@@ -22,8 +22,6 @@ from fedjaxsim.kernels.traces import current_trace, noted_losses
 Carry = TypeVar("Carry")
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
-Reader = Callable[[jax.Array], dict[str, jax.Array]]
-"""(positions among one client's rows) -> the fields of these rows."""
 
 
 class BatchReadOptions(NamedTuple):
@@ -188,10 +186,16 @@ class ClientData:
         return Batch(self._read(position), jnp.ones(size))
 
     def _sampled(self, index: jax.Array) -> Any:
-        """Draw a minibatch by its number alone: a second fold of a round reads the same ones."""
+        """Draw a minibatch by its number alone: a second fold of a round reads the same ones.
+
+        Its rows are read at its gradients, or before where that would be in a branch or a loop
+        without reverse mode.
+        """
         assert self._protection is not None
         key, size = threefry.fold_in(self._key, index), self.minibatches.size
-        return self._protection.sample(key, size, self.count, self._most_rows, self._read)
+        sampled = self._protection.sample(key, size, self.count, self._most_rows)
+        before = self._share is not None or self._options.most_rows is not None
+        return sampled, self._protection.read(sampled, self._read) if before else None
 
     def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
         """Return a batch of one pass over the rows, in the order of the pass's key."""
@@ -229,7 +233,9 @@ class ClientData:
         def counted(carry, batch):
             carry, total = carry
             if self._protection is not None:
-                batch = ProtectedBatch(self._protection, batch, self.tickets)
+                sampled, rows = batch
+                rows = self._read if rows is None else rows
+                batch = ProtectedBatch(self._protection, sampled, rows, self.tickets)
             with noted_losses() as losses:
                 carry = step(carry, batch)
             if self._protection is not None:

@@ -36,10 +36,12 @@ def accounts_of(
     The first is that of clients; `examples` is the event of a task that protects examples.
     """
     m = sampler.scheme.clients
-    own = (sampler.scheme, mechanism.event)
     event = EXAMPLE if algorithm.example_epsilon is not None else examples
+    if event is None:
+        return ((sampler.scheme, mechanism.event),)
+    own = dataclasses.replace(mechanism.event, of_protected=True)
     # Whoever sees a client's message knows that it took part.
-    return (own,) if event is None else (own, (SamplingScheme("full", m, m), event))
+    return (sampler.scheme, own), (SamplingScheme("full", m, m), event)
 
 
 def costs_of(

@@ -270,7 +270,7 @@ class Setup:
     ) -> SimulationState:
         """Return the state with ledger entries for `rounds` more rounds."""
         state, done = self.with_account(state), int(state.round)
-        scheme, event = self.sampler.scheme, self.mechanism.event
+        scheme, event = self._accounts[0]
         if not event.releases:
             return state
         z = np.asarray(hparams.get("noise_multiplier", 0.0))
@@ -282,7 +282,7 @@ class Setup:
         self, hparams: Hyperparameters, begin: int = 0, end: int | None = None
     ) -> PrivacySpend:
         """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule."""
-        scheme, event = self.sampler.scheme, self.mechanism.event
+        scheme, event = self._accounts[0]
         hparams = hparams.as_arrays()
         noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
         end = (len(noise) if noise.ndim else begin + 1) if end is None else end

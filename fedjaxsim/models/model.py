@@ -56,6 +56,26 @@ def bound(frozen: FrozenWeights | None, weights: Any) -> contextlib.AbstractCont
     return frozen.bound(weights)
 
 
+class Dense(NamedTuple):
+    """A model whose parameters are those of dense layers, for gradients of single examples.
+
+    Attributes:
+      of: `Model.apply`, of which it is another form.
+      widths: outputs of each layer.
+      apply: `(params, x (b, ...), shifts) -> outputs (b, c), inputs`: each layer's outputs are
+        shifted, (b, width); its inputs are (b, size).
+      params: `(gradients, sums) -> params`, from a matrix (width, size) and a vector (width,) for
+        each layer.
+      biased: whether layers have a bias.
+    """
+
+    of: Callable[[PyTree, jax.Array], jax.Array]
+    widths: tuple[int, ...]
+    apply: Callable[[PyTree, jax.Array, list[jax.Array]], tuple[jax.Array, list[jax.Array]]]
+    params: Callable[[list[jax.Array], list[jax.Array]], PyTree]
+    biased: bool = True
+
+
 class Model(NamedTuple):
     """A model.
 
@@ -72,6 +92,7 @@ class Model(NamedTuple):
       train: `(params, x (b, ...), weight (b,)) -> (outputs (b, c), statistics)` in training:
         outputs by the statistics of the rows with weight > 0, and the next `params["statistics"]`,
         which `apply` reads; None for a model without running statistics.
+      dense: its dense layers, for speed only, if it has no other parameters; else None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -81,6 +102,7 @@ class Model(NamedTuple):
     representation: Callable[[PyTree, jax.Array], jax.Array] | None = None
     frozen: FrozenWeights | None = None
     train: Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]] | None = None
+    dense: Dense | None = None
 
 
 def as_floats(x: jax.Array) -> jax.Array:
@@ -169,4 +191,11 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
         outputs = jax.lax.dot_general(params["kernel"], features(x), (((1,), (1,)), ((), ()))).T
         return outputs + params["bias"] if bias else outputs
 
-    return Model(init, apply, None, features, lambda params, x: features(x))
+    def shifted(params, x, shifts):
+        return apply(params, x) + shifts[0], [features(x)]
+
+    def params_of(gradients, sums):
+        return {"kernel": gradients[0]} | ({"bias": sums[0]} if bias else {})
+
+    dense = Dense(apply, (num_outputs,), shifted, params_of, bias)
+    return Model(init, apply, None, features, lambda params, x: features(x), dense=dense)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjaxsim.models.convolution import conv2d, max_pool2d
-from fedjaxsim.models.model import Model, as_floats, require_shape, require_widths
+from fedjaxsim.models.model import Dense, Model, as_floats, require_shape, require_widths
 from fedjaxsim.models.modules import from_flax
 
 
@@ -68,7 +68,24 @@ def mlp(
     """
     hidden = require_widths(hidden)
     module = _MLP(hidden, num_outputs, layer_norm)
-    return from_flax(module, input_shape, output_layer=f"Dense_{len(hidden)}")
+    model = from_flax(module, input_shape, output_layer=f"Dense_{len(hidden)}")
+    if layer_norm:
+        return model
+    widths = (*hidden, num_outputs)
+    names = [f"Dense_{place}" for place in range(len(widths))]
+
+    def shifted(params, x, shifts):
+        outputs, inputs = as_floats(x.reshape((x.shape[0], -1))), []
+        for name, shift in zip(names, shifts, strict=True):
+            inputs.append(nn.relu(outputs) if inputs else outputs)
+            outputs = inputs[-1] @ params[name]["kernel"] + params[name]["bias"] + shift
+        return outputs, inputs
+
+    def params_of(gradients, sums):
+        layers = zip(names, gradients, sums, strict=True)
+        return {name: {"kernel": matrix.T, "bias": total} for name, matrix, total in layers}
+
+    return model._replace(dense=Dense(model.apply, widths, shifted, params_of))
 
 
 def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:

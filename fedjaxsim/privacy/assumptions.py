@@ -51,8 +51,12 @@ OF_SILOS = (
     "stays (zero_out), or another one (replace).",
     "Examples are protected from all who see their client's messages or its model, the client's "
     "own staff included: they enter it by clipped and noised gradients of Poisson minibatches.",
-    "ε is the largest of all clients; each has its own, from its number of examples and of "
-    "minibatches taken.",
+    "ε is the largest of all clients, each at its own δ, and δ the largest of all clients at that "
+    "one ε.",
+)
+OF_PLAN = (
+    "Examples are charged for all rounds that were planned, so the time to stop may follow from "
+    "releases."
 )
 PLANNED = (
     "The noise and the number of rounds do not follow from what was released: a run that stops, or "
@@ -69,6 +73,17 @@ def default_delta(num_clients: int) -> float:
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     return 1 / (10 * num_clients)
+
+
+def tiny_silos(counts: Sequence[int], deltas: Sequence[float]) -> tuple[str, ...]:
+    """Return a warning of clients with one or two examples, whose δ = 1/(10 n) is large."""
+    few = [delta for n, delta in zip(counts, deltas, strict=True) if 0 < n <= 2 and delta >= 0.05]
+    if not few:
+        return ()
+    return (
+        f"Warning: {len(few)} clients have one or two examples, whose δ is {max(few):.3g}: give "
+        "private_examples a smaller delta, or leave such clients out.",
+    )
 
 
 def limited(limit: PrivacyLimit, spent: float) -> str:

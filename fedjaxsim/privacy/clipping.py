@@ -47,16 +47,26 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
     """
     squared = squared_norm(message)
     finite = jnp.isfinite(squared)
-    # A norm is not differentiable at 0 and ∞/‖v‖ has no usable derivative: without scaling, the
-    # unused factor is computed from harmless numbers.
-    bound = clip_norm * _margin(jnp.result_type(squared))
-    clipped = finite & (squared > jnp.square(bound))
-    norm = jnp.sqrt(jnp.where(clipped, squared, 1.0))
-    factor = jnp.where(clipped, jnp.where(clipped, bound, 1.0) / norm, 1.0)
+    factor, clipped = _factor(squared, clip_norm)
     scaled = products.rescale(
         lambda leaf: jnp.where(finite, leaf, 0) * factor.astype(leaf.dtype), message
     )
     return Clipped(scaled, clipped, finite)
+
+
+def clip_factor(squared: jax.Array, clip_norm: jax.Array) -> jax.Array:
+    """Return min(1, C/‖v‖) of squared norms of any shape; 0 for one that is not finite."""
+    return jnp.where(jnp.isfinite(squared), _factor(squared, clip_norm)[0], 0)
+
+
+def _factor(squared: jax.Array, clip_norm: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the factor of finite vectors, and whether it is below 1."""
+    # A norm is not differentiable at 0 and ∞/‖v‖ has no usable derivative: without scaling, the
+    # unused factor is computed from harmless numbers.
+    bound = clip_norm * _margin(jnp.result_type(squared))
+    clipped = jnp.isfinite(squared) & (squared > jnp.square(bound))
+    norm = jnp.sqrt(jnp.where(clipped, squared, 1.0))
+    return jnp.where(clipped, jnp.where(clipped, bound, 1.0) / norm, 1.0), clipped
 
 
 def squared_norm(message: PyTree) -> jax.Array:

@@ -41,6 +41,8 @@ class PrivacyEvent:
       replace: the sensitivity when one client's whole data changes: 2 for a sum of clipped vectors,
         √2 for a sum of Gram matrices.
       unit: the protected unit. Accounts of different units are never composed.
+      of_protected: whether messages are made of protected gradients, or noised by their client, so
+        that the release costs examples nothing more. Every other release is charged to them, too.
 
     Raises:
       ValueError: for an unknown unit, sensitivities that are not positive or not finite, or
@@ -51,6 +53,7 @@ class PrivacyEvent:
     zero_out: float = 1.0
     replace: float = 2.0
     unit: Unit = "client"
+    of_protected: bool = dataclasses.field(default=False, kw_only=True)
 
     kind: ClassVar[str] = ""
     """Name, in messages and files; by default the class's."""
@@ -240,6 +243,41 @@ class Pure(PrivacyEvent):
         return randomized_response.renyi(
             entry, self.zero_out, self.replace, adjacency, tuple(orders), xp
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Dominated(PrivacyEvent):
+    """A client's release, as it costs each of its examples: at most as replacing the client.
+
+    Attributes:
+      release: the client's.
+    """
+
+    unit: Unit = "example"
+    release: PrivacyEvent = PrivacyEvent()
+
+    kind = "dominated"
+
+    @property
+    def known(self) -> bool:
+        """Whether the cost of the client's release is known."""
+        return self.release.known
+
+    def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
+        """Return the losses of a replaced client."""
+        return self.release.losses(entry, "replace", interval)
+
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        """Return the RDP of a replaced client."""
+        return self.release.rdp(entry, "replace", orders, xp)
+
+    def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
+        """Return μ of a replaced client."""
+        return self.release.mu(entry, "replace")
+
+    def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
+        """Return the rounds that cost the client something."""
+        return self.release.met(entries, scheme)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.profile import with_failure
@@ -14,6 +12,7 @@ from fedjaxsim.privacy.assumptions import (
     METRICS,
     NO_RELEASE,
     OF_EXAMPLES,
+    OF_PLAN,
     OF_SILOS,
     PLANNED,
     SECRET_SEED,
@@ -22,6 +21,7 @@ from fedjaxsim.privacy.assumptions import (
     no_guarantee,
     not_certified,
     of_charges,
+    tiny_silos,
 )
 from fedjaxsim.privacy.events import (
     ADJACENCIES,
@@ -114,12 +114,18 @@ def _costly(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
     ]
 
 
+def _with_rounds(charged: PrivacySpend, more: int) -> PrivacySpend:
+    """Return charges with more rounds like the last ones."""
+    *others, last = charged.entries
+    return charged._replace(entries=(*others, last._replace(rounds=last.rounds + more)))
+
+
 def _of_examples(
-    charges: Sequence[PrivacySpend], delta: float, assumed: Sequence[str]
+    charges: Sequence[PrivacySpend], delta: float, assumed: Sequence[str], why: str
 ) -> Guarantee:
     """Return the guarantee of single examples."""
     epsilon, name, status = None, "none", "none"
-    why = next(filter(None, map(no_guarantee, charges)), "")
+    why = next(filter(None, map(no_guarantee, charges)), why)
     if not why:
         epsilon, name, status = _certified(charges, delta, None, "replace")
     return Guarantee(
@@ -129,18 +135,18 @@ def _of_examples(
 
 
 def _of_silos(
-    examples: ExampleEpsilons, charges: Sequence[PrivacySpend], assumed: Sequence[str]
+    examples: ExampleEpsilons, charges: Sequence[PrivacySpend], assumed: Sequence[str], why: str
 ) -> tuple[Guarantee, ...]:
     """Return the guarantees of single examples that clients protect in their gradients."""
-    why = next(filter(None, map(no_guarantee, charges)), "")
-    sentences = (*OF_SILOS, *assumed, METRICS, SECRET_SEED, SIMULATION)
+    why = next(filter(None, map(no_guarantee, charges)), why)
+    few = tiny_silos(examples.counts.tolist(), examples.delta.tolist())
+    sentences = (*few, *OF_SILOS, *assumed, METRICS, SECRET_SEED, SIMULATION)
 
     def guarantee(adjacency: Adjacency) -> Guarantee:
-        worst = int(np.argmax(getattr(examples, adjacency)))
-        epsilon = float(getattr(examples, adjacency)[worst])
+        epsilon, delta = examples.largest[adjacency]
         lacks = why or ("" if math.isfinite(epsilon) else "no ε is certified for some client")
         return Guarantee(
-            None if lacks else epsilon, float(examples.delta[worst]), adjacency,
+            None if lacks else epsilon, delta, adjacency,
             "released_sequence", "poisson", "none" if lacks else "pld",
             "none" if lacks else "upper_bound", sentences, lacks, "example",
         )  # fmt: skip
@@ -157,6 +163,8 @@ def report(
     assumed: Sequence[str] = (),
     limit: PrivacyLimit | None = None,
     minibatches: Sequence[int] | None = None,
+    left: int | None = None,
+    later: Sequence[PrivacySpend] = (),
 ) -> Report:
     """Compute the guarantees of a run: both adjacencies in both views.
 
@@ -169,6 +177,9 @@ def report(
       limit: the budget that the run kept: the guarantees are then the budget's, whatever is left.
       minibatches: (m,) the minibatches of each client that protects examples; by default those of
         all rounds.
+      left: rounds that were planned besides those done; None if the time to stop is fixed. Examples
+        are charged for all planned rounds, since they keep no budget of their own.
+      later: charges of clients' other releases in the rounds left, such as evaluations.
 
     Raises:
       ValueError: if δ lies outside (0, 1), a ledger cannot come from its scheme, or the accountant
@@ -209,12 +220,19 @@ def report(
         return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)
 
     found = tuple(guarantee(adjacency, view) for adjacency in ADJACENCIES for view in VIEWS)
+    # A client's release dominates one about each of its examples.
+    also = [each for each in (*costly, *later) if not each.event.of_protected]
+    why, choices = "", PLANNED if left is None else OF_PLAN
+    if limit is not None and left is None:
+        why = "the run may stop by its releases, and how many rounds were planned is not known"
+    if left:
+        examples, minibatches = [_with_rounds(each, left) for each in examples], None
     of_silos = [each for each in examples if isinstance(each.event, Examples)]
-    silos = epsilons(of_silos, minibatches=minibatches) if of_silos else None
+    silos = epsilons(of_silos, minibatches, also) if of_silos else None
     if silos is not None:
-        found += _of_silos(silos, of_silos, assumed)
+        found += _of_silos(silos, (*of_silos, *also), (choices, *assumed), why)
     elif examples:
-        found += (_of_examples(examples, delta, assumed),)
+        found += (_of_examples((*examples, *also), delta, (choices, *assumed), why),)
     return Report(found, delta, (*costly, *examples), draws, tuple(assumed), limit, silos)
 
 

@@ -9,6 +9,7 @@ algorithm computes is post-processing, so none needs a changed line.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.batch import Batch
+from fedjaxsim.data.batch import Batch, Reader
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.privacy.binomial import least_count
-from fedjaxsim.privacy.clipping import clip_by_global_norm
+from fedjaxsim.privacy.clipping import clip_by_global_norm, clip_factor
 from fedjaxsim.privacy.events import check_delta, check_epsilon
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.messages import widened
@@ -50,7 +51,6 @@ _TAIL = 1e-15
 """Probability of a minibatch above capacity; its part of δ is negligible for 10⁶ minibatches."""
 _ROWS = 2**20
 """Rows of the client for which the capacity is computed: the binomial tail grows with them."""
-_EXACT = jax.lax.Precision.HIGHEST
 _MOST = 64
 """Largest microbatch, whose float32 sum is off by at most a thousandth of C."""
 
@@ -59,14 +59,31 @@ class Sampled(NamedTuple):
     """A Poisson minibatch.
 
     Attributes:
-      batch: the rows, examples first.
-      key: of its noise.
+      coins: bits of the drawn rows, (⌈n/32⌉,) uint32.
+      before: drawn rows before each word of `coins`, int32.
+      drawn: () int32, the number of drawn rows.
+      key: of the noise.
       expected: () the expected number of examples.
     """
 
-    batch: Batch
+    coins: jax.Array
+    before: jax.Array
+    drawn: jax.Array
     key: jax.Array
     expected: jax.Array
+
+    def rows(self, places: jax.Array) -> jax.Array:
+        """Return the drawn rows at these places in their order; any row beyond the last one."""
+        method = "compare_all" if self.before.size <= 1024 else "scan"
+        word = jnp.searchsorted(self.before, places, side="right", method=method) - 1
+        left, bits, row = places - self.before[word], self.coins[word], 32 * word
+        for half in (16, 8, 4, 2, 1):  # of the bits that are left, the lower ones or the others
+            low = bits & jnp.uint32(2**half - 1)
+            found = jax.lax.population_count(low).astype(jnp.int32)
+            upper = left >= found
+            row, left = row + jnp.where(upper, half, 0), left - jnp.where(upper, found, 0)
+            bits = jnp.where(upper, bits >> half, low)
+        return row.astype(jnp.int32)
 
 
 class GradientNoise(NamedTuple):
@@ -84,7 +101,7 @@ class GradientNoise(NamedTuple):
     clip_norm: jax.Array
     noise_multiplier: jax.Array
 
-    def sample(self, key, size, count, most_rows, read) -> Sampled:
+    def sample(self, key: jax.Array, size: int, count: jax.Array, most_rows: int) -> Sampled:
         """Draw each of n rows with probability min(1, b/n), with coins of the key and the row.
 
         Args:
@@ -92,20 +109,28 @@ class GradientNoise(NamedTuple):
           size: b.
           count: n, () int32.
           most_rows: a static bound on n.
-          read: the reader of the client's rows.
         """
         coin_key, noise_key = threefry.split(key)
         rate = poisson_rate(size, count)
         # At rate 1 the threshold does not fit into 32 bits, and every row is drawn.
         threshold = jnp.floor(jnp.where(rate < 1, rate, 0) * jnp.float32(2.0**32))
-        heads = threefry.bits(coin_key, (most_rows,)) < threshold.astype(jnp.uint32)
-        drawn = (jnp.arange(most_rows) < count) & (heads | (rate >= 1))
-        chosen = jnp.nonzero(drawn, size=self.capacity, fill_value=most_rows)[0].astype(jnp.int32)
-        batch = Batch(read(chosen), (chosen < most_rows).astype(float))
-        return Sampled(batch, noise_key, rate * count)
+        rows = 32 * -(-max(most_rows, 1) // 32)
+        heads = threefry.bits(coin_key, (rows,)) < threshold.astype(jnp.uint32)
+        drawn = (jnp.arange(rows) < count) & (heads | (rate >= 1))
+        powers = jnp.uint32(1) << jnp.arange(32, dtype=jnp.uint32)
+        coins = jnp.sum(jnp.where(drawn.reshape(-1, 32), powers, 0), axis=1, dtype=jnp.uint32)
+        each = jax.lax.population_count(coins).astype(jnp.int32)
+        after = jnp.cumsum(each)
+        return Sampled(
+            coins, after - each, jnp.minimum(after[-1], self.capacity), noise_key, rate * count
+        )
+
+    def read(self, sampled: Sampled, read: Reader) -> Batch:
+        """Read all places of a minibatch, examples first."""
+        return _microbatch(sampled, read, jnp.int32(0), self.capacity)
 
     def gradient(
-        self, task: Task, params: PyTree, sampled: Sampled, ticket: int
+        self, task: Task, params: PyTree, sampled: Sampled, rows: Reader | Batch, ticket: int
     ) -> tuple[jax.Array, PyTree]:
         """Compute the mean loss of a minibatch, without noise, and its noised gradient.
 
@@ -113,9 +138,11 @@ class GradientNoise(NamedTuple):
           task: its loss.
           params: where.
           sampled: the minibatch.
+          rows: the client's reader, for a loop over the places that are filled, or all places as
+            read, for one with a derivative in reverse mode.
           ticket: number of the gradient among those of this minibatch; its noise is its own.
         """
-        value, total = self._clipped_sum(task, params, sampled.batch)
+        value, total = self._clipped_sum(task, params, sampled, rows)
         key = threefry.fold_in(sampled.key, ticket)
         noise = noise_like(key, total, jnp.asarray(self.noise_multiplier * self.clip_norm))
         gradient = jax.tree.map(
@@ -124,9 +151,11 @@ class GradientNoise(NamedTuple):
             noise,
             params,
         )
-        return value / jnp.maximum(sampled.batch.examples, 1).astype(value.dtype), gradient
+        return value / jnp.maximum(sampled.drawn, 1).astype(value.dtype), gradient
 
-    def _clipped_sum(self, task: Task, params: PyTree, batch: Batch) -> tuple[jax.Array, PyTree]:
+    def _clipped_sum(
+        self, task: Task, params: PyTree, sampled: Sampled, rows: Reader | Batch
+    ) -> tuple[jax.Array, PyTree]:
         """Sum losses and clipped gradients; one example moves the sum by at most C.
 
         The gradients of a microbatch are added in float32, whose error is bounded; microbatches are
@@ -134,45 +163,112 @@ class GradientNoise(NamedTuple):
         """
         size, chunks = self.microbatch_size, self.capacity // self.microbatch_size
         like = jax.tree.map(jnp.zeros_like, widened(params))
-        integers = integer_sums.zero(jax.eval_shape(lambda: like), self.capacity)
-        bound = self.clip_norm * _share(like, size, integers.bits)
+        nothing = integer_sums.zero(jax.eval_shape(lambda: like), self.capacity)
+        bound = self.clip_norm * _share(like, size, nothing.bits)
+        layers = task.layers if task.layers is not None and task.layers.of is task.loss else None
+        sums = _sums_of_examples if layers is None else _sums_of_layers
 
-        def of_example(fields):
-            one = jax.tree.map(lambda leaf: leaf[None], fields)
-            value, gradient = jax.value_and_grad(task.loss)(params, Batch(one, jnp.ones(1)))
-            return value, clip_by_global_norm(widened(gradient), bound).message
+        def add(carry, batch):
+            value, total, exact = carry
+            more, gradient = sums(task, params, batch, bound)
+            fixed = jax.lax.stop_gradient(jax.tree.map(lambda leaf: leaf[None], gradient))
+            exact = integer_sums.add(exact, fixed, jax.lax.stop_gradient(self.clip_norm))
+            return value + more, jax.tree.map(jnp.add, total, gradient), exact
 
-        def of_chunk(fields, weight):
-            values, gradients = jax.vmap(of_example)(fields)
-            return jnp.sum(jnp.where(weight > 0, values, 0)), jax.tree.map(
-                lambda leaf: jnp.einsum(
-                    "i,i...->...", weight.astype(leaf.dtype), leaf, precision=_EXACT
-                ),
-                gradients,
+        if isinstance(rows, Batch):
+            each = jax.tree.map(lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), rows)
+            value = jax.eval_shape(functools.partial(sums, task), params, _first(each), bound)[0]
+
+            def maybe(carry, batch):
+                # Examples come first, so a microbatch whose first place is empty has none.
+                return jax.lax.cond(batch.weight[0] > 0, add, lambda c, _: c, carry, batch), None
+
+            start = jnp.zeros((), value.dtype), like, nothing
+            (value, total, exact), _ = jax.lax.scan(maybe, start, each)
+        else:
+            read = rows
+            first = _microbatch(sampled, read, jnp.int32(0), size)
+            value, total = jax.lax.optimization_barrier(sums(task, params, first, bound))
+            if chunks == 1:
+                return value, total
+            exact = integer_sums.add(
+                nothing, jax.tree.map(lambda leaf: leaf[None], total), self.clip_norm
             )
-
-        def add(carry, chunk):
-            fields, weight = chunk
-
-            def work(carry):
-                value, total, exact = carry
-                more, gradient = of_chunk(fields, weight)
-                fixed = jax.lax.stop_gradient(jax.tree.map(lambda leaf: leaf[None], gradient))
-                exact = integer_sums.add(exact, fixed, jax.lax.stop_gradient(self.clip_norm))
-                return value + more, jax.tree.map(jnp.add, total, gradient), exact
-
-            # Examples come first, so a microbatch whose first place is empty has none.
-            return jax.lax.cond(weight[0] > 0, work, lambda carry: carry, carry), None
-
-        if chunks == 1:
-            return of_chunk(batch.fields, batch.weight)
-        each = jax.tree.map(
-            lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), (batch.fields, batch.weight)
-        )
-        value = jnp.zeros((), jax.eval_shape(task.loss, params, batch).dtype)
-        (value, total, integers), _ = jax.lax.scan(add, (value, like, integers), each)
-        exact = integer_sums.value(integers, jax.lax.stop_gradient(self.clip_norm))
+            value, total, exact = jax.lax.fori_loop(
+                1,
+                -(-sampled.drawn // size),
+                lambda k, carry: add(carry, _microbatch(sampled, read, k * size, size)),
+                (value, total, exact),
+            )
+        exact = integer_sums.value(exact, jax.lax.stop_gradient(self.clip_norm))
         return value, jax.tree.map(_with_derivative_of, total, exact)
+
+
+def _microbatch(sampled: Sampled, read: Reader, first: jax.Array, size: int) -> Batch:
+    """Read `size` places of a minibatch from the `first` on."""
+    places = first + jnp.arange(size)
+    batch = Batch(read(sampled.rows(places)), (places < sampled.drawn).astype(float))
+    # Without the barrier XLA reads the rows again in every consumer.
+    return jax.lax.optimization_barrier(batch)
+
+
+def _first(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+
+
+def _sums_of_examples(task, params, batch, bound):
+    """Sum losses and clipped gradients of a microbatch, each gradient by itself."""
+
+    def of_example(fields):
+        one = jax.tree.map(lambda leaf: leaf[None], fields)
+        value, gradient = jax.value_and_grad(task.loss)(params, Batch(one, jnp.ones(1)))
+        return value, clip_by_global_norm(widened(gradient), bound).message
+
+    def add_up(leaf):
+        weight = batch.weight.reshape(-1, *(1,) * (leaf.ndim - 1))
+        return jnp.sum(jnp.where(weight > 0, leaf, 0), axis=0)
+
+    values, gradients = jax.vmap(of_example)(batch.fields)
+    return add_up(values), jax.tree.map(add_up, gradients)
+
+
+def _sums_of_layers(task, params, batch, bound):
+    """Compute `_sums_of_examples` of dense layers without gradients of examples.
+
+    An example's gradient is δxᵀ in a layer of inputs x whose outputs have the derivatives δ, of
+    norm ‖δ‖ ‖x‖ (Goodfellow 2015). So the clipped sum is a product for each layer.
+    """
+    layers, dense = task.layers, task.layers.dense
+    wide = widened(params)
+    dtype = jax.tree.leaves(wide)[0].dtype
+    shifts = [jnp.zeros((batch.weight.size, width), dtype) for width in dense.widths]
+
+    def losses(shifts):
+        outputs, inputs = dense.apply(wide, batch.fields["x"], shifts)
+        values = layers.losses(outputs, batch.fields)
+        return jnp.sum(values), (values, inputs)
+
+    derivatives, (values, inputs) = jax.grad(losses, has_aux=True)(shifts)
+    squares = jnp.zeros(batch.weight.size, dtype)
+    for x, d in zip(inputs, derivatives, strict=True):
+        squares += _squares(d) * (_squares(x) + (1 if dense.biased else 0))
+    factor = jnp.where(batch.weight > 0, clip_factor(squares, bound), 0)[:, None]
+
+    def kept(leaf):  # where the factor is 0, numbers need not be finite
+        return jnp.where(factor > 0, leaf, 0)
+
+    inputs, derivatives = list(map(kept, inputs)), [kept(d) * factor for d in derivatives]
+    matrices = [
+        jax.lax.dot_general(d, x, (((0,), (0,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
+        for d, x in zip(derivatives, inputs, strict=True)
+    ]
+    total = dense.params(matrices, [jnp.sum(d, axis=0) for d in derivatives])
+    return jnp.sum(jnp.where(batch.weight > 0, values, 0)), total
+
+
+def _squares(rows: jax.Array) -> jax.Array:
+    """Return an upper bound on ‖x‖² of each row, (b,): squares below 2⁻¹²⁶ may count as 0."""
+    return jnp.sum(rows * rows, axis=1) + rows.shape[1] * 2.0**-126
 
 
 def _share(like: PyTree, size: int, bits: int) -> float:

@@ -142,7 +142,7 @@ class Report:
         """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""
         if self.examples is not None:
             of_clients = dataclasses.replace(self, examples=None).short()
-            delta = f"δ ≤ {round_up(float(self.examples.delta.max())):.5g}"
+            delta = f"δ ≤ {round_up(max(d for _, d in self.examples.largest.values())):.5g}"
             words = "; ".join([*self.examples.in_words(), delta])
             return f"one client, {of_clients}; one example, {words}"
         shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees
@@ -181,7 +181,7 @@ class Report:
         if self.examples is not None:
             nested["example"]["clients"] = {
                 adjacency: self.examples.summary(adjacency) for adjacency in ADJACENCIES
-            }
+            } | {"delta": [round_up(value) for value in self.examples.delta.tolist()]}
         if self.draws is not None:
             nested["draws"] = [each._asdict() for each in self.draws]
         return nested | {"assumed": list(self.assumed)}

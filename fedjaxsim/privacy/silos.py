@@ -6,7 +6,7 @@ G gradients of one minibatch together are a release with noise multiplier z/√G
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 
 from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
+from fedjaxsim.privacy.accounting.profile import largest_of
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.events import ADJACENCIES, Adjacency, Silos
+from fedjaxsim.privacy.events import (
+    ADJACENCIES,
+    Adjacency,
+    Dominated,
+    PrivacySpend,
+    SamplingScheme,
+    Silos,
+)
 
 
 def round_up(value: float) -> float:
@@ -35,12 +43,15 @@ class ExampleEpsilons:
       delta: (m,) δ of each client.
       zero_out: (m,) ε if an example becomes none, whose place in the number of rows stays.
       replace: (m,) ε if an example becomes another one.
+      largest: for each adjacency an (ε, δ) that holds for all clients: the largest ε, and at that
+        one ε the largest δ.
     """
 
     counts: NDArray[np.int64]
     delta: NDArray[np.float64]
     zero_out: NDArray[np.float64]
     replace: NDArray[np.float64]
+    largest: Mapping[Adjacency, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def summary(self, adjacency: Adjacency) -> dict[str, float]:
         """Return the minimum, median and maximum of ε over clients."""
@@ -61,6 +72,7 @@ class ExampleEpsilons:
 def epsilons(
     charges: Sequence[Any],
     minibatches: Sequence[int] | None = None,
+    released: Sequence[Any] = (),
 ) -> ExampleEpsilons:
     """Compute ε of every client.
 
@@ -69,17 +81,33 @@ def epsilons(
         give them other numbers of rows.
       minibatches: (m,) the minibatches that each client has taken in all; by default those of every
         round, which is an upper bound.
+      released: charges of clients that are charged to their examples, too.
     """
     every: list[Any] = [charged.event.silos for charged in charges]
     counts = np.max([silos.counts for silos in every], axis=0)
     deltas = np.min([[delta_of(silos, n) for n in silos.counts] for silos in every], axis=0)
-    results: dict[Adjacency, list[float]] = {"zero_out": [], "replace": []}
-    for client, own in enumerate(deltas.tolist()):
+    also = tuple(map(_to_examples, released))
+    spent = []
+    for client in range(len(counts)):
         taken = None if minibatches is None else int(minibatches[client])
-        spent = _taken(charges, client, taken)
-        for adjacency, values in results.items():
-            values.append(examples.profile(spent, adjacency).epsilon(own))
-    return ExampleEpsilons(counts, deltas, *map(np.array, results.values()))
+        spent.append(_taken(charges, client, taken))
+    each: dict[Adjacency, np.ndarray] = {}
+    largest: dict[Adjacency, tuple[float, float]] = {}
+    for adjacency in ADJACENCIES:
+        of_all = [examples.profile(taken, adjacency, also) for taken in spent]
+        found = [one.epsilon(own) for one, own in zip(of_all, deltas.tolist(), strict=True)]
+        each[adjacency], epsilon = np.array(found), max(found)
+        together = largest_of([examples.profile(kind, adjacency, also) for kind in {*spent}])
+        largest[adjacency] = epsilon, together.delta(epsilon) if epsilon < math.inf else 1.0
+    return ExampleEpsilons(counts, deltas, each["zero_out"], each["replace"], largest)
+
+
+def _to_examples(charged: PrivacySpend) -> PrivacySpend:
+    """Return a client's charge as one to its examples: who took part is known to who sees it."""
+    m = charged.scheme.clients
+    entries = tuple(entry._replace(sampling_rate=1.0) for entry in charged.entries)
+    scheme = SamplingScheme("full", m, m)
+    return charged._replace(scheme=scheme, event=Dominated(release=charged.event), entries=entries)
 
 
 def delta_of(silos: Silos, count: int) -> float:

@@ -128,7 +128,7 @@ def execute(
         )
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
-    report = _guarantee(experiment, state, 0 if file is None else file.released)
+    report = _guarantee(experiment, state, rounds, 0 if file is None else file.released)
     if earlier:
         stages = describe_stages(earlier, config.algorithm, int(state.round))
         report = report.assuming([f"The charges of all stages are composed: {stages}."])
@@ -228,13 +228,20 @@ def code_of(experiment: Experiment) -> str:
     return settings_digest([content.hex() for content in read])
 
 
-def _guarantee(experiment: Experiment, state: SimulationState, released: int) -> Report:
+def _guarantee(
+    experiment: Experiment, state: SimulationState, planned: int, released: int
+) -> Report:
     """Compute the guarantees of a state, and of later rounds that are on record as released.
 
     A run that was killed has released more rounds than its checkpoint, until they are done again.
     """
     simulation, done = experiment.simulation, int(state.round)
-    report = simulation.guarantee(state, experiment.delta)
+    later = ()
+    if experiment.evaluations is not None and done < planned:
+        # At most one release after each multiple of `eval_every`, and one at the end.
+        most = (planned - done) // experiment.config.eval_every + 2
+        later = (experiment.evaluations.spend(simulation.num_clients, most),)
+    report = simulation.guarantee(state, experiment.delta, planned=planned, later=later)
     if released <= done:
         return report
     state, more = simulation.setup.with_account(state), experiment.planned(done, released)
@@ -245,19 +252,14 @@ def _guarantee(experiment: Experiment, state: SimulationState, released: int) ->
         counts[z, p] += rounds
     together = tuple(Entry(*each, rounds) for each, rounds in counts.items())
     charges[place] = charges[place]._replace(entries=together)
-    for place, of_examples in enumerate(charges):
-        if of_examples.event.unit == "example" and of_examples.entries:
-            *others, last = of_examples.entries
-            last = last._replace(rounds=last.rounds + released - done)
-            charges[place] = of_examples._replace(entries=(*others, last))
     if experiment.evaluations is not None:
-        # At most one release after each multiple of `eval_every`, and one at the end.
         most = (released - done) // experiment.config.eval_every + 2
         charges.append(experiment.evaluations.spend(simulation.num_clients, most))
     draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
     found = guarantees_of(
         charges, experiment.delta, simulation.setup.accountant, draws=draws,
-        assumed=report.assumed, limit=state.privacy.limit,
+        assumed=report.assumed, limit=state.privacy.limit, left=max(released, planned) - done,
+        later=later,
     )  # fmt: skip
     return found.assuming(
         [f"Rounds {done + 1} to {released} were released before an interruption, and are charged."]

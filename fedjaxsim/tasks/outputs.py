@@ -58,4 +58,7 @@ def with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = Fa
         outputs, statistics = model.train(params, x, weight)
         return checked(outputs, x), statistics
 
-    return model._replace(init=init, apply=apply, train=None if model.train is None else train)
+    dense, training = model.dense, None if model.train is None else train
+    if dense is not None:
+        dense = dense._replace(of=apply) if dense.of is model.apply else None
+    return model._replace(init=init, apply=apply, train=training, dense=dense)

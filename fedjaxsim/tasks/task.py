@@ -14,7 +14,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch, ProtectedBatch
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.metrics import Metric as Metric
-from fedjaxsim.models.model import STATISTICS, FrozenWeights, Model
+from fedjaxsim.models.model import STATISTICS, Dense, FrozenWeights, Model
 from fedjaxsim.tasks.outputs import with_checks
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
 
@@ -28,6 +28,20 @@ OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
 Says = Callable[[jax.Array], dict[str, jax.Array]]
 """(outputs (b, ...)) -> what a task says of rows, by name."""
 Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
+
+
+class Layers(NamedTuple):
+    """A task on dense layers, for gradients of single examples.
+
+    Attributes:
+      of: `Task.loss`, of which it is another form.
+      dense: the layers.
+      losses: `(outputs, fields) -> (b,)`, the loss of each example.
+    """
+
+    of: Callable[[PyTree, Batch], jax.Array]
+    dense: Dense
+    losses: Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 
 
 class Task(NamedTuple):
@@ -65,6 +79,7 @@ class Task(NamedTuple):
         classification its "probability"; class −1 if the model's outputs are NaN. Or None.
       examples: the protection of single examples by noise in `gradient`, from `private_examples`;
         None without.
+      layers: the form of the loss on dense layers, for speed only; else None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -85,6 +100,7 @@ class Task(NamedTuple):
     on_model: "Callable[[Model], Task] | None" = None
     predict: Callable[[PyTree, Mapping[str, jax.Array]], dict[str, jax.Array]] | None = None
     examples: Any = None
+    layers: Layers | None = None
 
     def gradient(self, params: PyTree, batch: Batch | ProtectedBatch) -> PyTree:
         """Compute the gradient of the loss at a minibatch, like `params`.
@@ -188,9 +204,12 @@ def _task(
     features, linear = model.features, None
     if features is not None:
         linear = Linear(lambda batch: features(batch.fields["x"]), loss)
+    layers, dense = None, model.dense
+    if dense is not None and dense.of is model.apply and model.train is None:
+        layers = Layers(loss_of, dense, lambda outputs, f: metrics["loss"](outputs, f["y"]))
     return Task(
         model.init, loss_of, metrics_of, check, (), model.output_layer, linear, divergence=between,
-        public=_assumed(model), frozen=model.frozen, track=_track_of(model),
+        public=_assumed(model), frozen=model.frozen, track=_track_of(model), layers=layers,
         predict=_predict_of(model, says),
     )  # fmt: skip
 

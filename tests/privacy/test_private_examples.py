@@ -21,6 +21,7 @@ from fedjaxsim.data.minibatches import view_here
 from fedjaxsim.engine.accounts import gradients_of, require_protection
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.gradients.reverse import reversible
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy import silos as of_silos
 from fedjaxsim.privacy.accounting import examples
@@ -40,7 +41,12 @@ from fedjaxsim.privacy.events import (
 from fedjaxsim.privacy.guarantee import compose_reports, report, spent
 from fedjaxsim.privacy.ledger import Ledger, no_charges
 from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
-from fedjaxsim.privacy.private_examples import GradientNoise, Sampled
+from fedjaxsim.privacy.private_examples import (
+    GradientNoise,
+    Sampled,
+    _sums_of_examples,
+    _sums_of_layers,
+)
 from fedjaxsim.sweep import SimulationBatch
 
 STEPS, SIZE = 4, 2
@@ -451,11 +457,15 @@ def noise_of(z=1.0, clip=1.0, capacity=8, size=8):
     return GradientNoise(capacity, size, jnp.float32(clip), jnp.float32(z))
 
 
-def sampled(key, rows=6, expected=6.0, places=8):
-    """A minibatch with some rows."""
+def sampled(key, drawn, expected):
+    """A minibatch whose rows are at hand."""
+    words = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32)
+    return Sampled(*words, jnp.int32(drawn), key, jnp.float32(expected))
+
+
+def batch_of(rows, places=8):
     fields = {"x": jnp.ones((places, 3)), "y": jnp.zeros(places)}
-    batch = fjs.Batch(fields, (jnp.arange(places) < rows).astype(float))
-    return Sampled(batch, key, jnp.float32(expected))
+    return fjs.Batch(fields, (jnp.arange(places) < rows).astype(float))
 
 
 def test_every_ticket_has_noise_of_its_own():
@@ -465,8 +475,9 @@ def test_every_ticket_has_noise_of_its_own():
     @jax.vmap
     def noise(seed):
         w = {"kernel": jnp.ones((1, 3)), "bias": jnp.zeros(1)}
-        batch = sampled(jax.random.key(seed, impl="threefry2x32"), rows=0, expected=1.0)
-        found = (noise_of(clip=2.0).gradient(TASK, w, batch, ticket) for ticket in (0, 1))
+        drawn = sampled(jax.random.key(seed, impl="threefry2x32"), 0, expected=1.0)
+        rows = batch_of(0)
+        found = (noise_of(clip=2.0).gradient(TASK, w, drawn, rows, ticket) for ticket in (0, 1))
         return [gradient["kernel"].ravel() for _, gradient in found]
 
     one, other = map(np.asarray, noise(jnp.arange(2000)))
@@ -478,10 +489,10 @@ def test_every_ticket_has_noise_of_its_own():
 
 def test_an_example_whose_gradient_is_not_finite_adds_nothing():
     """Of six rows with gradient (1, 1, 1, 1), clipped to half of it, four are finite."""
-    batch = sampled(jax.random.key(0))
-    batch.batch.fields["y"] = jnp.full(8, -1.0).at[:2].set(jnp.array([jnp.nan, jnp.inf]))
+    batch = batch_of(6)
+    batch.fields["y"] = jnp.full(8, -1.0).at[:2].set(jnp.array([jnp.nan, jnp.inf]))
     w = {"kernel": jnp.zeros((1, 3)), "bias": jnp.zeros(1)}
-    _, gradient = noise_of(0.0).gradient(TASK, w, batch, 0)
+    _, gradient = noise_of(0.0).gradient(TASK, w, sampled(jax.random.key(0), 6, 6), batch, 0)
     for leaf in jax.tree.leaves(gradient):
         np.testing.assert_allclose(leaf, 4 * 0.5 / 6, rtol=1e-4)  # the clip is a little below C
 
@@ -499,13 +510,52 @@ def test_one_example_moves_the_sum_by_no_more_than_the_clip_norm():
     def total(rows):
         batch = fjs.Batch({"y": rows}, jnp.ones(places))
         noise = noise_of(0.0, capacity=places, size=16)
-        return noise.gradient(task, w, Sampled(batch, jax.random.key(0), jnp.float32(1)), 0)[1]
+        return noise.gradient(task, w, sampled(jax.random.key(0), places, 1), batch, 0)[1]
 
     without = rows.copy()
     without[half * 16 - 1] = 0
     moved = float(total(rows)["kernel"][0, 0]) - float(total(without)["kernel"][0, 0])
     whole = rows.astype(np.float64).sum()
     assert abs(moved - 0.75) < 1e-3 + 2 * np.spacing(np.float32(whole))
+
+
+@pytest.mark.parametrize("hidden", [(), (5,), (4, 3)])
+def test_sums_of_dense_layers_are_sums_over_examples(hidden):
+    """The plain form of the same sum, with examples that are clipped, absent or not finite."""
+    rng = np.random.default_rng(1)
+    model = fjs.models.mlp((3,), 4, hidden) if hidden else fjs.models.linear((3,), 4)
+    task = fjs.tasks.softmax(model, 4)
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape).astype(np.float32),
+        task.init(jax.random.key(0)),
+    )
+    x = rng.normal(size=(16, 3)).astype(np.float32) * np.geomspace(1e-3, 1e3, 16)[:, None]
+    x[3], x[5, 1] = np.nan, np.inf
+    fields = {"x": jnp.asarray(x, jnp.float32), "y": jnp.arange(16) % 4}
+    batch = fjs.Batch(fields, (jnp.arange(16) < 14).astype(float))
+    assert task.layers is not None
+    assert task.layers.of is task.loss
+    (_, one), (_, other) = (
+        jax.jit(functools.partial(sums, task))(params, batch, jnp.float32(0.5))
+        for sums in (_sums_of_layers, _sums_of_examples)
+    )
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+        assert np.abs(b).max() > 0.01
+
+
+def test_the_places_of_a_minibatch_are_its_rows_in_order():
+    drawn = np.random.default_rng(0).random(200) < 0.3
+    words = np.packbits(np.pad(drawn, (0, 24)).reshape(-1, 32), axis=1, bitorder="little")
+    coins = words.view(np.uint32).ravel()
+    each = np.array([int(word).bit_count() for word in coins])
+    before = jnp.asarray(np.cumsum(each) - each, jnp.int32)
+    batch = sampled(jax.random.key(0), drawn.sum(), 1)._replace(
+        coins=jnp.asarray(coins), before=before
+    )
+    found = batch.rows(jnp.arange(drawn.sum()))
+    np.testing.assert_array_equal(found, np.flatnonzero(drawn))
 
 
 def test_minibatches_are_poisson_samples():
@@ -516,8 +566,9 @@ def test_minibatches_are_poisson_samples():
     @jax.vmap
     def drawn(seed):
         key = jax.random.key(seed, impl="threefry2x32")
-        batch = batches.sample(key, 3, jnp.int32(10), 16, lambda position: {"x": position}).batch
-        return jnp.zeros(17).at[batch.fields["x"]].add(batch.weight)
+        drawn = batches.sample(key, 3, jnp.int32(10), 16)
+        batch = batches.read(drawn, lambda position: {"x": position})
+        return jnp.zeros(32).at[batch.fields["x"]].add(batch.weight)
 
     counts = np.asarray(drawn(jnp.arange(4000)))
     error = 5 * np.sqrt(0.3 * 0.7 / 4000)
@@ -589,16 +640,19 @@ def test_a_run_is_differentiable_through_its_private_gradients():
     sim = fjs.Simulation(
         fjs.fedavg(PRIVATE), POPULATION, fjs.full_participation(), fjs.Minibatches(SIZE, steps=1)
     )
-    state = sim.init(0, values(sim))
+    state, rows = sim.init(0, values(sim)), sim.setup.rows["train"]
 
-    def after(z):
-        state_after, _ = sim.round(state, values(sim).replace(example_noise_multiplier=z))
-        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(state_after.shared.params))
+    def after(z, program=sim.setup.program):
+        hparams = values(sim).as_arrays().replace(example_noise_multiplier=z)
+        later, _ = program.step(state, hparams, rows)
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(later.shared.params))
 
-    slope, step = jax.grad(after)(jnp.float32(0.7)), 0.05
-    wanted = (after(jnp.float32(0.7 + step)) - after(jnp.float32(0.7 - step))) / (2 * step)
+    of_reverse = functools.partial(after, program=reversible(sim.setup.program, rows))
+    slope, step = jax.jit(jax.grad(of_reverse))(jnp.float32(0.7)), 0.05
+    plain = jax.jit(after)
+    wanted = (plain(jnp.float32(0.7 + step)) - plain(jnp.float32(0.7 - step))) / (2 * step)
     assert slope == pytest.approx(float(wanted), rel=1e-2)
-    forward = jax.jvp(after, (jnp.float32(0.7),), (jnp.float32(1),))[1]
+    forward = jax.jit(lambda z: jax.jvp(after, (z,), (jnp.float32(1),))[1])(jnp.float32(0.7))
     assert forward == pytest.approx(float(slope), rel=1e-4)
 
 
@@ -704,18 +758,15 @@ def test_canary_examples_bound_epsilon_from_below(z, refuted):
     canaries = 200
     present = jax.random.bernoulli(jax.random.key(1), 0.5, (canaries,)).astype(float)
     fields = {"x": jnp.eye(canaries), "y": jnp.ones(canaries)}
-    batch = Sampled(
-        fjs.Batch(fields, jnp.ones(canaries)),
-        jax.random.key(0, impl="threefry2x32"),
-        jnp.float32(canaries),
-    )
+    batch = fjs.Batch(fields, jnp.ones(canaries))
+    drawn = sampled(jax.random.key(0, impl="threefry2x32"), canaries, canaries)
 
     def loss(w, batch):
         return batch.mean(-present[jnp.argmax(batch.fields["x"], 1)] * (batch.fields["x"] @ w))
 
     task = TASK._replace(loss=loss)
     noise = noise_of(z, capacity=canaries, size=50)
-    _, gradient = noise.gradient(task, jnp.zeros(canaries), batch, 0)
+    _, gradient = noise.gradient(task, jnp.zeros(canaries), drawn, batch, 0)
     taken = (Minibatches(canaries, canaries, 1, 4.0),)
     claimed = examples.profile(taken, "zero_out").epsilon(1e-3)
     bound = of_scores(-np.asarray(gradient), np.asarray(present) > 0, 1e-3)

@@ -58,20 +58,26 @@ class Minibatches(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def profile(taken: tuple[Minibatches, ...], adjacency: Adjacency) -> Profile:
+def profile(
+    taken: tuple[Minibatches, ...], adjacency: Adjacency, released: tuple[PrivacySpend, ...] = ()
+) -> Profile:
     """Compute δ(ε) of one row, within 0.1 % in ε; sound for whoever sees the client's messages.
 
     Args:
       taken: all minibatches of a client, in any order; of one stage, or of several.
       adjacency: "zero_out": the row becomes none, and its place in n stays; "replace": it becomes
         another one.
+      released: what else was released of the client's rows, `Dominated` events.
     """
     taken = tuple(each for each in taken if each.rows and each.number)
-    if not taken:
+    if not taken and not released:
         return NOTHING
     if any(each.noise_multiplier <= 0 for each in taken):
         return UNPROTECTED
-    found, _ = composition.profiles([each.spend() for each in taken], adjacency, coarse=True)
+    if not all(each.event.known for each in released):
+        return UNPROTECTED
+    spends = [*(each.spend() for each in taken), *released]
+    found, _ = composition.profiles(spends, adjacency, coarse=True)
     tight = next(iter(found.values()))
     failure = min(1.0, math.fsum(each.overflow() for each in taken))
     if "rdp" not in found:

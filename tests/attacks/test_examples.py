@@ -1,0 +1,208 @@
+"""Attacks on examples inside clients that once succeeded: refused, or at an ε that holds."""
+
+import contextvars
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import fedjaxsim as fjs
+from fedjaxsim.data.batch import UnprotectedError
+from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.privacy.events import (
+    Entry,
+    Examples,
+    PrivacyLimit,
+    PrivacySpend,
+    SamplingScheme,
+    Silos,
+)
+from fedjaxsim.privacy.guarantee import report
+
+D = 4
+W: Any = {"w": jnp.zeros(D)}
+
+
+def exact_delta(mu, epsilon):
+    """Of one Gaussian release of sensitivity μ (Balle and Wang 2018)."""
+    first = norm.cdf(mu / 2 - epsilon / mu)
+    return first - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+
+
+def of_examples(found, adjacency="zero_out"):
+    (guarantee,) = (g for g in found.guarantees if g.unit == "example" and g.adjacency == adjacency)
+    return guarantee
+
+
+def charge(counts, z, rounds, **settings):
+    known = {"size": 10, "capacity": 48, "gradients": 1, "steps": 1, "epochs": None} | settings
+    event = Examples(silos=Silos(tuple(counts), **known))
+    m = len(counts)
+    return PrivacySpend(SamplingScheme("full", m, m), event, (Entry(z, 1.0, rounds),))
+
+
+def linear(scale=lambda: 1.0):
+    return fjs.Model(
+        init=lambda key: {"w": jnp.zeros(D)},
+        apply=lambda p, x: scale() * (x @ p["w"])[:, None],
+    )
+
+
+def run(client, task, personal=W, clients=50, **settings):
+    """The state and the report of one round, and the sums of clipped gradients of the rows."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"x": rng.normal(size=(8, D)).astype(np.float32), "y": np.ones(8, np.float32)}
+        for _ in range(clients)
+    ]
+    algorithm = fjs.Algorithm(
+        lambda key, hparams: ((), personal), client, lambda s, r, h, t: s,
+        lambda s, p, h, c: W, task,
+    )  # fmt: skip
+    population = fjs.data.Population.from_clients(rows)
+    sim = fjs.Simulation(
+        algorithm, population, fjs.full_participation(), fjs.Minibatches(8, steps=1),
+        fjs.no_release(),
+    )  # fmt: skip
+    hparams = sim.hyperparameters()
+    state, _ = sim.round(sim.init(3, hparams), hparams)
+    return sim, state
+
+
+def twice(first, second):
+    """A client that takes the difference of two gradients of one minibatch."""
+
+    def client(shared, personal, data, hparams, context):
+        def step(carry, batch):
+            return jax.tree.map(jnp.subtract, first(batch), second(batch))
+
+        return data.fold(step, personal), (), {}
+
+    return client
+
+
+def test_the_delta_beside_an_epsilon_is_that_of_the_worst_client():
+    """40,000 silos of one row beside one of 5,000: (1, 2e-5) was said, and (1, 0.1) is true."""
+    n, rounds = (1, 5000), 10
+    from fedjaxsim.privacy.calibration import equal_example_noise
+
+    silos = charge(n, 1.0, rounds).event.silos
+    assert silos is not None
+    noise = equal_example_noise(silos, 1.0, rounds)
+    found = report([charge(n, 1.0, rounds, noise=noise)], 1e-3)
+    guarantee, z = of_examples(found), dict(noise)[1]
+    assert guarantee.epsilon is not None
+    true = exact_delta(math.sqrt(rounds) / z, guarantee.epsilon)
+    assert 0.09 < true <= guarantee.delta * (1 + 1e-9) <= 0.1 * (1 + 1e-6)
+    assert any(s.startswith("Warning: 1 clients have one or two") for s in guarantee.assumptions)
+    assert found.to_json()["example"]["clients"]["delta"] == [0.1, 2e-5]
+
+
+def test_two_gradients_of_other_types_have_noise_of_their_own():
+    """Float32 and bfloat16 zeros have equal bits; once that gave both the same noise."""
+    task = fjs.private_examples(fjs.tasks.squared(linear()), epsilon=0.5, rounds=1)
+    narrow = {"w": jnp.zeros(D, jnp.bfloat16)}
+    sim, state = run(
+        twice(
+            lambda batch: task.gradient(W, batch),
+            lambda batch: jax.tree.map(
+                lambda g: g.astype(jnp.float32), task.gradient(narrow, batch)
+            ),
+        ),
+        task,
+    )
+    assert_noised(sim, state, 0.0)
+
+
+def test_gradients_of_one_loss_under_another_setting_have_noise_of_their_own():
+    """The loss reads a context variable; once both gradients had the same noise."""
+    scale = contextvars.ContextVar("scale", default=1.0)
+    task = fjs.private_examples(fjs.tasks.squared(linear(scale.get)), epsilon=0.5, rounds=1)
+
+    def at(value, batch):
+        token = scale.set(value)
+        try:
+            return task.gradient(W, batch)
+        finally:
+            scale.reset(token)
+
+    sim, state = run(twice(lambda b: at(1.0, b), lambda b: at(-1.0, b)), task)
+    assert_noised(sim, state, 2.0)
+
+
+def test_gradients_of_two_frozen_parts_have_noise_of_their_own():
+    whole = fjs.Model(init=None, apply=lambda p, x: (x @ p["body"] @ p["w"])[:, None])  # type: ignore[arg-type]
+    weights = {"body": jnp.eye(D), "w": jnp.zeros(D)}
+    model = fjs.models.trainable(whole, weights, lambda name: name == "w")
+    task = fjs.private_examples(fjs.tasks.squared(model), epsilon=0.5, rounds=1)
+    at = {"body": None, "w": jnp.zeros(D)}
+
+    def other(batch):
+        assert task.frozen is not None
+        with task.frozen.bound({k: -v for k, v in task.frozen.current.items()}):
+            return {"w": task.gradient(at, batch)["w"]}
+
+    sim, state = run(twice(lambda b: {"w": task.gradient(at, b)["w"]}, other), task)
+    assert_noised(sim, state, 2.0)
+
+
+def assert_noised(sim, state, weight):
+    """Two gradients are charged, and the difference of both has the noise of two releases.
+
+    Each row has the gradient −x, clipped to 1; `weight` times their mean is the difference.
+    """
+    silos = sim.setup.examples.silos
+    assert silos.gradients == 2
+    x = sim.population.fields["x"].reshape(-1, 8, D)
+    clipped = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1)
+    left = np.asarray(state.personal["w"]) + weight * clipped.mean(1)
+    spread = math.sqrt(2) * dict(silos.noise)[8] / 8
+    # Of 200 numbers: five standard errors.
+    assert abs(left.std() / spread - 1) < 5 / math.sqrt(2 * left.size)
+
+
+def test_a_gradient_compiled_beside_the_algorithm_is_refused():
+    """Once it kept the zeros of a check, and trained nothing."""
+    task = fjs.private_examples(fjs.tasks.squared(linear()), epsilon=8.0, rounds=1)
+    gradient = jax.jit(jax.grad(task.loss))
+
+    def client(shared, personal, data, hparams, context):
+        return data.fold(lambda w, batch: gradient(w, batch), personal), (), {}
+
+    with pytest.raises((UnprotectedError, TypeError), match=r"ProtectedBatch|protected examples"):
+        run(client, task)
+
+
+def test_a_released_evaluation_is_charged_to_examples():
+    """A metric that tells an example apart 60 of 60 times once left its ε at 1."""
+    z, counts = 0.2, [9] * 10
+    plan = EvaluationPlan(z, "loss", 1.0)
+    protected = charge(counts, 50.0, 1)
+    quiet = of_examples(report([protected], 1e-3))
+    assert quiet.epsilon is not None
+    assert quiet.epsilon < 1
+    for adjacency in ("zero_out", "replace"):
+        found = of_examples(report([protected, plan.spend(10)], 1e-3), adjacency)
+        assert found.epsilon is not None
+        # The evaluation alone is a Gaussian release of sensitivity 1.
+        assert exact_delta(1 / z, found.epsilon) <= found.delta
+        assert found.epsilon > 10
+
+
+def test_examples_of_a_run_that_may_stop_are_charged_for_what_was_planned():
+    """ε of the rounds done, at a stop that follows from releases, is met with 3.2 δ."""
+    done, planned, z = 100, 400, 30.0
+    limit = PrivacyLimit(20.0, 1e-3, 8, 10.0)
+    unknown = of_examples(report([charge([10], z, done)], 1e-3, limit=limit))
+    assert unknown.epsilon is None
+    assert "planned is not known" in unknown.reason
+    stopped = report([charge([10], z, done)], 1e-3, limit=limit, left=planned - done)
+    whole = report([charge([10], z, planned)], 1e-3)
+    assert of_examples(stopped).epsilon == of_examples(whole).epsilon
+    early = of_examples(report([charge([10], z, done)], 1e-3)).epsilon
+    assert early is not None
+    assert early < 0.6 * of_examples(whole).epsilon
