@@ -52,7 +52,6 @@ def sweep(
             largest=score_largest,
             on_full_disk=saving.on_full_disk,
             overwrite=overwrite,
-            quiet=quiet,
         )
     return in_all_processes(
         lambda: prepare_sweep(

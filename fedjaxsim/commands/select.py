@@ -18,7 +18,7 @@ from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
 from fedjaxsim.report.files import make_directory, strict, write_json
-from fedjaxsim.report.progress import Bar, print_guarantee
+from fedjaxsim.report.progress import print_guarantee
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.own_check import check_own_code
@@ -37,7 +37,7 @@ _ASSUMED = (
 
 def prepare_selection(
     file: Path, out: Path, data: str | None, *, spec: str, noise: float, largest: float,
-    on_full_disk: str, overwrite: bool, quiet: bool,
+    on_full_disk: str, overwrite: bool,
 ) -> Callable[[], int]:  # fmt: skip
     """Check all input of a selection; return a function that runs it and gives the exit code.
 
@@ -50,7 +50,6 @@ def prepare_selection(
       largest: public bound of a client's score.
       on_full_disk: for `stoppable`.
       overwrite: whether results in the directory are replaced.
-      quiet: no progress bar.
 
     Raises:
       FileNotFoundError: if the file or the data are missing.
@@ -71,15 +70,12 @@ def prepare_selection(
         seed = candidates[0].config.seed
         rng = np.random.default_rng([seed, _SELECTION])
         drawn = [int(rng.integers(len(candidates))) for _ in range(runs.draw(rng))]
-        with (
-            stoppable(on_full_disk, lambda: "nothing was selected") as stop,
-            Bar("runs", len(drawn), quiet=quiet) as bar,
-        ):
+        # Without a bar or lines: a log would tell the number of runs, which is secret.
+        with stoppable(on_full_disk, lambda: "nothing was selected") as stop:
             best: tuple[float, int, Any, Any] | None = None
             for number, index in enumerate(drawn):
                 if stop.is_set():
                     break
-                bar.show(completed=number, words=f"run {number + 1}")
                 found = _run(candidates[index], _key(seed, number), noise, largest, stop)
                 if found is not None and (best is None or found[0] > best[0]):
                     best = (found[0], index, *found[1:])

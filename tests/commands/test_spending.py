@@ -83,7 +83,10 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     file.write_text(several.replace("clients = 6\n", "") + "clients = [6, 7]\n")
     assert "number of clients" in refused(" ".join(privately))
     file.write_text(several)
+    capsys.readouterr()
     assert main(privately) == 0
+    said = "".join(capsys.readouterr())
+    assert said.startswith("number_of_runs geometric:2"), "a line of a run would count the runs"
     guarantee, selected = files(out, "guarantee", "selection")
     one = [
         PrivacySpend(SamplingScheme("full", 6, 6), GAUSSIAN, (Entry(4.0, 1.0, 3),)),
