@@ -11,6 +11,37 @@ def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callabl
       directories: Directory of a run, sweep or tuning, or directories of several runs.
       out: File to write, FILE.html; needed for several runs, by default report.html in DIR.
     """
-    from fedjaxsim.commands.report import prepare_report
+    from fedjaxsim import store
+    from fedjaxsim.runs.directory import PAGE
+    from fedjaxsim.runs.settings_files import kind_of
 
-    return prepare_report(directories, out)
+    if not directories:
+        raise ValueError("report needs the directory of a run, sweep or tuning, got none")
+    if out is None and len(directories) > 1:
+        raise ValueError("a report of several runs needs --out FILE.html")
+    file = directories[0] / PAGE if out is None else out
+    if file.suffix != ".html" or (out is not None and not file.parent.is_dir()):
+        raise ValueError(f"out must be a .html file in a folder that exists, got {file}")
+    kind = kind_of(directories[0])
+    for path in directories if len(directories) > 1 else ():
+        if kind_of(path) != "run":
+            raise ValueError(f"{path} holds a {kind_of(path)}, and only runs go side by side")
+    if kind == "sweep":
+        from fedjaxsim.runs.sweep_report import sweep_page
+
+        page = sweep_page(directories[0])
+    elif kind == "tuning":
+        from fedjaxsim.tune.page import tune_page
+
+        page = tune_page(directories[0])
+    else:
+        from fedjaxsim.runs.pages import runs_page
+
+        page = runs_page(directories)
+
+    def work() -> int:
+        store.write(file, page)
+        print(f"report in {file}")
+        return 0
+
+    return work
