@@ -22,7 +22,7 @@ from fedjaxsim.report.progress import print_guarantee
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.own_check import check_own_code
-from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
+from fedjaxsim.runs.sweep_runs import SweepRuns, program_of, read_sweep
 from fedjaxsim.signals import stopped
 
 SELECTION, MODEL = "selection.json", "model.npz"
@@ -109,8 +109,7 @@ def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experimen
     simulations: dict[Any, Any] = {}
     found = []
     for run in plan.runs:
-        arrays = hyperparameters_of(run)
-        kind = tuple((k, v) for k, v in run.values.items() if k not in arrays)
+        kind = program_of(run)
         experiment = prepare(run, simulations.get(kind))
         if kind not in simulations:
             check_own_code(experiment)

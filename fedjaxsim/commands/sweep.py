@@ -26,7 +26,7 @@ from fedjaxsim.runs.finished import runs_of_sweep
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_directory import SEARCH, SweepDirectory
 from fedjaxsim.runs.sweep_report import Best, best_of, print_report, write_report
-from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_plan
+from fedjaxsim.runs.sweep_runs import SweepRuns, program_of, read_plan
 from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
@@ -196,8 +196,7 @@ def _families(plan: SweepRuns) -> list[_Family]:
     families: dict[Any, _Family] = {}
     for group in plan.groups():
         first = plan.runs[group[0]]
-        arrays = (*hyperparameters_of(first), "seed")
-        kind = tuple((k, v) for k, v in first.values.items() if k not in arrays)
+        kind = program_of(first, "seed")
         if kind not in families:
             experiment = prepare(first)
             check_own_code(experiment)

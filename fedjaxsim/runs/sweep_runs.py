@@ -70,6 +70,12 @@ def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
     return tuple(settings)
 
 
+def program_of(run: RunConfig, *apart: str) -> tuple[tuple[str, Any], ...]:
+    """Return what a run's program follows from: its settings but hyperparameters and `apart`."""
+    arrays = (*hyperparameters_of(run), *apart)
+    return tuple((name, value) for name, value in run.values.items() if name not in arrays)
+
+
 @dataclasses.dataclass(frozen=True)
 class SweepOptions:
     """The options of a sweep in its file; keys take - or _."""
@@ -166,10 +172,8 @@ class SweepRuns:
         """
         groups: dict[tuple[Any, ...], list[int]] = {}
         for index, run in enumerate(self.runs):
-            arrays = (*hyperparameters_of(run), "budget")
-            static = {name: value for name, value in run.values.items() if name not in arrays}
             # Schedules are arrays of one shape; a constant is a number.
-            kind = (run.spread.is_constant, *static.items())
+            kind = (run.spread.is_constant, *program_of(run, "budget"))
             groups.setdefault(kind, []).append(index)
         return tuple(map(tuple, groups.values()))
 
