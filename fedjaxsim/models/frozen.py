@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.models.model import FrozenWeights, Model
+from fedjaxsim.models.model import STATISTICS, FrozenWeights, Model
 
 PyTree = Any
 
@@ -14,6 +14,7 @@ PyTree = Any
 def trainable(model: Model, params: PyTree, where: Callable[[str], bool]) -> Model:
     """Make a model of which clients train one part, such as adapters or the last layers.
 
+    Running statistics (BatchNorm) are part of the frozen part, and batches normalized by them.
     Only the trained part is kept by clients, sent, bounded and noised. The frozen part exists once,
     whatever the number of clients. Both start from `params`, whatever the seed, and must be made
     without the clients' data: a guarantee states that assumption.
@@ -56,8 +57,9 @@ def with_frozen(
     """
     if model.frozen is not None:
         raise ValueError("the model has a frozen part already: give the whole model")
-    if model.train is not None:
-        raise ValueError("a model with a frozen part cannot keep running statistics (BatchNorm)")
+    # Running statistics are frozen with the rest: batches are normalized by them, not by their own.
+    if any(name.split("/")[0] == STATISTICS for name in trained):
+        raise ValueError("running statistics (BatchNorm) of a model with a frozen part stay fixed")
     names, structure = [name for name, _ in _named(params)], jax.tree.structure(params)
     if not trained:
         raise ValueError(f"at least one parameter must be trained, of {', '.join(names)}")

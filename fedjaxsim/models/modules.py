@@ -86,6 +86,8 @@ def from_flax(
                 kwargs = kwargs | {"mask": jnp.expand_dims(real, range(1, args[0].ndim))}
             return call(*args, **kwargs)
 
+        if not takes_train:  # no call changes its statistics
+            return apply(params, x), params[STATISTICS]
         with nn.intercept_methods(masked):
             outputs, changed = module.apply(variables(params), x, train=True, mutable=[_OF_BATCHES])
         return outputs, changed[_OF_BATCHES]
@@ -105,7 +107,7 @@ def from_flax(
     kinds = jax.eval_shape(lambda key: module.init(key, example(), **mode), jax.random.key(0))
     keeps = _OF_BATCHES in kinds
     _refuse_statistics(module, (kind for kind in kinds if kind not in ("params", _OF_BATCHES)))
-    if keeps and not takes_train:
+    if keeps and not takes_train and _changes(module, example(), kinds):
         raise _refused(module, "has BatchNorm", "its call must take train, as nn.BatchNorm needs")
 
     def called(key):
@@ -144,7 +146,8 @@ def from_nnx(
 
     require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    graph, like, others = nnx.split(module, nnx.Param, ...)
+    read = nnx.Param if wrt is None else (nnx.Param, nnx.BatchStat)
+    graph, like, others = nnx.split(module, read, ...)
     kinds = [type(variable) for _, variable in nnx.to_flat_state(others)]
     if any(issubclass(kind, nnx.RngState) for kind in kinds):
         raise _refused(module, "keeps random state", _DROPOUT)
@@ -152,13 +155,16 @@ def from_nnx(
     like = nnx.to_flat_state(like)
 
     def init(key):
-        params = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), nnx.Param))
+        params = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), read))
         return unflatten_dict({_strings(path): variable[...] for path, variable in params})
 
     def apply(params, x):
         values = flatten_dict(params)
         flat = [(path, param.replace(values[_strings(path)])) for path, param in like]
-        return nnx.merge(graph, nnx.from_flat_state(flat))(x)
+        module = nnx.merge(graph, nnx.from_flat_state(flat))
+        if wrt is not None:
+            module.eval()  # frozen statistics normalize
+        return module(x)
 
     model = Model(init, apply, output_layer)
     if wrt is None:
@@ -196,12 +202,16 @@ def from_equinox(
     with importing("equinox"):
         import equinox as eqx
 
+    def trained(module):
+        part = eqx.filter(eqx.filter(module, wrt), eqx.is_inexact_array)
+        leaves = jax.tree_util.tree_leaves_with_path(part)
+        return unflatten_dict({_names(path): leaf for path, leaf in leaves})
+
     require_maker("from_equinox", make, "lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)")
     made = make(jax.random.key(0))
     if isinstance(made, tuple):
-        if wrt is not None:
-            raise _refused(made[0], "has BatchNorm", "it cannot have a frozen part, wrt")
-        return _equinox_with_state(make, output_layer)
+        model = _equinox_with_state(make, output_layer)
+        return model if wrt is None else _partly(model, lambda key: trained(make(key)[0]))
     module = made
     special = (eqx.nn.StateIndex, eqx.nn.Dropout)
     parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, special))
@@ -226,15 +236,7 @@ def from_equinox(
         return jax.vmap(eqx.combine(given, rest))(x)
 
     model = Model(init, apply, output_layer)
-    if wrt is None:
-        return model
-
-    def trained(key):
-        part = eqx.filter(eqx.filter(make(key), wrt), eqx.is_inexact_array)
-        leaves = jax.tree_util.tree_leaves_with_path(part)
-        return unflatten_dict({_names(path): leaf for path, leaf in leaves})
-
-    return _partly(model, trained)
+    return model if wrt is None else _partly(model, lambda key: trained(make(key)))
 
 
 def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | None) -> Model:
@@ -302,6 +304,17 @@ def _partly(model: Model, init: Callable[[jax.Array], Any]) -> Model:
     key = jax.random.key(0)
     names = flatten_dict(jax.eval_shape(init, key), sep="/")
     return with_frozen(model, model.init(key), names, init)
+
+
+def _changes(module: Any, x: jax.Array, kinds: Any) -> bool:
+    """Return whether a call of a linen module may change its running statistics."""
+
+    def called(statistics, params):
+        variables = {"params": params, _OF_BATCHES: statistics}
+        return module.apply(variables, x, mutable=[_OF_BATCHES])[1][_OF_BATCHES]
+
+    traced = jax.make_jaxpr(called)(kinds[_OF_BATCHES], kinds.get("params", {})).jaxpr
+    return any(one is not two for one, two in zip(traced.outvars, traced.invars, strict=False))
 
 
 def _refused(module: Any, what: str, instead: str) -> ValueError:

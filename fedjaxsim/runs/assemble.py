@@ -15,7 +15,7 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
+from fedjaxsim.data.transforms import as_classes, drop_constant_columns, invert, unit_rows
 from fedjaxsim.factories import make
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.accounting import composition
@@ -132,8 +132,12 @@ def _part(
 def population_of(config: RunConfig) -> Population:
     """Load the population of a run: the clients that are kept, or those that are held out."""
     population = whole_population_of(config)
-    if config.held_out_clients == 0:
+    if config.held_out_clients == 0 and config.clients_used == "kept":
         return population
+    if config.held_out_clients == 0:
+        if population.held_out is None:
+            raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
+        return population.held_out
     kept, held_out = hold_out(population, config.held_out_clients, config.seed)
     return kept if config.clients_used == "kept" else held_out
 
@@ -150,6 +154,8 @@ def whole_population_of(config: RunConfig) -> Population:
         **config.arguments("data"),
         **config.arguments("partition"),
     )
+    if config.loss != "squared":
+        population = as_classes(population)
     for step in config.get("preprocess", ()):
         population = _TRANSFORMS[step](population)
     return population

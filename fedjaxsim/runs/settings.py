@@ -489,8 +489,6 @@ class RunConfig:
         self.spread.check(self.rounds)
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
-        if self.clients_used == "held-out" and self.held_out_clients == 0:
-            raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
         fields = self.get("fields") or ()
         if len(fields) not in (0, 2):
             raise ValueError(f"fields must be two names, got {', '.join(fields)}")

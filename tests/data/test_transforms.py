@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import Population, drop_constant_columns, load_matlab, split, unit_rows
-from fedjaxsim.data.transforms import first_classes, invert
+from fedjaxsim.data.transforms import as_classes, first_classes, invert
 
 
 def population(x):
@@ -91,3 +91,20 @@ def test_images_are_turned_over():
     np.testing.assert_array_equal(turned.fields["x"], [[1.0, 0.75], [0.0, 0.5]])
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         invert(population([[0.0], [2.0]]))
+
+
+@pytest.mark.parametrize("numbers", [[-1, 1], [1, 2, 3], [0, 1, 7]])
+def test_integer_labels_are_the_classes_of_scikit_learn(numbers):
+    encoder = pytest.importorskip("sklearn.preprocessing").LabelEncoder()
+    labels = np.random.default_rng(0).choice(numbers, 30)
+    population = Population.from_flat({"x": np.ones((30, 1)), "y": labels}, [10, 20])
+    found = as_classes(population)
+    np.testing.assert_array_equal(found.fields["y"], encoder.fit_transform(labels))
+    assert found.categories["y"] == tuple(map(str, encoder.classes_))
+    assert as_classes(found) is found
+
+
+def test_fractions_and_positions_are_no_names_of_classes():
+    for labels in ([0.5, 2.0], [0, 1]):
+        population = Population.from_flat({"x": np.ones((2, 1)), "y": np.array(labels)}, [1, 1])
+        assert as_classes(population) is population

@@ -201,3 +201,87 @@ def test_an_output_layer_is_one_while_all_of_it_is_trained():
     for bad, message in ((model, "hidden/kernel"), (part, "already")):
         with pytest.raises(ValueError, match=message):
             trainable(bad, params, lambda name: False)
+
+
+MEAN, VAR = np.float32([1, -2, 0.5, 3]), np.float32([4, 1, 0.25, 9])
+
+
+class LinenBackbone(nn.Module):
+    learns: bool | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=not self.learns, epsilon=0, name="bn")(x)
+        return nn.Dense(CLASSES, name="out")(x)
+
+
+class NnxBackbone(nnx.Module):
+    def __init__(self, rngs):
+        self.bn = nnx.BatchNorm(FEATURES, epsilon=0, rngs=rngs)
+        self.bn.mean[...], self.bn.var[...] = MEAN, VAR
+        self.out = nnx.Linear(FEATURES, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.bn(x))
+
+
+class EquinoxBackbone(eqx.Module):
+    bn: eqx.nn.BatchNorm
+    out: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.bn = eqx.nn.BatchNorm(FEATURES, "batch", 0.0, mode="batch")
+        self.out = eqx.nn.Linear(FEATURES, CLASSES, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.bn(x, state)
+        return self.out(x), state
+
+
+def linen_backbone():
+    model = from_flax(LinenBackbone(), (FEATURES,), "out")
+    params = model.init(jax.random.key(0))
+    params["statistics"]["bn"] |= {"mean": MEAN, "var": VAR}
+    return trainable(model, params, lambda name: name.startswith("out"))
+
+
+def nnx_backbone():
+    return from_nnx(NnxBackbone, "out", wrt=nnx.PathContains("out"))
+
+
+def equinox_backbone():
+    def make(key):
+        module, state = eqx.nn.make_with_state(EquinoxBackbone)(key)
+        state = state.set(module.bn.batch_counter, jnp.array(10**6))  # no correction for its start
+        return module, state.set(module.bn.batch_state_index, (jnp.array(MEAN), jnp.array(VAR)))
+
+    return from_equinox(make, "out", lambda leaf: eqx.is_array(leaf) and len(leaf) == CLASSES)
+
+
+@pytest.mark.parametrize("make", [linen_backbone, nnx_backbone, equinox_backbone])
+def test_a_pretrained_backbone_with_batch_norm_stays_fixed_below_a_trained_head(make):
+    model = make()
+    params = model.init(jax.random.key(1))
+    bias, kernel = jax.tree.leaves(params)  # of the head alone
+    if kernel.ndim == 1:  # equinox: bias after weight
+        bias, kernel = kernel, bias
+    kernel = kernel if len(kernel) == FEATURES else kernel.T
+    x = np.random.default_rng(1).normal(size=(5, FEATURES)).astype(np.float32)
+    expected = (x - MEAN) / np.sqrt(VAR) @ kernel + bias
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    sim = simulation(model)
+    hparams = sim.hyperparameters(**VALUES)
+    state, _ = sim.round(sim.init(0, hparams), hparams)
+    assert {leaf.shape[1:] for leaf in jax.tree.leaves(state.personal)} == {
+        leaf.shape for leaf in jax.tree.leaves(params)
+    }
+    assert model.frozen is not None
+    assert any(np.array_equal(leaf, MEAN) for leaf in model.frozen.weights.values())
+
+
+def test_a_batch_norm_is_frozen_if_no_call_changes_it():
+    with pytest.raises(ValueError, match="has BatchNorm; its call must take train"):
+        from_flax(LinenBackbone(learns=True), (FEATURES,), "out")
+    with pytest.raises(ValueError, match="running statistics"):
+        model = from_flax(LinenBackbone(), (FEATURES,), "out")
+        trainable(model, model.init(jax.random.key(0)), lambda name: True)
