@@ -208,10 +208,11 @@ def from_equinox(
         return unflatten_dict({_names(path): leaf for path, leaf in leaves})
 
     require_maker("from_equinox", make, "lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)")
-    made = make(jax.random.key(0))
+    made: Any = make(jax.random.key(0))
     if isinstance(made, tuple):
+        both: Any = make
         model = _equinox_with_state(make, output_layer)
-        return model if wrt is None else _partly(model, lambda key: trained(make(key)[0]))
+        return model if wrt is None else _partly(model, lambda key: trained(both(key)[0]))
     module = made
     special = (eqx.nn.StateIndex, eqx.nn.Dropout)
     parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, special))

@@ -216,8 +216,8 @@ def test_bad_input_is_refused_in_one_line(refused, flags, words):
     assert words in refused(" ".join(["run", flags, *out]))
 
 
-def test_labels_outside_the_classes_are_refused(refused, tmp_path):
-    labels = np.array([-1, 0, 1, 1])
+def test_fractions_are_no_classes(refused, tmp_path):
+    labels = np.array([0.5, 0, 1, 1])
     np.savez(tmp_path / "data.npz", x=np.ones((4, 2)), y=labels, client=np.array([0, 0, 1, 1]))
     assert "labels" in refused("run --data npz:data.npz --test-fraction 0.5")
 
