@@ -260,7 +260,7 @@ class Dominated(PrivacyEvent):
 
     @property
     def known(self) -> bool:
-        """Whether the cost of the client's release is known."""
+        """Return whether the cost of the client's release is known."""
         return self.release.known
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:

@@ -97,4 +97,4 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     assert selected["settings"]["learning_rate"] in (0.001, 0.01)
     assert np.isfinite(selected["private_loss"])
     assert len(np.load(out / "model.npz").files) > 0
-    assert "ε ≤" in capsys.readouterr().out
+    assert "ε ≤" in said
