@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim.commands.messages import REFUSED, one_line
+from fedjaxsim.cli.messages import REFUSED, one_line
 from fedjaxsim.data import Population, load, save_folder, save_npz
 
 SECONDS = 20

@@ -348,7 +348,7 @@ def _try(words: str, folder: Path) -> str:
 
 def main() -> int:
     """Try as many commands as the first argument says, and list those that are not refused."""
-    import fedjaxsim.commands.run  # noqa: F401 - once for all; no device is in use before a fork
+    import fedjaxsim.cli.running  # noqa: F401 - once for all; no device is in use before a fork
 
     folder, faults = Path(tempfile.mkdtemp()), 0
     make_files(folder)

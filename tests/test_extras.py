@@ -14,7 +14,7 @@ from problems import HANGS
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main, parse
-from fedjaxsim.commands import run as run_command
+from fedjaxsim.cli import running as run_command
 from fedjaxsim.data import from_dataframe, load_csv, load_images
 from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
 from fedjaxsim.models import from_equinox

@@ -9,7 +9,6 @@ PACKAGE = Path(fedjaxsim.__file__).parent
 LAYERS = (
     ("__init__",),
     ("cli",),
-    ("commands",),
     ("tune", "bench"),
     ("runs",),
     ("callbacks",),
@@ -93,11 +92,3 @@ def test_no_files_import_each_other():
         if name in others
     }
     assert circles == set()
-
-
-def test_flags_import_the_work_of_a_command_only_when_it_runs():
-    for path in (PACKAGE / "cli").glob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            module = getattr(node, "module", None) or ""
-            if module.startswith("fedjaxsim.commands"):
-                assert module == "fedjaxsim.commands.messages", path

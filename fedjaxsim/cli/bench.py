@@ -32,7 +32,7 @@ def bench(
     machines.validate()
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
-    from fedjaxsim.commands.bench import prepare_bench, prepare_show
+    from fedjaxsim.cli.benching import prepare_bench, prepare_show
 
     shown = [file for file in files if file.suffix == ".json"]
     if shown:

@@ -28,7 +28,7 @@ def demo(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     Machines().start()
-    from fedjaxsim.commands.sweep import prepare_sweep
+    from fedjaxsim.cli.sweeping import prepare_sweep
 
     return prepare_sweep(
         DEMO, out, seeds=range(seed, seed + seeds), checkpoint_every=None, on_full_disk="stop",

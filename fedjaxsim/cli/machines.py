@@ -49,7 +49,7 @@ class Machines:
           ValueError: for a bad flag, or if the processes fail to connect.
         """
         self.validate()
-        from fedjaxsim.commands.multiprocess import start_jax
+        from fedjaxsim.cli.multiprocess import start_jax
 
         start_jax(self.count, self.coordinator, self.processes, self.process, cluster=self.cluster)
 

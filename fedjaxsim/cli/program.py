@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjaxsim.cli.flags import HELP, Command, Work, require_known, split
 from fedjaxsim.cli.machines import Machines
-from fedjaxsim.commands.messages import (
+from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
     is_out_of_memory,

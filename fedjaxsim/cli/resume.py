@@ -29,8 +29,8 @@ def resume(
       machines: Devices.
     """
     machines.start()
-    from fedjaxsim.commands.multiprocess import in_all_processes
-    from fedjaxsim.commands.run import prepare_resume
+    from fedjaxsim.cli.multiprocess import in_all_processes
+    from fedjaxsim.cli.running import prepare_resume
 
     return in_all_processes(
         lambda: prepare_resume(

@@ -35,8 +35,8 @@ def run(
     if settings.streamed and (machines.count or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
     machines.start()
-    from fedjaxsim.commands.multiprocess import in_all_processes
-    from fedjaxsim.commands.run import prepare_run
+    from fedjaxsim.cli.multiprocess import in_all_processes
+    from fedjaxsim.cli.running import prepare_run
 
     return in_all_processes(
         lambda: prepare_run(

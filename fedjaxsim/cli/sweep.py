@@ -35,13 +35,13 @@ def sweep(
       machines: Devices.
     """
     machines.start()
-    from fedjaxsim.commands.multiprocess import in_all_processes
-    from fedjaxsim.commands.sweep import prepare_sweep
+    from fedjaxsim.cli.multiprocess import in_all_processes
+    from fedjaxsim.cli.sweeping import prepare_sweep
 
     if (select_privately is None) != (score_noise is None):
         raise ValueError("select-privately needs score-noise, and score-noise select-privately")
     if select_privately is not None and score_noise is not None:
-        from fedjaxsim.commands.select import prepare_selection
+        from fedjaxsim.cli.selecting import prepare_selection
 
         return prepare_selection(
             config,

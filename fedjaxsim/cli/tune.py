@@ -42,7 +42,7 @@ def tune(
     """
     del config
     Machines().start()
-    from fedjaxsim.commands.tune import Question, prepare_tune
+    from fedjaxsim.cli.tuning import Question, prepare_tune
 
     question = Question(wrt, seeds, steps, rule, metric, public_data)
     return prepare_tune(

@@ -15,7 +15,7 @@ from malformed_commands import commands, make_files
 from problems import HANGS
 
 from fedjaxsim.cli import main
-from fedjaxsim.commands import run as command
+from fedjaxsim.cli import running as command
 
 _SMALL = "--clients 6 --rounds 1 --local-steps 1"
 

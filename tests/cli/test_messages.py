@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjaxsim.commands.messages import shortened
+from fedjaxsim.cli.messages import shortened
 
 
 @pytest.mark.parametrize(

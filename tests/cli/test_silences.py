@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.commands import run as command
+from fedjaxsim.cli import running as command
 
 N = 60
 OWN = """

@@ -14,10 +14,10 @@ from problems import HANGS
 
 from fedjaxsim.bench.children import in_child
 from fedjaxsim.bench.results import Results
+from fedjaxsim.cli import benching as command
 from fedjaxsim.cli import main
 from fedjaxsim.cli.bench import named
 from fedjaxsim.cli.program import parse
-from fedjaxsim.commands import bench as command
 
 TINY = [
     *("--data", "random", "--clients", "4", "--shape", "3", "--labels", "2"),

@@ -12,7 +12,7 @@ import jax
 import pytest
 from problems import HANGS
 
-from fedjaxsim.commands import compiled
+from fedjaxsim.cli import compiled
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings_files import read_toml
@@ -97,7 +97,7 @@ def test_a_second_run_compiles_nothing(runs):
 def test_a_broken_file_is_named_and_written_anew(tmp_path):
     small = """
 import jax
-from fedjaxsim.commands.compiled import keep_compiled_programs
+from fedjaxsim.cli.compiled import keep_compiled_programs
 keep_compiled_programs()
 print(jax.jit(lambda x: x * 2)(21))
 """

@@ -9,8 +9,7 @@ import pytest
 from disk import Disk
 
 from fedjaxsim import callbacks, store
-from fedjaxsim.cli import main
-from fedjaxsim.commands import stopping
+from fedjaxsim.cli import main, stopping
 from fedjaxsim.runs.directory import RunDirectory
 
 RUN = [

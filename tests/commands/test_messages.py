@@ -14,7 +14,7 @@ from problems import HANGS
 from several import start
 
 from fedjaxsim.cli import main, program
-from fedjaxsim.commands.messages import outputs_that_may_end
+from fedjaxsim.cli.messages import outputs_that_may_end
 from fedjaxsim.runs.directory import RunDirectory
 
 RUN = ["run", "--data", "synthetic", "--loss", "squared", "--clients", "6", "--local-steps", "1"]

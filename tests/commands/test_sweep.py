@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim.callbacks import Progress
-from fedjaxsim.cli import main
-from fedjaxsim.commands import stopping
-from fedjaxsim.commands import sweep as command
-from fedjaxsim.commands.sweep import _cut
+from fedjaxsim.cli import main, stopping
+from fedjaxsim.cli import sweeping as command
+from fedjaxsim.cli.sweeping import _cut
 from fedjaxsim.signals import Stop
 
 BASE = """

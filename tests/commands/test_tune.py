@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjaxsim.cli import main, parse
-from fedjaxsim.commands import stopping
-from fedjaxsim.commands.tune import tuned_settings
+from fedjaxsim.cli import main, parse, stopping
+from fedjaxsim.cli.tuning import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml

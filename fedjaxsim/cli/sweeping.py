@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjaxsim import callbacks, metrics
 from fedjaxsim.callbacks import Cadence
-from fedjaxsim.commands.stopping import stoppable
+from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint

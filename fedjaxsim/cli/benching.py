@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedjaxsim.bench.children import in_child
 from fedjaxsim.bench.results import Results, print_comparison, print_results
-from fedjaxsim.commands.messages import INTERRUPTED, one_line, say
+from fedjaxsim.cli.messages import INTERRUPTED, one_line, say
 from fedjaxsim.report.files import make_directory
 from fedjaxsim.report.progress import COUNT, Bar, number
 from fedjaxsim.runs.settings import RunConfig

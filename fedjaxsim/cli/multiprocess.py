@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import jax
 
-from fedjaxsim.commands.compiled import keep_compiled_programs
-from fedjaxsim.commands.messages import (
+from fedjaxsim.cli.compiled import keep_compiled_programs
+from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
     is_out_of_memory,

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import StopOnInterrupt
-from fedjaxsim.commands.messages import say
-from fedjaxsim.commands.stopping import stoppable
+from fedjaxsim.cli.messages import say
+from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.privacy import selection

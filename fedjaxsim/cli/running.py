@@ -10,8 +10,8 @@ import jax
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
-from fedjaxsim.commands.messages import say
-from fedjaxsim.commands.stopping import stoppable
+from fedjaxsim.cli.messages import say
+from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.factories import flag

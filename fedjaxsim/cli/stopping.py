@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from fedjaxsim import store
-from fedjaxsim.commands.messages import say
+from fedjaxsim.cli.messages import say
 from fedjaxsim.signals import Stop, stop_on_signal
 
 RETRY = 5.0

@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 from fedjaxsim.callbacks import Cadence
-from fedjaxsim.commands.messages import say
-from fedjaxsim.commands.run import Stage, print_results
-from fedjaxsim.commands.stopping import stoppable
+from fedjaxsim.cli.messages import say
+from fedjaxsim.cli.running import Stage, print_results
+from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly

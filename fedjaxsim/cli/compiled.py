@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from fedjaxsim.commands.messages import say
+from fedjaxsim.cli.messages import say
 
 VARIABLE = "FEDJAXSIM_COMPILATION_CACHE"
 """Environment variable: `off`, or a folder in place of the user's cache folder."""

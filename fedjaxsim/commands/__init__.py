@@ -1,1 +1,0 @@
-"""Work of each command, as functions of plain arguments; `fedjaxsim.cli` has the flags."""
