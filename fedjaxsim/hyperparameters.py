@@ -38,8 +38,8 @@ class Hyperparameter:
 
     Attributes:
       name: its name in `Hyperparameters`.
-      default: its value where none is given; `RATE` for the rate p of the run's sampler; None if
-        one must be given.
+      default: its value where none is given; in words, such as `RATE`, for the rate p of the run's
+        sampler; None if one must be given.
       help: its meaning and unit, for `--help` and docs.
       range: the smallest and the largest allowed value.
       also: allowed values outside the range.
@@ -53,7 +53,7 @@ class Hyperparameter:
     """
 
     name: str
-    default: float | Literal["sampling rate"] | None = None
+    default: float | str | None = None
     help: str = ""
     range: tuple[float, float] = (0.0, LARGEST_FLOAT32)
     also: tuple[float, ...] = ()
@@ -273,7 +273,7 @@ def fill(
     Args:
       records: of all parts, by name.
       values: given values, by name.
-      rate: the rate of a sampler, `(hparams) -> p`, for defaults that are `RATE`.
+      rate: the rate of a sampler, `(hparams) -> p`, for defaults in words.
 
     Raises:
       ValueError: for an unknown name (with the nearest known one), a missing value without a

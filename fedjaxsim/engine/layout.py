@@ -263,9 +263,10 @@ def layout_of(
 def _expected_cohort(sampling: Sampling, num_clients: int) -> float:
     """Return the expected number of clients in a round at the default rate, or the capacity."""
     sampler = sampling.sampler(num_clients)
-    rates = {r.name: r.default for r in sampling.hyperparameters if isinstance(r.default, float)}
-    if len(rates) < len(sampling.hyperparameters):
+    defaults = {record.name: record.default for record in sampling.hyperparameters}
+    if None in defaults.values():
         return sampler.scheme.capacity
+    rates = {name: value for name, value in defaults.items() if isinstance(value, float)}
     return num_clients * float(sampler.rate(Hyperparameters(**rates).as_arrays()))
 
 

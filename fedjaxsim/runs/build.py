@@ -20,7 +20,7 @@ from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import RATE, Hyperparameter, Hyperparameters, fill
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.privacy import calibration
@@ -157,7 +157,7 @@ class Experiment:
                 **{
                     record.setting: float(np.asarray(self.hparams.get(name)))
                     for name, record in self.simulation.records.items()
-                    if record.default == RATE
+                    if isinstance(record.default, str)
                 },
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,

@@ -103,17 +103,21 @@ class Part:
     def records(self, given: Mapping[str, Any]) -> "Records":
         """Return the hyperparameters that the part reads with some settings, as typed.
 
-        A hyperparameter that is also an argument of the factory has the argument's default.
+        A hyperparameter that is also an argument of the factory keeps the default that it has if
+        the argument is not given.
         """
         if self.role not in _WITH_RECORDS:
             return ()
         from fedjaxsim.hyperparameters import declared_by
 
+        typed = self._typed(given)
+        found = declared_by(self.factory, **typed)
+        arguments = {self.settings[r.setting].argument for r in found if r.setting in self.settings}
+        others = {name: value for name, value in typed.items() if name not in arguments}
+        default = {r.name: r.default for r in declared_by(self.factory, **others)}
         return tuple(
-            dataclasses.replace(record, default=self.settings[record.setting].default)
-            if record.setting in self.settings
-            else record
-            for record in declared_by(self.factory, **self._typed(given))
+            dataclasses.replace(each, default=default.get(each.name, each.default))
+            for each in found
         )
 
     def event_kind(self, given: Mapping[str, Any]) -> str:

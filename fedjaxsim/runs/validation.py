@@ -110,7 +110,7 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
         if absent and labels.ndim == 1:
             more = f" and {len(absent) - 1} others" if len(absent) > 1 else ""
             found.append(f"the class {absent[0]!r}{more} never occurs in the labels")
-    expected = config.get("sampling_rate", 1.0) * population.num_clients
+    expected = (config.get("sampling_rate") or 1.0) * population.num_clients
     if config.sampler != "full" and expected < _RARE:
         found.append(
             f"{expected:.2g} clients are expected in a round, so in most rounds there are none: "

@@ -175,3 +175,14 @@ def test_poisson_sampling_alone_reads_a_rate_and_draws_with_its_own_unless_given
 def test_the_default_places_suit_the_largest_rate():
     for sampling, rate in ((poisson(0.1), 0.1), (poisson(0.1, max_rate=0.3), 0.3)):
         assert sampling.for_clients(1000).scheme.capacity == default_capacity(1000, rate)
+
+
+@pytest.mark.parametrize(
+    ("clients", "rate"), [(8, 1.0), (10, 1.0), (20, 0.5), (50, 0.2), (1000, 0.2)]
+)
+def test_by_default_ten_clients_are_expected_or_a_fifth(clients, rate):
+    population, task = least_squares([2] * clients)
+    sim = Simulation(fedavg(task), population, poisson())
+    p = np.asarray(sim.hyperparameters(noise_multiplier=1.0).sampling_rate)
+    np.testing.assert_allclose(p, rate, rtol=1e-6)
+    assert sim.sampling.scheme.capacity == default_capacity(clients, rate)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +22,21 @@ FEW_CLIENTS = 2**13
 MOST_EXCESS = 1e-6
 """Largest probability, per round, that a cohort exceeds its capacity: no δ carries more."""
 
+USUAL_RATE: Literal["max(0.2, 10 / clients)"] = "max(0.2, 10 / clients)"
+"""The default rate: a fifth of the clients, but ten of few ones and at most all."""
 SAMPLING_RATE = Hyperparameter(
     "sampling_rate",
-    default=0.2,
+    default=USUAL_RATE,
     range=(math.nextafter(0, 1), 1.0),
     allowed="lie in (0, 1]",
     symbol="p",
     help="p, the probability that a client takes part in a round.",
 )
+
+
+def usual_rate(num_clients: int) -> float:
+    """Return the default rate for m clients, `USUAL_RATE`."""
+    return min(1.0, max(0.2, 10 / num_clients))
 
 
 def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-30) -> int:
@@ -53,10 +61,17 @@ def _coins(key: jax.Array, p: jax.Array, num_clients: int) -> tuple[jax.Array, .
 
 
 @reads(
-    lambda sampling_rate, **_: (dataclasses.replace(SAMPLING_RATE, default=float(sampling_rate)),)
+    lambda sampling_rate, **_: (
+        SAMPLING_RATE
+        if sampling_rate is None
+        else dataclasses.replace(SAMPLING_RATE, default=float(sampling_rate)),
+    )
 )
 def poisson(
-    sampling_rate: float = 0.2, *, max_rate: float | None = None, capacity: int | None = None
+    sampling_rate: float | None = None,
+    *,
+    max_rate: float | None = None,
+    capacity: int | None = None,
 ) -> Sampling:
     """Draw every client independently with probability p (Poisson sampling).
 
@@ -83,7 +98,8 @@ def poisson(
     Accountants: "pld" and "rdp", in both views.
 
     Args:
-      sampling_rate: p, the default of `hparams.sampling_rate`.
+      sampling_rate: p, the default of `hparams.sampling_rate`. By default a fifth of the clients is
+        expected, but at least 10, so that few clients leave few rounds empty.
       max_rate: Largest p that `hparams.sampling_rate` will take, by default `sampling_rate`;
         sets the default capacity.
       capacity: Number of slots in a cohort. By default the smallest that a cohort drawn at
@@ -94,15 +110,21 @@ def poisson(
       ValueError: if a rate lies outside (0, 1], or `max_rate` is below `sampling_rate`; for a
         population, if the capacity lies outside [1, m].
     """
-    largest_rate = sampling_rate if max_rate is None else max_rate
-    for name, rate in (("sampling_rate", sampling_rate), ("max_rate", largest_rate)):
-        dataclasses.replace(SAMPLING_RATE, name=name).check(rate)
-    if largest_rate < sampling_rate:
+    for name, rate in (("sampling_rate", sampling_rate), ("max_rate", max_rate)):
+        if rate is not None:
+            dataclasses.replace(SAMPLING_RATE, name=name).check(rate)
+    if max_rate is not None and sampling_rate is not None and max_rate < sampling_rate:
         raise ValueError(f"max_rate must be at least sampling_rate {sampling_rate}, got {max_rate}")
-    return Sampling(lambda num_clients: _poisson(num_clients, largest_rate, capacity))
+
+    def for_clients(num_clients: int) -> Sampler:
+        usual = usual_rate(num_clients) if sampling_rate is None else sampling_rate
+        largest = usual if max_rate is None else max_rate
+        return _poisson(num_clients, min(usual, largest), largest, capacity)
+
+    return Sampling(for_clients)
 
 
-def _poisson(num_clients: int, max_rate: float, capacity: int | None) -> Sampler:
+def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | None) -> Sampler:
     slots = default_capacity(num_clients, max_rate) if capacity is None else capacity
     scheme = SamplingScheme("poisson", num_clients, slots)
     # The largest p with P(Bin(m, p) > B) ≤ MOST_EXCESS.
@@ -135,7 +157,7 @@ def _poisson(num_clients: int, max_rate: float, capacity: int | None) -> Sampler
         )
 
     def rate(hparams):
-        p = jax.lax.stop_gradient(hparams.sampling_rate)
+        p = jax.lax.stop_gradient(jnp.asarray(hparams.get("sampling_rate", usual), float))
         if by_blocks:
             return blocks.charged_rate(p, largest)
         return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32)
