@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from pyarrow import parquet
 
@@ -249,3 +251,54 @@ def test_a_table_needs_a_target_and_clients_or_a_partition(tmp_path, arguments, 
     (tmp_path / "a.csv").write_text("who,part,age,y\na,1,1,0\nb,2,2,1\n")
     with pytest.raises(ValueError, match=message):
         load(f"csv:{tmp_path}/a.csv", **arguments)
+
+
+COLUMNS = st.one_of(
+    *(
+        st.lists(values, min_size=6, max_size=6).map(make)
+        for values, make in [
+            (st.integers(-(2**20), 2**20), pd.Series),
+            (st.floats(-(2.0**90), 2.0**90, width=32), lambda v: pd.Series(v, dtype="float32")),
+            (st.booleans(), pd.Series),
+            (st.integers(0, 9), lambda v: pd.Series(pd.Categorical(v))),
+            (st.integers(0, 9), lambda v: pd.Series(v, dtype="Int64")),
+        ]
+    )
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    columns=st.lists(COLUMNS, min_size=1, max_size=3),
+    clients=st.lists(st.sampled_from([b"a", b"b", "c"]), min_size=6, max_size=6),
+)
+def test_random_frames_are_read_as_pandas_reads_them(columns, clients):
+    frame = pd.DataFrame({f"x{k}": column for k, column in enumerate(columns)})
+    names = [each.decode() if isinstance(each, bytes) else each for each in clients]
+    order = np.argsort(names, kind="stable")
+    frame = frame.assign(who=pd.Series(clients, dtype=object), y=[0, 1, 0, 1, 0, 1])
+    population = from_dataframe(frame, client="who", target="y")
+    expected = frame.drop(columns=["who", "y"]).astype("float64").to_numpy()[order]
+    np.testing.assert_array_equal(population.fields["x"], expected.astype(np.float32))
+    assert population.names.tolist() == sorted(set(names))
+
+
+def test_an_ordered_categorical_keeps_its_order():
+    sizes = pd.Categorical(["small", "large", "small"], ["small", "large"], ordered=True)
+    frame = pd.DataFrame({"who": list("aab"), "x": [1, 2, 3], "y": sizes})
+    population = from_dataframe(frame, client="who", target="y")
+    assert population.categories["y"] == ("small", "large")
+    assert population.fields["y"].tolist() == [0, 1, 0]
+
+
+def test_several_targets_and_a_stray_quote_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text('who,size,a,b,y\nA,5" pipe,1,0,2\nB,6 pipe,2,1,3\n')
+    population = load_csv(tmp_path / "a.csv", client="who", target=["a", "y"], drop=["size"])
+    assert population.fields["y"].tolist() == [[1, 2], [2, 3]]
+
+
+def test_tensors_of_arrow_keep_their_shape():
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(3, 2, 2))
+    table = pa.table({"who": list("abb"), "y": [0, 1, 0], "x": tensors})
+    found = from_dataframe(table, client="who", target="y").fields["x"]
+    np.testing.assert_array_equal(found, np.arange(12.0).reshape(3, 2, 2))
