@@ -70,7 +70,9 @@ def check_data(config: RunConfig, population: Population) -> None:
     if labels is None:
         return
     if labels.min() == labels.max():
-        raise ValueError(f"y is {labels.flat[0]:g} in all rows: there is nothing to predict")
+        names, only = population.categories.get("y"), labels.flat[0]
+        value = f"{only:g}" if names is None else names[int(only)]
+        raise ValueError(f"y is {value} in all rows: there is nothing to predict")
     if config.loss in ("softmax", "one-vs-all"):
         _check_classes(config, population, labels)
 
