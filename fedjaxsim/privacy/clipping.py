@@ -36,16 +36,16 @@ def _margin(dtype: Any) -> float:
     return 1.0 - 128 * float(np.finfo(dtype).eps)
 
 
-def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
-    """Scale one client's message to a global L2 norm of at most `clip_norm`.
+def clip_by_global_norm(message: PyTree, clip_norm: jax.Array, ord: int = 2) -> Clipped:
+    """Scale one client's message to a global L2 or L1 norm of at most `clip_norm`.
 
-    clip(v, C) = v · min(1, C/‖v‖₂), the norm taken over the whole pytree; C = ∞ leaves finite
+    clip(v, C) = v · min(1, C/‖v‖), the norm taken over the whole pytree; C = ∞ leaves finite
     messages unchanged. A message with a NaN or an infinity (or with an overflowing norm) becomes
     zero, so the sensitivity of the sum is C for any message. The derivative is that of the formula,
     with 0 for the factor at v = 0 and for C = ∞; at ‖v‖ = C it is the derivative from inside (the
     unclipped side).
     """
-    squared = squared_norm(message)
+    squared = squared_norm(message) if ord == 2 else jnp.square(_absolute_sum(message))
     finite = jnp.isfinite(squared)
     factor, clipped = _factor(squared, clip_norm)
     scaled = products.rescale(
@@ -79,3 +79,8 @@ def squared_norm(message: PyTree) -> jax.Array:
         return jnp.sum(leaf * leaf)
 
     return sum(map(one, products.leaves(message)), jnp.zeros(()))
+
+
+def _absolute_sum(message: PyTree) -> jax.Array:
+    """Compute ‖v‖₁ over the whole pytree of arrays, ()."""
+    return sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(message)), jnp.zeros(()))

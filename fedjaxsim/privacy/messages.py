@@ -1,5 +1,6 @@
 """Messages of a chunk of clients, with the operations that a mechanism may use."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ class Bounded(NamedTuple):
     """Clipped messages of a chunk, with their flags.
 
     Attributes:
-      messages: each of global L2 norm at most the clip norm.
+      messages: each of global norm at most the clip norm.
       clipped: (k,) bool, whether the norm was above the bound.
       finite: (k,) bool; False where a non-finite message became zero.
     """
@@ -43,9 +44,23 @@ class Messages(Opaque):
         """Take a pytree of arrays, leaves (k, …), or of `Product`s of k clients."""
         self._tree = tree
 
-    def bound(self, clip_norm: jax.Array, mask: jax.Array) -> Bounded:
-        """Clip each message to a global L2 norm; absent ones, mask (k,) False, become zero."""
-        clipped = jax.vmap(clip_by_global_norm, in_axes=(0, None))(self._tree, clip_norm)
+    def bound(self, clip_norm: jax.Array, mask: jax.Array, ord: int = 2) -> Bounded:
+        """Clip each message to a global norm; absent ones, mask (k,) False, become zero.
+
+        Args:
+          clip_norm: () the bound.
+          mask: (k,) bool.
+          ord: 2 for the L2 norm, which suits Gaussian noise, or 1 for the L1 norm, which suits
+            Laplace noise.
+
+        Raises:
+          ValueError: for any other norm.
+        """
+        if ord not in (1, 2):
+            raise ValueError(f"ord must be 1 or 2, got {ord}")
+        tree = self._tree if ord == 2 else self.dense()
+        clip = functools.partial(clip_by_global_norm, ord=ord)
+        clipped = jax.vmap(clip, in_axes=(0, None))(tree, clip_norm)
         present = products.rescale(
             lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
         )

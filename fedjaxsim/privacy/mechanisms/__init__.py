@@ -6,11 +6,13 @@ from fedjaxsim.privacy.mechanisms.base import NOISE_MULTIPLIER as NOISE_MULTIPLI
 from fedjaxsim.privacy.mechanisms.base import Accumulator as Accumulator
 from fedjaxsim.privacy.mechanisms.base import Mechanism as Mechanism
 from fedjaxsim.privacy.mechanisms.base import Release as Release
+from fedjaxsim.privacy.mechanisms.base import accumulate as accumulate
 from fedjaxsim.privacy.mechanisms.base import check_noise as check_noise
 from fedjaxsim.privacy.mechanisms.base import gaussian as gaussian
 from fedjaxsim.privacy.mechanisms.base import no_release as no_release
 from fedjaxsim.privacy.mechanisms.base import noise_like as noise_like
 from fedjaxsim.privacy.mechanisms.base import noise_scale as noise_scale
+from fedjaxsim.privacy.mechanisms.base import noised_mean as noised_mean
 from fedjaxsim.privacy.mechanisms.base import round_value as round_value
 from fedjaxsim.privacy.mechanisms.base import zeros as zeros
 from fedjaxsim.privacy.mechanisms.client_noise import client_noise as client_noise
