@@ -447,7 +447,8 @@ class Simulation:
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
         """Compute an upper bound on ε (zero-out), (), inside jit; ∞ where there is none.
 
-        The RDP bound, for display, control and derivatives, is a little above `guarantee`'s.
+        The RDP bound, for display, control and derivatives: a little above `guarantee`'s, or, for a
+        state with a budget, what is spent of it.
 
         Args:
           state: of a run.

@@ -1,4 +1,4 @@
-"""`fedjaxsim privacy`: ε of a plan, calibration to a target ε, published claims.
+"""`fedjaxsim privacy`: ε of a plan, calibration to a target ε, trade-off curves.
 
 All take numbers instead of a run, and answer by the accountants that a run reports with.
 """
@@ -13,7 +13,6 @@ from fedjaxsim.privacy.events import ADJACENCIES, GAUSSIAN, Adjacency, PrivacySp
 from fedjaxsim.privacy.hypothetical import Cohorts, check, report, resolve
 
 if TYPE_CHECKING:
-    from fedjaxsim.privacy.claims import Verdict
     from fedjaxsim.privacy.guarantee import Report
 
 
@@ -199,71 +198,3 @@ def tradeoff(
         return 0
 
     return work
-
-
-def claims(*, json: bool = False) -> Callable[[], int]:
-    """Print the guarantees of settings published in five papers, next to the papers' claims.
-
-    Args:
-      json: Print JSON instead of a table.
-    """
-    from fedjaxsim.privacy.claims import table
-    from fedjaxsim.report.files import print_json
-
-    def work() -> int:
-        verdicts = table()
-        print_json([_record(verdict) for verdict in verdicts]) if json else _print_claims(verdicts)
-        return 0
-
-    return work
-
-
-def _record(verdict: "Verdict") -> dict[str, Any]:
-    """Return one published setting with every ε by name; null where there is none."""
-    fields = dataclasses.asdict(verdict.claim)
-    stated = fields.pop("epsilon")
-    return {
-        **fields,
-        "epsilon_stated": stated,
-        "epsilon_by_method": verdict.published,
-        "epsilon": verdict.zero_out,
-        "epsilon_replace": verdict.replace,
-    }
-
-
-def _print_claims(verdicts: list["Verdict"]) -> None:
-    import rich.box
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedjaxsim.report.progress import epsilon_text, number
-
-    table = Table(
-        title="Published settings: ε as stated, by the paper's own method, and sound (joint DP)",
-        title_justify="left",
-        box=rich.box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 1, 0),
-    )
-    table.add_column("paper, source")
-    table.add_column("setting", ratio=1)
-    for heading in ("ε\nstated", "ε by its\nmethod", "sound ε\nzero-out", "sound ε\nreplace", "δ"):
-        table.add_column(heading, justify="right")
-    table.add_column("why", justify="right")
-    reasons = list(dict.fromkeys(verdict.claim.why for verdict in verdicts))
-    for claim, by_method, zero_out, replace in verdicts:
-        table.add_row(
-            f"{claim.paper}\n{claim.source}",
-            claim.setting,
-            number(claim.epsilon),
-            "–" if by_method is None else epsilon_text(by_method),
-            *map(epsilon_text, (zero_out, replace)),
-            f"{claim.delta:.2g}",
-            str(reasons.index(claim.why) + 1),
-        )
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=100)
-    console.print(table)
-    for index, reason in enumerate(reasons, 1):
-        console.print(f"{index}. {reason}", highlight=False)

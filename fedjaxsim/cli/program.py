@@ -39,7 +39,6 @@ COMMANDS = {
     "privacy noise": f"{_HERE}.privacy:noise",
     "privacy rounds": f"{_HERE}.privacy:rounds",
     "privacy rate": f"{_HERE}.privacy:rate",
-    "privacy claims": f"{_HERE}.privacy:claims",
     "privacy tradeoff": f"{_HERE}.privacy:tradeoff",
     "audit": f"{_HERE}.audit:audit",
     "bench": f"{_HERE}.bench:bench",
@@ -104,7 +103,7 @@ def _name_of(arguments: Sequence[str]) -> str:
     for length in (1, 2):
         if (name := " ".join(arguments[:length])) in COMMANDS:
             return name
-    group = arguments[0] if arguments and f"{arguments[0]} claims" in COMMANDS else ""
+    group = arguments[0] if arguments and f"{arguments[0]} epsilon" in COMMANDS else ""
     names = {each.removeprefix(f"{group} "): each for each in COMMANDS if each.startswith(group)}
     asked = arguments[1:2] if group else arguments[:1]
     if asked and asked[0] in HELP:

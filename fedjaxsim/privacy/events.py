@@ -107,13 +107,18 @@ class PrivacyEvent:
         return None
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
-        """Return RDP of one round at some orders, (orders,); ∞ if it is not known.
+        """Return RDP of one round at some finite orders, (orders,); ∞ if it is not known.
 
         Needed for ε while a run goes on, and for budgets. `xp` is numpy, in float64, or jax.numpy
         inside jit, where z and p are traced.
         """
         del entry, adjacency
         return xp.full(len(orders), math.inf)
+
+    def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
+        """Return ε of one round at δ = 0; ∞ if there is none."""
+        del entry, adjacency
+        return math.inf
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         """Return μ if a round at p = 1 is one Gaussian release, exactly; else None."""
@@ -243,6 +248,12 @@ class Pure(PrivacyEvent):
         return randomized_response.renyi(
             entry, self.zero_out, self.replace, adjacency, tuple(orders), xp
         )
+
+    def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
+        """Return ε, after sampling."""
+        from fedjaxsim.privacy.accounting import randomized_response
+
+        return randomized_response.answer(entry, self.zero_out, self.replace, adjacency).high
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,11 +63,11 @@ def rdp_of(charges: Sequence[PrivacySpend], orders: tuple[float, ...]) -> np.nda
 
 
 def odometer(limit: PrivacyLimit, charges: Sequence[PrivacySpend]) -> float:
-    """Compute the least budget ε, at this order and δ, that allows the charges.
+    """Compute the least budget ε, at this order and δ, that allows the charges, margin included.
 
     Alone it bounds nothing: the bound is the budget, whatever is left of it.
     """
-    spent = rdp_of(charges, (limit.order,))
+    spent = rdp_of(charges, (limit.order,)) * MARGIN
     return rdp.epsilon(spent, _OF_FILTER * limit.delta, (limit.order,))
 
 

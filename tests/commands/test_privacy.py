@@ -6,8 +6,6 @@ import re
 import numpy as np
 import pytest
 
-from fedjaxsim.privacy import claims
-from fedjaxsim.privacy.claims import CLAIMS
 from fedjaxsim.report import plots
 
 ADJACENCIES = ("zero_out", "replace")
@@ -140,28 +138,6 @@ def test_a_schedule_changes_the_rate_that_meets_a_target(ask_json):
     found, even = (ask_json(f"{command} {budget}") for budget in ("power:2", "constant"))
     assert 1 - 2e-3 <= only(found["guarantee"], "zero_out")["epsilon"] <= 1
     assert found["sampling_rate"] < 0.95 * even["sampling_rate"]
-
-
-def test_claims_show_each_setting_with_its_source(ask, ask_json, monkeypatch):
-    chosen = tuple(c for c in CLAIMS if c.paper in ("PMTL v1", "MP-MTL") or "0.65" in c.setting)
-    verdicts = claims.table(chosen)
-    monkeypatch.setattr(claims, "table", lambda: verdicts)
-    records = ask_json("privacy claims")
-    for claim, record in zip(chosen, records, strict=True):
-        assert (record["paper"], record["source"]) == (claim.paper, claim.source)
-        assert record["epsilon_stated"] == claim.epsilon
-    [pmtl] = [record for record in records if record["paper"] == "PMTL v1"]
-    assert pmtl["epsilon"] == pytest.approx(2.214, abs=6e-4)
-    assert pmtl["epsilon_replace"] == pytest.approx(5.526, abs=6e-4)
-    text = ask("privacy claims")
-    assert max(map(len, text.splitlines())) <= 100
-    words = " ".join(text.split())
-    for claim in chosen:
-        assert claim.paper in words
-        assert claim.source in words
-        assert claim.why in words
-    assert re.search(r"PMTL v1 .* 2\.214 +5\.527 ", text)
-    assert re.search(r"MP-MTL .* ∞ +∞ ", text)
 
 
 def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):

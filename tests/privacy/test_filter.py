@@ -12,7 +12,7 @@ from plans import compose
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian, rdp
-from fedjaxsim.privacy.accounting.in_loop import allows
+from fedjaxsim.privacy.accounting.in_loop import allows, epsilon_in_jit
 from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacyLimit, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import compose_reports, report, spent
 
@@ -105,7 +105,7 @@ def test_odometer_and_guarantee_agree_on_a_constant_plan(p, scheme):
     # A budget of that much has room for n rounds, and for no more.
     same = PrivacyLimit(value, 1e-5, limit.order, 0.0)
     room = value - (math.log1p(-1 / same.order) - math.log(0.99e-5 * same.order) / (same.order - 1))
-    same = same._replace(rdp=room * (1 + 2e-4))
+    same = same._replace(rdp=room * (1 + 1e-9))
     assert filters.fits(same, [done])
     assert not filters.fits(same, [rounds_of(z, n + 1, p, scheme)])
 
@@ -137,6 +137,20 @@ def test_in_jit_and_on_the_host_the_same_rounds_fit():
         assert filters.fits(limit, [rounds_of(6.0, n)]) == fits
     lost = dataclasses.replace(charges, rounds=jnp.ones(1, jnp.int32), overflowed=jnp.array(True))
     assert not allows(limit, ledgers.Ledger((lost,)))
+
+
+def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():
+    limit = filters.limit_for(2.0, 1e-5, [rounds_of(6.0, 1)])
+    most = int(limit.rdp / filters.MARGIN / (limit.order / 72))
+    spend = dataclasses.replace(
+        ledgers.no_charges(FULL, GAUSSIAN, 1),
+        noise_multiplier=jnp.full(1, 6.0),
+        sampling_rate=jnp.ones(1),
+        rounds=jnp.full(1, most, jnp.int32),
+    )
+    shown = float(epsilon_in_jit(ledgers.Ledger((spend,), limit=limit), 1e-5))
+    found = report([rounds_of(6.0, most)], 1e-5, limit=limit, draws=()).find("zero_out")
+    assert shown <= filters.odometer(limit, [rounds_of(6.0, most)]) <= found.epsilon == 2.0
 
 
 def test_the_report_is_of_the_budget_and_not_of_the_rounds():

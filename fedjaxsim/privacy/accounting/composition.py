@@ -118,12 +118,14 @@ class _Rounds(NamedTuple):
         return losses.mixture(weighted, interval)
 
     def rdp(self, adjacency: Adjacency, orders: tuple[float, ...]) -> np.ndarray:
-        """Compute RDP of one round, (orders,)."""
+        """Compute RDP of one round, (orders,); order ∞ may be the last one."""
         alphas, moments = np.asarray(orders, np.float64), []
         for weight, p in self.inclusions:
             if p == 0 or weight == 0:
                 continue
-            own = np.asarray(self.event.rdp(self.at(p), adjacency, orders, np), np.float64)
+            finite = tuple(order for order in orders if order < math.inf)
+            own = np.full(len(orders), self.event.largest_loss(self.at(p), adjacency))
+            own[: len(finite)] = self.event.rdp(self.at(p), adjacency, finite, np)
             if weight == 1:
                 return own
             moments.append((weight, own))

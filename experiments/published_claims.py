@@ -1,4 +1,6 @@
-"""Guarantees of the papers' published settings, next to the papers' claims.
+"""Guarantees of the papers' published settings, next to the papers' claims, as a table.
+
+    python experiments/published_claims.py
 
 One row per setting: the printed numbers, ε by the paper's method, and a sound ε in the joint-DP
 view at the same δ. Where a paper prints no number of rounds, or no noise, the row names the
@@ -211,3 +213,29 @@ def table(claims: Iterable[Claim] = CLAIMS) -> list[Verdict]:
         Verdict(claim, published(claim), sound(claim, "zero_out"), sound(claim, "replace"))
         for claim in claims
     ]
+
+
+def main() -> None:
+    """Print the table, and the reasons why numbers differ."""
+    verdicts = table()
+    reasons = list(dict.fromkeys(verdict.claim.why for verdict in verdicts))
+
+    def shown(epsilon: float | None) -> str:
+        return "none" if epsilon is None else f"{epsilon:.4g}"
+
+    print("| paper, source | setting | ε stated | by its method | zero-out | replace | δ | why |")
+    print("|---|---|---|---|---|---|---|---|")
+    for claim, by_method, zero_out, replace in verdicts:
+        numbers = " | ".join(map(shown, (claim.epsilon, by_method, zero_out, replace)))
+        number = reasons.index(claim.why) + 1
+        print(
+            f"| {claim.paper}, {claim.source} | {claim.setting} | {numbers} | {claim.delta:.2g} "
+            f"| {number} |"
+        )
+    print()
+    for number, reason in enumerate(reasons, 1):
+        print(f"{number}. {reason}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,19 @@
 """The papers' settings: reference values, and that no paper's number is sound as stated."""
 
+from pathlib import Path
+
 import pytest
 
-from fedjaxsim.privacy import claims
-from fedjaxsim.privacy.claims import CLAIMS
+SCRIPTS = Path(__file__).parent
 
 
-def find(text):
-    (claim,) = [claim for claim in CLAIMS if text in claim.setting]
+@pytest.fixture(scope="module")
+def claims(script):
+    return script("published_claims")
+
+
+def find(claims, text):
+    (claim,) = [claim for claim in claims.CLAIMS if text in claim.setting]
     return claim
 
 
@@ -23,8 +29,8 @@ def find(text):
         ("as in the text (z = σQ)", "zero_out", 2.308, 6e-4),
     ],
 )
-def test_sound_values(text, adjacency, expected, digits):
-    assert claims.sound(find(text), adjacency) == pytest.approx(expected, abs=digits)
+def test_sound_values(claims, text, adjacency, expected, digits):
+    assert claims.sound(find(claims, text), adjacency) == pytest.approx(expected, abs=digits)
 
 
 @pytest.mark.parametrize(
@@ -37,26 +43,26 @@ def test_sound_values(text, adjacency, expected, digits):
         ("CelebA, σ = 9.69", 0.49998, 6e-6),
     ],
 )
-def test_the_papers_own_methods(text, expected, digits):
-    assert claims.published(find(text)) == pytest.approx(expected, abs=digits)
+def test_the_papers_own_methods(claims, text, expected, digits):
+    assert claims.published(find(claims, text)) == pytest.approx(expected, abs=digits)
 
 
-def test_stated_numbers_follow_from_the_papers_methods():
-    for claim in CLAIMS:
+def test_stated_numbers_follow_from_the_papers_methods(claims):
+    for claim in claims.CLAIMS:
         by_method = claims.published(claim)
         if claim.epsilon is not None and by_method is not None and claim.method != "clt":
             assert by_method == pytest.approx(claim.epsilon, rel=0.01)
 
 
-def test_wishart_noise_has_no_epsilon():
-    wishart = [claim for claim in CLAIMS if claim.paper == "MP-MTL"]
+def test_wishart_noise_has_no_epsilon(claims):
+    wishart = [claim for claim in claims.CLAIMS if claim.paper == "MP-MTL"]
     assert len(wishart) == 2
     for verdict in claims.table(wishart):
         assert verdict.published is verdict.zero_out is verdict.replace is None
 
 
-def test_no_setting_is_as_private_as_its_method_says():
-    cheap = [claim for claim in CLAIMS if claim.sampling == "fixed"]
+def test_no_setting_is_as_private_as_its_method_says(claims):
+    cheap = [claim for claim in claims.CLAIMS if claim.sampling == "fixed"]
     for verdict in claims.table(cheap):
         assert verdict.published is not None
         assert verdict.zero_out is not None
@@ -64,8 +70,8 @@ def test_no_setting_is_as_private_as_its_method_says():
         assert verdict.published < verdict.zero_out < verdict.replace
 
 
-def test_a_stronger_delta_costs_more():
-    claim = find("FEMNIST, σ = 0.05")
+def test_a_stronger_delta_costs_more(claims):
+    claim = find(claims, "FEMNIST, σ = 0.05")
     strong = claims.sound(claim, "zero_out", delta=1 / 2050)
     assert strong is not None
     assert strong > 2.214
