@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.factorizations import factorize_one_by_one
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
@@ -27,6 +28,8 @@ from fedjaxsim.privacy.messages import Messages, along_clients, widened
 from fedjaxsim.privacy.samplers import Availability, work_of
 
 PyTree = Any
+
+factorize_one_by_one()
 
 
 class ClientStates(NamedTuple):

@@ -1,0 +1,129 @@
+"""Factorizations end: in a client's function, in a server's step, in a batch of settings."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from several import start
+
+import fedjaxsim as fjs
+from fedjaxsim.engine.factorizations import factorize_one_by_one
+from fedjaxsim.sweep import SimulationBatch
+
+LIMIT = 300
+"""Seconds of a child that may hang."""
+SIZE, CLIENTS, ROUNDS = 64, 36, 10
+
+
+def solve(a):
+    return jnp.linalg.solve(a, a.T)
+
+
+def eigh(a):
+    values, vectors = jnp.linalg.eigh(a)
+    return vectors * values
+
+
+def svd(a):
+    left, values, _ = jnp.linalg.svd(a)
+    return left * values
+
+
+FACTORIZATIONS = {
+    "eigh": eigh, "qr": lambda a: jnp.linalg.qr(a)[0], "svd": svd, "solve": solve,
+    "cholesky": jnp.linalg.cholesky,
+}  # fmt: skip
+
+
+def positive(key):
+    a = jax.random.normal(key, (SIZE, SIZE))
+    return a @ a.T / SIZE + jnp.eye(SIZE)
+
+
+def compute(name):
+    """The program of a child: rounds with one factorization, on two devices."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    factorize, base = FACTORIZATIONS[name], fjs.fedavg
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2 * CLIENTS, 3), dtype=np.float32)
+    data = {"x": x, "y": x[:, 0]}
+    population = fjs.data.Population.from_flat(data, np.full(CLIENTS, 2))
+    algorithm = base(fjs.tasks.squared(fjs.models.linear((3,), 1)))
+
+    def small(key):
+        return 1e-6 * jnp.sum(factorize(positive(key)))
+
+    def client(shared, personal, data, hparams, context):
+        personal, message, metrics = algorithm.client(shared, personal, data, hparams, context)
+        added = jax.tree.map(lambda leaf: leaf + small(context.key), message)
+        return personal, added, metrics
+
+    def server(shared, release, hparams, round_):
+        key = jax.random.fold_in(jax.random.key(1), round_)
+        a = positive(key) * hparams.learning_rate
+        step = 1e-6 * jnp.sum(factorize(a))
+        shared = algorithm.server(shared, release, hparams, round_)
+        return jax.tree.map(lambda leaf: leaf + step if leaf.dtype == jnp.float32 else leaf, shared)
+
+    own = algorithm._replace(client=client, server=server)
+    simulation = fjs.Simulation(
+        own, population, fjs.full_participation(), fjs.Minibatches(2, steps=1),
+        chunk_size=CLIENTS // 2, chunk_map="vmap", devices=jax.devices(),
+    )  # fmt: skip
+    settings = [
+        simulation.hyperparameters(learning_rate=rate, clip_norm=1.0, noise_multiplier=1.0)
+        for rate in (0.01, 0.02, 0.03, 0.04)
+    ]
+    simulation.run(simulation.init(0, settings[0]), settings[0], ROUNDS)
+    print("clients end", flush=True)
+    alone = fjs.Simulation(
+        own, population, fjs.full_participation(), fjs.Minibatches(2, steps=1),
+        chunk_size=CLIENTS // 2, chunk_map="vmap",
+    )  # fmt: skip
+    many = SimulationBatch(alone, settings, jax.devices())
+    states, _ = many.run(many.init(0), ROUNDS)
+    jax.block_until_ready(states)
+    print("settings end", flush=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FACTORIZATIONS)
+def test_factorizations_of_clients_servers_and_settings_end_on_two_devices(name):
+    running = start(__file__, name)
+    try:
+        printed, errors = running.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.communicate()
+        raise
+    assert running.returncode == 0, errors
+    assert printed.split("\n")[:2] == ["clients end", "settings end"]
+
+
+@pytest.mark.parametrize("name", FACTORIZATIONS)
+def test_a_mapped_factorization_is_that_of_each_matrix(name):
+    factorize_one_by_one()
+    function, many = (
+        FACTORIZATIONS[name],
+        jax.vmap(positive)(jax.random.split(jax.random.key(0), 3)),
+    )
+    each = jnp.stack([function(a[:4, :4]) for a in many])
+    mapped = jax.jit(jax.vmap(function, in_axes=2))(jnp.moveaxis(many[:, :4, :4], 0, 2))
+    np.testing.assert_allclose(np.abs(mapped), np.abs(each), rtol=2e-5, atol=2e-6)
+    wanted = jax.grad(lambda a: jnp.sum(jnp.abs(function(a))))
+    found = jax.grad(lambda many: jnp.sum(jnp.abs(jax.vmap(function)(many))))(many[:, :4, :4])
+    np.testing.assert_allclose(found[1], wanted(many[1, :4, :4]), rtol=1e-3, atol=1e-4)
+
+
+def test_one_operand_may_be_the_same_for_all():
+    factorize_one_by_one()
+    a, right = positive(jax.random.key(0))[:3, :3], jnp.arange(12.0).reshape(4, 3)
+    found = jax.vmap(jnp.linalg.solve, (None, 0))(a, right)
+    np.testing.assert_allclose(found @ a.T, right, rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    compute(sys.argv[1])
