@@ -163,6 +163,7 @@ def _report(
                 "" if each.adjacency == "zero_out" else _UNREPLACED,
             )
             for each in alone
+            if each.unit == "client"  # the theorem gives examples no ε here
         ),
         first.delta,
     )
