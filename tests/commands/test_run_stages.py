@@ -75,7 +75,9 @@ def test_a_stage_starts_with_what_was_spent_and_learnt(stages):
     records = second.metrics()
     assert [record["round"] for record in records] == [0, 1, 2, 3]
     last = first.metrics()[-1]
-    assert records[0]["epsilon"] == last["epsilon"]
+    # Records hold a bound by RDP until the last round, which has the tight value.
+    assert records[0]["epsilon"] >= last["epsilon"] == first.summary()["epsilon"]
+    assert records[-1]["epsilon"] == second.summary()["epsilon"]
     # Clients of PMTL start from the model that FedAvg predicted with.
     assert records[0]["test_nmse"] == pytest.approx(last["test_nmse"], rel=1e-6)
     [stage] = second.config()["stages"]
@@ -116,7 +118,9 @@ def test_fine_tuning_starts_where_the_run_ended_and_costs_nothing(stages, tmp_pa
     assert [record["round"] for record in records] == [0, 1, 2, 3]
     assert records[0]["test_nmse"] == pytest.approx(last["test_nmse"], rel=1e-6)
     assert records[-1]["train_loss"] < records[1]["train_loss"]
-    assert {record["epsilon"] for record in records} == {last["epsilon"]}
+    bounds = {record["epsilon"] for record in records[:-1]}
+    assert len(bounds) == 1  # nothing is spent
+    assert bounds.pop() >= records[-1]["epsilon"] == last["epsilon"]
     for name in ("epsilon", "epsilon_replace", "delta"):
         assert after.summary()[name] == before.summary()[name]
     [found] = after.guarantee()["zero_out"]["joint_dp"].values()
