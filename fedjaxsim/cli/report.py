@@ -27,7 +27,7 @@ def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callabl
         if kind_of(path) != "run":
             raise ValueError(f"{path} holds a {kind_of(path)}, and only runs go side by side")
     if kind == "sweep":
-        from fedjaxsim.runs.sweep_report import sweep_page
+        from fedjaxsim.runs.sweep_page import sweep_page
 
         page = sweep_page(directories[0])
     elif kind == "tuning":

@@ -1,56 +1,36 @@
 """The report of a sweep, derived from its results: in files, on the terminal and as a page."""
 
-import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from fedjaxsim import metrics
-from fedjaxsim.data.files import read_tables
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.guarantee import Report, report
-from fedjaxsim.report.files import Record, read_json
-from fedjaxsim.report.labels import combination_label, key_label, value_label
-from fedjaxsim.report.page import metric_text, reading, render
+from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 from fedjaxsim.report.results import (
     Estimate,
     Run,
-    best_first,
     choosing,
     default_metric,
     envelope,
-    estimate,
     last,
 )
 from fedjaxsim.runs.build import Experiment
-from fedjaxsim.runs.finished import runs_of_sweep
 from fedjaxsim.runs.memory import peak_bytes, traffic
-from fedjaxsim.runs.pages import (
-    SPREAD,
-    TIMES,
-    TRAFFIC,
-    Card,
-    epsilon_card,
-    privacy,
-    provenance,
-    traffic_cells,
-)
 from fedjaxsim.runs.sweep_directory import (
-    PICTURES,
     REPORT,
-    RESULTS,
     SELECTION,
     SweepDirectory,
-    read_results,
 )
-from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns, columns_of
+from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("tables"):
-    import pyarrow as pa
+    pass
 
 Key = TypeVar("Key", bound=Hashable)
 _MOST_LINES = 30
@@ -217,103 +197,3 @@ def _traffic(first: Experiment, runs: list[int]) -> Record:
     """Return the traffic of the runs of one program."""
     passed = traffic(first.simulation, first.hparams)
     return {"algorithm": first.config.algorithm, "runs": runs, **passed}
-
-
-# --- page -----------------------------------------------------------------------------------------
-
-
-def read_runs(path: Path) -> tuple[list[Run], list[str], Record]:
-    """Read the finished runs of a sweep's directory, its swept columns and its report.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file is damaged.
-    """
-    with reading(path, "sweep", (SWEEP, REPORT, RESULTS), pa.ArrowException):
-        config, found = read_tables(path / SWEEP), read_json(path / REPORT)
-        columns = columns_of(config)
-        return runs_of_sweep(read_results(path / RESULTS), columns, config), columns, found
-
-
-def sweep_page(path: Path) -> bytes:
-    """Render the report of the sweep in a directory.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file is damaged.
-    """
-    runs, columns, found = read_runs(path)
-    with reading(path, "sweep", ()):
-        config, summary = read_tables(path / SWEEP), found["summary"]
-        best = best_of(runs, columns, summary["best_over"], summary["metric"])
-        seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in runs)))
-        reports = [
-            (f"z = {number(each['noise_multiplier'])}", Report.from_json(each["guarantee"]))
-            for each in found["guarantees"]
-        ]
-        return render(
-            "sweep",
-            title=f"Sweep of {summary['runs']} runs",
-            cards=_cards(best, summary),
-            report=found,
-            best=best_table(best, summary["best_over"]),
-            privacy=privacy(reports),
-            shared_seeds="",
-            pictures={
-                name: (path / name).read_bytes() for name in PICTURES if (path / name).is_file()
-            },
-            metric=metrics.label(best.metric),
-            spread=_spread(best, runs),
-            traffic_names=TRAFFIC,
-            traffic=[
-                [f"{each['algorithm']} ({len(each['runs'])} runs)",
-                 *traffic_cells(each, summary["rounds"])]
-                for each in found.get("traffic", [])
-            ],
-            times=TIMES,
-            settings=(path / SWEEP).read_text(encoding="utf-8"),
-            file=SWEEP,
-            commands=[["fedjaxsim", "sweep", SWEEP]],
-            **provenance({"sweep": config | {"seed": seeds}}),
-        )  # fmt: skip
-
-
-def _cards(best: Best, summary: Record) -> list[Card]:
-    """Return cards for the best value at the end, with its settings and ε, and for the sweep."""
-    row = best_first(best.rows, best.metric)[0]
-    settings = combination_label(best.keys, [row[key] for key in best.keys])
-    private = epsilon_card(row["epsilon"], row["delta"])
-    left = f"of {summary['runs']}" if summary["finished"] < summary["runs"] else ""
-    return [
-        Card(f"best {metrics.label(best.metric)}", text_of(row), settings),
-        private._replace(name="privacy of that run, not of its choice"),
-        Card("runs", str(summary["finished"]), left or f"{summary['failed']} failed"),
-        Card("rounds", str(summary["rounds"]), f"seeds of each setting: {row['seeds']}"),
-    ]
-
-
-def _spread(best: Best, runs: Sequence[Run]) -> Record:
-    """Return the spread over clients of the best settings at the end, as means over seeds."""
-    names = runs[0].rows[-1]
-    shown = {best.metric: "value"} | {
-        f"{best.metric}{end}": name
-        for end, name in SPREAD.items()
-        if f"{best.metric}{end}" in names
-    }
-    by_setting: dict[tuple, list[Run]] = {}
-    for run in runs:
-        by_setting.setdefault(tuple(run.settings[key] for key in best.keys), []).append(run)
-    rows = []
-    for row in best.rows:
-        place = tuple(row[key] for key in best.keys)
-        means = [
-            estimate([run.value(column) for run in by_setting.get(place, [])]).mean
-            for column in shown
-        ]
-        labels = itertools.starmap(value_label, zip(best.keys, place, strict=True))
-        rows.append([*labels, *map(metric_text, means)])
-    return {
-        "headings": [*map(key_label, best.keys), *shown.values()],
-        "rows": rows,
-        "left": len(best.keys),
-    }
