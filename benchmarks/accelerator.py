@@ -28,8 +28,7 @@ from common import WORKLOADS, Record, in_process, median_of
 from tyro.conf import Positional
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.children import in_child
-from fedjaxsim.bench.results import Results, print_results
+from fedjaxsim.bench.results import Results, in_child, print_results
 from fedjaxsim.kernels import winograd
 from fedjaxsim.models import convolution, network
 from fedjaxsim.report.progress import number

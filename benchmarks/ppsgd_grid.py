@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from ceilings import Ceilings
 from common import RESULTS, Record, in_process, show, spreads, update
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.ceilings import Ceilings, seconds
+from fedjaxsim.bench.measure import seconds
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.sweep import SimulationBatch

@@ -2,9 +2,9 @@
 
 import pytest
 from common import WORKLOADS
+from work import work_of
 
 from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.bench.work import work_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings_files import read_toml
 

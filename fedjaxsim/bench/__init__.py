@@ -1,1 +1,1 @@
-"""Speed and memory of named workloads, against the ceilings of the machine: `fedjaxsim bench`."""
+"""Speed and memory of named workloads: `fedjaxsim bench`."""

@@ -1,7 +1,7 @@
 """The measurement of one run, in a process of its own.
 
-The parent starts `python -m fedjaxsim.bench.measure REQUEST`, where REQUEST is JSON with the
-settings, and reads the last line of its output, JSON too.
+`results.in_child` starts `python -m fedjaxsim.bench.measure REQUEST`, where REQUEST is JSON with
+the settings, and reads the last line of its output, JSON too.
 """
 
 import ctypes
@@ -11,14 +11,14 @@ import os
 import platform
 import statistics
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedjaxsim.bench.ceilings import Ceilings, seconds
-from fedjaxsim.bench.children import end_with_parent
-from fedjaxsim.bench.work import work_of
 from fedjaxsim.engine.devices import require, use_devices
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -88,36 +88,29 @@ def measure(experiment: Experiment) -> Record:
     forget_peak()
     second, _ = repeat(1)
     running, of_devices = peak_bytes(), device_peak_bytes(devices)
-    work, limits = work_of(experiment, experiment.state_shapes), Ceilings(devices)
     segments = min(max(1, math.ceil(LONG_ENOUGH / second)), config.rounds // length)
-    turns = []
-    for _ in range(REPETITIONS):
-        took, evaluation = repeat(segments)
-        took /= segments * length
-        flops, bandwidth = limits.flops(), limits.bandwidth()
-        turns.append({
-            "rounds_per_second": 1 / took,
-            "evaluation_seconds": evaluation,
-            "gemm_gflops": flops / 1e9,
-            "memory_gb_per_s": bandwidth / 1e9,
-            "gemm_fraction": work.flops / flops / took,
-            "memory_fraction": work.bytes / bandwidth / took,
-        })  # fmt: skip
-    known = [name for name in turns[0] if not math.isnan(turns[0][name])]
+    turns = [repeat(segments) for _ in range(REPETITIONS)]
+    rate = float(simulation.sampling.rate(experiment.hparams.as_arrays()))
     return {
-        **{name: statistics.median(turn[name] for turn in turns) for name in known},
+        "rounds_per_second": segments * length / statistics.median(took for took, _ in turns),
+        "evaluation_seconds": statistics.median(evaluation for _, evaluation in turns),
         "compile_seconds": max(0.0, first - second),
         "rounds_mb": (running - base) / MB,
         "compiling_mb": (peak - base) / MB,
         "device_peak_mb": None if of_devices is None else of_devices / MB,
         "state_mb": bytes_of(experiment.state_shapes) / MB,
         "data_mb": bytes_of(simulation.population.fields) / MB,
-        "gflop_per_round": work.flops / 1e9,
-        "mb_per_round": work.bytes / MB,
-        "clients_per_round": work.cohort,
+        "clients_per_round": rate * simulation.num_clients,
         "chunk_size": simulation.setup.chunk_size_for(experiment.hparams),
         "devices": len(devices),
     }
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
 
 
 def forget_peak() -> None:
@@ -150,9 +143,19 @@ def machine() -> Record:
     }
 
 
+def _end_with_parent() -> None:
+    """End this process when its input ends, which the parent holds open while it lives."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def main() -> None:
     """Answer the request of the command line."""
-    end_with_parent()
+    _end_with_parent()
     request = json.loads(sys.argv[1])
     wanted = request["devices"]
     use_devices(wanted)

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import statistics
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -68,15 +71,6 @@ class Results:
         values: list[Any] = [each.get(name) for each in self.processes[run]]
         return None if None in values else spread(values)
 
-    def reached(self, run: str) -> tuple[str, Spread] | None:
-        """Return the nearer ceiling and its fraction reached; None where no work is known."""
-        known = [
-            (name, found)
-            for name in ("GEMM", "memory")
-            if (found := self.spread(run, f"{name.lower()}_fraction")) and found.median > 0
-        ]
-        return max(known, key=lambda each: each[1].median, default=None)
-
     def write(self, path: Path) -> None:
         """Write everything as strict JSON, atomically."""
         runs = {}
@@ -113,15 +107,13 @@ class Results:
 
 
 def print_results(results: Results) -> None:
-    """Print a line for each run: speed, fraction of the ceiling, and medians of the rest."""
+    """Print a line for each run: its speed, and medians of the rest."""
     rows = []
     for run in results.processes:
-        reached = results.reached(run)
-        percent = f"{100 * reached[1].median:.3g} % of {reached[0]}" if reached else "–"
         found = [results.spread(run, name) for name in _MEDIANS]
         medians = [number(each and each.median) for each in found]
-        rows.append([run, str(results.spread(run, "rounds_per_second")), percent, *medians])
-    print_rows(["run", "rounds/s", "reached", *_MEDIANS.values()], rows, no_wrap=True)
+        rows.append([run, str(results.spread(run, "rounds_per_second")), *medians])
+    print_rows(["run", "rounds/s", *_MEDIANS.values()], rows, no_wrap=True)
 
 
 def compare(new: Results, old: Results) -> list[list[str]]:
@@ -166,3 +158,41 @@ def print_comparison(new: Results, old: Results, name: str) -> None:
         if was and now and was != now:
             other = [key for key in {**was, **now} if was.get(key) != now.get(key)]
             print(f"not the same run: {run} has other {', '.join(other)}")
+
+
+def in_child(
+    settings: Mapping[str, Any], devices: int | None = None, seconds: float | None = None
+) -> dict[str, Any]:
+    """Measure a run in a new process.
+
+    Args:
+      settings: settings of the run, from `RunConfig.settings`.
+      devices: the number of devices; None for all.
+      seconds: the time limit; None for none.
+
+    Returns:
+      The result of `measure`, with the machine.
+
+    Raises:
+      ValueError: if the run is refused.
+      ChildProcessError: if the process fails, with its last words.
+      subprocess.TimeoutExpired: if the time is over.
+    """
+    request = json.dumps({"settings": dict(settings), "devices": devices})
+    reader, writer = os.pipe()
+    try:
+        # In a new session, so that a Ctrl-C of the terminal reaches the parent alone.
+        done = subprocess.run(
+            [sys.executable, "-m", "fedjaxsim.bench.measure", request],
+            stdin=reader, capture_output=True, text=True, timeout=seconds, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(reader)
+        os.close(writer)
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ChildProcessError(words[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    if "refused" in found:
+        raise ValueError(found["refused"])
+    return found

@@ -1,10 +1,17 @@
 """`fedjaxsim bench`."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
+
+if TYPE_CHECKING:
+    from fedjaxsim.bench.results import Results
+
+RESULTS = "bench.json"
 
 
 def bench(
@@ -15,7 +22,7 @@ def bench(
     devices: str = "all",
     compare: Path | None = None,
 ) -> Callable[[], int]:
-    """Measure the speed and memory of runs against this machine's ceilings.
+    """Measure the speed and memory of runs.
 
     Args:
       files: TOML files, each with the settings of a run; flags win over them. Without a file the
@@ -32,17 +39,21 @@ def bench(
     machines.validate()
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
-    from fedjaxsim.cli.benching import prepare_bench, prepare_show
+    from fedjaxsim.bench.results import Results
+    from fedjaxsim.report.files import make_directory
 
     shown = [file for file in files if file.suffix == ".json"]
     if shown:
         if files[1:]:
             raise ValueError("results are shown alone: give one bench.json, or files of settings")
-        return prepare_show(shown[0], compare)
-    return prepare_bench(
-        named(files, settings), settings[0].out, compare, repeats=repeats, devices=machines.count,
-        overwrite=settings[0].overwrite, quiet=settings[0].quiet,
-    )  # fmt: skip
+        show, results = _printer(compare), Results.read(shown[0])
+        return lambda: show(results) or 0
+    runs, show, out = named(files, settings), _printer(compare), settings[0].out
+    if out is not None:
+        make_directory(out, [RESULTS], "benchmark", overwrite=settings[0].overwrite)
+    return lambda: _measure_all(
+        runs, out, show, repeats=repeats, devices=machines.count, quiet=settings[0].quiet
+    )
 
 
 def named(files: Sequence[Path], settings: Sequence[RunConfig]) -> dict[str, RunConfig]:
@@ -55,3 +66,87 @@ def named(files: Sequence[Path], settings: Sequence[RunConfig]) -> dict[str, Run
             raise ValueError(f"two files of settings are called {name}")
         runs[name] = each
     return runs
+
+
+def _measure_all(
+    runs: Mapping[str, RunConfig],
+    out: Path | None,
+    show: "Callable[[Results], None]",
+    *,
+    repeats: int,
+    devices: int | None,
+    quiet: bool,
+) -> int:
+    """Measure each run in `repeats` new processes, and show the results; return the exit code.
+
+    Args:
+      runs: settings, by name.
+      out: folder of bench.json, which is written after each process; None for none.
+      show: prints results.
+      repeats: processes of each run.
+      devices: the number of devices; None for all.
+      quiet: no progress bar.
+    """
+    from fedjaxsim.bench.results import Results
+    from fedjaxsim.cli.messages import INTERRUPTED, one_line, say
+    from fedjaxsim.report.progress import COUNT, Bar, number
+
+    results, failures = Results(), dict[str, Exception]()
+    # Every run is measured once before any run twice.
+    plan = [name for _ in range(repeats) for name in runs]
+    try:
+        with Bar("bench", len(plan), before=(COUNT,), quiet=quiet) as bar:
+            for done, name in enumerate(plan, 1):
+                bar.show(completed=done - 1, words=name)
+                if name in failures:
+                    continue
+                try:
+                    speed = _measure(name, runs[name], devices, results)
+                except (ValueError, ChildProcessError) as error:
+                    failures[name] = error
+                    continue
+                if out is not None:
+                    results.write(out / RESULTS)
+                words = f"{name}  {number(speed)} rounds/s"
+                bar.show(f"{done}/{len(plan)}  {words}", completed=done, words=words)
+    except KeyboardInterrupt:
+        show(results)
+        kept = "" if out is None else f"; {out / RESULTS} has what was measured"
+        print(f"stopped by Ctrl-C{kept}", file=sys.stderr)
+        return INTERRUPTED
+    show(results)
+    if out is not None and results.processes:
+        print(f"files in {out}")
+    for name, error in failures.items():
+        say(f"error: {name}: {one_line(error)}")
+    refused = any(isinstance(error, ValueError) for error in failures.values())
+    return 2 if refused else int(bool(failures))
+
+
+def _measure(name: str, config: RunConfig, devices: int | None, results: "Results") -> float:
+    """Measure a run once, add it to `results`, and return its rounds per second."""
+    settings = config.settings()
+    from fedjaxsim.bench import results as measured
+
+    found = measured.in_child(settings, devices)
+    # The folder of a data file is no property of the run.
+    kind, colon, path = settings["data"].partition(":")
+    results.settings[name] = settings | {"data": f"{kind}{colon}{Path(path).name}"}
+    results.machine = found.pop("machine")
+    results.processes.setdefault(name, []).append(found)
+    return found["rounds_per_second"]
+
+
+def _printer(earlier: Path | None) -> "Callable[[Results], None]":
+    """Read earlier results; return a function that prints results beside them."""
+    from fedjaxsim.bench.results import Results, print_comparison, print_results
+
+    before = None if earlier is None else Results.read(earlier)
+
+    def show(results: Results) -> None:
+        if results.processes:
+            print_results(results)
+        if before is not None:
+            print_comparison(results, before, str(earlier))
+
+    return show

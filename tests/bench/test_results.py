@@ -10,12 +10,10 @@ from fedjaxsim.bench.results import Results, Spread, compare, print_comparison, 
 MACHINE = {"name": "here", "processor": "some", "cores": 2, "device_kind": "cpu", "devices": 2}
 
 
-def numbers(speed, rounds_mb=100.0, gemm=0.25, memory=0.5, compiling=2.0):
+def numbers(speed, rounds_mb=100.0, compiling=2.0):
     return {
         "rounds_per_second": speed,
         "compile_seconds": compiling,
-        "gemm_fraction": gemm,
-        "memory_fraction": memory,
         "rounds_mb": rounds_mb,
         "device_peak_mb": None,
     }
@@ -56,17 +54,6 @@ def test_results_come_back_from_their_file_as_they_were(tmp_path):
     assert run["settings"] == {"algorithm": "pmtl"}
     assert run["summary"]["rounds_per_second"] == {"median": 11, "least": 10, "greatest": 12}
     assert "device_peak_mb" not in run["summary"]
-
-
-def test_the_nearer_ceiling_is_the_one_with_the_larger_fraction():
-    found = results(
-        a=[numbers(1.0, gemm=0.6)],
-        b=[numbers(1.0, gemm=0.0, memory=0.0)],
-        c=[{"rounds_per_second": 1.0, "memory_fraction": 0.1}],
-    )
-    assert found.reached("a") == ("GEMM", (0.6, 0.6, 0.6))
-    assert found.reached("b") is None
-    assert found.reached("c") == ("memory", (0.1, 0.1, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -126,4 +113,4 @@ def test_a_file_that_holds_no_results_is_refused(text, tmp_path):
 def test_results_of_older_versions_are_read():
     path = Path(__file__).parents[2] / "benchmarks/results/bench.json"
     found = Results.read(path)
-    assert found.reached("femnist-cnn-fedavg") is not None
+    assert found.spread("femnist-cnn-fedavg", "rounds_per_second") is not None

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from problems import HANGS
 
-from fedjaxsim.bench.children import in_child
-from fedjaxsim.bench.results import Results
-from fedjaxsim.cli import benching as command
+from fedjaxsim.bench import results as command
+from fedjaxsim.bench.results import Results, in_child
 from fedjaxsim.cli import main
 from fedjaxsim.cli.bench import named
 from fedjaxsim.cli.program import parse
@@ -163,15 +162,12 @@ def test_a_child_measures_a_tiny_run(tmp_path, monkeypatch, capsys):
     assert found.machine["versions"].keys() >= {"python", "jax", "fedjaxsim"}
     [[numbers]] = found.processes.values()
     positive = {
-        "rounds_per_second", "evaluation_seconds", "gemm_gflops", "memory_gb_per_s",
-        "gemm_fraction", "memory_fraction", "rounds_mb", "compiling_mb",
-        "state_mb", "data_mb", "gflop_per_round", "mb_per_round", "clients_per_round",
+        "rounds_per_second", "evaluation_seconds", "rounds_mb", "compiling_mb", "state_mb",
+        "data_mb", "clients_per_round",
         "chunk_size", "devices",
     }  # fmt: skip
     assert numbers.keys() == positive | {"compile_seconds", "device_peak_mb"}
     assert min(numbers[name] for name in positive) > 0
-    page = (Path(__file__).parents[2] / "docs" / "results" / "benchmarks.md").read_text()
-    assert [name for name in numbers if f"`{name}`" not in page] == []
     assert "fedjaxsim" not in capsys.readouterr().err
 
 

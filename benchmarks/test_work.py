@@ -5,8 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from work import flops_of, flops_of_gradient, work_of
 
-from fedjaxsim.bench.work import flops_of, flops_of_gradient, work_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 

@@ -1,6 +1,5 @@
 """The ceilings of a machine: the speed of its matrix products and of its memory."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjaxsim.bench.measure import seconds
 
 SIDE, ACCELERATOR_SIDE = 2048, 8192
 """Rows of the multiplied matrices. At 400 TFLOP/s an accelerator takes 3 ms for a large product, a
@@ -62,10 +63,3 @@ class Ceilings:
             self._buffer = jax.block_until_ready(self._update(self._buffer))
 
         return 2 * self._buffer.nbytes / min(seconds(update) for _ in range(_ATTEMPTS))
-
-
-def seconds(function: Callable[[], Any]) -> float:
-    """Return the seconds that a call takes."""
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
