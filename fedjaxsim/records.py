@@ -1,6 +1,5 @@
 """Records of a run's evaluations, in memory or in a file of lines, and the picture of several."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,8 @@ from fedjaxsim.report.results import Run, System, failures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NOTHING = hashlib.sha256().hexdigest()
+_NONE = -1
+"""The round of the last line of an empty file."""
 
 
 class Records(Callback):
@@ -26,7 +26,7 @@ class Records(Callback):
 
     Attributes:
       rows: the records (see `Run.records`) of all evaluations.
-      seconds: time of rounds and evaluations, without compilation.
+      seconds: time of rounds and evaluations since the start, without compilation.
       compile_seconds: time of compilation.
     """
 
@@ -37,24 +37,18 @@ class Records(Callback):
 
     @property
     def memory(self) -> Any:
-        """All attributes."""
-        return {
-            "rows": self.rows, "seconds": self.seconds, "compile_seconds": self.compile_seconds
-        }  # fmt: skip
+        """The records."""
+        return {"rows": self.rows}
 
     @memory.setter
     def memory(self, kept: Any) -> None:
-        self._set(**kept)
-
-    def _set(self, rows: list[Record], seconds: float, compile_seconds: float) -> None:
-        self.rows, self.seconds, self.compile_seconds = rows, seconds, compile_seconds
+        self.rows = kept["rows"]
 
     def start(self, state: SimulationState) -> None:
         """Forget evaluations after `state`."""
         done = int(state.round)
-        if done == 0:
-            self._set([], 0.0, 0.0)
-        self.rows = [row for row in self.rows if row["round"] <= done]
+        self.rows = [row for row in self.rows if 0 < done >= row["round"]]
+        self.seconds = self.compile_seconds = 0.0
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Add an evaluation."""
@@ -66,16 +60,16 @@ class Records(Callback):
 class MetricsFile(Callback):
     """Write the records of all evaluations to a file, a line of JSON each.
 
-    Memory stays the same however many there are. A checkpoint keeps the length and the digest of
-    the file. Lines after them stay in the file until their evaluation is done again, for they say
-    what was released. Without a checkpoint a start replaces the file.
+    Memory stays the same however many there are. A checkpoint keeps the round of the last line.
+    Lines after it stay in the file until their evaluation is done again, for they say what was
+    released. Without a checkpoint a start replaces the file.
 
     Args:
       path: the file; its folders are made.
       exact: whether numbers that are not finite are written as they are, not as null.
 
     Attributes:
-      seconds: time of rounds and evaluations, without compilation.
+      seconds: time of rounds and evaluations since the start, without compilation.
       compile_seconds: time of compilation.
     """
 
@@ -83,35 +77,28 @@ class MetricsFile(Callback):
 
     def __init__(self, path: Path | str, *, exact: bool = False):
         self._path, self._exact = Path(path), exact
+        self._last, self._bad = _NONE, None
         self._later: list[bytes] = []
-        self._forget()
-
-    def _forget(self) -> None:
-        self._size, self._digest = 0, hashlib.sha256()
-        self._bad: int | None = None
         self.seconds = self.compile_seconds = 0.0
 
     @property
     def memory(self) -> Any:
-        """Length and digest of the file; the times; the first round with an infinite loss."""
-        found = {"size": self._size, "digest": self._digest.hexdigest(), "bad": self._bad}
-        return {**found, "seconds": self.seconds, "compile_seconds": self.compile_seconds}
+        """The round of the last line, and the first round with an infinite loss."""
+        return {"last": self._last, "bad": self._bad}
 
     @memory.setter
     def memory(self, kept: Any) -> None:
-        content, self._later = divided(self._path, kept)
-        self._size, self._digest, self._bad = len(content), hashlib.sha256(content), kept["bad"]
-        self.seconds, self.compile_seconds = kept["seconds"], kept["compile_seconds"]
+        _, self._later = divided(self._path, kept["last"])
+        self._last, self._bad = kept["last"], kept["bad"]
 
     @property
     def rows(self) -> list[Record]:
         """The records, read from the file; null is NaN, but for a loss without participants.
 
         Raises:
-          ValueError: if the file is not as it was written.
+          ValueError: if lines are missing or damaged.
         """
-        content, _ = divided(self._path, self.memory)
-        rows = [json.loads(line) for line in content.splitlines()]
+        rows = [json.loads(line) for line in divided(self._path, self._last)[0]]
         return rows if self._exact else [_with_nan(row, self._bad) for row in rows]
 
     @property
@@ -121,21 +108,21 @@ class MetricsFile(Callback):
 
     def keep_lines(self) -> None:
         """Keep the lines that the file holds until their evaluations are done again."""
-        self._later = divided(self._path, {})[1]
+        self._later = divided(self._path, _NONE)[1]
 
     def start(self, state: SimulationState) -> None:
         """Cut the file after the evaluations up to `state`."""
         done = int(state.round)
-        if done == 0 and self._size:
+        if done == 0 and self._last > _NONE:
             self._later = []  # another run with this callback
+        self.seconds = self.compile_seconds = 0.0
         if done == 0:
-            self._forget()
+            self._last, self._bad = _NONE, None
         if is_first():
             store.make_folder(self._path.parent)
-            whole = divided(self._path, self.memory)[0].splitlines(keepends=True)
-            content = b"".join(line for line in whole if last_round([line]) <= done)
-            self._size, self._digest = len(content), hashlib.sha256(content)
-            store.write(self._path, b"".join([content, *self._later]))
+            kept = [line for line in self._lines() if last_round([line]) <= done]
+            store.write(self._path, b"".join([*kept, *self._later]))
+        self._last = min(self._last, done)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Add an evaluation to the file."""
@@ -151,14 +138,15 @@ class MetricsFile(Callback):
             if not before and not self._later:
                 store.append(self._path, added)
             elif added != b"".join(before):
-                content = self._path.read_bytes()[: self._size]
-                store.write(self._path, b"".join([content, added, *self._later]))
-        self._size += len(added)
-        self._digest.update(added)
+                store.write(self._path, b"".join([*self._lines(), added, *self._later]))
+        self._last = segment.round
+
+    def _lines(self) -> list[bytes]:
+        return divided(self._path, self._last)[0]
 
     def sync(self) -> None:
         """Make the file durable."""
-        if is_first() and self._size:
+        if is_first() and self._last > _NONE:
             store.sync(self._path)
 
 
@@ -222,37 +210,39 @@ def _got(each: Any) -> str:
 def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
     """Return the check that a checkpoint's note belongs to the `MetricsFile` at a path.
 
-    The check raises ValueError if the file does not begin with the lines before the checkpoint.
+    The check raises ValueError if the file lacks lines before the checkpoint.
     """
 
     def check(note: Mapping[str, Any]) -> None:
         kept = note.get("memory", {}).get(MetricsFile.__name__)
         if kept is not None:
-            divided(path, kept)
+            divided(path, kept["last"])
 
     return check
 
 
-def divided(path: Path, kept: Mapping[str, Any]) -> tuple[bytes, list[bytes]]:
-    """Return the lines of a file that a checkpoint refers to, and each whole line after them.
+def divided(path: Path, last: int) -> tuple[list[bytes], list[bytes]]:
+    """Return the whole lines of a file up to a round, and those after it.
 
     Args:
       path: the file of a `MetricsFile`; one that is missing counts as empty.
-      kept: its `memory`, or {} to refer to nothing.
+      last: the round; -1 for none.
 
     Raises:
-      ValueError: if the lines are not those that were written.
+      ValueError: if no line is of that round, or one is no record.
     """
     content = path.read_bytes() if path.is_file() else b""
-    size = kept.get("size", 0)
-    if hashlib.sha256(content[:size]).hexdigest() != kept.get("digest", _NOTHING):
-        raise ValueError(f"{path} does not begin with what was written before it")
-    *later, _ = content[size:].split(b"\n")  # the last one is empty, or was cut
-    while later and _round(later[-1]) is None:
-        later.pop()  # never reached the disk
-    if None in map(_round, later):
+    *found, _ = content.split(b"\n")  # the last one is empty, or was cut
+    while found and _round(found[-1]) is None:
+        found.pop()  # never reached the disk
+    rounds = list(map(_round, found))
+    if None in rounds:
         raise ValueError(f"{path} has a line that is no record")
-    return content[:size], [line + b"\n" for line in later]
+    if last > _NONE and last not in rounds:
+        raise ValueError(f"{path} lacks the line of round {last}")
+    count = sum(round_ is not None and round_ <= last for round_ in rounds)
+    whole = [line + b"\n" for line in found]
+    return whole[:count], whole[count:]
 
 
 def last_round(rows: Sequence[bytes]) -> int:

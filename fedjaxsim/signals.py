@@ -16,14 +16,27 @@ NAMES = {int(getattr(signal, name)): said for name, said in _NAMES.items() if ha
 """Names of the signals that stop a command, for messages, by number."""
 
 
+PATIENCE = 60.0
+"""Seconds after a signal in which the rounds in flight must return."""
+
+
 class Stop(threading.Event):
     """An event that a signal sets.
 
     Attributes:
       number: the signal; 0 before there is one.
+      late: ends the process, unless the event is read in time.
     """
 
     number = 0
+    late: threading.Timer | None = None
+
+    def is_set(self) -> bool:
+        """Return whether there was a signal; who reads it ends the work in time."""
+        found = super().is_set()
+        if found and self.late is not None:
+            self.late.cancel()
+        return found
 
 
 def stopped(numbers: Iterable[int]) -> tuple[str, int]:
@@ -38,19 +51,37 @@ def stopped(numbers: Iterable[int]) -> tuple[str, int]:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """Yield an event that the first signal sets; the second one ends the process at once."""
+    """Yield an event that the first signal sets.
+
+    A second one ends the process at once, and so does a round that does not return in time.
+    """
     stop = Stop()
 
+    def end(said: str = "") -> None:
+        _say(("\033[?25h" if sys.stderr.isatty() else "") + said)  # the cursor, which a bar hides
+        os._exit(128 + stop.number)
+
     def receive(number: int) -> None:
-        if stop.is_set():
-            _say("\033[?25h" if sys.stderr.isatty() else "")  # the cursor, which a bar hides
-            os._exit(128 + number)
-        stop.number = number
+        first, stop.number = stop.number == 0, number
+        if not first:
+            end()
+            return
+        said = f"the rounds in flight have not returned within {PATIENCE:g} seconds"
+        stop.late = threading.Timer(
+            PATIENCE, end, [f"fedjaxsim: ended by {NAMES[number]}: {said}\n"]
+        )
+        stop.late.daemon = True
+        stop.late.start()
         stop.set()
         _say(f"\nstopping after the rounds in flight; {NAMES[number]} again to abort\n")
 
-    with _listening(receive):
-        yield stop
+    try:
+        with _listening(receive):
+            yield stop
+    finally:  # nobody listens any longer, so no other timer begins
+        if stop.late is not None:
+            stop.late.cancel()
+            stop.late.join()
 
 
 @contextmanager

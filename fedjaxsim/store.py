@@ -15,15 +15,11 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
-
-Result = TypeVar("Result")
+from typing import Any
 
 LOCK = ".lock"
 """File in a held folder with the process that holds it."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
@@ -32,36 +28,8 @@ class StorageError(OSError):
     """A file that cannot be written; the message names it and the cause."""
 
 
-class System:
-    """The operating system's changes of files; tests replace it to let any of them fail."""
-
-    open = staticmethod(os.open)
-    write = staticmethod(os.write)
-    sync = staticmethod(os.fsync)
-    truncate = staticmethod(os.ftruncate)
-    rename = staticmethod(os.replace)
-    unlink = staticmethod(os.unlink)
-    mkdir = staticmethod(os.mkdir)
-
-
-system: Any = System()
 _held: dict[Path, int] = {}
 """Descriptors of this process's locks."""
-_wait: ContextVar[Callable[[str], bool] | None] = ContextVar("wait", default=None)
-
-
-@contextlib.contextmanager
-def waiting(wait: Callable[[str], bool]) -> Iterator[None]:
-    """Repeat writes to a full disk instead of failing.
-
-    Args:
-      wait: called with the error's text before each repetition; False gives up.
-    """
-    token = _wait.set(wait)
-    try:
-        yield
-    finally:
-        _wait.reset(token)
 
 
 def write(path: Path, content: bytes | Callable[[], Iterable[Any]]) -> None:
@@ -74,23 +42,20 @@ def write(path: Path, content: bytes | Callable[[], Iterable[Any]]) -> None:
     Raises:
       StorageError: if that fails; the old content is kept.
     """
-
-    def attempt() -> None:
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with _reported(path):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with _opened(temporary, flags) as descriptor:
                 for part in (content,) if isinstance(content, bytes) else content():
                     _write_all(descriptor, part)
-                system.sync(descriptor)
-            system.rename(temporary, path)
+                os.fsync(descriptor)
+            os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                system.unlink(temporary)
+                os.unlink(temporary)
             raise
         _sync_folder(path.parent)
-
-    _attempted(path, attempt)
 
 
 def append(path: Path, content: bytes) -> None:
@@ -99,18 +64,14 @@ def append(path: Path, content: bytes) -> None:
     Raises:
       StorageError: if that fails; the file is as before.
     """
-
-    def attempt() -> None:
-        with _opened(path, os.O_WRONLY | os.O_APPEND) as descriptor:
-            size = os.fstat(descriptor).st_size
-            try:
-                _write_all(descriptor, content)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    system.truncate(descriptor, size)
-                raise
-
-    _attempted(path, attempt)
+    with _reported(path), _opened(path, os.O_WRONLY | os.O_APPEND) as descriptor:
+        size = os.fstat(descriptor).st_size
+        try:
+            _write_all(descriptor, content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
 
 
 def sync(path: Path) -> None:
@@ -119,12 +80,8 @@ def sync(path: Path) -> None:
     Raises:
       StorageError: if that fails.
     """
-
-    def attempt() -> None:
-        with _opened(path, os.O_RDONLY) as descriptor:
-            system.sync(descriptor)
-
-    _attempted(path, attempt)
+    with _reported(path), _opened(path, os.O_RDONLY) as descriptor:
+        os.fsync(descriptor)
 
 
 def remove(path: Path) -> None:
@@ -133,15 +90,8 @@ def remove(path: Path) -> None:
     Raises:
       StorageError: if that fails.
     """
-
-    def attempt() -> None:
-        if path.is_dir():
-            shutil.rmtree(path)
-            return
-        with contextlib.suppress(FileNotFoundError):
-            system.unlink(path)
-
-    _attempted(path, attempt)
+    with _reported(path), contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path) if path.is_dir() else os.unlink(path)
 
 
 def make_folder(path: Path) -> None:
@@ -150,18 +100,15 @@ def make_folder(path: Path) -> None:
     Raises:
       StorageError: if that fails.
     """
-
-    def attempt() -> None:
+    with _reported(path):
         for folder in (*reversed(path.parents), path):
             if folder.is_dir():
                 continue
             with contextlib.suppress(FileExistsError):
-                system.mkdir(folder)
+                os.mkdir(folder)
             if not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             _sync_folder(folder.parent)
-
-    _attempted(path, attempt)
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -182,7 +129,8 @@ def hold(path: Path) -> None:
     make_folder(path)
     lock = path / LOCK
     while True:
-        descriptor = _attempted(lock, lambda: os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+        with _reported(lock):
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -227,24 +175,20 @@ def _described(holder: bytes) -> str:
         return "another process"
 
 
-def _attempted(path: Path, attempt: Callable[[], Result]) -> Result:
-    """Return the result of `attempt`, repeated while the disk is full and a wait was chosen."""
-    while True:
-        try:
-            return attempt()
-        except StorageError:
-            raise
-        except OSError as error:
-            text = f"{path} cannot be written: {error.strerror or error}"
-            wait = _wait.get()
-            if error.errno in _FULL and wait is not None and wait(text):
-                continue
-            raise StorageError(text) from error
+@contextlib.contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a `StorageError` of one line."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = system.open(path, flags | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield descriptor
     finally:
@@ -254,13 +198,13 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 def _write_all(descriptor: int, part: Any) -> None:
     left = memoryview(part).cast("B")
     while left:
-        left = left[system.write(descriptor, left) :]
+        left = left[os.write(descriptor, left) :]
 
 
 def _sync_folder(path: Path) -> None:
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         try:
-            system.sync(descriptor)
+            os.fsync(descriptor)
         except OSError as error:
             if error.errno not in _NO_FOLDER_SYNC:  # some network file systems have none
                 raise

@@ -4,15 +4,15 @@ import errno
 import os
 from pathlib import Path
 
-from fedjaxsim import store
-
 
 class KilledError(BaseException):
     """The process ends here."""
 
 
-class Disk(store.System):
-    """The operating system's changes of files, counted; one of them may fail.
+class Disk:
+    """The module `os` with its changes of files counted; one of them may fail.
+
+    Put it in the place of `store.os`.
 
     Args:
       fails: number of the change that fails, from 0; None for none.
@@ -26,6 +26,9 @@ class Disk(store.System):
         self._files, self._durable = dict[Path, int](), dict[Path, int]()
         self._contents = dict[int, bytes]()
         self._folders = set[Path]()
+
+    def __getattr__(self, name):
+        return getattr(os, name)
 
     def arm(self, fails: int | None, error: type[BaseException] | int = KilledError) -> None:
         """Count anew, as another process does."""
@@ -57,7 +60,7 @@ class Disk(store.System):
             raise
         return os.write(descriptor, content)
 
-    def sync(self, descriptor):
+    def fsync(self, descriptor):
         self._step()
         path, number = self._open[descriptor]
         if number >= 0:
@@ -70,11 +73,11 @@ class Disk(store.System):
                     self._durable[known] = self._files[known]
         self._folders.add(path)
 
-    def truncate(self, descriptor, size):
+    def ftruncate(self, descriptor, size):
         self._step()
         os.ftruncate(descriptor, size)
 
-    def rename(self, old, new):
+    def replace(self, old, new):
         self._step()
         os.replace(old, new)
         self._files[Path(new)] = self._files.pop(Path(old))

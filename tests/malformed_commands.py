@@ -66,7 +66,6 @@ _WORDS: dict[str, str] = {
     "preprocess": "bogus drop-constant,bogus ,x",
     "chunk-map": "bogus pmap",
     "checkpoint-every": "0 abc 10parsecs -1s",
-    "on-full-disk": "bogus",
     "log": "bogus",
     "from": "absent . a.csv broken sweep",
     "out": "a.csv a.csv/b full",
@@ -113,7 +112,7 @@ _TABLES: dict[str, bytes] = {
 }
 _COLUMNS = (
     "--client nobody --target y", "--client who --target z", "--client who", "--target y",
-    "--client who --target who", "--client who --target y --one-hot z", "--client who --target b",
+    "--client who --target who", "--client who --target y --one-hot z",
     "--client who --target y --drop a,b", "--client who --target y --drop who",
     "--client who --target y --split a", "--client who --target y --partition iid",
     "--client who --target y --x z", "--client who --target y --clients 3", "--client --target y",
@@ -142,9 +141,10 @@ _ARRAYS: dict[str, Any] = {
 }
 _GOOD: dict[str, Any] = {"x": np.random.default_rng(0).normal(size=(40, 3)), "y": np.arange(40) % 2,
          "client": np.arange(40) // 10}  # fmt: skip
-_FITTING = {("x", "strings"), ("client", "strings"), ("client", "far"), ("client", "negative"),
+_FITTING = {("x", "strings"), ("x", "matrix"), ("x", "negative"), ("x", "huge"),
+            ("client", "strings"), ("client", "far"), ("client", "negative"),
             ("client", "huge")}  # fmt: skip
-"""Arrays that may be: names of clients, and text, which needs another model."""
+"""Arrays that may be: names of clients, features, and text, which needs another model."""
 _LEAF: dict[str, object] = {
     "list": [1, 2],
     "number": 3,

@@ -59,6 +59,26 @@ def test_before_the_work_a_signal_ends_in_one_line_and_a_second_one_at_once(monk
         assert stop.wait(HANGS)
         os.kill(os.getpid(), signal.SIGINT)
         assert codes.get(timeout=HANGS) == 130
+    assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
+
+
+def test_a_round_that_does_not_return_ends_the_command(monkeypatch, capfd):
+    codes = queue.Queue()
+    monkeypatch.setattr(signals.os, "_exit", codes.put)
+    monkeypatch.setattr(signals, "PATIENCE", 0.01)
+    with stop_on_signal() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert codes.get(timeout=HANGS) == 143
+    assert "ended by SIGTERM: the rounds in flight have not returned" in capfd.readouterr().err
+    monkeypatch.setattr(signals, "PATIENCE", HANGS)
+    with stop_on_signal() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(HANGS)
+        assert stop.late is not None
+        assert not stop.late.finished.is_set()
+        assert stop.is_set()  # read after a round, so that the command ends by itself
+        assert stop.late.finished.is_set()
+    assert codes.empty()
 
 
 def test_ctrl_c_is_answered_while_the_main_thread_is_busy_in_compiled_code():

@@ -17,7 +17,7 @@ from fedjaxsim.store import StorageError
 def faults(monkeypatch, error, change):
     """Do `change` on disks whose n-th operation fails, until one is not reached; yield each n."""
     for n in itertools.count():
-        monkeypatch.setattr(store, "system", Disk(n, error))
+        monkeypatch.setattr(store, "os", Disk(n, error))
         try:
             change()
         except (StorageError, KilledError):
@@ -58,7 +58,7 @@ def test_after_a_power_cut_a_file_is_old_or_new_and_what_was_reported_is_there(
     for n in itertools.count():
         root, disk = tmp_path / f"{n}", Disk(n)
         root.mkdir()
-        monkeypatch.setattr(store, "system", disk)
+        monkeypatch.setattr(store, "os", disk)
         reported = b""
         try:
             for content in (b"one\n", b"two\n"):
@@ -81,26 +81,6 @@ def test_an_error_names_file_and_cause_in_one_line(tmp_path):
     with pytest.raises(StorageError) as error:
         store.write(file, b"")
     assert str(error.value) == f"{file} cannot be written: No such file or directory"
-
-
-def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "system", Disk(1, errno.ENOSPC))
-    said = []
-
-    def wait(text):
-        said.append(text)
-        if len(said) == 3:
-            monkeypatch.setattr(store, "system", Disk())  # somebody has made space
-        return True
-
-    with store.waiting(wait):
-        store.write(tmp_path / "file", lambda: iter([b"a", b"b"]))
-    assert (tmp_path / "file").read_bytes() == b"ab"
-    assert len(said) == 3
-    assert os.strerror(errno.ENOSPC) in said[0]
-    monkeypatch.setattr(store, "system", Disk(1, errno.ENOSPC))
-    with store.waiting(lambda text: False), pytest.raises(StorageError, match="file"):
-        store.write(tmp_path / "file", b"c")
 
 
 def test_a_folder_has_one_writer_until_it_releases_it(tmp_path):

@@ -31,6 +31,6 @@ def demo(
     from fedjaxsim.cli.sweeping import prepare_sweep
 
     return prepare_sweep(
-        DEMO, out, seeds=range(seed, seed + seeds), checkpoint_every=None, on_full_disk="stop",
+        DEMO, out, seeds=range(seed, seed + seeds), checkpoint_every=None,
         overwrite=overwrite, quiet=quiet,
     )  # fmt: skip

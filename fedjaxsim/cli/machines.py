@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,11 +12,9 @@ class Saving:
     Attributes:
       checkpoint_every: Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next
         evaluation; by default 1min, at most a twentieth of the time.
-      on_full_disk: End with the last checkpoint, or wait until there is space.
     """
 
     checkpoint_every: str | None = None
-    on_full_disk: Literal["stop", "wait"] = "stop"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,7 +100,7 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
         if isinstance(error, Exception) and is_out_of_memory(error):
             processes.leave(refuse(error))
         if isinstance(error, Exception) and processes.is_loss(error):
-            processes.lose(processes.await_news() or f"a process has ended ({one_line(error)})")
+            processes.lose(one_line(error))
         if isinstance(error, passing):
             raise
         if isinstance(error, KeyboardInterrupt):

@@ -37,7 +37,6 @@ def resume(
             directory,
             rounds,
             checkpoint_every=saving.checkpoint_every,
-            on_full_disk=saving.on_full_disk,
             log=log,
             quiet=quiet,
             explain=explain,

@@ -43,7 +43,6 @@ def run(
             settings,
             from_,
             checkpoint_every=saving.checkpoint_every,
-            on_full_disk=saving.on_full_disk,
             log=log,
             explain=explain,
         ),

@@ -65,7 +65,6 @@ def prepare_run(
     start: Path | None,
     *,
     checkpoint_every: str | None,
-    on_full_disk: str,
     log: str | None,
     explain: bool,
 ) -> Callable[[], int]:
@@ -75,7 +74,6 @@ def prepare_run(
       config: settings of the run.
       start: directory of the run to start from.
       checkpoint_every: rounds or time, for `Cadence.parse`.
-      on_full_disk: for `stoppable`.
       log: name of a logger.
       explain: whether the whole guarantee is printed.
 
@@ -121,7 +119,7 @@ def prepare_run(
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
         return _run(
-            stage, explain=explain, on_full_disk=on_full_disk, quiet=config.quiet, log=log,
+            stage, explain=explain, quiet=config.quiet, log=log,
             cadence=cadence,
         )  # fmt: skip
 
@@ -133,7 +131,6 @@ def prepare_resume(
     rounds: int | None,
     *,
     checkpoint_every: str | None,
-    on_full_disk: str,
     log: str | None,
     quiet: bool,
     explain: bool,
@@ -226,7 +223,7 @@ def prepare_resume(
                 "digits from an undisturbed run"
             )
         return _run(
-            stage, explain=explain, on_full_disk=on_full_disk, quiet=quiet, log=log,
+            stage, explain=explain, quiet=quiet, log=log,
             cadence=cadence,
         )  # fmt: skip
 
@@ -257,7 +254,7 @@ def _agree_on_files(directory: RunDirectory | None) -> None:
         processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
 
 
-def _run(stage: Stage, *, explain: bool, on_full_disk: str, **options: Any) -> int:
+def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
     """Do a run and return the exit code; `options` are those of `execute`."""
     path = stage.path
     if path is not None and processes.is_first():
@@ -268,7 +265,7 @@ def _run(stage: Stage, *, explain: bool, on_full_disk: str, **options: Any) -> i
         after = f"round {rounds[-1]} is kept" if rounds else "no round is kept"
         return after if path is None else f"{after}; {RESUME} {shlex.quote(str(path))} continues"
 
-    with stoppable(on_full_disk, kept) as stop:
+    with stoppable(kept) as stop:
         done = execute(
             stage.experiment, stage.directory, stop, rounds=stage.rounds, begin=stage.begin,
             earlier=stage.earlier, **options,

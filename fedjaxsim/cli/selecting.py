@@ -37,7 +37,7 @@ _ASSUMED = (
 
 def prepare_selection(
     file: Path, out: Path, data: str | None, *, spec: str, noise: float, largest: float,
-    on_full_disk: str, overwrite: bool,
+    overwrite: bool,
 ) -> Callable[[], int]:  # fmt: skip
     """Check all input of a selection; return a function that runs it and gives the exit code.
 
@@ -48,7 +48,6 @@ def prepare_selection(
       spec: distribution of the number of runs, for `selection.parse`.
       noise: z of the score that each run releases at its end.
       largest: public bound of a client's score.
-      on_full_disk: for `stoppable`.
       overwrite: whether results in the directory are replaced.
 
     Raises:
@@ -71,7 +70,7 @@ def prepare_selection(
         rng = np.random.default_rng([seed, _SELECTION])
         drawn = [int(rng.integers(len(candidates))) for _ in range(runs.draw(rng))]
         # Without a bar or lines: a log would tell the number of runs, which is secret.
-        with stoppable(on_full_disk, lambda: "nothing was selected") as stop:
+        with stoppable(lambda: "nothing was selected") as stop:
             best: tuple[float, int, Any, Any] | None = None
             for number, index in enumerate(drawn):
                 if stop.is_set():

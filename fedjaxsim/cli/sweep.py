@@ -50,7 +50,6 @@ def sweep(
             spec=select_privately,
             noise=score_noise,
             largest=score_largest,
-            on_full_disk=saving.on_full_disk,
             overwrite=overwrite,
         )
     return in_all_processes(
@@ -59,7 +58,6 @@ def sweep(
             out,
             data,
             checkpoint_every=saving.checkpoint_every,
-            on_full_disk=saving.on_full_disk,
             overwrite=overwrite,
             quiet=quiet,
         ),

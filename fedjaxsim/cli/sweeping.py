@@ -67,7 +67,6 @@ def prepare_sweep(
     *,
     seeds: Sequence[int] | None = None,
     checkpoint_every: str | None,
-    on_full_disk: str,
     overwrite: bool,
     quiet: bool,
 ) -> Callable[[], int]:
@@ -79,7 +78,6 @@ def prepare_sweep(
       data: source of the clients, in place of the file's.
       seeds: seeds of all runs, in place of the file's.
       checkpoint_every: rounds or time, for `Cadence.parse`.
-      on_full_disk: for `stoppable`.
       overwrite: whether results in the directory are replaced.
       quiet: no progress bar.
 
@@ -90,7 +88,7 @@ def prepare_sweep(
     """
     plan = read_plan(file, data, seeds)
     how: Any = {
-        "checkpoint_every": checkpoint_every, "on_full_disk": on_full_disk, "overwrite": overwrite,
+        "checkpoint_every": checkpoint_every, "overwrite": overwrite,
         "quiet": quiet,
     }  # fmt: skip
     if isinstance(plan, SweepRuns):
@@ -119,7 +117,6 @@ def _prepared(
     out: Path,
     *,
     checkpoint_every: str | None,
-    on_full_disk: str,
     overwrite: bool,
     quiet: bool,
     chooses: bool = False,
@@ -145,7 +142,7 @@ def _prepared(
     def work() -> int:
         draws, done = processes.is_first() and can_draw(), len(finished)
         kept = "finished runs and checkpoints are kept; the same command continues"
-        with stoppable(on_full_disk, lambda: kept) as stop:
+        with stoppable(lambda: kept) as stop:
             for chunk in _chunks(plan, families, finished, begun):
                 if begun and tuple(begun.note["runs"]) != chunk.runs:
                     _first_alone(directory.checkpoints.clear)

@@ -49,6 +49,5 @@ def tune(
         settings,
         question,
         checkpoint_every=saving.checkpoint_every,
-        on_full_disk=saving.on_full_disk,
         explain=explain,
     )

@@ -69,7 +69,6 @@ def prepare_tune(
     question: Question,
     *,
     checkpoint_every: str | None,
-    on_full_disk: str,
     explain: bool,
 ) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code.
@@ -114,7 +113,7 @@ def prepare_tune(
     def work() -> int:
         can_draw()
         kept = "the steps so far are kept; the same command continues"
-        with stoppable(on_full_disk, lambda: kept) as stop:
+        with stoppable(lambda: kept) as stop:
             tuning = _Tuning(
                 config, question, source, start, metric, measure, directory, stop, cadence, explain
             )

@@ -7,6 +7,7 @@ state, ledger, note and fingerprints are whole together or not at all, and anybo
 while the run writes the next one.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -21,7 +22,7 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.engine.devices import placed
-from fedjaxsim.engine.processes import is_first, to_host
+from fedjaxsim.engine.processes import is_first, pieces_of, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, SamplingScheme, event_from
@@ -101,7 +102,7 @@ class Checkpoint(NamedTuple):
                     expected = f"{raw.dtype}{list(raw.shape)}"
                     raise ValueError(f"{self.file}: {name} must be {expected}, got {dtype}{shape}")
                 array = np.empty(raw.shape, raw.dtype)
-                if stream.readinto(_bytes(array).data) != array.nbytes:
+                if stream.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
                     raise ValueError(f"{self.file} is damaged: {name} is cut")
                 found[name] = _placed(array, wanted[name])
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
@@ -149,27 +150,26 @@ class CheckpointFolder:
     def prepared(
         self, round_: int, state: Any, note: Mapping[str, Any], *, copied: bool = False
     ) -> Callable[[], None]:
-        """Return the function that writes a checkpoint.
+        """Return the function that writes a checkpoint, piece by piece of the state.
 
-        Several processes each contribute their part of the state, and the first one writes.
+        All of several processes must call it together; the first one writes.
 
         Args:
           round_: number of rounds done.
           state: any pytree of arrays.
           note: values of JSON; numbers may be infinite or not a number.
-          copied: whether the buffers of `state` may change before the function is called.
+          copied: whether the buffers of `state` may change before the function is called, which
+            then takes one process.
         """
-        arrays = {name: to_host(_words(leaf)) for name, leaf in _leaves(state)}
-        if not is_first():
-            return lambda: None
+        arrays = {name: _words(leaf) for name, leaf in _leaves(state)}
         if copied:
-            arrays = {name: np.array(array) for name, array in arrays.items()}
+            arrays = {name: np.array(to_host(array)) for name, array in arrays.items()}
         privacy = state.privacy if isinstance(state, SimulationState) else ledger.Ledger(())
         content = {
             "round": round_,
             "about": dict(self.about),
             "note": note,
-            "leaves": {name: (str(a.dtype), a.shape) for name, a in arrays.items()},
+            "leaves": {name: (str(a.dtype), np.shape(a)) for name, a in arrays.items()},
             "accounts": [
                 (dataclasses.asdict(a.scheme), a.event.to_dict(), len(a.rounds))
                 for a in privacy.charges
@@ -182,9 +182,9 @@ class CheckpointFolder:
 
         def parts() -> Iterator[Any]:
             digest, block = _DIGEST(header), bytearray(header)
-            for leaf in map(_bytes, arrays.values()):
-                for begin in range(0, len(leaf), _BLOCK):
-                    part = leaf[begin : begin + _BLOCK].data
+            for piece in (piece for leaf in arrays.values() for piece in pieces_of(leaf)):
+                for begin in range(0, len(piece), _BLOCK):
+                    part = piece[begin : begin + _BLOCK].data
                     digest.update(part)
                     block += part
                     if len(block) >= _BLOCK:
@@ -193,6 +193,10 @@ class CheckpointFolder:
             yield block + digest.digest()
 
         def write() -> None:
+            if not is_first():
+                if not copied:
+                    collections.deque(parts(), 0)
+                return
             store.make_folder(self.path)
             store.write(self._file(round_), parts)
             kept = [other for other in self.rounds() if other <= round_][-KEPT:]
@@ -273,10 +277,6 @@ def _header(file: Path) -> tuple[bytes, int]:
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:

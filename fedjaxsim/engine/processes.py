@@ -2,38 +2,40 @@
 
 Every process runs the same program on the devices of all of them (`jax.distributed`), so all must
 take the same decisions (to stop, to keep a checkpoint): values that may differ between processes go
-through `from_all`. A single process asks nobody.
+through `from_all`. A single process asks nobody. JAX's coordination service watches the processes:
+where one is lost, a computation of all fails in the others, or the service ends them.
 """
 
-import atexit
 import contextlib
-import functools
 import json
 import os
 import socket
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, cast
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
 
-from fedjaxsim.engine import liveness
 from fedjaxsim.engine.devices import SAME, divided, mesh_of
 
 WAIT = 60
 """Seconds in which all processes must connect."""
 LOST = 3
 """The exit code of a process that has lost another one."""
-_DAY = 86_400
+_HEARTBEAT = 60
+"""Seconds without a heartbeat after which a process counts as lost."""
+_FIRST_WAITS = 5
+"""Seconds for which process 0, which holds the service, lets others fail of the same cause."""
 _LENGTH = 8192
+_PIECE = 64 * 2**20
+"""Bytes that one process sends to the others at once."""
 _AXIS = "devices"
-_peers: liveness.Peers | None = None
-"""The connections to the other processes."""
-_ending = threading.Lock()
-"""Held by the thread that ends this process, so that there is one line."""
+_kept: Callable[[], str] | None = None
+"""Says what is kept if another process is lost."""
 
 
 class DisagreeError(ValueError):
@@ -52,86 +54,66 @@ def join(
       process: index of this process, from 0.
 
     Raises:
-      ValueError: if the first process cannot listen there, the others do not find it, or there is
-        no such environment.
+      ValueError: if the first process cannot listen there, the others do not find it in time, there
+        is no such environment, or processes have different numbers of devices.
     """
-    address, heartbeat = coordinator, liveness.SILENCE
-    if coordinator is not None and processes is not None and process is not None:
-        heartbeat = _DAY  # `liveness` is faster, and names the process
-        address = _meet(coordinator, processes, process)
+    if coordinator is not None and process == 0:
+        _require_free(int(coordinator.rpartition(":")[2]))
     with contextlib.suppress(AttributeError):  # JAX's service would take SIGTERM for itself
         jax.config.update("jax_enable_preemption_service", False)
-    news = f"not all processes have come within {WAIT} seconds"
-    late = threading.Timer(WAIT, lose, [news])
-    late.daemon = True
-    late.start()
     try:
         jax.distributed.initialize(
-            address,
+            coordinator,
             processes,
             process,
-            initialization_timeout=2 * WAIT,
-            heartbeat_timeout_seconds=heartbeat,
+            initialization_timeout=WAIT,
+            heartbeat_timeout_seconds=_HEARTBEAT,
             shutdown_timeout_seconds=WAIT,
         )
+        devices = jax.devices()
     except (RuntimeError, ValueError) as error:
         if coordinator is None:
             raise ValueError(
                 f"no cluster here says where processes meet ({error}): give coordinator, processes "
                 "and process"
             ) from error
-        raise ValueError(f"the processes at {coordinator} do not meet: {error}") from error
-    finally:
-        late.cancel()
+        raise ValueError(
+            f"the processes at {coordinator} do not meet within {WAIT} seconds: {error}"
+        ) from error
+    counts = [len(jax.local_devices(index)) for index in range(jax.process_count())]
+    if len({*counts}) > 1:
+        raise ValueError(f"processes must have as many devices as each other, got {counts}")
     # Devices connect when they first compute together. CPUs (Gloo) give up if one of them is 30
     # seconds late, as after a long compilation; once connected, they wait without a limit.
-    for together in (_firsts(), jax.devices()):
-        _everywhere(_mesh(together))(_divided(np.zeros(1), together))
-    if _peers is None and several():
-        _watch_cluster()
-    atexit.register(lambda: _peers and _peers.leave())  # an end that is no loss
+    multihost_utils.sync_global_devices("join")
+    mesh = mesh_of(devices, _AXIS)
+    whole = NamedSharding(mesh, SAME)
+    parts = jax.make_array_from_callback(
+        (len(devices),), NamedSharding(mesh, divided(_AXIS)), lambda _: np.zeros(1)
+    )
+    jax.block_until_ready(jax.jit(lambda leaf: leaf, out_shardings=whole)(parts))
 
 
-def _meet(coordinator: str, processes: int, process: int) -> str:
-    """Wait until all processes are there, watch them from here on, and return JAX's address."""
-    global _peers
-    host, _, port = coordinator.rpartition(":")
-    if process == 0:
-        _peers = liveness.Peers(liveness.gather(liveness.listen(int(port)), processes), lose)
-        return coordinator
-    link = liveness.find(host, int(port), liveness.TOGETHER)
-    liveness.greet(link, process, processes)
-    _peers = liveness.Peers({0: link}, lose)
-    return f"127.0.0.1:{liveness.bridge(host, int(port))}"
+def _require_free(port: int) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError as error:
+            raise ValueError(f"port {port} of the coordinator: {error.strerror}") from None
 
 
-def _watch_cluster() -> None:
-    """Watch the other processes of a cluster's job, if they reach the first one by its name."""
-    global _peers
-    count, index = jax.process_count(), jax.process_index()
-    listener = liveness.listen(0) if index == 0 else None
-    mine = [socket.gethostname(), listener.getsockname()[1]] if listener is not None else None
-    host, port = from_all(mine)[0]
-    link = None
-    if index:
-        with contextlib.suppress(ValueError):
-            link = liveness.find(host, port, 5.0)
-    if not all(from_all(index == 0 or link is not None)):
-        return
-    if link is not None:
-        liveness.greet(link, index, count)
-    links = {0: link} if link is not None else liveness.gather(cast(Any, listener), count)
-    _peers = liveness.Peers(links, lose)
+def when_lost(kept: Callable[[], str] | None) -> None:
+    """Let `lose` say what is kept, and how to continue."""
+    global _kept
+    _kept = kept
 
 
-def lose(news: str) -> NoReturn:
-    """End this process because another one has ended; `news` names it."""
-    _ending.acquire()
-    with contextlib.suppress(OSError, ValueError):
-        print(f"fedjaxsim: error: {news}, and with it the run of all", file=sys.stderr, flush=True)
-    if _peers is not None:
-        _peers.leave(news)
-    os._exit(LOST)
+def lose(why: str) -> NoReturn:
+    """End this process because another one has ended."""
+    after = "" if _kept is None else f"; {_kept()}"
+    said = f"another process has ended, and with it the run of all ({why}){after}"
+    _end(LOST, f"fedjaxsim: error: {said}")
 
 
 def several() -> bool:
@@ -153,7 +135,7 @@ def from_all(value: Any) -> list[Any]:
         return [value]
     words = np.frombuffer(json.dumps(value).encode().ljust(_LENGTH), np.uint8)
     assert len(words) == _LENGTH
-    return [json.loads(each.tobytes()) for each in _gathered(words[None])]
+    return [json.loads(each.tobytes()) for each in multihost_utils.process_allgather(words)]
 
 
 def to_host(tree: Any) -> Any:
@@ -164,44 +146,41 @@ def to_host(tree: Any) -> Any:
 def _whole(leaf: Any) -> np.ndarray:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return np.asarray(leaf)
-    shards = sorted(leaf.addressable_shards, key=lambda shard: _order(shard.device))
-    pieces = _gathered(np.stack([np.asarray(shard.data) for shard in shards]))
+    return multihost_utils.process_allgather(leaf, tiled=True)
+
+
+def pieces_of(leaf: Any) -> Iterator[np.ndarray]:
+    """Yield the bytes of an array in order, (k,) uint8, one device's rows at a time.
+
+    All processes must read them together, unless one has them all.
+    """
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated or not _by_rows(leaf):
+        yield _bytes(_whole(leaf))
+        return
+    own = {shard.device: shard for shard in leaf.addressable_shards}
     indices = leaf.sharding.devices_indices_map(leaf.shape)
-    whole = np.empty(leaf.shape, leaf.dtype)
-    for device, piece in zip(sorted(indices, key=_order), pieces, strict=True):
-        whole[indices[device]] = piece
-    return whole
+    for device in sorted(indices, key=lambda device: indices[device][0].start or 0):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        rows = np.asarray(own[device].data) if device in own else np.zeros(shape, leaf.dtype)
+        piece = _bytes(rows)
+        if leaf.is_fully_addressable:
+            yield piece
+            continue
+        for begin in range(0, len(piece), _PIECE):
+            part = piece[begin : begin + _PIECE]
+            yield np.asarray(multihost_utils.broadcast_one_to_all(part, device in own))
 
 
-def _order(device: Any) -> tuple[int, int]:
-    return device.process_index, device.id
+def _by_rows(leaf: jax.Array) -> bool:
+    """Return whether devices hold different rows of an array, each once."""
+    indices = leaf.sharding.devices_indices_map(leaf.shape).values()
+    whole = slice(None)
+    rest = all(index[1:] == (whole,) * (leaf.ndim - 1) for index in indices)
+    return leaf.ndim > 0 and rest and len({index[0].start for index in indices}) == len(indices)
 
 
-def _gathered(pieces: np.ndarray) -> np.ndarray:
-    """Gather pieces (k, ...) of all P processes, (P·k, ...)."""
-    return np.asarray(_everywhere(_mesh(_firsts()))(_divided(pieces, _firsts())))
-
-
-def _firsts() -> list[Any]:
-    """Return one device of each process."""
-    return [jax.local_devices(i)[0] for i in range(jax.process_count())]
-
-
-def _mesh(devices: Sequence[Any]) -> Mesh:
-    return mesh_of(devices, _AXIS)
-
-
-def _divided(piece: np.ndarray, devices: Sequence[Any]) -> jax.Array:
-    """Return an array divided over devices, each with the piece (k, ...) of its process."""
-    shape = (len(piece) * len(devices), *piece.shape[1:])
-    sharding = NamedSharding(_mesh(devices), divided(_AXIS))
-    return jax.make_array_from_callback(shape, sharding, lambda _: piece)
-
-
-@functools.cache
-def _everywhere(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """Return the compiled function that copies an array to every device of a mesh."""
-    return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, SAME))
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def agree(facts: Mapping[str, str]) -> None:
@@ -235,20 +214,17 @@ def is_loss(error: Exception) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
 
 
-def await_news() -> str:
-    """Return a sentence on the process whose end made a common computation fail, if known."""
-    return "" if _peers is None else _peers.await_news(5.0)
-
-
 def leave(code: int) -> NoReturn:
-    """End this process at once, and tell the others.
+    """End this process at once; an ordinary end would wait for others, while they wait for it."""
+    _end(code)
 
-    An ordinary end would wait for them while they wait for this one.
-    """
-    _ending.acquire()
-    if _peers is not None:
-        _peers.leave(f"process {jax.process_index()} has failed with exit code {code}")
+
+def _end(code: int, said: str = "") -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
+        if said:
+            print(said, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
+    if is_first():
+        time.sleep(_FIRST_WAITS)
     os._exit(code)

@@ -123,7 +123,7 @@ class RunDirectory:
         """Return the last round with an evaluation on record; 0 without any."""
         from fedjaxsim.records import divided, last_round
 
-        return last_round(divided(self.path / METRICS, {})[1])
+        return last_round(divided(self.path / METRICS, -1)[1])
 
     def guarantee(self) -> Record:
         """Read the privacy report."""

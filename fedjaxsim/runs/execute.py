@@ -115,11 +115,12 @@ def execute(
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
     history: Sequence[Segment] = ()
-    if int(state.round) < rounds:
+    first = int(state.round)
+    if first < rounds:
         state, history = simulation.run(
             state,
             hparams,
-            rounds - int(state.round),
+            rounds - first,
             eval_every=config.eval_every,
             callbacks=[*watching, callbacks.StopOnInterrupt(stop)],
             delta=experiment.delta,
@@ -161,7 +162,7 @@ def execute(
         **audited,
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
-        "rounds_per_second": done / max(recorded.seconds, 1e-9),
+        "rounds_per_second": (done - first) / max(recorded.seconds, 1e-9),
         "compile_seconds": recorded.compile_seconds,
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from problems import HANGS
-from several import start_as_slurm, start_commands
+from several import free_port, start, start_as_slurm, start_commands
 
 from fedjaxsim.cli.program import main
-from fedjaxsim.engine import liveness, processes
+from fedjaxsim.engine import processes
 from fedjaxsim.runs.directory import RunDirectory
 
 THOROUGH = pytest.mark.thorough
@@ -19,7 +19,9 @@ RUN = [
     "--sampling-rate", "0.4", "--learning-rate", "0.01", "--local-steps", "1", "--eval-every", "2",
     "--noise-multiplier", "1",
 ]  # fmt: skip
-LOST = "fedjaxsim: error: process {} {}, and with it the run of all"
+WATCHED = [flag for flag in RUN if flag != "--quiet"]
+ALL_END = 120
+"""Seconds in which all processes end after one of them has."""
 
 
 def ends(running):
@@ -65,13 +67,15 @@ def test_a_port_in_use_is_refused(refused):
         assert f"port {port}" in refused(" ".join([*RUN, flags]))
 
 
-def test_a_coordinator_that_nobody_finds_is_named(refused, monkeypatch):
-    monkeypatch.setattr(liveness, "TOGETHER", 0.3)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # and does not listen
-        for host in (f"127.0.0.1:{silent.getsockname()[1]}", "nowhere.invalid:1"):
-            flags = f"--coordinator {host} --processes 2 --process 1"
-            assert host in refused(" ".join([*RUN, flags]))
+@THOROUGH
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_to_whom_nobody_comes_ends(process):
+    address = f"127.0.0.1:{free_port()}"
+    where = ["--coordinator", address, "--processes", "2", "--process", str(process)]
+    alone = start("-m", "fedjaxsim.cli", *RUN, "--devices", "1", *where)
+    _, errors = alone.communicate(timeout=ALL_END)
+    assert alone.returncode not in (0, None)
+    assert "do not meet" in errors or alone.returncode < 0
 
 
 @THOROUGH
@@ -165,7 +169,7 @@ def numbers(line):
 )
 def test_a_signal_to_any_of_them_ends_all_with_a_checkpoint(tmp_path, which, number):
     out = tmp_path / "out"
-    running = start_commands(*[[*RUN, "--rounds", "1000000", "--out", str(out)]] * 2)
+    running = start_commands(*[[*WATCHED, "--rounds", "1000000", "--out", str(out)]] * 2)
     interrupt(running, dict.fromkeys(which, number))
     codes, _, errors = ends(running)
     assert codes == [128 + number] * 2, errors
@@ -178,28 +182,25 @@ def test_a_signal_to_any_of_them_ends_all_with_a_checkpoint(tmp_path, which, num
 
 @THOROUGH
 @pytest.mark.parametrize(
-    ("which", "number", "how"),
-    [
-        (0, signal.SIGKILL, "has ended"),
-        (1, signal.SIGKILL, "has ended"),
-        (1, signal.SIGSTOP, "has not answered for 30 seconds"),
-    ],
+    ("which", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)]
 )
-def test_a_process_that_is_lost_ends_the_other_in_one_line(tmp_path, which, number, how):
+def test_a_process_that_is_lost_ends_the_other_and_the_last_checkpoint_resumes(
+    tmp_path, which, number
+):
     out = tmp_path / "out"
     often = ["--rounds", "1000000", "--checkpoint-every", "2", "--out", str(out)]
-    running = start_commands(*[[*RUN, *often]] * 2)
-    interrupt(running, {which: number})
+    running = start_commands(*[[*WATCHED, *often]] * 2)
+    interrupt(running, {which: number}, " 20/")
     other = 1 - which
-    _, errors = running[other].communicate(timeout=HANGS)
+    running[other].communicate(timeout=ALL_END)
     running[which].kill()
     running[which].communicate()
-    assert running[other].returncode == 3, errors
-    assert [line for line in errors.splitlines() if not line.startswith("[Gloo]")] == [
-        LOST.format(which, how)
-    ]
+    assert running[other].returncode not in (0, None)
     last = RunDirectory(out).checkpoints().last()
-    assert last is None or last.round > 0
+    assert last is not None
+    assert last.round > 0
+    assert main(["resume", str(out), "--rounds", str(last.round + 4), "--quiet"]) == 0
+    assert RunDirectory(out).summary()["rounds"] == last.round + 4
 
 
 SWEEP = """
@@ -242,6 +243,7 @@ def test_two_processes_sweep_as_one_does(tmp_path):
 @THOROUGH
 def test_ctrl_c_to_a_process_of_a_sweep_ends_both_and_they_go_on(tmp_path):
     out, command = sweep_with(tmp_path, "both", "--checkpoint-every", "3")
+    command.remove("--quiet")
     config = tmp_path / "sweep.toml"
     config.write_text(SWEEP.replace("rounds = 6", "rounds = 1000000"))
     running = start_commands(command, command)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import functools
 import itertools
 import json
 import os
@@ -28,7 +27,6 @@ from problems import HANGS, bits, same
 from fedjaxsim import callbacks, store
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs import execute as execution
@@ -70,10 +68,9 @@ def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = No
 @pytest.fixture(scope="module")
 def experiment() -> Iterator[Experiment]:
     with pytest.MonkeyPatch.context() as patch:
-        # Pictures take a second, and every run has the charges of the others.
+        # Pictures take a second.
         patch.setattr(execution, "missing", lambda extra: "no pictures")
         patch.setattr(callbacks, "SMALL", -1)  # one thread, one order of changes of files
-        patch.setattr(guarantee, "_alone", functools.cache(guarantee._alone))
         yield prepare(SMALL)
 
 
@@ -87,7 +84,7 @@ def undisturbed(experiment, tmp_path_factory) -> RunDirectory:
 def outcome(disk: Disk, experiment, directory, patch: pytest.MonkeyPatch, **options) -> bool:
     """Run on a disk; return whether the run came to its end."""
     with patch.context() as patched:
-        patched.setattr(store, "system", disk)
+        patched.setattr(store, "os", disk)
         try:
             run(experiment, directory, **options)
         except (KilledError, StorageError):
@@ -160,7 +157,7 @@ class Model:
 
         with self.patch.context() as patched:
             patched.setattr(CheckpointFolder, "prepared", noting)
-            patched.setattr(store, "system", self._disk)
+            patched.setattr(store, "os", self._disk)
             with contextlib.suppress(KilledError, StorageError):
                 execute(
                     self.experiment, self.directory, event, quiet=True, cadence=EVERY,
@@ -319,7 +316,7 @@ def test_a_finished_run_is_extended_and_spends_what_all_its_rounds_cost(
 def test_another_run_in_its_place_and_damage_are_refused(experiment, undisturbed, tmp_path):
     directory = RunDirectory(tmp_path / "copy")
     shutil.copytree(undisturbed.path, directory.path)
-    config = dataclasses.replace(experiment.config, lam=0.5)
+    config = experiment.config.replace(lam=0.5)
     other = dataclasses.replace(experiment, config=config)
     with pytest.raises(ValueError, match="other settings"):
         run(other, directory)
