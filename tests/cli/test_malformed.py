@@ -86,12 +86,6 @@ def test_malformed_commands_are_refused_in_one_line(answer, tmp_path, monkeypatc
         assert answer(shlex.split(words)) == 2, words
 
 
-def test_labels_that_number_no_classes_are_refused(answer, tmp_path):
-    labels = np.array([0, 1000, 2000] * 4)
-    np.savez(tmp_path / "a.npz", x=np.ones((12, 2)), y=labels, client=np.arange(12) // 6)
-    assert answer(["run", "--data", "npz:a.npz", "--out", "r"]) == 2
-
-
 @pytest.mark.parametrize(
     ("labels", "warns"), [([0, 1, 2], True), ([1, 2, 3], False), ([0, 1], False)]
 )
