@@ -30,5 +30,5 @@ def test_it_is_algorithm_1_in_numpy():
                 (after.personal.params, theta),
                 (after.personal.weights, weights),
             ]:
-                np.testing.assert_allclose(coefficients(found), expected, rtol=1e-11)
+                np.testing.assert_allclose(coefficients(found), expected, rtol=1e-11, atol=1e-15)
         assert np.sum((weights > 0) & (weights < 1)) > 0
