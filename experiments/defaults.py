@@ -15,10 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedjaxsim.runs.divergence import diverging_from
-
 import fedjaxsim as fjs
 from fedjaxsim.data.population import Population
+from fedjaxsim.report.results import diverging_from
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjaxsim.privacy.accounting import composition, rdp
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, Adjacency, Entry, PrivacySpend, SamplingScheme
 
 POISSON = SamplingScheme("poisson", 205, 205)
 
@@ -13,13 +13,13 @@ def charged(scheme, event, *groups):
     return PrivacySpend(scheme, event, tuple(Entry(*group) for group in groups))
 
 
-def profile_of(*charges, adjacency="zero_out", accountant="pld"):
+def profile_of(*charges, adjacency: Adjacency = "zero_out", accountant="pld"):
     """Return the profile of charges by one accountant, or by the closed form."""
     [found] = composition.profiles(charges, adjacency, accountant)[0].values()
     return found
 
 
-def poisson(*groups, adjacency="zero_out", event=GAUSSIAN):
+def poisson(*groups, adjacency: Adjacency = "zero_out", event=GAUSSIAN):
     """Return the profile of Poisson-sampled rounds (z, p, number)."""
     return profile_of(charged(POISSON, event, *groups), adjacency=adjacency)
 

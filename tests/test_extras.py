@@ -13,8 +13,9 @@ import pytest
 from problems import HANGS
 
 import fedjaxsim as fjs
-from fedjaxsim.cli import main, parse
+from fedjaxsim.cli import main
 from fedjaxsim.cli import running as run_command
+from fedjaxsim.cli.program import parse
 from fedjaxsim.data import from_dataframe, load_csv, load_images
 from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
 from fedjaxsim.models import from_equinox

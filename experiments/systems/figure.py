@@ -10,9 +10,7 @@ better than both Local and FedAvg, by paired 95 % intervals. A CSV file holds re
 import argparse
 import csv
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -102,14 +100,15 @@ def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
     systems = list(dict.fromkeys(name for _, scores in found.values() for name, _ in scores))
     title = "Equal ε, equal tuning: means over seeds with 95 % intervals"
     figure = picture(title, 1.6 + 2.2 * across, (0.8 + 0.2 * len(systems)) * down)
-    axes: Sequence[Any] = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+    axes = figure.subplots(down, across, sharey=True, squeeze=False).ravel().tolist()
     for panel, (name, (metric, scores)) in zip(axes, found.items(), strict=False):
         levels = sorted({level for _, level in scores})
         for rank, level in enumerate(levels):
+            by_seed = [scores.get((system, level), {}).values() for system in systems]
             rows = [
-                (place + 0.22 * (rank - 1), found.mean, found.half or 0.0)
-                for place, system in enumerate(systems)
-                if (found := estimate(list(scores.get((system, level), {}).values()))).mean
+                (place + 0.22 * (rank - 1), over.mean, over.half or 0.0)
+                for place, over in enumerate(estimate(list(values)) for values in by_seed)
+                if over.mean is not None
             ]
             y, x, half = (list(each) for each in zip(*rows, strict=True))
             panel.errorbar(

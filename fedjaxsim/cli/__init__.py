@@ -4,11 +4,10 @@ A command imports its work when it runs, so help and refused flags are instant.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from fedjaxsim.signals import end_on_signal
 
-__all__ = ["main", "parse"]
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,11 +15,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with end_on_signal():
         from fedjaxsim.cli import program
     return program.main(arguments)
-
-
-def __getattr__(name: str) -> Any:
-    if name != "parse":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedjaxsim.cli.program import parse
-
-    return parse

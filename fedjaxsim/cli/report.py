@@ -17,23 +17,24 @@ def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callabl
 
     if not directories:
         raise ValueError("report needs the directory of a run, sweep or tuning, got none")
-    if out is None and len(directories) > 1:
+    first, *others = directories
+    if out is None and others:
         raise ValueError("a report of several runs needs --out FILE.html")
-    file = directories[0] / PAGE if out is None else out
+    file = first / PAGE if out is None else out
     if file.suffix != ".html" or (out is not None and not file.parent.is_dir()):
         raise ValueError(f"out must be a .html file in a folder that exists, got {file}")
-    kind = kind_of(directories[0])
-    for path in directories if len(directories) > 1 else ():
+    kind = kind_of(first)
+    for path in directories if others else ():
         if kind_of(path) != "run":
             raise ValueError(f"{path} holds a {kind_of(path)}, and only runs go side by side")
     if kind == "sweep":
         from fedjaxsim.runs.sweep_page import sweep_page
 
-        page = sweep_page(directories[0])
+        page = sweep_page(first)
     elif kind == "tuning":
         from fedjaxsim.tune.page import tune_page
 
-        page = tune_page(directories[0])
+        page = tune_page(first)
     else:
         from fedjaxsim.runs.pages import runs_page
 

@@ -295,7 +295,8 @@ def heat_figure(rows: Rows, *, x: str, y: str, title: str, panels: Sequence[str]
     small = len(list(grouped(rows, panels))) > 2
     width, height = (0.17, 0.17) if small else (0.46, 0.36)
     size = width * max(len(across), 3) + 0.9, height * max(len(up), 5) + 0.7
-    figure, axes = _make_panels(rows, panels, f"{title}; best framed", size)
+    framed = title if upwards is None else f"{title}; best framed"
+    figure, axes = _make_panels(rows, panels, framed, size)
     for (_, of_panel), panel in axes:
         grid = np.full((len(up), len(across)), math.nan)
         for row in of_panel:
@@ -306,12 +307,13 @@ def heat_figure(rows: Rows, *, x: str, y: str, title: str, panels: Sequence[str]
             if not np.isfinite(value):
                 panel.text(column, row, "×", ha="center", va="center", fontsize=7)
             elif not small:
-                dark = (norm(value) < 0.5) == upwards
+                dark = (norm(value) < 0.5) == bool(upwards)
                 text = f"{value:.3f}" if 0.01 <= abs(value) < 10 else number(value)
                 colour = "white" if dark else "black"
                 panel.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
         for part in np.eye(len(across)) if x in NOISE else np.ones((1, len(across))):
-            _frame_best(panel, np.where(part, grid, np.nan), upwards)
+            if upwards is not None:
+                _frame_best(panel, np.where(part, grid, np.nan), upwards)
         for axis, key, values in ((panel.xaxis, x, across), (panel.yaxis, y, up)):
             every = 2 if small and len(values) > 5 else 1
             labels = [value_label(key, value) for value in values[::every]]

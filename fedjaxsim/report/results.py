@@ -110,13 +110,14 @@ def diverging_from(rows: Sequence[Record]) -> int | None:
     It does while it has failed, or its training loss is more than ten times its first one. A run
     that noise carries away from a good start is worse, and does not diverge.
     """
-    start = first = None
+    losses = (row.get("train_loss") for row in rows)
+    first = next((loss for loss in losses if loss is not None), math.inf)
+    start = None
     for row, failed in zip(rows, failures(rows), strict=True):
         loss = row.get("train_loss")
         if loss is None and not failed:
             continue  # nobody took part
-        first = loss if first is None else first
-        bad = failed or loss > _GROWTH * first
+        bad = failed or (loss is not None and loss > _GROWTH * first)
         start = (row["round"] if start is None else start) if bad else None
     return start
 

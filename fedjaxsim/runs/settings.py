@@ -345,6 +345,11 @@ class RunConfig:
         return hash(tuple(self.values.items()))
 
     @property
+    def rounds(self) -> int:
+        """T, the number of communication rounds."""
+        return self.values["rounds"]
+
+    @property
     def parts(self) -> Mapping[str, Part]:
         """The parts by role."""
         return self.table.parts

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjaxsim.cli import main, parse
+from fedjaxsim.cli import main
+from fedjaxsim.cli.program import parse
 from fedjaxsim.gradients import hypergradient, mean_metric
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory

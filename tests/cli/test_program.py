@@ -2,7 +2,8 @@
 
 import re
 
-from fedjaxsim.cli import main, parse
+from fedjaxsim.cli import main
+from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.settings import run_config
 
 

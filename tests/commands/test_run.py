@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from problems import HANGS
 
-from fedjaxsim.cli import main, parse
+from fedjaxsim.cli import main
+from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest

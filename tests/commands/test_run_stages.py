@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedjaxsim.cli import main, parse
+from fedjaxsim.cli import main
 from fedjaxsim.cli import running as work
+from fedjaxsim.cli.program import parse
 from fedjaxsim.privacy.assumptions import NEW_CLIENTS, NO_RELEASE
 from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent

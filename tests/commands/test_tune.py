@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjaxsim.cli import main, parse, stopping
+from fedjaxsim.cli import main, stopping
+from fedjaxsim.cli.program import parse
 from fedjaxsim.cli.tuning import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config

@@ -17,6 +17,7 @@ from fedjaxsim.privacy.events import (
     Entry,
     Gaussian,
     NoRelease,
+    PrivacyEvent,
     Pure,
     SamplingScheme,
     Unprotected,
@@ -27,7 +28,7 @@ POISSON = SamplingScheme("poisson", 1000, 1000)
 GAUSSIAN = Gaussian()
 
 
-def account(*groups, scheme=POISSON, event=GAUSSIAN):
+def account(*groups, scheme=POISSON, event: PrivacyEvent = GAUSSIAN):
     z, p, rounds = zip(*groups, strict=True)
     return dataclasses.replace(
         ledgers.no_charges(scheme, event, len(groups)),

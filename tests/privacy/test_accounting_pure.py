@@ -9,13 +9,13 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from plans import charged, profile_of
 
 from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
-from fedjaxsim.privacy.events import Entry, Pure, SamplingScheme
+from fedjaxsim.privacy.events import ADJACENCIES, Adjacency, Entry, Pure, SamplingScheme
 
 PURE, POISSON = Pure(), SamplingScheme("poisson", 9, 9)
 EVERYONE = SamplingScheme("full", 9, 9)
 
 
-def pure(*kinds, adjacency="zero_out", accountant="pld"):
+def pure(*kinds, adjacency: Adjacency = "zero_out", accountant="pld"):
     """The profile of rounds (ε, p, number)."""
     plan = charged(POISSON, PURE, *((1 / each, p, number) for each, p, number in kinds))
     return profile_of(plan, adjacency=adjacency, accountant=accountant)
@@ -119,7 +119,7 @@ def test_a_sampled_pure_release_costs_what_the_densities_of_neighbours_say(z, p)
         mixed = [p * density[k] + (1 - p) * density[0] for k in (one, other)]
         return float(np.max(np.abs(np.log(mixed[0]) - np.log(mixed[1]))))
 
-    for adjacency, pair in (("zero_out", (1, 0)), ("replace", (1, -1))):
+    for adjacency, pair in zip(ADJACENCIES, ((1, 0), (1, -1)), strict=True):
         found = randomized_response.answer(entry, 1.0, 2.0, adjacency)
         assert found.high == pytest.approx(worst(*pair), rel=1e-9)
     zero_out = randomized_response.answer(entry, 1.0, 2.0, "zero_out").high

@@ -150,7 +150,7 @@ def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():
     )
     shown = float(epsilon_in_jit(ledgers.Ledger((spend,), limit=limit), 1e-5))
     found = report([rounds_of(6.0, most)], 1e-5, limit=limit, draws=()).find("zero_out")
-    assert shown <= filters.odometer(limit, [rounds_of(6.0, most)]) <= found.epsilon == 2.0
+    assert shown <= filters.odometer(limit, [rounds_of(6.0, most)]) <= 2.0 == found.epsilon
 
 
 def test_the_report_is_of_the_budget_and_not_of_the_rounds():

@@ -166,9 +166,9 @@ def test_cohorts_over_capacity_are_paid_for():
         return report(rounds_of(scheme, GAUSSIAN, (5.0, 0.1, 200)), 1e-5).find("zero_out")
 
     roomy, tight, over = (found(capacity) for capacity in (1000, 165, 120))
-    values = [each.epsilon for each in (roomy, tight, over)]
-    assert values == sorted(values)
-    assert values[0] < values[-1] < 2 * values[0]
+    low, middle, high = (each.epsilon for each in (roomy, tight, over) if each.epsilon is not None)
+    assert low <= middle <= high
+    assert low < high < 2 * low
     assert any("exceeds the 120 places" in sentence for sentence in over.assumptions)
 
 
@@ -229,8 +229,10 @@ def test_pure_releases_compose():
     for adjacency, each in zip(ADJACENCIES, (0.1, 0.2), strict=True):
         # Both losses are high with probability (1 + e^−ε)^−2; δ takes a little of that.
         expected = 2 * each + math.log1p(-1e-5 * (1 + math.exp(-each)) ** 2)
-        assert found.find(adjacency).epsilon == pytest.approx(expected, rel=1e-4)
-        assert found.find(adjacency).epsilon >= expected
+        epsilon = found.find(adjacency).epsilon
+        assert epsilon is not None
+        assert epsilon == pytest.approx(expected, rel=1e-4)
+        assert epsilon >= expected
 
 
 def test_a_report_shows_its_guarantees_and_no_charges():

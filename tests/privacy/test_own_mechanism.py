@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from problems import classification
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.events import Entry, event_from
+from fedjaxsim.privacy.events import ADJACENCIES, Entry, event_from
 
 Z, ROUNDS, DELTA = 4.0, 3, 1e-2
 
@@ -65,18 +65,21 @@ def test_its_own_cost_is_reported_and_shown_on_the_way():
     )
     hparams = sim.hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=Z)
     state, _ = sim.run(sim.init(0, hparams), hparams, ROUNDS)
-    for adjacency, distance in (("zero_out", 1), ("replace", 2)):
+    for adjacency, distance in zip(ADJACENCIES, (1, 2), strict=True):
         exact = privacy_loss_distribution.from_laplace_mechanism(Z / distance)
         exact = exact.self_compose(ROUNDS).get_epsilon_for_delta(DELTA)
         found = sim.guarantee(state, DELTA).find(adjacency)
         assert found.epsilon == pytest.approx(exact, rel=1e-6)
         assert (found.accountant, found.status) == ("pld", "upper_bound")
     exact = sim.guarantee(state, DELTA).find("zero_out").epsilon
+    assert exact is not None
     assert exact <= float(sim.epsilon(state, DELTA)) < 2.5 * exact
     # As a release of which nothing is known but its ε it would cost more.
     spend = sim.setup.planned(hparams)._replace(event=fjs.privacy.Pure())
     spend = spend._replace(entries=(Entry(Z, 1.0, ROUNDS),))
-    assert exact < fjs.privacy.report([spend], DELTA).find("zero_out").epsilon
+    pure = fjs.privacy.report([spend], DELTA).find("zero_out").epsilon
+    assert pure is not None
+    assert exact < pure
     assert event_from(Laplace().to_dict()) == Laplace()
 
 

@@ -28,6 +28,7 @@ from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.events import (
+    ADJACENCIES,
     EXAMPLE,
     GAUSSIAN,
     Drawn,
@@ -315,7 +316,8 @@ def test_every_system_is_protected_or_refused(name):
     task = fjs.tasks.softmax(fjs.models.linear((3,), 3), 3) if system.linear else task
     private = fjs.private_examples(task, microbatch_size=8)
     algorithm = system.make(private, 3)
-    minibatches = fjs.Minibatches(SIZE, steps=1 if system.one_minibatch else STEPS)
+    steps = 1 if system.one_minibatch else STEPS
+    minibatches = fjs.Minibatches(SIZE, steps=steps)
     if name not in COUNTS:
         with pytest.raises(UnprotectedError, match=r"examples cannot be private|no noise"):
             gradients(algorithm, minibatches, population)
@@ -330,7 +332,7 @@ def test_every_system_is_protected_or_refused(name):
         patch.setattr("fedjaxsim.privacy.private_examples.noise_like", noise)
         found = taken_by_a_client(algorithm, minibatches, population)
     assert found == COUNTS[name]
-    assert len(counted) == COUNTS[name] * minibatches.steps
+    assert len(counted) == COUNTS[name] * steps
 
 
 def taken_by_a_client(algorithm, minibatches, population):
@@ -398,7 +400,7 @@ def test_a_run_resumed_with_other_noise_is_charged_for_both(tmp_path):
 def test_a_stage_without_protected_messages_may_follow_if_it_sends_nothing():
     scheme = SamplingScheme("full", 3, 3)
     protected = [(scheme, GAUSSIAN), (scheme, EXAMPLE)]
-    state = Ledger(tuple(no_charges(*each, 1) for each in protected))
+    state = Ledger(tuple(no_charges(scheme, event, 1) for scheme, event in protected))
     require_protection(state, protected)
     require_protection(state, [(scheme, NoRelease())])
     with pytest.raises(ValueError, match="protect examples"):
@@ -659,11 +661,13 @@ def test_a_run_is_differentiable_through_its_private_gradients():
 # --- ε --------------------------------------------------------------------------------------------
 
 
-def charge(counts, z, rounds, **settings):
+def make_silos(counts, **settings):
     known = {"size": 4, "capacity": 40, "gradients": 1, "steps": 3, "epochs": None} | settings
-    silos = Silos(tuple(counts), **known)
-    m = len(counts)
-    event = Examples(silos=silos)
+    return Silos(tuple(counts), **known)
+
+
+def charge(counts, z, rounds, **settings):
+    event, m = Examples(silos=make_silos(counts, **settings)), len(counts)
     return PrivacySpend(SamplingScheme("full", m, m), event, (Entry(z, 1.0, rounds),))
 
 
@@ -694,7 +698,7 @@ def test_epsilon_of_twenty_silos_is_that_of_dp_accounting():
 def test_examples_cost_the_divergence_of_their_pair(rows, size, number, z, replace):
     """Within 2 % of the tight value for both adjacencies, at δ = 1/(10 n)."""
     taken, delta = (Minibatches(rows, size, number, z),), 1 / (10 * rows)
-    for adjacency, tight in (("zero_out", None), ("replace", replace)):
+    for adjacency, tight in zip(ADJACENCIES, (None, replace), strict=True):
         found = examples.profile(taken, adjacency).epsilon(delta)
         exact = spent([taken[0].spend()], delta, adjacency)
         assert exact <= found < 1.002 * exact
@@ -725,9 +729,7 @@ def test_runs_with_and_without_protection_do_not_compose():
 
 
 def test_noise_for_equal_epsilon_meets_it():
-    silos = charge([3, 20, 300], 1.0, 1, gradients=2).event.silos
-    assert silos is not None
-    noise = equal_example_noise(silos, 2.0, 10)
+    noise = equal_example_noise(make_silos([3, 20, 300], gradients=2), 2.0, 10)
     spend = charge([3, 20, 300], 1.0, 10, gradients=2, noise=noise)
     found = of_silos.epsilons([spend])
     np.testing.assert_array_less(found.zero_out, 2.0 + 1e-9)

@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import norm
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.cli import main, parse
+from fedjaxsim.cli import main
+from fedjaxsim.cli.program import parse
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory

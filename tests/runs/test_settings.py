@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjaxsim.cli import parse
+from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import displaced, read_toml
 
