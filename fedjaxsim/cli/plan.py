@@ -37,6 +37,8 @@ def plan(
         raise ValueError(f"out must not be given, as a plan writes no files, got {settings.out}")
     if devices is not None and devices < 1:
         raise ValueError(f"devices must be at least 1, got {devices}")
+    if settings.streamed and (devices or 1) > 1:
+        raise ValueError(f"a streamed run takes one device, got devices {devices}")
     wanted = devices if device is None else None
     Machines("all" if wanted is None else str(wanted)).start()
     from fedjaxsim.engine.devices import require

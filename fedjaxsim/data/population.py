@@ -70,7 +70,7 @@ class Population:
         _check_names(self.names)
         check_ranges(self.splits, self.names, rows)
         _check_categories(self)
-        _check_finite(self)
+        _check_numbers(self)
         kept = {name: shareable(values) for name, values in self.fields.items()}
         object.__setattr__(self, "fields", kept)
 
@@ -322,8 +322,11 @@ def _check_categories(population: Population) -> None:
             )
 
 
-def _check_finite(population: Population) -> None:
+def _check_numbers(population: Population) -> None:
     for field, values in population.fields.items():
+        if 0 in values.shape[1:]:
+            shape = values.shape[1:]
+            raise ValueError(f"field {field!r} holds no numbers: rows have shape {shape}")
         row = first_not_finite(values)
         if row is None:
             continue

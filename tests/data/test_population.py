@@ -252,3 +252,8 @@ def test_a_population_says_its_clients_rows_and_fields():
         "  y: int32 (10,)",
     ]
     assert "<td>x</td><td>int32</td><td>(10,)</td>" in population._repr_html_()
+
+
+def test_rows_without_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"field 'x' holds no numbers: rows have shape \(0,\)"):
+        Population.from_flat({"x": np.zeros((4, 0)), "y": np.arange(4)}, [2, 2])
