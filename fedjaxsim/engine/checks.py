@@ -47,6 +47,7 @@ _ARGUMENTS = {
         "track": "params, moved, batch",
         "targets": "fields",
         "on_model": "model",
+        "predict": "params, fields",
     },
     "sampling": {"for_clients": "num_clients"},
     "sampler": {"draw": "key, round, hparams", "rate": "hparams", "check": "hparams"},
@@ -60,7 +61,7 @@ _ARGUMENTS = {
 }
 _OPTIONAL = (
     "predict_with_data", "example_epsilon", "message_bytes", "start", "divergence", "targets",
-    "track", "on_model",
+    "track", "on_model", "predict",
 )  # fmt: skip
 """Functions that a part may lack."""
 

@@ -182,7 +182,19 @@ def _require_alike(final: Experiment, public: Population, source: str) -> None:
     )
     if shapes != others:
         raise ValueError(f"public data must have fields of the shapes {shapes}, got {others}")
+    classes, others = (
+        population.categories.get("y") for population in (final.simulation.population, public)
+    )
+    if classes != others:
+        raise ValueError(
+            f"labels of public data {source} must be classes of the run, {_named(classes)}, got "
+            f"{_named(others)}"
+        )
     try:
         check_rows(final.simulation.task, public.fields)
     except ValueError as error:
         raise ValueError(f"public data {source} do not suit the model: {error}") from error
+
+
+def _named(classes: tuple[str, ...] | None) -> str:
+    return "numbers from 0" if classes is None else ", ".join(classes)

@@ -57,8 +57,8 @@ def test_public_data_are_other_data_that_suit_the_model(tmp_path):
 
 
 def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tuned():
-    config = SMALL.replace(epsilon=None, held_out_clients=0.25)
-    for clips, norm in ((False, np.inf), (True, 0.3)):
+    config = SMALL.replace(epsilon=None, clip=None, held_out_clients=0.25)
+    for clips, norm in ((False, np.inf), (True, 1.0)):
         hparams = find_source(config, None, clips=clips).hparams
         assert np.asarray(hparams.noise_multiplier) == 0
         assert np.asarray(hparams.clip_norm) == norm
