@@ -293,7 +293,8 @@ def test_ppsgd_runs_from_the_command_line(tmp_path, capsys):
     noise = ["--noise-multiplier", "1", "--explain", "--eval-every", "4"]
     assert main(["run", *small, *flags, *own, *noise, "--out", f"{tmp_path}/a"]) == 0
     printed = capsys.readouterr().out
-    assert "zero_out, released_sequence: ε ≤" in printed
+    # All of eight clients take part, so the closed form holds.
+    assert "zero_out, released_sequence: ε =" in printed
     assert "privacy:" not in printed
     summary = RunDirectory(tmp_path / "a").summary()
     assert 0 <= summary["test_accuracy"] <= 1

@@ -196,7 +196,8 @@ def test_a_small_budget_cuts_the_sweep_into_chunks_with_the_same_results(tmp_pat
     # Products of other sizes round differently, which some settings amplify: so in float64.
     text = BASE + GRID.replace("1e30", "0.2")
     with jax.enable_x64(True):
-        assert sweep(tmp_path, "memory = 0.0005\n" + text, "cut") == 0
+        file = written(tmp_path / "sweep.toml", "memory = 0.0005\n" + text)
+        assert main(["sweep", file, "--out", str(tmp_path / "cut")]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert len({line.partition("  ")[0] for line in lines if line.startswith("runs ")}) > 4
         assert sweep(tmp_path, text, "whole") == 0
