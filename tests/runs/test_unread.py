@@ -123,7 +123,12 @@ def test_every_setting_of_a_system_is_changed_below():
 @pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", LAWFUL)
 def test_a_system_reads_what_it_declares_and_nothing_else(algorithm):
-    changed = CHANGED | ({"penalty": "group-sparse"} if algorithm == "mpmtl" else {})
+    others = {
+        "mpmtl": {"penalty": "group-sparse"},
+        "scaffold": {"message": "steps"},
+        "feddyn": {"message": "state"},
+    }
+    changed = CHANGED | others.get(algorithm, {})
     plain: dict[str, str] = {}
     for name, value in changed.items():
         needed = NEEDS.get(name, {})
