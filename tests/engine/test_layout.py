@@ -361,7 +361,8 @@ def test_places_stay_empty_rather_than_batches_small():
 def test_rounds_of_everyone_copy_no_states():
     # A piece that several uses read, one of which writes it back, would take two copies of all.
     population, task = classification([4 + k % 5 for k in range(150)], 400)
-    sim = simulation_of("pmtl", task, population, full_participation(), Minibatches(3, steps=2))
+    parts = task, population, full_participation(), Minibatches(3, steps=2)
+    sim = simulation_of("pmtl", *parts, chunk_map="scan")
     assert sim.setup.layout.scans
     hparams = sim.setup.check(sim.hyperparameters(learning_rate=0.01, clip_norm=0.2))
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
