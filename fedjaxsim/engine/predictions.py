@@ -94,9 +94,7 @@ def _row(index: Any, personal: PyTree) -> PyTree:
 def _training(program: Program, population: Population) -> Rows:
     """Return the clients' training rows; their fields only if predictions read them."""
     reads = program.algorithm.predict_with_data is not None
-    fields = (
-        {name: jnp.asarray(value) for name, value in population.fields.items()} if reads else {}
-    )
+    fields = jax.tree.map(jnp.asarray, dict(population.fields)) if reads else {}
     return Rows.place(population, "train", fields, program.algorithm)
 
 

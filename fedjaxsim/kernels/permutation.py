@@ -1,8 +1,8 @@
 """Random orders of a client's rows, without a sort and without an array of rows.
 
 A position in an order is mapped to a row by itself, so a minibatch costs what its own rows do. The
-numbers come from a hash of the client's key, as good as a shuffle needs: nothing private depends on
-an order.
+numbers come from a hash of the client's key, as good as a shuffle needs. No ε depends on an order:
+samplers that permute clients get no amplification from it.
 """
 
 import jax
