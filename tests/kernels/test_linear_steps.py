@@ -310,6 +310,7 @@ def test_clients_who_share_a_linear_model_are_evaluated_in_batches():
         texts.append(str(jax.make_jaxpr(sim.program.evaluate)(*inputs)))
     for name, values in found[0].values.items():
         np.testing.assert_allclose(values, found[1].values[name], rtol=1e-5)
-    # A pass reads 16 rows of each of 64 clients at once.
-    assert "f32[64,16,300]" in texts[0]
-    assert "f32[64,16,300]" not in texts[1]
+    # A pass reads 16 rows of each of several clients at once.
+    several = re.compile(r"f32\[\d+,16,300\]")
+    assert several.search(texts[0])
+    assert not several.search(texts[1])
