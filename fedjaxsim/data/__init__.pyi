@@ -1,4 +1,5 @@
 # The public names of `fedjaxsim.data`, for type checkers and `lazy_loader`.
+from .columns import Columns as Columns
 from .digits import digits as digits
 from .folder import check_folder as check_folder
 from .folder import load_folder as load_folder

@@ -7,6 +7,7 @@ each split; and `names.npy`, (m,), unless clients are called 0, 1, …. Loading 
 sizes, `check_folder` the digests.
 """
 
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import blocks
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
@@ -66,6 +68,9 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
             },
             "public": population.public,
             "categories": population.categories,
+            "named": {
+                field: dataclasses.asdict(columns) for field, columns in population.columns.items()
+            },
         }
         about["sha256"] = _digest(about)
         (partial / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
@@ -92,6 +97,7 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
             counts, names = columns["counts"], columns.get("names")
             clients, public = about["clients"], tuple(about["public"])
             categories = {name: tuple(each) for name, each in about["categories"].items()}
+            named = {field: _columns(each) for field, each in about["named"].items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{_ABOUT} is damaged: {error!r}") from error
         if counts.shape != (clients, 3):
@@ -99,7 +105,12 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
         if names is None:
             names = np.arange(clients, dtype=np.int32)
         return Population(
-            fields, consecutive(*counts.T), names, public=public, categories=categories
+            fields,
+            consecutive(*counts.T),
+            names,
+            public=public,
+            categories=categories,
+            columns=named,
         )
 
 
@@ -140,6 +151,11 @@ def check_folder(
         if changed:
             raise ValueError(f"not what was written: {', '.join(changed)}")
     return size
+
+
+def _columns(named: dict[str, Any]) -> Columns:
+    lists = {name: tuple(each) for name, each in named.items() if name != "norm"}
+    return Columns(**lists, norm=named["norm"])
 
 
 def _write(file: Path, values: np.ndarray) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fedjaxsim.data.images import pixels_of, stacked
 from fedjaxsim.data.npz import assemble, fields_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS, split_called
-from fedjaxsim.data.table import Columns, OtherColumns, arrays_of
+from fedjaxsim.data.table import OtherColumns, Roles, arrays_of
 from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def from_hf(
       TypeError: the argument is no data set, or a streamed one.
       ValueError: names the column or the split that is refused.
     """
-    arrays = _all_arrays(dataset, Columns(client, target, **others))
+    arrays = _all_arrays(dataset, Roles(client, target, **others))
     return fields_of(arrays) if client is None else assemble(arrays)
 
 
@@ -89,17 +89,17 @@ def arrays_of_name(
     with in_file(path):
         with reading("Hugging Face data set"):
             found = datasets.load_dataset(path, subset, split=split)
-        return _all_arrays(found, Columns(client, target, None, one_hot, drop, x, length))
+        return _all_arrays(found, Roles(client, target, None, one_hot, drop, x, length))
 
 
-def _all_arrays(dataset: Any, columns: Columns) -> dict[str, np.ndarray]:
+def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
     """Return the arrays of the .npz format of a data set, or of its splits."""
     with importing("hf"):
         import datasets
 
     splits = None
     if isinstance(dataset, Mapping):
-        if columns.client is None or columns.split is not None:
+        if roles.client is None or roles.split is not None:
             raise ValueError("rows without clients, or with a column of splits, need one split")
         unknown = {name for name in dataset if split_called(name) is None}
         if unknown:
@@ -114,13 +114,13 @@ def _all_arrays(dataset: Any, columns: Columns) -> dict[str, np.ndarray]:
         raise TypeError(
             f"from_hf needs a datasets.Dataset or DatasetDict, not streamed, got {type(dataset)}"
         )
-    used = [*([] if columns.x is None else [columns.x]), *columns.roles]
+    used = [*([] if roles.x is None else [roles.x]), *roles.taken]
     absent = [name for name in used if name not in dataset.column_names]
     if absent:
         raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
-    if columns.x is not None:
+    if roles.x is not None:
         dataset = dataset.select_columns(used)
-    arrays = _arrays(dataset, columns)
+    arrays = _arrays(dataset, roles)
     if splits is not None:
         arrays["split"] = splits
     return arrays
@@ -135,7 +135,7 @@ def _pixels(images: Iterable[Any], column: str) -> Iterator[tuple[str, np.ndarra
             yield f"row {number}", pixels_of(image)
 
 
-def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
+def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
     """Return the arrays of the .npz format."""
     import datasets
 
@@ -143,7 +143,7 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
         import pyarrow
 
     kinds = dataset.features
-    others = (columns.client, columns.target, *columns.drop)
+    others = (roles.client, roles.target, *roles.drop)
     features = [name for name in dataset.column_names if name not in others]
     images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None
@@ -156,21 +156,19 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
             )
         pixels = stacked(_pixels(dataset[images[0]], images[0]))
         dataset = dataset.remove_columns(images)
-        columns = columns._replace(x=None)
+        roles = roles._replace(x=None)
     table: Any = dataset.with_format("arrow")[:]
     # Other classes than the target become text again, such as the names of clients.
     for place, name in enumerate(table.column_names):
-        if isinstance(kinds[name], datasets.ClassLabel) and name != columns.target:
+        if isinstance(kinds[name], datasets.ClassLabel) and name != roles.target:
             names = np.array([*kinds[name].names, None], object)  # -1 is no class
             column = pyarrow.array(names[table[name].to_numpy()])
             table = table.set_column(place, name, column)
-    arrays = arrays_of(table, columns, pixels)
-    label = kinds[columns.target]
+    arrays = arrays_of(table, roles, pixels)
+    label = kinds[roles.target]
     if isinstance(label, datasets.ClassLabel):
         missing = int((arrays["y"] < 0).sum())
         if missing:
-            raise ValueError(
-                f"the target {columns.target!r} has {missing} rows without a class (-1)"
-            )
+            raise ValueError(f"the target {roles.target!r} has {missing} rows without a class (-1)")
         arrays["categories.y"] = np.array(label.names)
     return arrays

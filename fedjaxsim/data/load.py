@@ -98,6 +98,8 @@ def load(
         population = found if isinstance(found, Population) else assemble(found, path)
     else:
         supplied |= {"column": column, "min_rows": _MIN_ROWS}
+        if how == "feature-noise":  # which keeps no bound
+            found = {name: each for name, each in found.items() if name != "units.x"}
         population = described(make(PARTITIONS[how], fields_of(found), supplied=supplied), found)
     if population.generate is not None:
         return population

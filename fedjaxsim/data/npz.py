@@ -9,7 +9,9 @@ The arrays of a file:
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
 - optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test rows;
 - optionally `public`: strings, see `Population.public`;
-- optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field.
+- optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
+- optionally `columns.FIELD`: (d,) strings, the names of a field's columns, and `units.FIELD`,
+  (4, d) float64, their `centre`, `half_range` and `bound`, and the `norm` of rows; see `Columns`.
 
 Readers of tables and images return the same arrays, and `assemble` makes the population.
 """
@@ -22,12 +24,13 @@ import zipfile
 import numpy as np
 
 from fedjaxsim.data.arrays import common_length
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 
 _RESERVED = ("client", "counts", "names", "split", "public")
-_CATEGORIES = "categories."
+_CATEGORIES, _COLUMNS, _UNITS = "categories.", "columns.", "units."
 
 
 def load_npz(path: str | os.PathLike[str]) -> Population:
@@ -49,7 +52,8 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     taken = sorted(name for name in population.fields if _is_reserved(name))
     if taken:
         raise ValueError(
-            f"fields may not be called {_RESERVED} or {_CATEGORIES}… in a .npz file, got {taken}"
+            f"fields may not be called {_RESERVED}, {_CATEGORIES}…, {_COLUMNS}… or {_UNITS}… in a "
+            f".npz file, got {taken}"
         )
     counts = population.counts
     client = np.repeat(np.arange(len(counts), dtype=np.int32), counts.sum(axis=1))
@@ -59,6 +63,8 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
         arrays["public"] = np.array(population.public)
     for field, names in population.categories.items():
         arrays[_CATEGORIES + field] = np.array(names)
+    for field, columns in population.columns.items():
+        arrays |= arrays_of_columns(field, columns)
     # np.savez would append .npz to other paths, and fail for fields named like its arguments.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in arrays.items():
@@ -92,19 +98,46 @@ def fields_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
-    """Add the public sentences and the categories among the arrays to a population."""
-    texts = {n: v for n, v in arrays.items() if n == "public" or n.startswith(_CATEGORIES)}
+    """Add the public sentences, categories and columns among the arrays to a population."""
+    texts = {
+        name: values
+        for name, values in arrays.items()
+        if name == "public" or name.startswith((_CATEGORIES, _COLUMNS))
+    }
     for name, values in texts.items():
         if values.dtype.kind != "U" or values.ndim != 1:
             raise ValueError(f"{name} must hold strings, got type {values.dtype}")
     lists = {name: tuple(values.tolist()) for name, values in texts.items()}
     held_out = population.held_out and described(population.held_out, arrays)
+    categories, columns = {}, {}
+    for name, names in lists.items():
+        kind, _, field = name.partition(".")
+        if kind == "categories":
+            categories[field] = names
+        elif kind == "columns":
+            columns[field] = _columns(names, field, arrays.get(_UNITS + field))
+    public = (*population.public, *lists.get("public", ()))
     return dataclasses.replace(
-        population,
-        public=(*population.public, *lists.pop("public", ())),
-        categories={name.removeprefix(_CATEGORIES): names for name, names in lists.items()},
-        held_out=held_out,
+        population, public=public, categories=categories, columns=columns, held_out=held_out
     )
+
+
+def _columns(names: tuple[str, ...], field: str, units: np.ndarray | None) -> Columns:
+    if units is None:
+        return Columns(names)
+    if units.shape != (4, len(names)) or units.dtype.kind != "f":
+        raise ValueError(
+            f"{_UNITS}{field} must be (4, {len(names)}) floats, got {_described(units)}"
+        )
+    *each, norm = units.tolist()
+    return Columns(names, *map(tuple, each), norm=norm[0])
+
+
+def arrays_of_columns(field: str, columns: Columns) -> dict[str, np.ndarray]:
+    """Return the arrays `columns.FIELD` and `units.FIELD`."""
+    norm = (columns.norm,) * len(columns.names)
+    units = np.array([columns.centre, columns.half_range, columns.bound, norm])
+    return {_COLUMNS + field: np.array(columns.names), _UNITS + field: units}
 
 
 def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
@@ -180,7 +213,7 @@ def _with_held_out(
 
 
 def _is_reserved(name: str) -> bool:
-    return name in _RESERVED or name.startswith(_CATEGORIES)
+    return name in _RESERVED or name.startswith((_CATEGORIES, _COLUMNS, _UNITS))
 
 
 def _described(values: np.ndarray) -> str:

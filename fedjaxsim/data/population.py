@@ -20,6 +20,7 @@ from fedjaxsim.data.arrays import (
     shareable,
     taken,
 )
+from fedjaxsim.data.columns import Columns, columns_of
 from fedjaxsim.data.minibatches import Generate
 from fedjaxsim.data.ranges import SPLITS, Ranges, check_ranges, consecutive
 
@@ -50,6 +51,8 @@ class Population:
         the features that were dropped; they join the assumptions of a guarantee.
       categories: names of the integers 0, 1, … of a field, by field, such as names of classes.
         There may be more than occur.
+      columns: names and units of the columns, by field: of features "x", and of the target "y".
+        Fields (N,) and (N, d) without names get x0, x1, …; others have none.
       held_out: new clients, of whom the source has no training rows: all their rows, as training
         rows of a population of its own. None if there are none.
 
@@ -63,6 +66,7 @@ class Population:
     generate: Generate | None = None
     public: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    columns: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
     held_out: "Population | None" = None
 
     def __post_init__(self):
@@ -71,6 +75,7 @@ class Population:
         check_ranges(self.splits, self.names, rows)
         _check_categories(self)
         _check_numbers(self)
+        object.__setattr__(self, "columns", _columns(self))
         kept = {name: shareable(values) for name, values in self.fields.items()}
         object.__setattr__(self, "fields", kept)
 
@@ -158,18 +163,27 @@ class Population:
         return cls.from_flat(sorted_fields, counts, None if isinstance(names, int) else names)
 
     def with_field(
-        self, name: str, change: Callable[[np.ndarray], np.ndarray], **more: Any
+        self,
+        name: str,
+        change: Callable[[np.ndarray], np.ndarray],
+        columns: Columns | None = None,
+        **more: Any,
     ) -> Self:
         """Return the population with a changed field, of those held out, too.
 
         Args:
           name: of the field.
           change: rows (N, ...) to rows.
+          columns: of the changed field; by default as before, or x0, x1, … for another number.
           **more: other attributes.
         """
-        held_out = self.held_out and self.held_out.with_field(name, change, **more)
+        held_out = self.held_out and self.held_out.with_field(name, change, columns, **more)
         fields = {**self.fields, name: change(self.fields[name])}
-        return dataclasses.replace(self, fields=fields, held_out=held_out, **more)
+        own = {field: each for field, each in self.columns.items() if field != name}
+        if columns is None and fields[name].shape[1:] == self.fields[name].shape[1:]:
+            columns = self.columns.get(name)
+        own |= {} if columns is None else {name: columns}
+        return dataclasses.replace(self, fields=fields, columns=own, held_out=held_out, **more)
 
     def __repr__(self) -> str:
         """List clients, rows of each split, and every field."""
@@ -320,6 +334,25 @@ def _check_categories(population: Population) -> None:
                 f"categories of field {field!r} must be distinct names of 0 to {values.max()}, "
                 f"got {len(names)}, {len(set(names))} of them distinct"
             )
+
+
+def _columns(population: Population) -> dict[str, Columns]:
+    """Return the columns of all fields that have some; raise ValueError where they do not fit."""
+    found = {}
+    for field, values in population.fields.items():
+        default = columns_of(field, values)
+        columns = population.columns.get(field, default)
+        if columns is None:
+            continue
+        if default is None or len(columns.names) != len(default.names):
+            raise ValueError(
+                f"field {field!r} has rows of shape {values.shape[1:]}, but "
+                f"{len(columns.names)} columns: {', '.join(columns.names[:8])}"
+            )
+        found[field] = columns
+    if unknown := population.columns.keys() - population.fields.keys():
+        raise ValueError(f"columns need a field, got {sorted(unknown)[0]!r}")
+    return found
 
 
 def _check_numbers(population: Population) -> None:

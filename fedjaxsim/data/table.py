@@ -3,6 +3,7 @@
 A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from fedjaxsim.data.arrays import merged_integers, to_float32
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import in_file
-from fedjaxsim.data.npz import assemble, distinct, owners
+from fedjaxsim.data.npz import arrays_of_columns, assemble, distinct, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS, split_called
 from fedjaxsim.data.table_files import read_csv, read_parquet
@@ -29,7 +31,7 @@ _FEW = 20
 """Values of a column that may be encoded in any number of rows."""
 
 
-class Columns(NamedTuple):
+class Roles(NamedTuple):
     """The roles of columns; the arguments of `from_dataframe`, with client None for none."""
 
     client: str | None
@@ -41,7 +43,7 @@ class Columns(NamedTuple):
     length: int | None = None
 
     @property
-    def roles(self) -> list[str]:
+    def taken(self) -> list[str]:
         """The columns of clients, targets and splits."""
         named = (self.client, *self.targets, self.split)
         return [name for name in named if name is not None]
@@ -97,7 +99,7 @@ def from_dataframe(
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    return assemble(arrays_of(frame, Columns(client, target, split, one_hot, drop, x, length)))
+    return assemble(arrays_of(frame, Roles(client, target, split, one_hot, drop, x, length)))
 
 
 def load_csv(
@@ -164,9 +166,9 @@ def _reader(
           x: The only column of features; text becomes its characters.
           length: Characters of each text to keep, the first ones.
         """
-        columns = Columns(client, target, split, one_hot, drop, x, length)
+        roles = Roles(client, target, split, one_hot, drop, x, length)
         with in_file(path):
-            return arrays_of(read(path, client), columns)
+            return arrays_of(read(path, client), roles)
 
     return arrays_of_file
 
@@ -175,12 +177,12 @@ arrays_of_csv = _reader(read_csv)
 arrays_of_parquet = _reader(read_parquet)
 
 
-def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.ndarray]:
+def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndarray]:
     """Return the arrays of the .npz format of a data frame.
 
     Args:
       frame: a data frame that narwhals knows.
-      columns: the roles of its columns.
+      roles: those of its columns.
       pixels: the features, (N, ...), to be used in place of the frame's.
     """
     with importing("tables"):
@@ -197,7 +199,7 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
                 f"the names of columns must be strings, got {strange!r}: rename them, in pandas "
                 "frame.columns = frame.columns.astype(str)"
             )
-        _check_names(table, columns)
+        _check_names(table, roles)
     except TypeError as error:
         known = "pandas, polars or pyarrow"
         raise TypeError(
@@ -205,46 +207,48 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
         ) from error
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
-    features = _features(table, columns) if pixels is None else []
-    _check_features(table, features, columns)
-    for name in (*columns.roles, *features):
+    features = _features(table, roles) if pixels is None else []
+    _check_features(table, features, roles)
+    for name in (*roles.taken, *features):
         _require_complete(table[name])
-    is_text = columns.x in features and _is_text(table[columns.x])
-    if columns.length is not None and not is_text:
+    is_text = roles.x in features and _is_text(table[roles.x])
+    if roles.length is not None and not is_text:
         raise ValueError("length cuts texts: name their column as x")
     public = []
     if is_text:
         texts = table[features[0]].to_list()
         refuse_files(texts, f"column {features[0]!r}")
-        arrays, public = characters(texts, columns.length)
+        arrays, public = characters(texts, roles.length)
     elif len(features) == 1 and _holds_lists(table[features[0]]):
         arrays = _sequences(table[features[0]], "x")
     else:
-        arrays = {"x": _numbers(table, features, columns.one_hot) if pixels is None else pixels}
+        arrays = {"x": pixels} if pixels is not None else _numbers(table, features, roles.one_hot)
     if "mask" in arrays:
         public.append("The length of the longest row is read from all clients' rows")
-    arrays |= _targets(table, columns.targets)
-    if columns.client is not None:
-        arrays |= owners(_texts(table[columns.client]))
-    if columns.split is not None:
-        arrays["split"] = _splits(table[columns.split])
+    arrays |= _targets(table, roles.targets)
+    if arrays["y"].ndim == max(1, 2 * (len(roles.targets) > 1)):
+        arrays |= arrays_of_columns("y", Columns((*roles.targets,)))
+    if roles.client is not None:
+        arrays |= owners(_texts(table[roles.client]))
+    if roles.split is not None:
+        arrays["split"] = _splits(table[roles.split])
     if "categories.y" in arrays:
         public.append("The names of the classes are read from all clients' labels")
-    if columns.one_hot:
-        of = _listed(columns.one_hot)
+    if roles.one_hot:
+        of = _listed(roles.one_hot)
         public.append(f"Which values {of} may have is read from all clients' rows")
     arrays["public"] = np.array([f"{one} and taken as public." for one in public], dtype=str)
     return arrays
 
 
-def _check_names(table: "DataFrame", columns: Columns) -> None:
+def _check_names(table: "DataFrame", roles: Roles) -> None:
     for role in ("one_hot", "drop"):
-        if isinstance(name := getattr(columns, role), str):
+        if isinstance(name := getattr(roles, role), str):
             raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
-    features = [] if columns.x is None else [columns.x]
-    if features and (columns.one_hot or columns.drop):
-        raise ValueError(f"x names the only feature, {columns.x!r}: leave out one-hot and drop")
-    named = [*columns.roles, *features, *columns.one_hot, *columns.drop]
+    features = [] if roles.x is None else [roles.x]
+    if features and (roles.one_hot or roles.drop):
+        raise ValueError(f"x names the only feature, {roles.x!r}: leave out one-hot and drop")
+    named = [*roles.taken, *features, *roles.one_hot, *roles.drop]
     absent = [name for name in named if name not in table.columns]
     if absent:
         raise ValueError(f"there is no column {absent[0]!r}, only {_listed(table.columns)}")
@@ -263,19 +267,19 @@ def _check_names(table: "DataFrame", columns: Columns) -> None:
         raise ValueError("the table has no rows")
 
 
-def _features(table: "DataFrame", columns: Columns) -> list[str]:
-    if columns.x is not None:
-        return [columns.x]
-    others = {*columns.roles, *columns.drop}
+def _features(table: "DataFrame", roles: Roles) -> list[str]:
+    if roles.x is not None:
+        return [roles.x]
+    others = {*roles.taken, *roles.drop}
     features = [name for name in table.columns if name not in others]
     if not features:
         raise ValueError(f"no column is left for features, of {_listed(table.columns)}")
     return features
 
 
-def _check_features(table: "DataFrame", features: list[str], columns: Columns) -> None:
+def _check_features(table: "DataFrame", features: list[str], roles: Roles) -> None:
     """Check that one column at most holds text or has missing values; name all of them."""
-    encoded = (columns.x, *columns.one_hot)
+    encoded = (roles.x, *roles.one_hot)
     texts = [name for name in features if name not in encoded and _is_text(table[name])]
     missing = [name for name in features if _missing(table[name]).any()]
     if len({*texts, *missing}) > 1:
@@ -383,9 +387,13 @@ def _is_numeric(column: "Series") -> bool:
     return column.dtype.is_numeric() or column.dtype == nw.Boolean
 
 
-def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) -> np.ndarray:
-    """Return the features, (N, d) float32."""
-    parts = []
+def _numbers(
+    table: "DataFrame", features: list[str], one_hot: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Return the array x, (N, d) float32, and its columns."""
+    import narwhals.stable.v2 as nw
+
+    parts, called = [], []
     for name in features:
         column = table[name]
         if name in one_hot:
@@ -396,6 +404,7 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) ->
                     "encode (one-hot): leave it out (drop)"
                 )
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
+            called += [(f"{name}={value}", 1.0) for value in names.tolist()]
             continue
         if not _is_numeric(column):
             raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
@@ -413,7 +422,12 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) ->
                 "if they are ids, leave the column out (drop), or else divide it"
             )
         parts.append(values[:, None])
-    return np.concatenate(parts, axis=1)
+        called.append((name, 1.0 if column.dtype == nw.Boolean else math.inf))
+    names, bounds = zip(*called, strict=True)
+    return {
+        "x": np.concatenate(parts, axis=1),
+        **arrays_of_columns("x", Columns(names, bound=bounds)),
+    }
 
 
 def _why_no_feature(column: "Series", features: list[str]) -> str:

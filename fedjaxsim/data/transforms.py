@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 
@@ -28,7 +29,8 @@ def drop_constant_columns(population: Population) -> Population:
         "and were dropped, is read from all clients' data and taken as public."
     )
     public = (*population.public, sentence)
-    return population.with_field("x", lambda rows: rows[:, varies], public=public)
+    columns = population.columns["x"].chosen(varies)
+    return population.with_field("x", lambda rows: rows[:, varies], columns, public=public)
 
 
 def unit_rows(population: Population) -> Population:
@@ -37,7 +39,7 @@ def unit_rows(population: Population) -> Population:
     Raises:
       ValueError: x is not (N, d).
     """
-    _matrix(population)
+    x = _matrix(population)
 
     def unit(x):
         x = x if x.dtype.kind == "f" else to_float32(x)
@@ -45,7 +47,9 @@ def unit_rows(population: Population) -> Population:
         scaled = _divide(x, np.abs(x).max(axis=1, keepdims=True, initial=0))
         return _divide(scaled, np.linalg.norm(scaled, axis=1, keepdims=True))
 
-    return population.with_field("x", unit)
+    d = x.shape[1]
+    names = tuple(f"{name} / ‖x‖" for name in population.columns["x"].names)
+    return population.with_field("x", unit, Columns(names, bound=(1.0,) * d, norm=1.0))
 
 
 def _matrix(population: Population) -> np.ndarray:
@@ -67,7 +71,11 @@ def invert(population: Population) -> Population:
     x = population.fields.get("x")
     if x is None or x.min() < 0 or x.max() > 1:
         raise ValueError("invert needs a field 'x' with values in [0, 1]")
-    return population.with_field("x", lambda rows: 1 - rows)
+    columns = population.columns.get("x")
+    if columns is not None:
+        ones = (1.0,) * len(columns.names)
+        columns = columns.mapped(ones, [-1.0] * len(ones), ones)
+    return population.with_field("x", lambda rows: 1 - rows, columns)
 
 
 def first_classes(population: Population, classes: int) -> Population:

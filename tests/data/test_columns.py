@@ -1,0 +1,81 @@
+"""Names and units of columns follow the data from the reader on."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjaxsim import data
+from fedjaxsim.data.transforms import invert
+
+
+@pytest.fixture
+def population():
+    frame = pd.DataFrame(
+        {
+            "who": ["a", "a", "b", "b"],
+            "age": [20, 30, 40, 60],
+            "ok": [True, False, True, True],
+            "kind": ["p", "q", "p", "q"],
+            "one": [1, 1, 1, 1],
+            "wage": [1.5, 2.0, 2.5, 3.0],
+        }
+    )
+    return data.from_dataframe(frame, client="who", target="wage", one_hot=["kind"])
+
+
+def test_readers_name_columns_and_know_what_they_encoded(population):
+    x, y = population.columns["x"], population.columns["y"]
+    assert x.names == ("age", "ok", "kind=p", "kind=q", "one") and y.names == ("wage",)
+    assert x.bound == (np.inf, 1, 1, 1, np.inf) and x.norm == np.inf and not x.scaled
+    kept = data.drop_constant_columns(population).columns["x"]
+    assert kept.names == ("age", "ok", "kind=p", "kind=q")
+    unit = data.unit_rows(population).columns["x"]
+    assert unit.norm == 1 and unit.names[0] == "age / ‖x‖"
+    no_names = data.Population.from_flat({"x": np.eye(2), "z": np.ones((2, 2, 2))}, [2])
+    assert no_names.columns["x"].names == ("x0", "x1") and "z" not in no_names.columns
+
+
+def test_affine_changes_compose_to_the_units_of_the_source(population):
+    x = population.fields["x"].astype(np.float64)
+    centre, half = np.array([40.0, 0, 0, 0, 1]), np.array([20.0, 1, 1, 1, 2])
+    columns = population.columns["x"].mapped(centre, half, (1, 1, 1, 1, 1))
+    assert columns.norm == pytest.approx(5**0.5)
+    np.testing.assert_allclose(columns.original((x - centre) / half), x)
+    grey = data.Population.from_flat({"x": np.array([[0.0, 0.25], [1.0, 0.5]])}, [2])
+    white = invert(grey)
+    np.testing.assert_allclose(
+        white.columns["x"].original(white.fields["x"]), grey.fields["x"], atol=1e-7
+    )
+    one = data.Columns(("y",), (10.0,), (5.0,))
+    np.testing.assert_allclose(one.original(np.array([-1.0, 0.5])), [5, 12.5])
+
+
+def test_columns_are_kept_on_disk_and_with_some_clients(population, tmp_path):
+    columns = population.columns["x"].mapped([40.0, 0, 0, 0, 0], [20.0, 1, 1, 1, 1], [1.0] * 5)
+    population = population.with_field("x", lambda x: x, columns)
+    data.save_npz(tmp_path / "p.npz", population)
+    data.save_folder(tmp_path / "folder", population)
+    for found in (
+        data.load_npz(tmp_path / "p.npz"),
+        data.load_folder(tmp_path / "folder"),
+        data.split(population, test=0.5).of_clients([1]),
+    ):
+        assert found.columns == population.columns
+    with pytest.raises(ValueError, match="'x' has rows of shape"):
+        dataclasses.replace(population, columns={"x": data.Columns(("a",))})
+    with pytest.raises(ValueError, match="'a' twice"):
+        data.Columns(("a", "a"))
+
+
+def test_noise_on_features_has_no_bound(population, tmp_path):
+    pd.DataFrame({"kind": ["p", "q"] * 5, "z": range(10), "y": [0, 1] * 5}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    path = f"csv:{tmp_path / 't.csv'}"
+    given = {"target": "y", "one_hot": ("kind",), "num_clients": 2}
+    noisy = data.load(path, partition="feature-noise", variance=1.0, **given)
+    assert set(noisy.columns["x"].bound) == {np.inf}
+    assert noisy.columns["x"].names == ("kind=p", "kind=q", "z")
+    assert data.load(path, partition="iid", **given).columns["x"].bound[0] == 1
