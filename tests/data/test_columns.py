@@ -27,14 +27,19 @@ def population():
 
 def test_readers_name_columns_and_know_what_they_encoded(population):
     x, y = population.columns["x"], population.columns["y"]
-    assert x.names == ("age", "ok", "kind=p", "kind=q", "one") and y.names == ("wage",)
-    assert x.bound == (np.inf, 1, 1, 1, np.inf) and x.norm == np.inf and not x.scaled
+    assert x.names == ("age", "ok", "kind=p", "kind=q", "one")
+    assert y.names == ("wage",)
+    assert x.bound == (np.inf, 1, 1, 1, np.inf)
+    assert x.norm == np.inf
+    assert not x.scaled
     kept = data.drop_constant_columns(population).columns["x"]
     assert kept.names == ("age", "ok", "kind=p", "kind=q")
     unit = data.unit_rows(population).columns["x"]
-    assert unit.norm == 1 and unit.names[0] == "age / ‖x‖"
+    assert unit.norm == 1
+    assert unit.names[0] == "age / ‖x‖"
     no_names = data.Population.from_flat({"x": np.eye(2), "z": np.ones((2, 2, 2))}, [2])
-    assert no_names.columns["x"].names == ("x0", "x1") and "z" not in no_names.columns
+    assert no_names.columns["x"].names == ("x0", "x1")
+    assert "z" not in no_names.columns
 
 
 def test_affine_changes_compose_to_the_units_of_the_source(population):
