@@ -100,7 +100,7 @@ def unclipped(mechanism: fjs.Mechanism, ids: Sequence[int]) -> fjs.Mechanism:
 
     def add(accumulator, messages, mask, client_ids, state, hparams):
         free = jnp.isin(client_ids, jnp.asarray(ids))
-        loose = hparams.replace(clip_norm=jnp.full((), jnp.inf))
+        loose = hparams.replace(clip=jnp.full((), jnp.inf))
         accumulator = mechanism.add(accumulator, messages, mask & ~free, client_ids, state, hparams)
         return mechanism.add(accumulator, messages, mask & free, client_ids, state, loose)
 
@@ -123,7 +123,7 @@ def reads_the_cohort_size() -> Attack:
     def score(evidence):
         along, rest = evidence.observed  # (T, n), (T,)
         n, size = evidence.directions.shape
-        clip = float(np.asarray(evidence.hparams.clip_norm))
+        clip = float(np.asarray(evidence.hparams.clip))
         z, p = float(np.asarray(evidence.hparams.noise_multiplier)), evidence.sampling_rate
         took_part = evidence.took_part
         others = (took_part.sum(axis=0) - took_part[evidence.ids]).T  # (T, n)
@@ -158,7 +158,7 @@ def support() -> Attack:
     """
 
     def score(evidence):
-        w = float(np.asarray(evidence.hparams.clip_norm)) * evidence.directions  # (1, d)
+        w = float(np.asarray(evidence.hparams.clip)) * evidence.directions  # (1, d)
         return -np.einsum("np,tpq,nq->n", w, np.linalg.inv(evidence.observed), w)
 
     return Attack(lambda release, directions: release, score)
@@ -213,7 +213,7 @@ def run(
     return audit(simulation, hparams, rounds, **given, **settings)
 
 
-FULL = {"learning_rate": 0.1, "lam": 0.1, "clip_norm": 0.5, "noise_multiplier": 2.0}
+FULL = {"learning_rate": 0.1, "lam": 0.1, "clip": 0.5, "noise_multiplier": 2.0}
 POISSON = FULL | {"noise_multiplier": 0.6, "sampling_rate": 0.1}
 
 

@@ -28,7 +28,7 @@ from fedjaxsim.report.files import write_json
 
 D, C, BATCH = 784, 10, 10
 M, ROWS, STEPS, P = 1000, 50, 5, 0.1
-OWN = {"learning_rate": 0.01, "lam": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+OWN = {"learning_rate": 0.01, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
 Run = Callable[[Any], Any]
 """From a state or carry to the one after some rounds."""
 

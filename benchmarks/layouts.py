@@ -23,7 +23,7 @@ from fedjaxsim.data.random import random_rows
 from fedjaxsim.report.files import write_json
 
 LAYOUTS = [("scan", 16), *(("vmap", size) for size in (4, 8, 16, 32, 64, 128))]
-VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
 SYSTEMS = {
     "fedavg": fjs.fedavg, "pmtl": fjs.pmtl, "ditto": fjs.ditto, "scaffold": fjs.scaffold,
 }  # fmt: skip

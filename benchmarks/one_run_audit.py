@@ -55,7 +55,7 @@ def audits(
         fjs.fedavg(task), population, SAMPLINGS[sampling](), fjs.Minibatches(6, steps=1), mechanism,
         chunk_size=64, chunk_map="vmap",
     )  # fmt: skip
-    values = {"clip_norm": 1.0, "sampling_rate": 0.5, "learning_rate": 0.1}
+    values = {"clip": 1.0, "sampling_rate": 0.5, "learning_rate": 0.1}
     hparams = read_by(simulation, values | {"noise_multiplier": noise_multiplier})
     audited = with_canaries(simulation, hparams, canaries)
     arrays, rows = audited.setup.check(hparams), audited.setup.placed["train"]

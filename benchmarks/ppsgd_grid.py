@@ -90,7 +90,7 @@ def hyperparameters(
     """Return the hyperparameters of a setting of the grid."""
     rate, level, z = setting
     return simulation.hyperparameters(
-        learning_rate=rate, personalization=level, clip_norm=CLIP, noise_multiplier=z
+        learning_rate=rate, personalization=level, clip=CLIP, noise_multiplier=z
     )
 
 

@@ -214,7 +214,7 @@ def small() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     task = fjs.tasks.softmax(fjs.models.linear((50,), 10), num_classes=10)
     batches = fjs.Minibatches(10, steps=2)
     sim = fjs.Simulation(fjs.pmtl(task), population, fjs.poisson(0.3), batches, accountant="rdp")
-    values = {"learning_rate": 0.05, "lam": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    values = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
     return sim, common.read_by(sim, {**values, "sampling_rate": 0.3})
 
 

@@ -101,13 +101,13 @@ def accuracy(system: str, arm: str, population: fjs.Population, task: fjs.Task) 
     calibrated = {}
     for epsilon in EPSILONS:
         start = simulation.hyperparameters(
-            learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, **values
+            learning_rate=0.1, clip=1.0, noise_multiplier=1.0, **values
         )
         found = simulation.calibrate(start, epsilon=epsilon, rounds=ROUNDS, delta=DELTA)
         calibrated[epsilon] = float(found.noise_multiplier)
     settings = [
         simulation.hyperparameters(
-            learning_rate=rate, clip_norm=clip, noise_multiplier=calibrated[epsilon], **values
+            learning_rate=rate, clip=clip, noise_multiplier=calibrated[epsilon], **values
         )
         for epsilon, rate, clip in grid
     ]

@@ -37,7 +37,7 @@ class Hyperparameter:
     """A number that a part of a simulation reads.
 
     Attributes:
-      name: its name in `Hyperparameters`.
+      name: its name in `Hyperparameters`, in files and, with dashes, on the command line.
       default: its value where none is given; in words, such as `RATE`, for the rate p of the run's
         sampler; None if one must be given.
       help: its meaning and unit, for `--help` and docs.
@@ -49,7 +49,6 @@ class Hyperparameter:
       symbol: its symbol in figures; None for the name.
       label: its name in a figure's axis label; None for the symbol alone.
       meanings: the names of special values.
-      flag: its name on the command line and in files; None for `name`.
     """
 
     name: str
@@ -63,12 +62,6 @@ class Hyperparameter:
     symbol: str | None = None
     label: str | None = None
     meanings: Mapping[float, str] = dataclasses.field(default_factory=dict, hash=False)
-    flag: str | None = None
-
-    @property
-    def setting(self) -> str:
-        """The name of its flag and of its key in files, with underscores."""
-        return self.flag or self.name
 
     def check(self, value: Value) -> None:
         """Check the shape, and the range where the value is known on the host.

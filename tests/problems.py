@@ -151,7 +151,7 @@ def states_of(algorithm, population, rounds, **values):
     size = int(population.counts.max())
     sampling, minibatches = fixed_size(cohort=1), Minibatches(size, epochs=3)
     sim = Simulation(algorithm, population, sampling, minibatches)
-    hparams = read_by(sim, noise_multiplier=0.0, **({"clip_norm": np.inf} | values))
+    hparams = read_by(sim, noise_multiplier=0.0, **({"clip": np.inf} | values))
     states = [sim.init(0, hparams)]
     for _ in range(rounds):
         states.append(sim.round(states[-1], hparams)[0])

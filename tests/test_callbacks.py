@@ -39,7 +39,7 @@ def made():
     population = fjs.data.split(population, test=0.3, validation=0.2)
     sim = simulation_of("fedavg", task, population, fjs.poisson(0.5), fjs.Minibatches(4, steps=1))
     return sim, sim.hyperparameters(
-        learning_rate=0.05, clip_norm=0.2, noise_multiplier=2.0, sampling_rate=0.5
+        learning_rate=0.05, clip=0.2, noise_multiplier=2.0, sampling_rate=0.5
     )
 
 

@@ -29,7 +29,7 @@ from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
 from fedjaxsim.tasks.task import softmax
 
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
-NOISE = {"clip_norm", "noise_multiplier"}
+NOISE = {"clip", "noise_multiplier"}
 RATE, WEIGHT = Hyperparameter("rate", 0.5), Hyperparameter("weight", help="of the penalty.")
 
 
@@ -89,7 +89,7 @@ def names(part):
 
 
 def test_a_part_reads_what_its_arguments_ask_for():
-    plain = {"learning_rate", "lam", "ridge", "clip_norm"}
+    plain = {"learning_rate", "lam", "ridge", "clip"}
     for penalty, outliers in [("low-rank", set()), ("decomposed", {"lam2"})]:
         for protect, noise in [(False, set()), (True, {"message_epsilon"})]:
             part = fjs.mpmtl(TASK, penalty=penalty, protect_examples=protect)
@@ -162,12 +162,12 @@ def test_an_algorithm_of_ones_own_declares_what_it_reads():
 
 def test_two_parts_may_share_a_record_but_not_a_name():
     shared = compose([(RATE, CLIP_NORM), (CLIP_NORM, NOISE_MULTIPLIER), ()])
-    assert list(shared) == ["rate", "clip_norm", "noise_multiplier"]
-    other = Hyperparameter("clip_norm", 1.0)
+    assert list(shared) == ["rate", "clip", "noise_multiplier"]
+    other = Hyperparameter("clip", 1.0)
     algorithm = fjs.fedavg(TASK)
     clashing = algorithm._replace(hyperparameters=(*algorithm.hyperparameters, other))
     for clash in (lambda: compose([(CLIP_NORM,), (other,)]), lambda: simulation(clashing)):
-        with pytest.raises(ValueError, match="clip_norm"):
+        with pytest.raises(ValueError, match="clip"):
             clash()
 
 
@@ -304,7 +304,7 @@ def test_they_go_through_transformations_of_jax():
     slope = jax.grad(product)(hparams)
     assert isinstance(slope, Hyperparameters)
     assert float(slope.server_learning_rate) == pytest.approx(0.4)
-    assert float(slope.clip_norm) == 0
+    assert float(slope.clip) == 0
     several = hparams.map(lambda a, b: jnp.stack([a, b]), hparams.replace(learning_rate=0.5))
     mapped = jax.vmap(product)(several)
     np.testing.assert_allclose(mapped, [0.2, 0.5], rtol=1e-6)
@@ -349,8 +349,8 @@ def test_they_show_their_values():
 
 def test_calibration_finds_the_least_noise_of_a_target():
     sim = simulation(fjs.fedavg(TASK), fjs.poisson(0.5))
-    hparams = sim.calibrate(sim.hyperparameters(clip_norm=1.0), epsilon=2.0, rounds=3, delta=1e-3)
-    assert hparams.clip_norm == 1.0
+    hparams = sim.calibrate(sim.hyperparameters(clip=1.0), epsilon=2.0, rounds=3, delta=1e-3)
+    assert hparams.clip == 1.0
     state, _ = sim.run(sim.init(0, hparams), hparams, 3)
     epsilon = sim.guarantee(state, 1e-3).find("zero_out", "joint_dp").epsilon
     assert epsilon is not None
@@ -362,5 +362,5 @@ def test_what_cannot_be_calibrated_is_refused():
     with pytest.raises(ValueError, match="noise"):
         silent.calibrate(silent.hyperparameters(), epsilon=1.0, rounds=1)
     sim = simulation(fjs.fedavg(TASK))
-    with pytest.raises(ValueError, match="clip_norm"):
+    with pytest.raises(ValueError, match="clip"):
         sim.calibrate(sim.hyperparameters(), epsilon=1.0, rounds=1)

@@ -18,7 +18,7 @@ def test_fedavg_with_a_client_for_each_example_is_dp_sgd():
         fjs.fedavg(task), people, fjs.full_participation(), fjs.Minibatches(1, steps=1)
     )
     eta, largest = 0.05, 1.0
-    hparams = sim.hyperparameters(learning_rate=eta, clip_norm=eta * largest, noise_multiplier=0.0)
+    hparams = sim.hyperparameters(learning_rate=eta, clip=eta * largest, noise_multiplier=0.0)
     begin = sim.init(0, hparams)
     w = jax.tree.map(jnp.array, begin.shared.params)
 

@@ -13,7 +13,7 @@ SIZES = [4, 3]
 
 
 def recorded(sim, seed):
-    hparams = read_by(sim, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=0.5)
+    hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=0.5)
     records = Records()
     sim.run(sim.init(seed, hparams), hparams, 4, eval_every=2, callbacks=[records], delta=0.01)
     return records

@@ -21,7 +21,7 @@ from fedjaxsim.tasks.known_risk import known_regression
 PRIVATE = {
     "learning_rate": 0.1,
     "lam": 0.2,
-    "clip_norm": 0.3,
+    "clip": 0.3,
     "noise_multiplier": 0.8,
     "sampling_rate": 0.4,
 }
@@ -59,9 +59,9 @@ def test_a_run_leaves_what_the_user_passed_alone():
         {"sampling_rate": 0.0},
         {"noise_multiplier": -1.0},
         {"noise_multiplier": np.nan},
-        {"clip_norm": 0.0},
-        {"clip_norm": 1e-20},
-        {"clip_norm": np.inf},
+        {"clip": 0.0},
+        {"clip": 1e-20},
+        {"clip": np.inf},
         {"learning_rate": -0.1},
         {"lam": np.inf},
         {"server_learning_rate": -1.0},

@@ -33,13 +33,13 @@ from fedjaxsim.tasks.task import softmax
 
 THOROUGH = pytest.mark.thorough
 BASE = {
-    "learning_rate": 0.05, "lam": 0.3, "lam2": 0.0, "mu": 0.2, "clip_norm": 0.4,
+    "learning_rate": 0.05, "lam": 0.3, "lam2": 0.0, "mu": 0.2, "clip": 0.4,
     "noise_multiplier": 0.5,
 }  # fmt: skip
 SETTINGS = [
     BASE | {"learning_rate": 0.02, "personalization": 0.0, "lam": 0.0},
     BASE | {"noise_multiplier": 0.0, "personalization": np.inf},
-    BASE | {"clip_norm": 0.1, "lam": 1.0, "personalization": 3.0},
+    BASE | {"clip": 0.1, "lam": 1.0, "personalization": 3.0},
 ]
 
 
@@ -229,8 +229,8 @@ def test_input_is_checked():
     many, sim, base = three(), three().simulation, base_of_three()
     with pytest.raises(ValueError, match="settings"):
         many.with_runs(sim, [base] * 5)
-    with pytest.raises(ValueError, match="clip_norm"):
-        many.with_runs(sim, [base, base.replace(clip_norm=0.9)])
+    with pytest.raises(ValueError, match="clip"):
+        many.with_runs(sim, [base, base.replace(clip=0.9)])
     with pytest.raises(ValueError, match="split"):
         many.evaluate(many.init(0), "held-out")
     with pytest.raises(ValueError, match="rounds"):

@@ -16,7 +16,7 @@ POPULATION, TASK = least_squares([4, 3])
 SIM: Any = fjs.Simulation(
     fjs.fedavg(TASK), POPULATION, fjs.poisson(0.5), fjs.Minibatches(2, steps=1)
 )
-HPARAMS = read_by(SIM, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=0.5)
+HPARAMS = read_by(SIM, clip=1.0, noise_multiplier=1.0, sampling_rate=0.5)
 
 
 def simulation(**settings):

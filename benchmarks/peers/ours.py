@@ -13,7 +13,7 @@ from fedjaxsim.data.npz import load_npz
 HYPERPARAMETERS = {
     "learning_rate": child.LEARNING_RATE,
     "lam": child.LAM,
-    "clip_norm": child.CLIP,
+    "clip": child.CLIP,
     "noise_multiplier": child.NOISE_MULTIPLIER,
 }
 

@@ -46,7 +46,7 @@ def sound(epsilon: float) -> float:
 
 def published(w: np.ndarray, mechanism: fjs.Mechanism, z: float, seed: int = 1) -> np.ndarray:
     """M W of one release of a mechanism, (d, m)."""
-    hparams = fjs.Hyperparameters(clip_norm=100 * np.sqrt(FEATURES), noise_multiplier=z).as_arrays()
+    hparams = fjs.Hyperparameters(clip=100 * np.sqrt(FEATURES), noise_multiplier=z).as_arrays()
     messages = fjs.Messages(jnp.asarray(w.T[:, :, None], jnp.float32))
     total = mechanism.zero(jax.ShapeDtypeStruct((FEATURES, 1), jnp.float32), TASKS)
     everyone = jnp.ones(TASKS, bool)

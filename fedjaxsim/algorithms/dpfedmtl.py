@@ -102,7 +102,7 @@ def dpfedmtl_as_published(
 ) -> Algorithm:
     """`dpfedmtl` with the paper's noise: in every local step of every client, and no ε.
 
-    The gradient of the trunk is clipped at C = `hparams.clip_norm` and gets noise (equation 3),
+    The gradient of the trunk is clipped at C = `hparams.clip` and gets noise (equation 3),
 
         clip(∂ℓ_i/∂w_{M+1}, C) + N(0, (σS)² I),    S = 2CK/M = 2Cp
 
@@ -220,7 +220,7 @@ def _require_two_parts(task: Task, head: Selection) -> Selection:
 def _noise(hparams: Hyperparameters, context: Context) -> optax.GradientTransformation:
     """Clip the trunk's gradient and add noise, one draw per step; the state counts steps."""
     sigma = round_value(jnp.asarray(hparams.noise_multiplier), context.round)
-    clip_norm = jnp.asarray(hparams.clip_norm)
+    clip_norm = jnp.asarray(hparams.clip)
     scale = noise_scale(sigma, clip_norm) * 2 * context.sampling_rate
 
     def init(params):

@@ -215,7 +215,7 @@ def mpmtl(
             return Iterates(w, jnp.where(context.round == 0, w, hat))
 
         message = z - step
-        clipped = clip_by_global_norm(message, hparams.clip_norm).message
+        clipped = clip_by_global_norm(message, hparams.clip).message
         if protect_examples:
             key = threefry.fold_in(context.key, _EXAMPLE_NOISE)
             message = clipped = _noised(clipped, hparams, key)
@@ -232,10 +232,10 @@ def mpmtl(
 
     def check(hparams):
         check_acceleration(acceleration, hparams)
-        clip_norm = on_host(hparams.clip_norm)
+        clip_norm = on_host(hparams.clip)
         if protect_examples and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
             raise ValueError(
-                f"clip_norm must be finite where examples are protected, got clip_norm {clip_norm}"
+                f"clip must be finite where examples are protected, got clip {clip_norm}"
             )
 
     return Algorithm(
@@ -255,6 +255,6 @@ def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array
     radius_key, normal_key = threefry.split(key)
     direction = normal(normal_key, w.shape, w.dtype)
     size = radius(radius_key, w.size).astype(w.dtype)
-    clip_norm = jnp.asarray(hparams.clip_norm)
+    clip_norm = jnp.asarray(hparams.clip)
     scale = 2 * clip_norm / hparams.message_epsilon
     return clip_by_global_norm(w + scale * size * direction, clip_norm).message

@@ -88,7 +88,7 @@ def likelihood_ratio() -> Attack:
         return jnp.matmul(directions, flat, precision=_EXACT)
 
     def signal(evidence):
-        unit = float(np.asarray(evidence.hparams.get("clip_norm", math.inf)))
+        unit = float(np.asarray(evidence.hparams.get("clip", math.inf)))
         clients = evidence.sampling_rate * evidence.num_clients
         return evidence.observed * clients / (unit if math.isfinite(unit) else 1.0)
 
@@ -157,7 +157,7 @@ def with_canaries(
         flat, unravel = ravel_pytree(dense(unsealed(message)))
         basis = shared.directions.astype(flat.dtype)
         is_mine = jnp.asarray(ids) == context.client_id
-        clip_norm = jnp.asarray(hparams.get("clip_norm", jnp.inf))
+        clip_norm = jnp.asarray(hparams.get("clip", jnp.inf))
         norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0).astype(flat.dtype)
         crafted = jnp.where(personal.sends, norm, 0) * basis[jnp.argmax(is_mine)]
         along = jnp.matmul(basis, flat, precision=_EXACT)

@@ -211,7 +211,7 @@ def _with_canaries(
         )
         flat, unravel = ravel_pytree(dense(unsealed(message)))
         number, directions = context.client_id - num_clients, shared.directions
-        clip_norm = jnp.asarray(hparams.get("clip_norm", jnp.inf))
+        clip_norm = jnp.asarray(hparams.get("clip", jnp.inf))
         norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0)
         norm *= shared.sent[number] * alternating(context.round)
         own = jnp.where(directions.owner == number, directions.sign, 0)

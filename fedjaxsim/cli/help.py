@@ -87,7 +87,7 @@ def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
         if role not in table.parts:
             continue
         part = table.parts[role]
-        names = [record.setting for record in part.all_records] + list(part.settings)
+        names = [record.name for record in part.all_records] + list(part.settings)
         groups = [
             setting.name
             for group in GROUPS.values()

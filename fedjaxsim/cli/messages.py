@@ -101,7 +101,7 @@ def _spellings() -> tuple[dict[str, str], dict[str, str]]:
             if module in sys.modules:  # no other part has raised an error
                 part = part_of(role, name)
                 names |= {each: each for each in part.settings if each not in names}
-                names |= {record.name: record.setting for record in part.all_records}
+                names |= {record.name: record.name for record in part.all_records}
     return {name: flag(spelling) for name, spelling in names.items()}, functions
 
 

@@ -86,16 +86,15 @@ def prepare_tune(
             raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
     start: Point = {}
     for name in names:
-        setting = config.records[name].setting
-        value = config.clip_norm if name == "clip_norm" else float(config.get(setting))
+        value = config.clip_norm if name == "clip" else float(config.get(name))
         if not 0 < value < math.inf:
             raise ValueError(
-                f"{flag(setting)} must be positive and finite to be tuned on a logarithmic scale, "
+                f"{flag(name)} must be positive and finite to be tuned on a logarithmic scale, "
                 f"got {value}"
             )
         start[name] = value
     remember(config.records.values())
-    source = find_source(config, question.public_data, clips="clip_norm" in names)
+    source = find_source(config, question.public_data, clips="clip" in names)
     check_own_code(source.final)
     simulation = source.simulation
     metric = metric_of(simulation.task, simulation.population, question.metric)
@@ -292,8 +291,8 @@ class _Tuning:
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
     """Return settings with the hyperparameters of a point."""
-    changes: dict[str, Any] = {config.records[name].setting: value for name, value in point.items()}
-    if "clip_norm" in point and not config.clips:
+    changes: dict[str, Any] = {**point}
+    if "clip" in point and not config.clips:
         # At ε = ∞ a run clips only where z = 0 is given.
         changes |= {"noise_multiplier": 0.0}
         changes |= {"epsilon": None} if "epsilon" in config.given() else {}

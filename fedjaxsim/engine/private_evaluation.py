@@ -101,7 +101,7 @@ class PrivateMetric(NamedTuple):
 def _released(plan: EvaluationPlan, num_clients: int, better: bool):
     """Return `(values, key) -> sums / m` of a plan, compiled."""
     mechanism = gaussian()
-    noise = {"clip_norm": plan.norm, "noise_multiplier": plan.noise_multiplier}
+    noise = {"clip": plan.norm, "noise_multiplier": plan.noise_multiplier}
     hparams = Hyperparameters(**noise).as_arrays()
 
     def release(values, key):

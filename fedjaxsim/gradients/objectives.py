@@ -100,8 +100,8 @@ def check_names(
         return
     if epsilon is not None:
         raise ValueError("noise_multiplier follows from epsilon, so it is not free to vary")
-    clip_norm = on_host(hparams.get("clip_norm", np.inf))
+    clip_norm = on_host(hparams.get("clip", np.inf))
     if clip_norm is not None and not np.all(np.isfinite(clip_norm)):
         raise ValueError(
-            f"noise_multiplier has no derivative without a finite clip_norm, got {clip_norm}"
+            f"noise_multiplier has no derivative without a finite clip, got {clip_norm}"
         )

@@ -33,7 +33,6 @@ EXAMPLE_CLIP = dataclasses.replace(
     name="example_clip",
     default=1.0,
     also=(),
-    flag=None,
     allowed=CLIP_NORM.allowed.replace(" (inf is no clipping)", ""),
     symbol="C of an example",
     label="clip norm of an example",

@@ -21,11 +21,6 @@ def remember(records: Iterable["Hyperparameter"]) -> None:
     _records().extend(records)
 
 
-def setting_of(name: str) -> str:
-    """Return the name of the flag of a hyperparameter."""
-    return next((each.setting for each in reversed(_records()) if each.name == name), name)
-
-
 def key_label(key: str) -> str:
     """Return the symbol of a key in axes and legends, or its name."""
     return _last(key, "symbol") or _SYMBOLS.get(key, key.replace("_", " "))
@@ -56,8 +51,8 @@ def _records() -> list["Hyperparameter"]:
 
 
 def _named(key: str) -> list["Hyperparameter"]:
-    """Return the records with the name or flag `key`, the last one first."""
-    return [each for each in reversed(_records()) if key in (each.name, each.setting)]
+    """Return the records with a name, the last one first."""
+    return [each for each in reversed(_records()) if key == each.name]
 
 
 def _last(key: str, attribute: str) -> str | None:

@@ -152,10 +152,10 @@ class Experiment:
                 "capacity": self.simulation.sampling.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,
                 **ends,
-                "clip": float(np.asarray(self.hparams.get("clip_norm", math.inf))),
+                "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
                 "delta": self.delta,
                 **{
-                    record.setting: float(np.asarray(self.hparams.get(name)))
+                    record.name: float(np.asarray(self.hparams.get(name)))
                     for name, record in self.simulation.records.items()
                     if isinstance(record.default, str)
                 },
@@ -227,7 +227,7 @@ def checked(
     for record in simulation.mechanism.hyperparameters:
         if record.name not in config.records:
             raise ValueError(
-                f"mechanism {config.mechanism} reads {flag(record.setting)}, which its factory "
+                f"mechanism {config.mechanism} reads {flag(record.name)}, which its factory "
                 "does not declare: put @fedjaxsim.reads above the factory"
             )
     delta = _delta(config, simulation.num_clients)
@@ -251,11 +251,11 @@ def fill_settings(
     Raises:
       ValueError: if one is out of the range in its record.
     """
-    values = {name: config.get(record.setting) for name, record in records.items()}
-    if values.get("clip_norm") is not None:  # also where nothing is clipped
-        records["clip_norm"].check(values["clip_norm"])
-    if "clip_norm" in values:
-        values["clip_norm"] = config.clip_norm if config.clips else math.inf
+    values = {name: config.get(record.name) for name, record in records.items()}
+    if values.get("clip") is not None:  # also where nothing is clipped
+        records["clip"].check(values["clip"])
+    if "clip" in values:
+        values["clip"] = config.clip_norm if config.clips else math.inf
     given = {name: value for name, value in values.items() if value is not None}
     return fill(records, given, *rate)
 

@@ -112,7 +112,7 @@ class Part:
 
         typed = self._typed(given)
         found = declared_by(self.factory, **typed)
-        arguments = {self.settings[r.setting].argument for r in found if r.setting in self.settings}
+        arguments = {self.settings[r.name].argument for r in found if r.name in self.settings}
         others = {name: value for name, value in typed.items() if name not in arguments}
         default = {r.name: r.default for r in declared_by(self.factory, **others)}
         return tuple(

@@ -428,7 +428,7 @@ class RunConfig:
         asked = self.get("noise_multiplier" if self.get("epsilon") == math.inf else "clip")
         noise = math.isfinite(self.target_epsilon) or self.get("noise_multiplier") is not None
         adapts = "target_quantile" in self.records
-        return "clip_norm" in self.records and (adapts or noise or asked is not None)
+        return "clip" in self.records and (adapts or noise or asked is not None)
 
     @property
     def protects_examples(self) -> bool:
@@ -547,9 +547,9 @@ def _composed(
     for group in GROUPS.values():
         if group.role in parts and group.is_read(parts[group.role], by_name, event):
             keys |= {setting.name: setting for setting in group.keys}
-    of_parts = {record.setting: _key_of(record) for record in by_name.values()}
+    of_parts = {record.name: _key_of(record) for record in by_name.values()}
     for part in parts.values():
-        declared = {record.setting for record in part.all_records}
+        declared = {record.name for record in part.all_records}
         for name, setting in part.settings.items():
             if name in of_parts and name not in declared:
                 raise ValueError(
@@ -565,11 +565,11 @@ def _composed(
 
 def _key_of(record: "Hyperparameter") -> Setting:
     """Return the key of a hyperparameter."""
-    shown = record.default if isinstance(record.default, str) else _DERIVED.get(record.setting)
+    shown = record.default if isinstance(record.default, str) else _DERIVED.get(record.name)
     if shown is not None:
-        return Setting(record.setting, float, None, record.help, shown=shown)
+        return Setting(record.name, float, None, record.help, shown=shown)
     default = REQUIRED if record.default is None else record.default
-    return Setting(record.setting, float, default, record.help)
+    return Setting(record.name, float, default, record.help)
 
 
 def _bounded(setting: Setting) -> Setting:
@@ -680,7 +680,7 @@ def _condition(part: Part, name: str, given: Mapping[str, Any]) -> tuple[str, st
         values = [
             value
             for value in setting.values
-            if name in {r.setting for r in declared_by(part.factory, **{setting.argument: value})}
+            if name in {r.name for r in declared_by(part.factory, **{setting.argument: value})}
         ]
         if values and len(values) < len(setting.values):
             chosen = given.get(setting.name, setting.default)
@@ -701,6 +701,6 @@ def readers() -> Mapping[str, Mapping[str, list[str]]]:
             if group.role == part.role and group.is_read(part, *read)
             for setting in group.keys
         ]
-        for name in dict.fromkeys([*part.settings, *(r.setting for r in records), *grouped]):
+        for name in dict.fromkeys([*part.settings, *(r.name for r in records), *grouped]):
             found.setdefault(name, {}).setdefault(part.role, []).append(part.name)
     return found

@@ -63,7 +63,7 @@ _KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
 
 def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
     """Return the settings of a run that are arrays in its program, which may differ within it."""
-    settings = [record.setting for record in run.records.values() if record.name not in _STATIC]
+    settings = [record.name for record in run.records.values() if record.name not in _STATIC]
     settings += ["epsilon"] * hasattr(run, "epsilon")
     if run.protects_examples:  # ε of examples is not among them: its noise is a table
         settings += ["example_clip", "example_noise_multiplier"]
@@ -357,7 +357,7 @@ class Search:
             return [dict(zip(box, each, strict=True)) for each in itertools.product(*box.values())]
         from scipy.stats import qmc
 
-        scales = {record.setting: record.scale for record in run.records.values()}
+        scales = {record.name: record.scale for record in run.records.values()}
         ends = []
         for key, values in box.items():
             if key not in scales:

@@ -1,13 +1,12 @@
 """Contents of the HTML report of a tuning, read from its files."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from fedjaxsim import metrics
 from fedjaxsim.report.files import Record, read_json
 from fedjaxsim.report.page import reading, render
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.symbols import key_label, remember, setting_of
+from fedjaxsim.report.symbols import key_label, remember
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.pages import Card, run_content
 from fedjaxsim.runs.settings import flag
@@ -29,18 +28,17 @@ def tune_page(path: Path) -> bytes:
         record = read_json(path / PATH_JSON)
         remember(read_toml(path / TUNED).records.values())
         steps = record["steps"]
-        flags = {name: flag(setting_of(name)) for name in steps[0]["point"]}
         split = metrics.label(f"{record['split']}_{record['metric']}")
         title, fell = metrics.metric(record["metric"]).title, gain_text(record)
         note = f"on {record['seeds']} fresh seeds"
         of_tuning = {
             "title": f"Tuning of {final['title']}",
             "record": record,
-            "tuned": ", ".join(f"{text} ({key_label(name)})" for name, text in flags.items()),
+            "tuned": ", ".join(f"{flag(name)} ({key_label(name)})" for name in steps[0]["point"]),
             "gain": f"{title} fell by {fell} {note}" if record["test"] else f"{title} was {fell}",
             "cards": [Card(f"{title} fell by", fell, note), *final["cards"]],
             "picture_of_tuning": picture.read_bytes() if picture.is_file() else None,
-            "names": [*map(key_label, flags), split],
+            "names": [*map(key_label, steps[0]["point"]), split],
             "found": compared_points(record),
             "descent": [
                 [str(index), *cells(step["point"], step["values"]), number(step["runs"]),
@@ -49,17 +47,18 @@ def tune_page(path: Path) -> bytes:
             ],
             "settings": (path / TUNED).read_text(encoding="utf-8"),
             "file": TUNED,
-            "commands": [_command(record, flags), ["fedjaxsim", "run", TUNED]],
+            "commands": [_command(record), ["fedjaxsim", "run", TUNED]],
         }  # fmt: skip
         return render("tune", **final | of_tuning)
 
 
-def _command(record: Record, flags: Mapping[str, str]) -> list[str]:
+def _command(record: Record) -> list[str]:
     """Return a command that tunes again from the same start."""
     words, asked = ["fedjaxsim", "tune", TUNED], record["asked"]
-    for name, value in record["steps"][0]["point"].items():
-        words += [f"--{flags[name]}", repr(value)]
-    words += ["--wrt", ",".join(map(flag, flags))]
+    start = record["steps"][0]["point"]
+    for name, value in start.items():
+        words += [f"--{flag(name)}", repr(value)]
+    words += ["--wrt", ",".join(map(flag, start))]
     for name in ("seeds", "steps", "rule", "metric", "public_data"):
         words += [] if asked[name] is None else [f"--{flag(name)}", str(asked[name])]
     return words

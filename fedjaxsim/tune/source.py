@@ -169,8 +169,8 @@ def _scaled(final: Experiment, scale: float, clips: bool) -> Hyperparameters:
     hparams = final.hparams
     noise = [name for name in ("noise_multiplier", "count_noise") if name in hparams]
     hparams = hparams.replace(**{n: np.asarray(getattr(hparams, n)) * scale for n in noise})
-    if clips and not math.isfinite(float(np.asarray(hparams.clip_norm))):
-        hparams = hparams.replace(clip_norm=final.config.clip_norm)
+    if clips and not math.isfinite(float(np.asarray(hparams.clip))):
+        hparams = hparams.replace(clip=final.config.clip_norm)
     return hparams
 
 

@@ -25,7 +25,7 @@ def run(population, task, clusters, values, minibatches, sampling, message: Mess
 def test_one_cluster_is_the_plain_algorithm():
     with jax.enable_x64(True):
         population, task = least_squares(COUNTS)
-        values = {"learning_rate": 0.1, "lam": 0.3, "clip_norm": 0.2, "noise_multiplier": 0.5}
+        values = {"learning_rate": 0.1, "lam": 0.3, "clip": 0.2, "noise_multiplier": 0.5}
         values |= {"sampling_rate": 0.6}
         given = values, fjs.Minibatches(4, steps=2), fjs.poisson(1.0)
         (sim, plain), (other, one) = (
@@ -49,7 +49,7 @@ def test_clusters_are_runs_of_their_own(message):
     with jax.enable_x64(True):
         population, task = least_squares(COUNTS)
         eta, lam, clip = 0.1, 0.3, 0.2
-        values = {"learning_rate": eta, "lam": lam, "clip_norm": clip}
+        values = {"learning_rate": eta, "lam": lam, "clip": clip}
         given = values, fjs.Minibatches(11, epochs=2), fjs.full_participation()
         sim, state = run(population, task, CLUSTERS, *given, message)
         centers, examples = np.zeros((2, 4)), list(designs(population))

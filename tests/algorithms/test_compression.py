@@ -32,7 +32,7 @@ def test_the_mechanism_bounds_what_comes_out():
     sim = fjs.Simulation(
         compressed(fjs.fedavg(task), shouting), population, full_participation(), BATCHES
     )
-    hparams = read_by(sim, clip_norm=0.5)
+    hparams = read_by(sim, clip=0.5)
     before = sim.init(0, hparams)
     state, metrics = sim.round(before, hparams)
     moved = numbers(state.shared) - numbers(before.shared)

@@ -46,7 +46,7 @@ def test_ditto_is_its_formula_worked_by_hand():
 def test_the_releases_of_ditto_are_those_of_fedavg_and_without_lam_its_models_those_of_local():
     # FedAvg's own functions compute w, in Ditto's programs too, so that not a bit differs.
     population, task = classification([10, 12, 14, 9])
-    values = {"lam": 0.0, "clip_norm": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
+    values = {"lam": 0.0, "clip": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
     states = {}
     for algorithm in (fedavg, ditto, local):
         mechanism = no_release() if algorithm is local else None

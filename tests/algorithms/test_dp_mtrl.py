@@ -39,7 +39,7 @@ def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_mod
     state = run(hparams)
     found = predict(state.shared, state.personal, hparams, ids)["kernel"][:, 0].T
     np.testing.assert_allclose(found, path("relationship", "convex")(PLAIN)[2], rtol=1e-6)
-    noised = hparams.replace(clip_norm=2.0, noise_multiplier=1.5)
+    noised = hparams.replace(clip=2.0, noise_multiplier=1.5)
     state = run(noised)
     # What clients predict with is a function of the releases: their own state does not matter.
     anything = jax.tree.map(lambda leaf: leaf + 1.0, state.personal)

@@ -74,7 +74,7 @@ def test_a_round_is_worked_by_hand(order, steps, clip, trunk, heads):
         task = product_of_two()
         algorithm = dpfedmtl(task, head="b", order=order)
         sim = Simulation(algorithm, population, full_participation(), Minibatches(1, epochs=steps))
-        hparams = sim.hyperparameters(learning_rate=0.5, clip_norm=clip)
+        hparams = sim.hyperparameters(learning_rate=0.5, clip=clip)
         state, _ = sim.round(sim.init(0, hparams), hparams)
         np.testing.assert_allclose(state.shared.trunk.params["a"], trunk, rtol=1e-12)
         np.testing.assert_allclose(state.personal["b"], heads, rtol=1e-12)
@@ -175,7 +175,7 @@ def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_ma
         chunk_map=chunk_map,
     )
     hparams = sim.hyperparameters(
-        learning_rate=rate, clip_norm=clip, noise_multiplier=sigma, sampling_rate=p
+        learning_rate=rate, clip=clip, noise_multiplier=sigma, sampling_rate=p
     )
     state, metrics = sim.round(sim.init(1, hparams), hparams)
     present = int(metrics["participants"])
@@ -191,7 +191,7 @@ def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_ma
 
 
 def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no_epsilon():
-    values = {"clip_norm": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
+    values = {"clip": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
     sims = {
         name: Simulation(algorithm, CLIENTS, poisson(1.0), Minibatches(4, steps=1), mechanism)
         for name, algorithm, mechanism in [
@@ -220,7 +220,7 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
 @pytest.mark.parametrize("order", ["together", pytest.param("head-first", marks=THOROUGH)])
 def test_a_head_never_leaves_its_client(order):
     sim = Simulation(dpfedmtl(MLP, order=order), CLIENTS, full_participation(), batches(1))
-    hparams = sim.hyperparameters(learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.1)
+    hparams = sim.hyperparameters(learning_rate=0.3, clip=0.5, noise_multiplier=0.1)
     message = sim.setup.message_shapes(jax.random.key(0), hparams.as_arrays())
     assert paths_of(message) == ["Dense_0/bias", "Dense_0/kernel"]
     check_billboard(sim, hparams, rounds=2, clients=[1])
@@ -280,7 +280,7 @@ def test_other_bad_input_is_refused():
         Minibatches(4, steps=0)
     algorithm = dpfedmtl_as_published(MLP)
     sim = Simulation(algorithm, CLIENTS, full_participation(), batches(1), plain_mean())
-    with pytest.raises(ValueError, match="clip_norm"):
+    with pytest.raises(ValueError, match="clip"):
         sim.init(0, sim.hyperparameters(noise_multiplier=1.0))
 
 
@@ -298,13 +298,13 @@ def without_effect(names, algorithm="dpfedmtl-as-published", **parts):
 
 def test_a_run_reads_head_clip_and_noise():
     prepared = prepare(config(head=("bias",), clip=2.0, noise_multiplier=0.4, order="head-first"))
-    assert (prepared.hparams.clip_norm, prepared.hparams.noise_multiplier) == (2.0, 0.4)
+    assert (prepared.hparams.clip, prepared.hparams.noise_multiplier) == (2.0, 0.4)
     message = prepared.simulation.setup.message_shapes(
         jax.random.key(0), prepared.hparams.as_arrays()
     )
     assert paths_of(message) == ["kernel"]
     # Without noise nothing is clipped, as elsewhere.
-    assert prepare(config(head=("bias",))).hparams.clip_norm == np.inf
+    assert prepare(config(head=("bias",))).hparams.clip == np.inf
     assert without_effect(["clip", "noise_multiplier", "head"]) == []
     assert without_effect(["clip", "epsilon"], mechanism="gaussian") == []
     assert without_effect(["clip"], "pmtl", mechanism="plain-mean") != []

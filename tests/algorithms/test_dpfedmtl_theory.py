@@ -123,7 +123,7 @@ def program_of(steps):
         hparams = sim.setup.check(
             sim.hyperparameters(
                 learning_rate=rate,
-                clip_norm=CLIP,
+                clip=CLIP,
                 noise_multiplier=noise * M / (2 * CLIP),
             )
         )

@@ -24,7 +24,7 @@ from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.testing import check_billboard
 
 FEW = Minibatches(1000, epochs=20)
-VALUES = {"learning_rate": 0.1, "lam": 0.7, "clip_norm": 0.5, "noise_multiplier": 2.0}
+VALUES = {"learning_rate": 0.1, "lam": 0.7, "clip": 0.5, "noise_multiplier": 2.0}
 POPULATION, TASK = least_squares([12, 15, 9], features=2)
 
 

@@ -35,7 +35,7 @@ def test_it_is_algorithm_1_in_numpy_and_clients_choose_on_their_training_rows():
             moved.add(expected[int(np.argmin(errors))][0])
             assert min(errors) < 1e-12
         assert len(moved) > 1
-        hparams = sim.hyperparameters(**values, clip_norm=np.inf, noise_multiplier=0.0)
+        hparams = sim.hyperparameters(**values, clip=np.inf, noise_multiplier=0.0)
         found = sim.evaluate(states[-1], hparams).values["squared_error"]
         for error, (x, y), (x_test, y_test) in zip(
             found, train, designs(population, "test"), strict=True
@@ -44,7 +44,7 @@ def test_it_is_algorithm_1_in_numpy_and_clients_choose_on_their_training_rows():
             np.testing.assert_allclose(error, np.mean((x_test @ w - y_test) ** 2), rtol=1e-11)
 
         # One client of expected cohort 1 moves one model, by a message of norm C.
-        small = hparams.replace(clip_norm=0.01)
+        small = hparams.replace(clip=0.01)
         before = sim.init(0, small)
         after, _ = sim.round(before, small)
         steps = coefficients(after.shared.params) - coefficients(before.shared.params)

@@ -75,7 +75,7 @@ def test_settings_of_a_sweep_are_evaluated_as_alone():
 def test_only_releases_reach_other_clients():
     population, task = classification([8, 9, 11])
     sim = Simulation(knnper(task), population, full_participation(), Minibatches(4, steps=1))
-    check_billboard(sim, read_by(sim, clip_norm=0.5, noise_multiplier=0.7))
+    check_billboard(sim, read_by(sim, clip=0.5, noise_multiplier=0.7))
 
 
 def test_it_needs_a_softmax_classification_and_as_many_rows_as_neighbours():

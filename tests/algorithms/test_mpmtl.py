@@ -163,7 +163,7 @@ def test_it_is_the_paper_written_in_numpy():
     # Algorithm 2 with clipping, a ridge and the acceleration for strong convexity, whose β is
     # (1 − √(μη))/(1 + √(μη)); W⁰ is one step of each client alone, from 0.
     mu, k, rounds = 0.1, 1.2, 4
-    values = PLAIN | {"ridge": mu, "clip_norm": k}
+    values = PLAIN | {"ridge": mu, "clip": k}
     found = path("low-rank", "strongly-convex", rounds)(values)
     root = math.sqrt(mu * ETA)
     beta = (1 - root) / (1 + root)
@@ -202,7 +202,7 @@ def test_the_decomposed_model_is_algorithm_4_written_in_numpy():
 
 def test_as_noise_grows_the_models_are_those_of_each_client_alone():
     # Proposition 1: M → I, and what is left is gradient descent with the same η, T and ridge.
-    values = PLAIN | {"lam": 0.5, "ridge": 0.05, "clip_norm": 4.0}
+    values = PLAIN | {"lam": 0.5, "ridge": 0.05, "clip": 4.0}
     w, alone = np.zeros((D, M)), []
     for _ in range(30):
         w = w - ETA * (gradient(w) + 0.05 * w)
@@ -222,7 +222,7 @@ def test_as_noise_grows_the_models_are_those_of_each_client_alone():
 
 
 NOISED = PLAIN | {
-    "clip_norm": 2.0,
+    "clip": 2.0,
     "noise_multiplier": 1.5,
     "lam2": 0.1,
     "message_epsilon": 5.0,
@@ -317,13 +317,13 @@ def test_examples_are_protected_by_noise_of_the_right_law():
     m = 3000
     population = Population.from_clients([{"x": np.zeros((1, D)), "y": np.zeros(1)}] * m)
     sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram(), population)
-    hparams = sim.hyperparameters(lam=0.0, clip_norm=1000.0, message_epsilon=500.0)
+    hparams = sim.hyperparameters(lam=0.0, clip=1000.0, message_epsilon=500.0)
     state = sim.init(0, hparams)
     b = np.asarray(sim.round(state, hparams)[0].personal.sent.w)[:, :, 0]
     assert kstest(np.linalg.norm(b, axis=1), gamma(D, scale=4.0).cdf).pvalue > 1e-4
     directions = b / np.linalg.norm(b, axis=1, keepdims=True)
     assert np.linalg.norm(directions.mean(axis=0)) < 5 / math.sqrt(m)
-    much = hparams.replace(clip_norm=0.5, message_epsilon=0.01)
+    much = hparams.replace(clip=0.5, message_epsilon=0.01)
     clipped = np.asarray(sim.round(state, much)[0].personal.sent.w)[:, :, 0]
     norms = np.linalg.norm(clipped, axis=1)
     assert np.all(norms <= 0.5)
@@ -332,7 +332,7 @@ def test_examples_are_protected_by_noise_of_the_right_law():
 
 def test_the_noise_for_examples_has_an_account_of_its_own():
     sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram())
-    hparams = sim.hyperparameters(**(PLAIN | {"clip_norm": 1.0, "message_epsilon": 0.1}))
+    hparams = sim.hyperparameters(**(PLAIN | {"clip": 1.0, "message_epsilon": 0.1}))
 
     def after(seed, rounds, **changes):
         state = sim.init(seed, hparams)
@@ -382,5 +382,5 @@ def test_what_does_not_suit_is_refused():
         start(fast)
     with pytest.raises(ValueError, match="learning_rate"):
         start(fast, learning_rate=3.0, ridge=0.5)
-    with pytest.raises(ValueError, match="clip_norm"):
+    with pytest.raises(ValueError, match="clip"):
         start(behind(mpmtl(TASK, protect_examples=True), gaussian_gram()))

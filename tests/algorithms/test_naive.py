@@ -16,7 +16,7 @@ M, VICTIM = 4, 2
 VALUES = {
     "learning_rate": 0.5,
     "lam": 0.3,
-    "clip_norm": 0.1,
+    "clip": 0.1,
     "noise_multiplier": 0.7,
     "sampling_rate": 0.75,
 }
@@ -48,7 +48,7 @@ def test_it_is_its_formula_worked_by_hand():
             fjs.naive_dp(task, num_clients=3), population, fjs.poisson(1.0),
             fjs.Minibatches(1, epochs=1), every_row(),
         )  # fmt: skip
-        hparams = sim.hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, sampling_rate=0.5)
+        hparams = sim.hyperparameters(learning_rate=0.5, lam=1.0, clip=2.0, sampling_rate=0.5)
         state, w = sim.init(0, hparams), np.zeros(3)
         sizes = set()
         for _ in range(6):

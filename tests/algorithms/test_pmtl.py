@@ -63,7 +63,7 @@ def test_pmtl_center_never_forgets_noise():
     with jax.enable_x64(True):
         sim, _ = pmtl_with_everyone_or_some()
         hparams = sim.hyperparameters(
-            learning_rate=0.05, lam=0.3, clip_norm=100.0, noise_multiplier=0.01
+            learning_rate=0.05, lam=0.3, clip=100.0, noise_multiplier=0.01
         )
         state = sim.init(0, hparams)
         noise = np.zeros(4)
@@ -86,7 +86,7 @@ def test_the_offset_forgets_all_but_the_last_noise():
         sim = Simulation(pmtl(task), population, full_participation(), batches)
         for lam, z in [(0.3, 0.01), (0.0, 0.0)]:
             hparams = sim.hyperparameters(
-                learning_rate=0.05, lam=lam, clip_norm=100.0, noise_multiplier=z
+                learning_rate=0.05, lam=lam, clip=100.0, noise_multiplier=z
             )
             state = sim.init(0, hparams)
             for t in range(4):
@@ -114,7 +114,7 @@ def test_both_messages_of_pmtl_are_their_formulas_worked_by_hand(message):
             pmtl(task, message=message), population, poisson(1.0), Minibatches(1, epochs=1)
         )
         hparams = sim.hyperparameters(
-            learning_rate=0.5, lam=1.0, clip_norm=1.0, sampling_rate=0.5, server_learning_rate=1.0
+            learning_rate=0.5, lam=1.0, clip=1.0, sampling_rate=0.5, server_learning_rate=1.0
         )
         state = sim.init(0, hparams)
         w_tilde, w, cohorts = 0.0, [0.0, 0.0], set()
@@ -171,7 +171,7 @@ def test_pmtl_is_algorithm_1_written_in_numpy():
         rate, lam, clip = 0.3, 0.4, 0.25
         algorithm = pmtl(task, message="update")
         sim = Simulation(algorithm, population, full_participation(), Minibatches(9, epochs=2))
-        hparams = sim.hyperparameters(learning_rate=rate, lam=lam, clip_norm=clip)
+        hparams = sim.hyperparameters(learning_rate=rate, lam=lam, clip=clip)
         state = sim.init(0, hparams)
         center, models, clipped = np.zeros(4), [np.zeros(4), np.zeros(4)], 0
         for _ in range(6):

@@ -137,7 +137,7 @@ def test_it_is_algorithm_2_written_in_numpy(sampling, objective, parametrization
         draws = randomness(sampling, 3, q, rounds)
         assert draws[0].all() == (sampling == "full")
         for level, (clip, z) in itertools.product(levels, [(INF, 0.0), (1.0, 0.7)]):
-            hparams = hparams.replace(personalization=level, clip_norm=clip, noise_multiplier=z)
+            hparams = hparams.replace(personalization=level, clip=clip, noise_multiplier=z)
             state, clipped = sim.init(3, hparams), 0
             for _ in range(rounds):
                 state, metrics = sim.round(state, hparams)
@@ -157,7 +157,7 @@ def test_it_is_algorithm_2_written_in_numpy(sampling, objective, parametrization
 
 PRIVATE = {
     "learning_rate": 0.05,
-    "clip_norm": 1.0,
+    "clip": 1.0,
     "noise_multiplier": 0.7,
     "sampling_rate": 0.625,
 }
@@ -252,7 +252,7 @@ def test_in_a_network_the_representation_is_shared_and_clipped_together_with_w()
     task = one_vs_all(mlp((3,), 3, hidden=(4,)), 3)
     clip, eta, level = 0.1, 0.5, 0.4
     sim = Simulation(ppsgd(task), population, full_participation(), Minibatches(8, epochs=1))
-    hparams = sim.hyperparameters(learning_rate=eta, personalization=level, clip_norm=clip)
+    hparams = sim.hyperparameters(learning_rate=eta, personalization=level, clip=clip)
     state = sim.init(0, hparams)
     start = state.shared.value
     assert [leaf.shape for leaf in jax.tree.leaves(state.personal.value)] == [(3, 3), (3, 4, 3)]

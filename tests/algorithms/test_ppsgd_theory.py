@@ -83,7 +83,7 @@ def check_bound(sim, alpha, smoothness, variance, z, weights, rate):
         sim,
         learning_rate=min(1 / (4 * smoothness), norm / np.sqrt(ROUNDS * variance)),
         personalization=alpha,
-        clip_norm=CLIP,
+        clip=CLIP,
         noise_multiplier=z,
         sampling_rate=rate,
     )

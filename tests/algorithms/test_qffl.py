@@ -24,7 +24,7 @@ def test_a_message_is_the_update_times_the_loss_to_the_power_q():
                 expected.append(w + 0.1 * loss**1.5 * (v - w))
             assert min(np.abs(new - one).max() for one in expected) < 1e-12
             w = new
-        hparams = sim.hyperparameters(**values, fairness=0.0, clip_norm=np.inf)
+        hparams = sim.hyperparameters(**values, fairness=0.0, clip=np.inf)
         state, _ = sim.round(sim.init(0, hparams), hparams)
         w = coefficients(state.shared.params)
         plain = [0.1 * gradient_descent(x, y, np.zeros(4), ETA, 3) for x, y in designs(population)]

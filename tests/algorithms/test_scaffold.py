@@ -58,7 +58,7 @@ def test_many_rounds_of_noise_name_the_message_that_forgets_it(system, forgetful
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             for z, rounds in ((1.0, 400), (1.0, 100), (0.0, 400)):
-                hparams = sim.hyperparameters(clip_norm=1.0, noise_multiplier=z)
+                hparams = sim.hyperparameters(clip=1.0, noise_multiplier=z)
                 sim.setup.check_rounds(hparams, 0, rounds, None)
         assert [f'message="{forgetful}" forgets it' in str(each.message) for each in found] == [
             True
@@ -75,7 +75,7 @@ def test_the_server_may_forget_earlier_noise(system, sums_up):
         forgetful = "steps" if system is scaffold else "state"
         algorithm = system(task) if sums_up else system(task, message=forgetful)
         sim = Simulation(algorithm, population, full_participation(), Minibatches(4, epochs=2))
-        hparams = sim.hyperparameters(learning_rate=0.05, clip_norm=100.0, noise_multiplier=0.01)
+        hparams = sim.hyperparameters(learning_rate=0.05, clip=100.0, noise_multiplier=0.01)
         state, noise = sim.init(0, hparams), np.zeros(4)
         for t in range(4):
             key = noise_key(state, t)

@@ -24,7 +24,7 @@ from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import check_rows
 from fedjaxsim.testing import check_billboard
 
-VALUES = {"clip_norm": 1.0, "noise_multiplier": 4.0, "learning_rate": 0.1, "lam": 0.1}
+VALUES = {"clip": 1.0, "noise_multiplier": 4.0, "learning_rate": 0.1, "lam": 0.1}
 POPULATION, TASK = classification([6, 7, 8, 9], features=8)
 BOX: dict[int, float] = {}
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)

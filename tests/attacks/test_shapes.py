@@ -16,14 +16,14 @@ POPULATION, TASK = classification([5] * M)
     ("name", "value", "mechanism"),
     [
         ("sampling_rate", np.array([1e-6, 1, 1, 1]), fjs.gaussian()),
-        ("clip_norm", np.arange(1.0, 4.0), gaussian_gram()),
+        ("clip", np.arange(1.0, 4.0), gaussian_gram()),
         ("count_noise", np.linspace(100.0, 200.0, M), adaptive_clipping()),
         ("noise_multiplier", np.ones((2, M)), fjs.gaussian()),
     ],
 )
 def test_a_value_for_each_client_or_coordinate_is_refused(name, value, mechanism):
     sim = fjs.Simulation(fjs.fedavg(TASK), POPULATION, fjs.poisson(0.5), None, mechanism)
-    given = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    given = {"clip": 1.0, "noise_multiplier": 1.0}
     if name == "count_noise":
         given["count_noise"] = 10.0
     with pytest.raises(ValueError, match=name):

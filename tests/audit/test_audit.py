@@ -47,7 +47,7 @@ def small(mechanism, algorithm):
     return Simulation(algorithm(task), population, sampling, minibatches, mechanism, chunk_size=3)
 
 
-PRIVATE = {"lam": 0.1, "clip_norm": 0.5, "noise_multiplier": 2.0}
+PRIVATE = {"lam": 0.1, "clip": 0.5, "noise_multiplier": 2.0}
 
 
 # --- the statistics -------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_an_adversary_sees_its_canaries_clipped_message_and_nothing_of_the_other
 def test_the_score_is_the_log_likelihood_ratio():
     # Two rounds, two canaries; p = 1/4, z = (2, 1), m = 10, C = 1/2, so that x = observed · 5.
     observed = np.array([[0.4, -0.2], [0.0, 0.6]])
-    hparams = Hyperparameters(clip_norm=0.5, noise_multiplier=[2.0, 1.0, 9.0])
+    hparams = Hyperparameters(clip=0.5, noise_multiplier=[2.0, 1.0, 9.0])
     evidence = Evidence(
         observed, np.ones((10, 2), bool), np.arange(2), np.eye(2), hparams, 0.25, 10
     )
@@ -254,7 +254,7 @@ def noise_per_shard(patch, share):
         worked, told = work(*given, filled=filled), given[-1]
         total = worked.accumulator.total
         key = jax.random.fold_in(told.key, jax.lax.axis_index("clients"))
-        deviation = told.hparams.noise_multiplier * told.hparams.clip_norm
+        deviation = told.hparams.noise_multiplier * told.hparams.clip
         noise = share * deviation * jax.random.normal(key, total.shape)
         return worked._replace(accumulator=worked.accumulator._replace(total=total + noise))
 
@@ -307,7 +307,7 @@ def test_a_realised_denominator_is_caught_by_one_who_reads_it(bench, stated_by_p
 def test_the_published_epsilon_of_the_wishart_mechanism_is_refuted(bench):
     # One release of 5 × 5 matrices at ε = 1, with one canary: the mechanism alone, in a batch.
     mechanism, size, n = wishart(), 5, 800
-    hparams = Hyperparameters(clip_norm=2.0, noise_multiplier=1.0).as_arrays()
+    hparams = Hyperparameters(clip=2.0, noise_multiplier=1.0).as_arrays()
     sends = np.random.default_rng(0).random(n) < 0.5
     w = np.zeros((1, size))
     w[0, 2] = 1.0

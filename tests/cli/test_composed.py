@@ -32,7 +32,7 @@ def test_help_reads_from_source_what_the_parts_declare():
     for role, known in ROLES.items():
         for name in known.known:
             part = part_of(role, name)
-            declared = {*part.settings, *(record.setting for record in part.all_records)}
+            declared = {*part.settings, *(record.name for record in part.all_records)}
             assert {*declared_flags(role, name)} == declared, name
 
 

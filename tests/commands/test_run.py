@@ -141,7 +141,7 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
     command = parse(["run", *flags])
     experiment = prepare(command.settings)
     assert experiment.noise_multiplier == 0
-    assert experiment.hparams.clip_norm == math.inf
+    assert experiment.hparams.clip == math.inf
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from fedjaxsim.tune.watch import TuneProgress
 
 SMALL = [
     "tune", "--clients", "12", "--local-steps", "1", "--sampling-rate", "1", "--rounds", "4",
-    "--eval-every", "4", "--seeds", "2", "--steps", "2", "--wrt", "learning-rate,clip-norm",
+    "--eval-every", "4", "--seeds", "2", "--steps", "2", "--wrt", "learning-rate,clip",
 ]  # fmt: skip
 PRIVATE = ["--epsilon", "2", "--clip", "0.3", "--held-out-clients", "0.5"]
 
@@ -57,7 +57,7 @@ def test_the_path_states_every_step_and_what_it_cost(finished):
     assert [step["step"] for step in steps] == [0, 1, 2]
     # Two seeds, each a run and two derivatives of it.
     assert [step["runs"] for step in steps] == [6, 12, 18]
-    assert steps[0]["point"] == {"learning_rate": 0.1, "clip_norm": 0.3}
+    assert steps[0]["point"] == {"learning_rate": 0.1, "clip": 0.3}
     assert steps[0]["accepted"] is True
     best = steps[path["best"]]
     assert best["value"] == min(step["value"] for step in steps if step["accepted"])
@@ -65,7 +65,7 @@ def test_the_path_states_every_step_and_what_it_cost(finished):
         assert step["value"] == pytest.approx(np.mean(step["values"]))
     with open(folder / "path.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["clip_norm"]) for row in rows] == [s["point"]["clip_norm"] for s in steps]
+    assert [float(row["clip"]) for row in rows] == [s["point"]["clip"] for s in steps]
     assert len(re.findall(r"^step \d/2  loss ", printed, re.MULTILINE)) == 3
 
 
@@ -116,7 +116,7 @@ def test_the_tuned_settings_are_those_of_the_final_run(finished):
     again = parse(["run", str(folder / "run" / "config.toml")])
     assert tuned.settings == again.settings
     assert tuned.settings.learning_rate == best["learning_rate"]
-    assert tuned.settings.clip == best["clip_norm"]
+    assert tuned.settings.clip == best["clip"]
     assert tuned.settings.held_out_clients == 0.5
 
 
@@ -184,15 +184,15 @@ def test_a_tuning_is_not_overwritten(finished, capsys):
 
 def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
     config = run_config(clip=0.3, epsilon=math.inf)
-    tuned = tuned_settings(config, {"clip_norm": 0.7, "lam": 2.0})
+    tuned = tuned_settings(config, {"clip": 0.7, "lam": 2.0})
     assert (tuned.clip, tuned.lam, tuned.noise_multiplier) == (0.7, 2.0, 0.0)
     assert tuned.epsilon is None
     tuned.validate()
     assert tuned.clips
-    private = tuned_settings(config.replace(epsilon=2.0), {"clip_norm": 0.7})
+    private = tuned_settings(config.replace(epsilon=2.0), {"clip": 0.7})
     assert (private.clip, private.epsilon, private.noise_multiplier) == (0.7, 2.0, None)
     # No ε can be aimed at with a mechanism that promises none.
-    published = tuned_settings(run_config(mechanism="client-noise"), {"clip_norm": 0.7})
+    published = tuned_settings(run_config(mechanism="client-noise"), {"clip": 0.7})
     assert (published.clip, published.noise_multiplier) == (0.7, 0.0)
 
 
@@ -208,10 +208,10 @@ def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
         ("--wrt noise-multiplier", "noise-multiplier"),
         ("--wrt epsilon", "epsilon"),
         ("--wrt mu", "mu .*learning-rate"),
-        ("--wrt clip-norm --algorithm local", "clip-norm"),
+        ("--wrt clip --algorithm local", "clip"),
         ("--wrt lam,lam", "wrt .*lam"),
         ("--lam 0 --wrt lam", "lam "),
-        ("--clip inf --wrt clip-norm", "clip "),
+        ("--clip inf --wrt clip", "clip "),
         ("--steps 0", "steps "),
         ("--seeds 1", "seeds "),
         ("--metric accuracy", "accuracy "),

@@ -22,7 +22,7 @@ M, DELTA = 12, 1e-3
 
 def given(sim, **changes):
     """The hyperparameters of a simulation; cohorts are a quarter of the clients if drawn."""
-    values = {"clip_norm": 1.0, "noise_multiplier": 4.0, "sampling_rate": 0.25}
+    values = {"clip": 1.0, "noise_multiplier": 4.0, "sampling_rate": 0.25}
     return read_by(sim, **(values | changes))
 
 

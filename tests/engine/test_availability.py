@@ -28,7 +28,7 @@ from fedjaxsim.testing import check_billboard
 M = 6
 TRACE = np.zeros((2, M), np.float32)
 TRACE[0] = [1, 0, 0.5, 0.01, 0, 1]
-VALUES = {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "sampling_rate": 0.5}
+VALUES = {"learning_rate": 0.1, "clip": 0.5, "noise_multiplier": 0.8, "sampling_rate": 0.5}
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def test_answers_that_follow_from_other_clients_rows_are_refused():
 
     sim = simulation(Availability(work, 0.5))
     with pytest.raises(ValueError, match="rows"):
-        sim.init(0, sim.hyperparameters(clip_norm=1.0))
+        sim.init(0, sim.hyperparameters(clip=1.0))
 
 
 def test_answers_cannot_call_back_and_must_be_one_number():
@@ -82,7 +82,7 @@ def test_answers_cannot_call_back_and_must_be_one_number():
     for work, words in ((calls, "callback"), (lambda *_: jnp.ones(2), "share of a client's steps")):
         sim = simulation(Availability(work, 0.5))
         with pytest.raises(ValueError, match=words):
-            sim.init(0, sim.hyperparameters(clip_norm=1.0))
+            sim.init(0, sim.hyperparameters(clip=1.0))
 
 
 def test_a_silent_client_changes_the_release_by_its_bounded_message_alone():
@@ -92,7 +92,7 @@ def test_a_silent_client_changes_the_release_by_its_bounded_message_alone():
         trace = np.asarray([[1, 1, 0, 1, 0, 1]], np.float32)
         trace[0, 0] = not silent
         sim = simulation(Availability(recorded(trace).work, 4 / 6, M))
-        hparams = sim.hyperparameters(clip_norm=0.5)
+        hparams = sim.hyperparameters(clip=0.5)
         state, metrics = sim.round(sim.init(0, hparams), hparams)
         releases.append(float(state.shared[0]))
         assert metrics["participants"] == 4 - silent
@@ -193,7 +193,7 @@ def test_a_part_of_the_steps_is_rounded_up_and_consumed(minibatches, most):
     sim = simulation(recorded(TRACE), minibatches)
     rows = np.asarray(sim.population.splits["train"].count)
     assert minibatches.epochs is None or most == [2 * -(-n // 2) for n in rows]
-    hparams = sim.hyperparameters(clip_norm=0.5)
+    hparams = sim.hyperparameters(clip=0.5)
     assert sim.program.client_bytes(hparams.as_arrays(), sim.setup.rows["train"]) > 0
     state, metrics = sim.round(sim.init(0, hparams), hparams)
     steps = np.ceil(TRACE[0] * np.asarray(most))
@@ -218,7 +218,7 @@ def test_a_silo_is_charged_for_the_minibatches_that_it_took():
     for sampling, rounds in ((available(full_participation(), trace), 1), (None, 4)):
         steps = Minibatches(2, steps=4 if rounds == 1 else 1)
         sim = fjs.Simulation(algorithm, population, sampling or full_participation(), steps)
-        hparams = read_by(sim, clip_norm=0.5, noise_multiplier=0.8, example_noise_multiplier=2.0)
+        hparams = read_by(sim, clip=0.5, noise_multiplier=0.8, example_noise_multiplier=2.0)
         state = sim.init(0, hparams)
         for _ in range(rounds):
             state, _ = sim.round(state, hparams)

@@ -31,7 +31,7 @@ M, VICTIM = 12, 4
 VALUES = {
     "lam": 0.2,
     "mu": 0.1,
-    "clip_norm": 0.5,
+    "clip": 0.5,
     "noise_multiplier": 0.7,
     "count_noise": 1.0,
 }

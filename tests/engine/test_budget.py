@@ -25,7 +25,7 @@ def simulation(sampling=fjs.full_participation, **settings):
 
 
 def started(sim, epsilon: float | None = EPSILON, z=Z):
-    hparams = read_by(sim, clip_norm=1.0, noise_multiplier=z, sampling_rate=0.5)
+    hparams = read_by(sim, clip=1.0, noise_multiplier=z, sampling_rate=0.5)
     state = sim.init(0, hparams)
     if epsilon is not None:
         state = sim.with_budget(state, hparams, epsilon=epsilon, delta=DELTA)

@@ -76,7 +76,7 @@ def operations_of(
         chunk_size=chunk_size,
     )
     hparams = sim.setup.check(
-        read_by(sim, learning_rate=0.1, lam=0.0, clip_norm=1.0, noise_multiplier=1.0)
+        read_by(sim, learning_rate=0.1, lam=0.0, clip=1.0, noise_multiplier=1.0)
     )
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     segment = functools.partial(sim.program.rounds, rounds=rounds)
@@ -146,7 +146,7 @@ def test_mp_mtl_forms_no_matrix_for_every_task(chunk_map):
         chunk_map=chunk_map,
     )
     hparams = sim.setup.check(
-        read_by(sim, learning_rate=0.1, lam=0.0, clip_norm=1.0, noise_multiplier=1.0)
+        read_by(sim, learning_rate=0.1, lam=0.0, clip=1.0, noise_multiplier=1.0)
     )
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     traced = jax.make_jaxpr(sim.program.step)(state, hparams, sim.setup.rows["train"])

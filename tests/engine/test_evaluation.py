@@ -31,7 +31,7 @@ from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
 from fedjaxsim.tune.source import metric_of
 
-VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip_norm": 1.0}
+VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip": 1.0}
 NAMES = ("auc", "balanced_accuracy", "largest_loss")
 TASK = logistic(linear((2,), 1))
 LARGEST_LOSS = StreamingMetric(  # a metric of one's own

@@ -74,7 +74,7 @@ def compute(name):
         chunk_size=CLIENTS // 2, chunk_map="vmap", devices=jax.devices(),
     )  # fmt: skip
     settings = [
-        simulation.hyperparameters(learning_rate=rate, clip_norm=1.0, noise_multiplier=1.0)
+        simulation.hyperparameters(learning_rate=rate, clip=1.0, noise_multiplier=1.0)
         for rate in (0.01, 0.02, 0.03, 0.04)
     ]
     simulation.run(simulation.init(0, settings[0]), settings[0], ROUNDS)

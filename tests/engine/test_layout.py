@@ -38,7 +38,7 @@ VALUES = {
     "learning_rate": 0.05,
     "lam": 0.3,
     "mu": 0.1,
-    "clip_norm": 0.2,
+    "clip": 0.2,
     "noise_multiplier": 0.5,
     "sampling_rate": 0.5,
 }
@@ -364,7 +364,7 @@ def test_rounds_of_everyone_copy_no_states():
     parts = task, population, full_participation(), Minibatches(3, steps=2)
     sim = simulation_of("pmtl", *parts, chunk_map="scan")
     assert sim.setup.layout.scans
-    hparams = sim.setup.check(sim.hyperparameters(learning_rate=0.01, clip_norm=0.2))
+    hparams = sim.setup.check(sim.hyperparameters(learning_rate=0.01, clip=0.2))
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     several = functools.partial(sim.program.rounds, rounds=2)
     compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.setup.rows["train"])

@@ -59,14 +59,14 @@ def problem():
 def test_leaves_that_are_no_real_floating_numbers_are_refused_at_init(problem, leaf, name):
     sim = sending(lambda k: {"update": jnp.zeros(3), "other": leaf}, problem)
     with pytest.raises(ValueError, match=name):
-        sim.init(0, sim.hyperparameters(clip_norm=1.0, noise_multiplier=1.0))
+        sim.init(0, sim.hyperparameters(clip=1.0, noise_multiplier=1.0))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
     # 0.3 is not a number of 16 bits, and 1000 of its neighbour have a norm of 9.5.
     sim = sending(lambda k: jnp.full(1000, 0.3, dtype), problem)
-    hparams = sim.hyperparameters(clip_norm=1.0)
+    hparams = sim.hyperparameters(clip=1.0)
     shapes = jax.eval_shape(sim.program.init, jax.random.key(0), hparams.as_arrays())
     assert shapes.shared.dtype == dtype
     seen = {}
@@ -97,7 +97,7 @@ def test_noise_on_a_narrow_billboard_has_the_values_of_float32(problem):
 
     mechanism = fjs.gaussian()._replace(init=lambda _: jnp.zeros(4000), release=release)
     sim = sending(lambda k: jnp.zeros(4000, jnp.float16), problem, mechanism)
-    hparams = sim.hyperparameters(clip_norm=1.0, noise_multiplier=1.0)
+    hparams = sim.hyperparameters(clip=1.0, noise_multiplier=1.0)
     state = after(sim, hparams, 1)
     values = np.asarray(state.mechanism)
     assert len(np.unique(values)) > 3990
@@ -141,7 +141,7 @@ def test_bfloat16_models_work_under_noise(problem, factory, mechanism):
         factory(task), population, fjs.full_participation(), fjs.Minibatches(2, steps=1),
         make(MECHANISMS[mechanism]),
     )  # fmt: skip
-    hparams = read_by(sim, lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=0.5, learning_rate=0.1)
+    hparams = read_by(sim, lam=0.1, mu=0.1, clip=1.0, noise_multiplier=0.5, learning_rate=0.1)
     state = sim.init(0, hparams)
     before = jax.tree.map(lambda leaf: leaf.dtype, state.shared)
     for _ in range(2):

@@ -19,7 +19,7 @@ from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation, with_parts
 
-VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip_norm": 0.5, "noise_multiplier": 2.0}
+VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip": 0.5, "noise_multiplier": 2.0}
 WHOLE, TASK = least_squares([4, 5, 6, 4, 5, 6, 7], features=2)
 THERE, NEW = hold_out(WHOLE, 0.4, seed=0)
 

@@ -10,7 +10,7 @@ import fedjaxsim as fjs
 from fedjaxsim.algorithms.knnper import knnper
 from fedjaxsim.privacy.samplers import full_participation
 
-VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip_norm": 1.0, "noise_multiplier": 0.0}
+VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 0.0}
 
 
 def trained(name, population, task):

@@ -33,7 +33,7 @@ def simulation():
 
 def started(plan, seed=0):
     sim = simulation()
-    hparams = read_by(sim, clip_norm=1.0, noise_multiplier=Z)
+    hparams = read_by(sim, clip=1.0, noise_multiplier=Z)
     return sim, private_evaluation.prepared(sim.init(seed, hparams), plan, M), hparams
 
 
@@ -70,7 +70,7 @@ def test_a_metric_must_state_its_direction():
         records = {"hits": Metric("hits", larger_is_better=better)}
         hits = Evaluation("validation", np.ones(2, int), values, records=records)
         sim = simulation()
-        state = sim.init(0, read_by(sim, clip_norm=1.0, noise_multiplier=Z))
+        state = sim.init(0, read_by(sim, clip=1.0, noise_multiplier=Z))
         state = private_evaluation.prepared(state, plan, 2, records)
         _, found = private_evaluation.evaluate(state, hits, plan)
         assert found is not None

@@ -21,7 +21,7 @@ VALUES = {
     "learning_rate": 0.05,
     "lam": 0.3,
     "mu": 0.0,
-    "clip_norm": 0.2,
+    "clip": 0.2,
     "noise_multiplier": 0.5,
     "sampling_rate": 0.5,
 }

@@ -29,7 +29,7 @@ from fedjaxsim.simulation import Simulation
 PRIVATE = {
     "learning_rate": 0.1,
     "lam": 0.2,
-    "clip_norm": 0.3,
+    "clip": 0.3,
     "noise_multiplier": 0.8,
     "sampling_rate": 0.4,
 }
@@ -141,7 +141,7 @@ def test_the_denominator_is_the_expected_cohort_size():
     _, task = least_squares([1], features=1)
     population = Population.from_flat(rows, [1] * 20)
     sim = Simulation(fedavg(task), population, poisson(1.0), Minibatches(1, steps=1))
-    hparams = sim.hyperparameters(clip_norm=0.5, sampling_rate=0.3)
+    hparams = sim.hyperparameters(clip=0.5, sampling_rate=0.3)
     sizes = set()
     for seed in range(4):
         state, metrics = sim.round(sim.init(seed, hparams), hparams)
@@ -188,7 +188,7 @@ def test_hyperparameters_seeds_and_cohorts_do_not_recompile():
         hparams = sim.hyperparameters(
             learning_rate=kind(0.1 + 0.1 * seed),
             lam=kind(seed),
-            clip_norm=kind(1.0),
+            clip=kind(1.0),
             noise_multiplier=kind(1.0 + seed),
             sampling_rate=kind(0.2 + 0.1 * seed),
         )
@@ -231,7 +231,7 @@ def test_a_broken_client_is_counted_and_hurts_no_other():
     x[start : start + 8] = 3e37  # finite, but its logits overflow after a step
     broken = dataclasses.replace(population, fields={"x": x, "y": population.fields["y"]})
     sim = Simulation(pmtl(task), broken, full_participation(), EPOCH)
-    hparams = sim.hyperparameters(lam=0.1, clip_norm=1.0)
+    hparams = sim.hyperparameters(lam=0.1, clip=1.0)
     state, (segment,) = sim.run(sim.init(0, hparams), hparams, 4)
     assert segment.metrics["nonfinite"].sum() >= 1
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.shared))

@@ -23,7 +23,7 @@ VALUES = {
     "learning_rate": 0.1,
     "lam": 0.3,
     "mu": 0.0,
-    "clip_norm": 0.2,
+    "clip": 0.2,
     "noise_multiplier": 0.5,
 }
 EPOCHS, PASSES = Minibatches(4, epochs=2), Minibatches(4, steps=1, passes=2)

@@ -25,7 +25,7 @@ from fedjaxsim.privacy.mechanisms.pure import pure
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation, with_parts
 
-VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip_norm": 0.5, "noise_multiplier": 2.0}
+VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip": 0.5, "noise_multiplier": 2.0}
 VALUES |= {"mixture": 1.0}  # clients of APFL predict with their own models
 OF_SERVER = ("scaffold", "feddyn", "ifca")
 """Systems whose clients keep a state and predict with what the server published."""

@@ -25,7 +25,7 @@ COUNTS = [4, 9, 1, 6, 5, 3, 7, 8]
 VALUES = {
     "learning_rate": 0.1,
     "lam": 0.5,
-    "clip_norm": 0.7,
+    "clip": 0.7,
     "noise_multiplier": 0.8,
     "sampling_rate": 0.5,
 }

@@ -20,7 +20,7 @@ from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import softmax
 
-VALUES = {"clip_norm": 0.3, "noise_multiplier": 0.8, "sampling_rate": 0.4, "lam": 0.0}
+VALUES = {"clip": 0.3, "noise_multiplier": 0.8, "sampling_rate": 0.4, "lam": 0.0}
 CLIENTS, TASK = classification([10] * 4)
 
 

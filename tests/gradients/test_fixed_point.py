@@ -51,7 +51,7 @@ def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
         with pytest.raises(ValueError, match="rounds"):
             implicit(sim.init(0, hparams), hparams)
         with pytest.raises(ValueError, match="noise"):
-            implicit(state, hparams.replace(noise_multiplier=1.0, clip_norm=1.0))
+            implicit(state, hparams.replace(noise_multiplier=1.0, clip=1.0))
         with pytest.raises(ValueError, match="sampling_rate"):
             implicit_hypergradient(sim, objective, "sampling_rate")(state, hparams)
 

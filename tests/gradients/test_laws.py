@@ -20,9 +20,9 @@ from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tune import SeedGradient, descend
 
 FEATURES, ROUNDS = 20, 30
-NAMES = ("learning_rate", "personalization", "clip_norm")
-PRIVATE = {"noise_multiplier": 10.0, "clip_norm": 1.0}
-POOR = {"learning_rate": 0.02, "personalization": 1.0, "clip_norm": 100.0}
+NAMES = ("learning_rate", "personalization", "clip")
+PRIVATE = {"noise_multiplier": 10.0, "clip": 1.0}
+POOR = {"learning_rate": 0.02, "personalization": 1.0, "clip": 100.0}
 
 
 def synthetic(clients):
@@ -63,7 +63,7 @@ def tuned():
 def test_more_privacy_costs_more_and_less_so_among_many(crowds):
     # The noise on the mean of m messages has the standard deviation zC/m.
     keys = jax.random.split(jax.random.key(1), 16)
-    values = {"learning_rate": 0.5, "personalization": 1.0, "clip_norm": 10.0}
+    values = {"learning_rate": 0.5, "personalization": 1.0, "clip": 10.0}
     prices = []
     for clients in crowds:
         sim = synthetic(clients)

@@ -20,13 +20,13 @@ def bytes_of(mode, rounds):
     """Temporary memory of the derivative of a run of PMTL in which everyone takes part."""
     population, task = least_squares([8] * CLIENTS, features=FEATURES)
     sim = Simulation(pmtl(task), population, full_participation(), Minibatches(4, steps=1))
-    hparams = sim.hyperparameters(lam=0.1, clip_norm=1.0, noise_multiplier=0.1)
+    hparams = sim.hyperparameters(lam=0.1, clip=1.0, noise_multiplier=0.1)
 
     def objective(state, hparams):
         del hparams
         return jnp.sum(jnp.square(state.shared.params["kernel"]))
 
-    function = jax.jit(hypergradient(sim, objective, rounds, ("lam", "clip_norm"), mode=mode))
+    function = jax.jit(hypergradient(sim, objective, rounds, ("lam", "clip"), mode=mode))
     compiled = function.lower(jax.random.key(0), hparams.as_arrays()).compile()
     analysis = compiled.memory_analysis()
     assert analysis is not None

@@ -31,7 +31,7 @@ BASE = {
     "mu": 0.2,
     "ridge": 0.1,
     "personalization": 0.7,
-    "clip_norm": 0.4,
+    "clip": 0.4,
     "noise_multiplier": 0.3,
     "sampling_rate": 0.6,
 }

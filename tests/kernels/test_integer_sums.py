@@ -70,7 +70,7 @@ def test_one_client_moves_an_exact_sum_by_its_message_and_a_float_sum_by_many_cl
     k, pairs = 10, 1024
     unit = 2.0 ** (k - 23)
     others = [0.5] * (2 ** (k + 1) - 1), [0.51 * unit, -0.49 * unit] * pairs
-    hparams = Hyperparameters(clip_norm=1.0, noise_multiplier=0.0).as_arrays()
+    hparams = Hyperparameters(clip=1.0, noise_multiplier=0.0).as_arrays()
 
     def moved(mechanism):
         def total(victim):
@@ -106,7 +106,7 @@ def test_the_server_state_is_the_same_to_the_bit_on_two_devices():
             chunk_map="scan",
             devices=devices,
         )
-        hparams = sim.hyperparameters(learning_rate=0.1, clip_norm=0.2, noise_multiplier=0.5)
+        hparams = sim.hyperparameters(learning_rate=0.1, clip=0.2, noise_multiplier=0.5)
         return numbers(sim.run(sim.init(3, hparams), hparams, 3)[0].shared)
 
     exact = fjs.gaussian(exact_sums=True)
@@ -117,8 +117,8 @@ def test_the_server_state_is_the_same_to_the_bit_on_two_devices():
 
 def test_exact_sums_need_a_clip_norm_and_have_no_derivative():
     mechanism = fjs.gaussian(exact_sums=True)
-    with pytest.raises(ValueError, match="clip_norm"):
-        mechanism.check(Hyperparameters(clip_norm=np.inf, noise_multiplier=0.0))
+    with pytest.raises(ValueError, match="clip"):
+        mechanism.check(Hyperparameters(clip=np.inf, noise_multiplier=0.0))
     zero = integer_sums.zero(jax.ShapeDtypeStruct((2,), jnp.float32), 1)
 
     def value(v):

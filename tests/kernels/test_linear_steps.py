@@ -132,7 +132,7 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
                 chunk_size=4,
                 chunk_map="vmap",
             )
-            hparams = read_by(sim, **given, clip_norm=clip_norm)
+            hparams = read_by(sim, **given, clip=clip_norm)
             state, metrics = sim.init(3, hparams), []
             for _ in range(4):
                 state, values = sim.round(state, hparams)
@@ -193,7 +193,7 @@ def test_a_grid_of_runs_is_that_of_the_plain_form(always):
     with jax.enable_x64(True):
         task, clients = task_of("softmax")
         grid = [
-            {"learning_rate": eta, "mu": mu, "clip_norm": c, "noise_multiplier": 0.3}
+            {"learning_rate": eta, "mu": mu, "clip": c, "noise_multiplier": 0.3}
             for eta, mu, c in [(0.05, 0.0, 0.5), (0.1, 0.3, 1e3), (0.02, 0.9, 0.1)]
         ]
         clipped, states = [], []
@@ -212,8 +212,8 @@ def test_a_grid_of_runs_is_that_of_the_plain_form(always):
 @pytest.mark.thorough
 def test_hypergradients_are_those_of_the_plain_form(always):
     # One client is broken: it adds nothing, and its derivatives are zero in either mode.
-    names = ("learning_rate", "mu", "clip_norm", "noise_multiplier")
-    values = {"learning_rate": 0.05, "mu": 0.4, "clip_norm": 0.6, "noise_multiplier": 0.2}
+    names = ("learning_rate", "mu", "clip", "noise_multiplier")
+    values = {"learning_rate": 0.05, "mu": 0.4, "clip": 0.6, "noise_multiplier": 0.2}
     with jax.enable_x64(True):
         task, clients = task_of("softmax")
         spoil(clients, 6)
@@ -257,7 +257,7 @@ def test_a_round_holds_no_gradient_of_a_client():
             chunk_size=50,
             chunk_map="vmap",
         )
-        hparams = sim.hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+        hparams = sim.hyperparameters(learning_rate=0.1, clip=1.0, noise_multiplier=1.0)
         state = sim.init(0, hparams)
         one_round: Any = sim.setup.compiled.step
         compiled[name] = one_round.lower(

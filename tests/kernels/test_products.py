@@ -190,7 +190,7 @@ def test_a_client_that_is_not_finite_adds_nothing(bad, factor):
 def test_mechanisms_release_the_same_of_products_and_of_matrices(mechanism):
     with jax.enable_x64(True):
         records = compose([mechanism.hyperparameters])
-        values = {"clip_norm": 2.0, "noise_multiplier": 0.5}
+        values = {"clip": 2.0, "noise_multiplier": 0.5}
         values |= {"count_noise": 1.0, "target_quantile": 0.4}
         values = {name: value for name, value in values.items() if name in records}
         hparams = fill(records, values).as_arrays()

@@ -23,7 +23,7 @@ from fedjaxsim.tasks import softmax
 
 FEATURES, WIDTH, CLASSES, RANK = 4, 64, 3, 2
 POPULATION, _ = classification([12, 9, 15], FEATURES, CLASSES)
-VALUES = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+VALUES = {"learning_rate": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
 PRETRAINED = np.random.default_rng(0).normal(size=(FEATURES, WIDTH)).astype(np.float32)
 
 

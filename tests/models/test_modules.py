@@ -107,7 +107,7 @@ def test_a_module_trains_under_noise_and_keeps_its_head(library):
     sim = fjs.Simulation(
         fjs.dpfedmtl(task), population, fjs.full_participation(), fjs.Minibatches(5, steps=4)
     )
-    hparams = sim.hyperparameters(learning_rate=0.5, clip_norm=1.0, noise_multiplier=0.1)
+    hparams = sim.hyperparameters(learning_rate=0.5, clip=1.0, noise_multiplier=0.1)
     state = sim.init(0, hparams)
     start = np.mean(sim.evaluate(state, hparams, "train").values["loss"])
     for _ in range(8):

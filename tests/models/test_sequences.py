@@ -187,7 +187,7 @@ def test_states_messages_and_noise_are_float32_around_a_model_in_bfloat16():
     task = softmax(in_bfloat16(mlp((4,), 3, (5,))), 3)
     minibatches = fjs.Minibatches(4, steps=1)
     sim = fjs.Simulation(fjs.pmtl(task), population, fjs.full_participation(), minibatches)
-    hparams = sim.hyperparameters(learning_rate=0.1, lam=0.1, clip_norm=1.0, noise_multiplier=1e-3)
+    hparams = sim.hyperparameters(learning_rate=0.1, lam=0.1, clip=1.0, noise_multiplier=1e-3)
     key, _ = sim.setup.check_start(0, hparams)
     message = sim.setup.message_shapes(key, sim.setup.check(hparams))
     state, _ = sim.round(sim.init(key, hparams), hparams)

@@ -120,7 +120,7 @@ def test_fedbn_is_the_algorithm_by_hand():
 
 def test_statistics_are_not_noised_and_stay_with_their_client():
     sim = simulation(fjs.fedbn, linen())
-    noised = sim.hyperparameters(learning_rate=ETA, clip_norm=1.0, noise_multiplier=50.0)
+    noised = sim.hyperparameters(learning_rate=ETA, clip=1.0, noise_multiplier=50.0)
     state, _ = sim.round(sim.init(0, noised), noised)
     for rows, mean in zip(clients(), state.personal["statistics"]["bn"]["mean"], strict=True):
         weight = 1 - MOMENTUM**2  # the layer sees rows alone, which no noise touches

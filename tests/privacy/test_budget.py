@@ -231,7 +231,7 @@ def scheduled():
         ledger_entries=T,
     )  # fmt: skip
     z = Budget.parse("power:1.5").noise(4.0, T)
-    hparams = sim.hyperparameters(learning_rate=0.0, clip_norm=0.5, noise_multiplier=z)
+    hparams = sim.hyperparameters(learning_rate=0.0, clip=0.5, noise_multiplier=z)
     state = sim.init(3, hparams)
     states = [state]
     for _ in range(T):
@@ -289,7 +289,7 @@ def test_mp_mtl_is_charged_what_its_schedule_draws(mechanism, cost):
     aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": full, "event": event}
     z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", budget=budget, **aim)
     hparams = sim.hyperparameters(
-        learning_rate=0.1, lam=1.0, clip_norm=1.0, noise_multiplier=budget.noise(z, T)
+        learning_rate=0.1, lam=1.0, clip=1.0, noise_multiplier=budget.noise(z, T)
     )
     state, _ = sim.run(sim.init(0, hparams), hparams, T)
     by_hand = cost(np.asarray(hparams.noise_multiplier, np.float64))

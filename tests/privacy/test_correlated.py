@@ -101,7 +101,7 @@ def test_an_attack_reaches_the_cost_and_exceeds_the_cost_of_independent_noise():
 def test_a_release_adds_the_noise_of_earlier_rounds_again():
     mechanism = correlated(bands=3)
     message = {"a": jnp.zeros(2), "b": jnp.zeros(())}
-    hparams = fjs.Hyperparameters(clip_norm=2.0, noise_multiplier=1.5).as_arrays()
+    hparams = fjs.Hyperparameters(clip=2.0, noise_multiplier=1.5).as_arrays()
     key = jax.random.key(7, impl="threefry2x32")
 
     @jax.jit
@@ -152,7 +152,7 @@ def sim():
 
 
 def given(sim, **changes):
-    values = {"clip_norm": 1.0, "noise_multiplier": Z, "sampling_rate": 0.25}
+    values = {"clip": 1.0, "noise_multiplier": Z, "sampling_rate": 0.25}
     return read_by(sim, **(values | changes))
 
 
@@ -181,7 +181,7 @@ def test_the_epsilon_of_a_run_its_prefixes_and_its_stages(sim):
     guarantee = sim.guarantee(state, DELTA).find("zero_out")
     assert (guarantee.status, guarantee.accountant) == ("exact", "gaussian")
     # The clip norm may change between rounds, and another stage begins another account.
-    state = run(sim, state, 1, clip_norm=0.5)
+    state = run(sim, state, 1, clip=0.5)
     stage = run(sim, sim.start_from(state, given(sim)), 2)
     both = math.hypot(mu(6), mu(2))
     assert epsilon(sim, stage) == pytest.approx(gdp.epsilon(DELTA, both), rel=1e-6)

@@ -28,7 +28,7 @@ from fedjaxsim.sweep import SimulationBatch
 
 M, DELTA, Z = 8, 1e-3, 50.0
 POPULATION, TASK = least_squares([4] * M, features=3)
-VALUES = {"clip_norm": 1.0, "noise_multiplier": Z, "learning_rate": 0.1}
+VALUES = {"clip": 1.0, "noise_multiplier": Z, "learning_rate": 0.1}
 
 
 def simulation(algorithm=None, sampling=None, task=TASK):

@@ -28,7 +28,7 @@ from fedjaxsim.simulation import Simulation
 
 C, Z, SIGMA = 2.0, 1.5, 2.0
 HPARAMS = Hyperparameters(
-    clip_norm=C,
+    clip=C,
     noise_multiplier=Z,
     count_noise=SIGMA,
     target_quantile=0.5,
@@ -162,7 +162,7 @@ PLAIN = {
 
 def run(mechanism, clip_norm, z):
     """A round at these settings with full participation, denominator 5."""
-    hparams = HPARAMS.replace(clip_norm=clip_norm, noise_multiplier=z)
+    hparams = HPARAMS.replace(clip=clip_norm, noise_multiplier=z)
     state = mechanism.init(hparams)
     accumulator = mechanism.zero(MESSAGES[0], 5)
     accumulator = mechanism.add(
@@ -206,7 +206,7 @@ def test_settings_can_be_mapped_over_and_differentiated(name):
 def test_weights_give_a_weighted_mean_of_clipped_messages():
     # Weights 1, 2, 9 up to 4 are shares 1/4, 1/2, 1; (9, 0) is clipped to (2, 0).
     mechanism = gaussian([1.0, 2.0, 9.0], max_weight=4.0)
-    hparams = Hyperparameters(clip_norm=2.0, noise_multiplier=0.0).as_arrays()
+    hparams = Hyperparameters(clip=2.0, noise_multiplier=0.0).as_arrays()
     messages = np.array([[1.0, 1], [0, 2], [9, 0]], np.float32)
 
     @jax.jit
@@ -237,7 +237,7 @@ def test_the_clip_norm_steps_towards_the_quantile():
     # b̃ = 1/2 + (3 − 1)/2/5 = 0.7, so C ← 4 exp(−0.3 (0.7 − 0.4)).
     rows = [[3.0, 4, 0], [1, 0, 0], [2.2, 0, 0], [0, 3.5, 0], [0, 0, 0]]
     hparams = HPARAMS.replace(
-        clip_norm=4.0,
+        clip=4.0,
         noise_multiplier=0.0,
         count_noise=0.0,
         target_quantile=0.4,
@@ -264,7 +264,7 @@ def test_the_clip_norm_steps_towards_the_quantile():
 def test_the_clip_norm_finds_the_quantile():
     norms = np.exp(np.random.default_rng(0).normal(size=500)).astype(np.float32)
     hparams = HPARAMS.replace(
-        clip_norm=0.01, noise_multiplier=1.0, count_noise=25.0, target_quantile=0.8
+        clip=0.01, noise_multiplier=1.0, count_noise=25.0, target_quantile=0.8
     ).as_arrays()
     mechanism = MECHANISMS["adaptive"]
 
@@ -285,8 +285,8 @@ def test_count_noise_that_cannot_cover_z_is_refused_or_voids_the_guarantee():
         mechanism.check(HPARAMS.replace(noise_multiplier=4.0))
     charged = runs("adaptive")[1].noise_multiplier
     np.testing.assert_array_equal(charged, [0, 0, 0.75, 1.5, np.nan])
-    with pytest.raises(ValueError, match="clip_norm"):
-        mechanism.check(HPARAMS.replace(clip_norm=np.inf))
+    with pytest.raises(ValueError, match="clip"):
+        mechanism.check(HPARAMS.replace(clip=np.inf))
     mechanism.check(HPARAMS)
 
 
@@ -311,7 +311,7 @@ def test_the_columns_of_matrices_count_alike():
     # Two clients with two columns each: the Gram matrix of the four columns, or its diagonal.
     columns = np.array([[3.0, 4, 0], [1, 0, 2], [0, 0, 1], [2, 2, 2]], np.float32)
     messages = np.stack([columns[:2].T, columns[2:].T])
-    hparams = HPARAMS.replace(clip_norm=jnp.inf)
+    hparams = HPARAMS.replace(clip=jnp.inf)
     for name, expected in (("gram", columns.T @ columns), ("gram diagonal", [14.0, 20, 9])):
         mechanism = MECHANISMS[name]
         total = jax.jit(

@@ -13,7 +13,7 @@ from fedjaxsim.privacy.mechanisms import gaussian, no_release, noise_like
 from fedjaxsim.privacy.messages import Messages
 
 IDS = jnp.arange(5)
-HPARAMS = Hyperparameters(clip_norm=2.0, noise_multiplier=1.5).as_arrays()
+HPARAMS = Hyperparameters(clip=2.0, noise_multiplier=1.5).as_arrays()
 
 
 def total(messages, mask, hparams=HPARAMS):
@@ -71,7 +71,7 @@ class ReleaseTest(chex.TestCase):
 
 
 def test_a_schedule_of_noise_is_read_by_round():
-    hparams = Hyperparameters(clip_norm=1.0, noise_multiplier=[1.0, 2.0, 3.0]).as_arrays()
+    hparams = Hyperparameters(clip=1.0, noise_multiplier=[1.0, 2.0, 3.0]).as_arrays()
     mechanism = gaussian()
     accumulator = mechanism.zero(jnp.zeros(4), 1)
     for t, z in enumerate([1.0, 2.0, 3.0]):
@@ -82,7 +82,7 @@ def test_a_schedule_of_noise_is_read_by_round():
 
 
 def test_no_noise_and_no_clipping_is_the_plain_mean():
-    hparams = Hyperparameters(clip_norm=np.inf, noise_multiplier=0.0).as_arrays()
+    hparams = Hyperparameters(clip=np.inf, noise_multiplier=0.0).as_arrays()
     accumulator = total(jnp.array([[1.0, 2.0], [3.0, 6.0]]), [True, True], hparams)
     out = gaussian().release(accumulator, 2.0, jax.random.key(0), (), hparams, jnp.int32(0))
     np.testing.assert_array_equal(out.value, [2.0, 4.0])
@@ -103,7 +103,7 @@ def test_the_release_differentiates_in_noise_and_clip_norm(mode):
     mechanism, key = gaussian(), jax.random.key(3)
 
     def release(z, c):
-        hparams = Hyperparameters(clip_norm=c, noise_multiplier=z).as_arrays()
+        hparams = Hyperparameters(clip=c, noise_multiplier=z).as_arrays()
         out = mechanism.release(
             mechanism.zero(jnp.zeros(2), 1), 1.0, key, (), hparams, jnp.int32(0)
         )

@@ -140,7 +140,7 @@ def test_the_gaussian_mechanism_draws_from_them():
         "a": jax.ShapeDtypeStruct((2, 3), jnp.float32),
         "b": jax.ShapeDtypeStruct((), jnp.float32),
     }
-    hparams = Hyperparameters(clip_norm=0.5, noise_multiplier=2.0).as_arrays()
+    hparams = Hyperparameters(clip=0.5, noise_multiplier=2.0).as_arrays()
     release = jax.jit(
         lambda key: mechanism.release(mechanism.zero(shapes, 1), 10.0, key, (), hparams, 0).value
     )

@@ -38,13 +38,13 @@ class Laplace(fjs.privacy.PrivacyEvent):
 def laplace():
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, state
-        bounded = messages.bound(hparams.clip_norm, mask, ord=1)
+        bounded = messages.bound(hparams.clip, mask, ord=1)
         return fjs.privacy.accumulate(accumulator, bounded, bounded.messages.total())
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del round_
         leaves, structure = jax.tree.flatten(accumulator.total)
-        scale = hparams.noise_multiplier * hparams.clip_norm
+        scale = hparams.noise_multiplier * hparams.clip
         noise = jax.tree.unflatten(
             structure,
             [
@@ -63,7 +63,7 @@ def test_its_own_cost_is_reported_and_shown_on_the_way():
     sim = fjs.Simulation(
         fjs.fedavg(task), population, fjs.full_participation(), mechanism=laplace()
     )
-    hparams = sim.hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=Z)
+    hparams = sim.hyperparameters(learning_rate=0.1, clip=1.0, noise_multiplier=Z)
     state, _ = sim.run(sim.init(0, hparams), hparams, ROUNDS)
     for adjacency, distance in zip(ADJACENCIES, (1, 2), strict=True):
         exact = privacy_loss_distribution.from_laplace_mechanism(Z / distance)

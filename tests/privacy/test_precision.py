@@ -14,7 +14,7 @@ from fedjaxsim.kernels.products import unsealed
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.private_examples import GradientNoise, Sampled
 
-VALUES = {"clip_norm": 1.0, "noise_multiplier": 1.0, "learning_rate": 0.1, "count_noise": 2.0}
+VALUES = {"clip": 1.0, "noise_multiplier": 1.0, "learning_rate": 0.1, "count_noise": 2.0}
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 OTHERS = ("adaptive", "correlated", "pure", "client-noise", "pure-gram", "wishart")
 ROUNDS = [(name, LAWFUL[name].mechanism) for name in LAWFUL if LAWFUL[name].sends]

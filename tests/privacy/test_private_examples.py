@@ -282,7 +282,7 @@ def test_gradients_are_counted_with_the_hyperparameters_of_the_run():
 
     known = (*algorithm.hyperparameters, NOISE_MULTIPLIER)
     sim = simulation(algorithm._replace(client=client, hyperparameters=known))
-    hparams = values(sim, noise_multiplier=jnp.ones(3), clip_norm=1.0)
+    hparams = values(sim, noise_multiplier=jnp.ones(3), clip=1.0)
     with pytest.raises(UnprotectedError, match="takes 3 gradients"):
         sim.init(0, hparams)
 
@@ -583,7 +583,7 @@ def test_minibatches_are_poisson_samples():
 
 def test_own_apfl_runs_under_both_kinds_of_privacy():
     sim = simulation(own_algorithms.apfl(PRIVATE))
-    hparams = values(sim, clip_norm=1.0, noise_multiplier=3.0, example_noise_multiplier=2.0)
+    hparams = values(sim, clip=1.0, noise_multiplier=3.0, example_noise_multiplier=2.0)
     state, _ = sim.run(sim.init(0, hparams), hparams, 2)
     report = sim.guarantee(state)
     assert report.examples is not None

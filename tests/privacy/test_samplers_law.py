@@ -115,7 +115,7 @@ def test_a_run_with_a_sampler_of_ones_own_is_refused_before_it_starts():
     for sampler, refused in ((POISSON, False), (liar, True)):
         sampling = poisson(P)._replace(for_clients=lambda m, sampler=sampler: sampler)
         sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
-        hparams = read_by(sim, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=P)
+        hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
         if not refused:
             sim.setup.check_start(0, hparams)
             continue
@@ -129,7 +129,7 @@ def test_a_sampler_of_the_package_with_a_scheme_and_rate_of_ones_own_is_refused(
     for sampler in (liar, liar._replace(rate=POISSON.rate)):
         sampling = poisson(P)._replace(for_clients=lambda m, sampler=sampler: sampler)
         sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
-        hparams = read_by(sim, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=P)
+        hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
         with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
             sim.init(0, hparams)
 
@@ -140,11 +140,11 @@ def test_a_sampler_is_tested_with_all_hyperparameters():
 
     def draw(key, round_, hparams):
         # One cohort for all rounds, at a small clip norm alone.
-        return POISSON.draw(key, jnp.where(hparams.clip_norm < 1, 0, round_), hparams)
+        return POISSON.draw(key, jnp.where(hparams.clip < 1, 0, round_), hparams)
 
     sampling = poisson(P)._replace(for_clients=lambda m: POISSON._replace(draw=draw))
     sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
-    hparams = read_by(sim, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=P)
+    hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
     sim.setup.check_start(0, hparams)
     with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
-        sim.setup.check_start(0, hparams.replace(clip_norm=0.5))
+        sim.setup.check_start(0, hparams.replace(clip=0.5))

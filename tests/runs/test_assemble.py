@@ -58,7 +58,7 @@ def test_every_mechanism_has_a_flag(name):
     kinds |= {"correlated": "correlated"}
     assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
-    assert np.all(np.isfinite(found.hparams.get("clip_norm", math.inf))) == bool(noise)
+    assert np.all(np.isfinite(found.hparams.get("clip", math.inf))) == bool(noise)
     # A twentieth of the cohort of 10 that is expected.
     count_noise = pytest.approx(0.5) if name == "adaptive" else None
     assert found.hparams.get("count_noise") == count_noise

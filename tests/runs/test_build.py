@@ -30,7 +30,7 @@ def by_hand(experiment):
     )
 
 
-HPARAMS = {"learning_rate": 0.1, "lam": 0.2, "clip_norm": 0.2, "noise_multiplier": 1.0}
+HPARAMS = {"learning_rate": 0.1, "lam": 0.2, "clip": 0.2, "noise_multiplier": 1.0}
 
 
 def test_a_run_built_from_its_directory_draws_the_same_noise(experiment, tmp_path):

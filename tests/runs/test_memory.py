@@ -36,7 +36,7 @@ def network():
 @pytest.mark.parametrize("simulation", [stream, pytest.param(network, marks=pytest.mark.thorough)])
 def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     sim, runs = simulation(), 32
-    base = sim.hyperparameters(clip_norm=1.0)
+    base = sim.hyperparameters(clip=1.0)
     many = SimulationBatch(sim, [base.replace(learning_rate=0.01 * (i + 1)) for i in range(runs)])
     rows = sim.setup.rows["train"]
     hparams = many._hparams
@@ -60,7 +60,7 @@ def test_bytes_up_and_down_are_those_of_the_parameters():
 
     def of(algorithm, mechanism=None):
         simulation = Simulation(algorithm, population, sampling, once, mechanism)
-        told = traffic(simulation, read_by(simulation, clip_norm=1.0))
+        told = traffic(simulation, read_by(simulation, clip=1.0))
         return told["message_bytes"], told["server_bytes"], told["cohort"]
 
     assert of(pmtl(task)) == (4 * parameters, 4 * parameters, 7.5)

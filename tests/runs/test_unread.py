@@ -168,7 +168,7 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
             with pytest.raises(ValueError, match="has no effect"):
                 run_config(**given, **{name: value})
     part = part_of("mechanism", mechanism)
-    declared = {*part.settings, *(record.setting for record in part.records({}))}
+    declared = {*part.settings, *(record.name for record in part.records({}))}
     assert declared <= set(RELEASE)
 
 

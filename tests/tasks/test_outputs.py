@@ -70,5 +70,5 @@ def test_a_simulation_names_it():
     minibatches = fjs.Minibatches(ROWS, steps=1)
     simulation = fjs.Simulation(fjs.fedavg(softmax(TWO, 3)), clients, fjs.poisson(1.0), minibatches)
     with pytest.raises(ValueError, match="the task's loss fails on rows") as error:
-        simulation.init(0, read_by(simulation, clip_norm=1.0, noise_multiplier=1.0))
+        simulation.init(0, read_by(simulation, clip=1.0, noise_multiplier=1.0))
     assert "softmax needs a model with outputs (b, 3), got shape (4, 2)" in str(error.value)

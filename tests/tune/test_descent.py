@@ -42,10 +42,8 @@ def exponents(path):
 
 
 def test_the_known_optimum_of_a_bowl_in_log_space_is_found():
-    optimum = {"lam": 3e-4, "clip_norm": 20.0}
-    path = descend(
-        bowl(optimum, {"lam": 0.5, "clip_norm": 8.0}), {"lam": 1.0, "clip_norm": 0.5}, steps=60
-    )
+    optimum = {"lam": 3e-4, "clip": 20.0}
+    path = descend(bowl(optimum, {"lam": 0.5, "clip": 8.0}), {"lam": 1.0, "clip": 0.5}, steps=60)
     for name, best in optimum.items():
         assert path.best.point[name] == pytest.approx(best, rel=0.02)
     kept = [step.value for step in path.steps if step.accepted]
@@ -55,7 +53,7 @@ def test_the_known_optimum_of_a_bowl_in_log_space_is_found():
 def test_the_optimum_of_a_bowl_along_no_axis_is_found():
     # ½ dᵀ H d of d = log h − log h*; H has the eigenvalues 1.4, 3.6 and 40.
     matrix = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 40.0]])
-    optimum = {"lam": 0.02, "eta": 0.5, "clip_norm": 3.0}
+    optimum = {"lam": 0.02, "eta": 0.5, "clip": 3.0}
 
     def measure(point):
         away = np.array([math.log(point[name] / best) for name, best in optimum.items()])
@@ -63,7 +61,7 @@ def test_the_optimum_of_a_bowl_along_no_axis_is_found():
         value = np.array([away @ matrix @ away / 2])
         return ObjectiveValue(value, {n: np.array([s / point[n]]) for n, s in slopes.items()})
 
-    start = {"lam": 0.02 * math.e, "eta": 0.5 / math.e, "clip_norm": 3.0 * 1.1}
+    start = {"lam": 0.02 * math.e, "eta": 0.5 / math.e, "clip": 3.0 * 1.1}
     path = descend(measure, start, steps=60)
     for name, best in optimum.items():
         assert path.best.point[name] == pytest.approx(best, rel=0.02)

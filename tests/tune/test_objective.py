@@ -13,7 +13,7 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune.objective import SeedGradient
 
 T = 12
-START = {"learning_rate": 0.05, "clip_norm": 0.4}
+START = {"learning_rate": 0.05, "clip": 0.4}
 
 
 @pytest.mark.thorough
@@ -27,7 +27,7 @@ def test_gradients_are_those_of_finite_differences():
             Minibatches(4, steps=2),
             chunk_size=3,
         )
-        hparams = sim.hyperparameters(noise_multiplier=0.5, clip_norm=1.0)
+        hparams = sim.hyperparameters(noise_multiplier=0.5, clip=1.0)
         keys = jax.random.split(jax.random.key(7), 8)
         measure = SeedGradient(sim, hparams, T, tuple(START), keys[:4])
         assert (measure.mode, measure.runs) == ("forward", 4 * 3)
@@ -46,7 +46,7 @@ def test_gradients_are_those_of_finite_differences():
         for name in START:
             np.testing.assert_allclose(same.gradients[name], here.gradients[name], rtol=1e-9)
         assert not np.any(np.isin(other.values, same.values))
-        with pytest.raises(ValueError, match="clip_norm"):
-            measure(START | {"clip_norm": -1.0})
+        with pytest.raises(ValueError, match="clip"):
+            measure(START | {"clip": -1.0})
         with pytest.raises(ValueError, match="keys"):
-            SeedGradient(sim, hparams, T, ("clip_norm",), keys[0])
+            SeedGradient(sim, hparams, T, ("clip",), keys[0])

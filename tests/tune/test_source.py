@@ -61,7 +61,7 @@ def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tun
     for clips, norm in ((False, np.inf), (True, 1.0)):
         hparams = find_source(config, None, clips=clips).hparams
         assert np.asarray(hparams.noise_multiplier) == 0
-        assert np.asarray(hparams.clip_norm) == norm
+        assert np.asarray(hparams.clip) == norm
 
 
 def test_a_metric_is_minimized_where_it_is_smooth():

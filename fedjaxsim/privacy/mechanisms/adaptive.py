@@ -42,7 +42,7 @@ COUNT_NOISE = Hyperparameter(
 def adaptive_clipping() -> base.Mechanism:
     """Adapt the clip norm to a quantile (Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1).
 
-    The state is the clip norm C, public, at first `hparams.clip_norm`. A client adds its message
+    The state is the clip norm C, public, at first `hparams.clip`. A client adds its message
     clipped at C to a sum, and b_k to a count: +1/2 if the norm was at most C and −1/2 otherwise. A
     round releases both with noise and steps C towards the quantile γ:
 
@@ -69,7 +69,7 @@ def adaptive_clipping() -> base.Mechanism:
         return jnp.clip(value, base.SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
 
     def init(hparams):
-        return clip_norm(hparams.clip_norm)
+        return clip_norm(hparams.clip)
 
     def zero(message, num_clients) -> base.Accumulator:
         del num_clients
@@ -101,11 +101,11 @@ def adaptive_clipping() -> base.Mechanism:
 
     def check(hparams):
         first, z, sigma = map(
-            on_host, (hparams.clip_norm, hparams.noise_multiplier, hparams.count_noise)
+            on_host, (hparams.clip, hparams.noise_multiplier, hparams.count_noise)
         )
         if first is not None and not np.all(first <= LARGEST_CLIP_NORM):
             raise ValueError(
-                f"clip_norm of adaptive clipping must be at most {LARGEST_CLIP_NORM}, got {first}"
+                f"clip of adaptive clipping must be at most {LARGEST_CLIP_NORM}, got {first}"
             )
         if z is not None and sigma is not None and np.any((z > 0) & (2 * sigma <= z)):
             raise ValueError(

@@ -31,7 +31,7 @@ PyTree = Any
 SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-12, 1e15
 """Range of finite clip norms: their squares exist in float32."""
 CLIP_NORM = Hyperparameter(
-    "clip_norm",
+    "clip",
     default=math.inf,
     range=(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
     also=(math.inf,),
@@ -42,7 +42,6 @@ CLIP_NORM = Hyperparameter(
     scale="log",
     symbol="C",
     label="clip norm",
-    flag="clip",
     help="C, the bound on the L2 norm of a message; the start of adaptive clipping.",
 )
 NOISE_MULTIPLIER = Hyperparameter(
@@ -138,15 +137,15 @@ class Mechanism(NamedTuple):
 
 def check_noise(hparams: Hyperparameters) -> None:
     """Raise ValueError for a positive noise multiplier with an infinite clip norm."""
-    if "noise_multiplier" not in hparams or "clip_norm" not in hparams:
+    if "noise_multiplier" not in hparams or "clip" not in hparams:
         return
-    z, clip_norm = on_host(hparams.noise_multiplier), on_host(hparams.clip_norm)
+    z, clip_norm = on_host(hparams.noise_multiplier), on_host(hparams.clip)
     if z is None or clip_norm is None:
         return
     if np.any(z > 0) and not np.all(np.isfinite(clip_norm)):
         raise ValueError(
-            "noise_multiplier > 0 needs a finite clip_norm, since no noise protects unbounded "
-            f"messages, got noise_multiplier {z}, clip_norm {clip_norm}"
+            "noise_multiplier > 0 needs a finite clip, since no noise protects unbounded "
+            f"messages, got noise_multiplier {z}, clip {clip_norm}"
         )
 
 
@@ -258,27 +257,27 @@ def gaussian(
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del state
-        bounded = messages.bound(hparams.clip_norm, mask)
+        bounded = messages.bound(hparams.clip, mask)
         terms = bounded.messages
         if shares is not None:
             terms = terms.scale(jnp.asarray(shares, dtype=float)[ids])
         if exact_sums:
-            total = integer_sums.add(accumulator.total, terms.dense(), hparams.clip_norm)
+            total = integer_sums.add(accumulator.total, terms.dense(), hparams.clip)
             return counted(accumulator, bounded, total)
         return accumulate(accumulator, bounded, terms.total())
 
     def release(accumulator, denominator, key, state, hparams, round_):
         total, z = accumulator.total, round_value(hparams.noise_multiplier, round_)
         if exact_sums:
-            total = integer_sums.value(total, hparams.clip_norm)
-        noise = noise_like(key, total, noise_scale(z, hparams.clip_norm))
+            total = integer_sums.value(total, hparams.clip)
+        noise = noise_like(key, total, noise_scale(z, hparams.clip))
         divisor = denominator if shares is None else denominator * float(shares.mean())
         return Release(noised_mean(total, noise, divisor), state, z)
 
     def check(hparams):
-        clip_norm = on_host(hparams.clip_norm)
+        clip_norm = on_host(hparams.clip)
         if exact_sums and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
-            raise ValueError(f"exact_sums need a finite clip_norm, got {clip_norm}")
+            raise ValueError(f"exact_sums need a finite clip, got {clip_norm}")
 
     public = () if shares is None else (_WEIGHTS,)
     for_clients = None if shares is None else len(shares)

@@ -37,13 +37,13 @@ def client_noise() -> base.Mechanism:
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, state
-        return _add(accumulator, messages, mask, hparams.clip_norm)
+        return _add(accumulator, messages, mask, hparams.clip)
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
         z = base.round_value(hparams.noise_multiplier, round_)
         total, present = accumulator.total
-        scale = base.noise_scale(z, hparams.clip_norm) * jnp.sqrt(present)
+        scale = base.noise_scale(z, hparams.clip) * jnp.sqrt(present)
         noise = base.noise_like(key, total, scale)
         return base.Release(base.noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
 

@@ -52,12 +52,12 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, state
-        bounded = messages.bound(hparams.clip_norm, mask)
+        bounded = messages.bound(hparams.clip, mask)
         return base.accumulate(accumulator, bounded, bounded.messages.total())
 
     def release(accumulator, denominator, key, state, hparams, round_):
         z = hparams.noise_multiplier
-        scale = base.noise_scale(z, hparams.clip_norm)
+        scale = base.noise_scale(z, hparams.clip)
 
         def add_band(noise, band):
             rounds_ago, weight = band

@@ -37,13 +37,13 @@ def every_row() -> base.Mechanism:
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del state
-        bounded = messages.bound(hparams.clip_norm, mask)
+        bounded = messages.bound(hparams.clip, mask)
         return base.counted(accumulator, bounded, bounded.messages.add_rows(accumulator.total, ids))
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
         z = base.round_value(hparams.noise_multiplier, round_)
-        noise = base.noise_like(key, accumulator.total, base.noise_scale(z, hparams.clip_norm))
+        noise = base.noise_like(key, accumulator.total, base.noise_scale(z, hparams.clip))
         return base.Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
 
     return base.Mechanism(GAUSSIAN, lambda _: (), zero, add, release)

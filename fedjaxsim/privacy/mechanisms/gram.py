@@ -75,7 +75,7 @@ def gram_mechanism(
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, state
-        bounded = messages.bound(hparams.clip_norm, mask)
+        bounded = messages.bound(hparams.clip, mask)
         terms = bounded.messages
         total = terms.gram_diagonal() if diagonal else terms.gram()
         return base.accumulate(accumulator, bounded, total)
@@ -84,7 +84,7 @@ def gram_mechanism(
         del denominator
         z = base.round_value(hparams.noise_multiplier, round_)
         total = symmetric(accumulator.total)
-        s = base.noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
+        s = base.noise_scale(z, hparams.clip, degree=2).astype(total.dtype)
         value = total + noise(key, total, s)
         if psd_deviations is not None:
             shift = s * bound(total.shape, psd_deviations)
@@ -98,7 +98,7 @@ def gram_mechanism(
 def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> base.Mechanism:
     """Add symmetric Gaussian noise to the Gram matrix of clipped messages: MP-MTL with a guarantee.
 
-    release = Σ_k W̃_k W̃_kᵀ + E + c·I, W̃_k = clip(W_k, K), K = `hparams.clip_norm`. A message is
+    release = Σ_k W̃_k W̃_kᵀ + E + c·I, W̃_k = clip(W_k, K), K = `hparams.clip`. A message is
     one vector (d,), as in the paper, or one matrix (d, c) of equally weighted columns. E is
     symmetric with N(0, s²) on the diagonal and N(0, s²/2) off it, s = zK². The release is a sum, as
     in MP-MTL (Algorithm 1, steps 3 to 5), not divided by the cohort size. The shift c does not

@@ -44,7 +44,7 @@ def pure() -> base.Mechanism:
         z = base.round_value(hparams.noise_multiplier, round_)
         radius_key, normal_key = jax.random.split(key)
         n = sum(leaf.size for leaf in jax.tree.leaves(accumulator.total))
-        scale = base.noise_scale(z, hparams.clip_norm) * radius(radius_key, n)
+        scale = base.noise_scale(z, hparams.clip) * radius(radius_key, n)
         noise = base.noise_like(normal_key, accumulator.total, scale)
         value = base.noised_mean(accumulator.total, noise, denominator)
         return base.Release(value, state, z)
