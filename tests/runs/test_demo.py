@@ -38,7 +38,7 @@ def test_settings_are_those_that_the_comparison_chose():
         point = chosen[0 if name == "local" else at.index(config.target_epsilon)]["point"]
         assert config.learning_rate == point["learning_rate"]
         assert "lam" not in point or config.get("lam") == point["lam"]
-        assert math.isinf(config.target_epsilon) or config.get("clip") == point["clip"]
+        assert math.isinf(config.target_epsilon) or config.get("clip") == point["clip_norm"]
 
 
 @pytest.fixture
