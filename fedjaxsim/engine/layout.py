@@ -32,7 +32,9 @@ LARGE_STEP = 2**22
 a CPU then runs clients one after another."""
 LEAST_IN_BATCH, MOST_WAITING = 4, 2.0
 """A chunk that waits for its longest client may take twice the steps that its clients have; if even
-the smallest chunk takes more, clients run one after another."""
+the best choice takes more, clients run one after another."""
+STEP = 3.0
+"""The fixed time of a batch's step, in steps of one client of the batch."""
 _IN_SCAN, _IN_BATCH = 16, 64
 PART_OF_MEMORY = 4
 """Client work on an accelerator may use a quarter of the memory left by rows and states."""
@@ -65,6 +67,9 @@ class Layout:
       useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
       model_bytes: bytes of one client's parameters.
       asked: the chunk size and map that a user gave.
+      by_length: whether batches are of clients with similar numbers of rows, since all clients of a
+        batch wait for the longest.
+      longest: how many clients of a cohort, the longest, run in batches of `LEAST_IN_BATCH`.
     """
 
     chunk_size: int
@@ -79,6 +84,8 @@ class Layout:
     useful: int = MOST_AT_ONCE
     model_bytes: int = 0
     asked: tuple[int | None, ChunkMap | None] = (None, None)
+    by_length: bool = False
+    longest: int = 0
 
     def __post_init__(self):
         checks.count(2, chunk_size=self.chunk_size)
@@ -229,7 +236,7 @@ def layout_of(
     """Choose the layout of a run on the default backend.
 
     A CPU runs the clients of a chunk as one batch, unless the products of one client fill a core
-    by themselves or the client with most rows keeps the others waiting. The models of a chunk fit
+    by themselves or the clients with most rows keep the others waiting. The models of a chunk fit
     the core's cache, and half of a small cohort fills it, so that few slots stay empty.
 
     Args:
@@ -242,22 +249,47 @@ def layout_of(
     """
     params = jax.eval_shape(task.init, jax.random.key(0))
     linear = task.linear is not None
-    layout = default_layout(bytes_of(params), chunk_size, chunk_map, linear=linear)
-    if layout.chosen or backend.platform() != "cpu":
-        return layout
     steps = np.ones(1)
     if minibatches.epochs is not None:
         steps = -(-population.splits["train"].count // minibatches.size)
-    cohort = _expected_cohort(sampling, population.num_clients)
+    layout = default_layout(bytes_of(params), chunk_size, chunk_map, linear=linear)
+    layout = dataclasses.replace(layout, by_length=bool(np.ptp(steps) > 0))
+    if layout.chosen or backend.platform() != "cpu":
+        return layout
+    lengths = expected_lengths(steps, _expected_cohort(sampling, population.num_clients))
     fitting = 1 << max(1, CACHE // max(1, layout.model_bytes)).bit_length() - 1
-    size = min(_IN_BATCH, max(2 * LEAST_IN_BATCH, fitting))
-    while size > LEAST_IN_BATCH and (2 * size > cohort or waiting(steps, size) > MOST_WAITING):
-        size //= 2
-    layout = dataclasses.replace(layout, useful=size)
+    most = min(_IN_BATCH, max(2 * LEAST_IN_BATCH, fitting))
+    while most > LEAST_IN_BATCH and 2 * most > len(lengths):
+        most //= 2
+    size, longest = _batches(lengths, most)
+    layout = dataclasses.replace(layout, useful=size, longest=longest)
+    waiting = sum(steps_of(lengths, size, longest)) / np.sum(lengths)
     large = multiplications(task, population, minibatches.size) > LARGE_STEP
-    if large or waiting(steps, size) > MOST_WAITING:
+    if large or waiting > MOST_WAITING:
         return dataclasses.replace(layout, chunk_size=_IN_SCAN, chunk_map="scan")
     return layout.batched(size)
+
+
+def _batches(lengths: np.ndarray, most: int) -> tuple[int, int]:
+    """Choose the size of batches, and how many of the longest clients run in the smallest ones.
+
+    These are a second program to compile, so they must save a fifth of the time.
+    """
+
+    def cost(size, longest):
+        in_small, in_large = steps_of(lengths, size, longest)
+        return in_small * (1 + STEP / LEAST_IN_BATCH) + in_large * (1 + STEP / size)
+
+    sizes = _powers(LEAST_IN_BATCH, most)
+    alone = min(sizes, key=lambda size: cost(size, 0))
+    heads = [(size, longest) for size in sizes for longest in _powers(16, len(lengths) // 2)]
+    best = min(heads, key=lambda choice: cost(*choice), default=(alone, 0))
+    return best if cost(*best) < 0.8 * cost(alone, 0) else (alone, 0)
+
+
+def _powers(least: int, most: int) -> list[int]:
+    """Return the powers of two from one to another, at least the first."""
+    return [least] + [1 << k for k in range(least.bit_length(), most.bit_length())]
 
 
 def _expected_cohort(sampling: Sampling, num_clients: int) -> float:
@@ -270,11 +302,32 @@ def _expected_cohort(sampling: Sampling, num_clients: int) -> float:
     return num_clients * float(sampler.rate(Hyperparameters(**rates).as_arrays()))
 
 
-def waiting(counts: np.ndarray, size: int) -> float:
-    """Return the expected steps of a batch of `size` random clients over those that they need."""
-    ends = np.linspace(0, 1, len(counts) + 1) ** size
-    longest = np.sum(np.sort(counts) * np.diff(ends))
-    return float(longest / max(np.mean(counts), 1e-9))
+def expected_lengths(steps: np.ndarray, cohort: float) -> np.ndarray:
+    """Return the steps of a cohort's clients as they are expected, the longest first.
+
+    Args:
+      steps: (m,) steps of each client of the population.
+      cohort: expected number of clients, drawn at random.
+    """
+    steps, drawn = np.sort(steps), max(1, round(cohort))
+    longest = np.sum(steps * np.diff(np.linspace(0, 1, len(steps) + 1) ** drawn))
+    others = np.quantile(steps, 1 - np.arange(1, drawn) / drawn)
+    return np.maximum([longest, *others], 1e-9)
+
+
+def steps_of(lengths: np.ndarray, size: int, longest: int = 0) -> tuple[float, float]:
+    """Return the steps, of clients that take one or wait, in small batches and in large ones.
+
+    Args:
+      lengths: each client's steps, the longest first.
+      size: clients in a large batch.
+      longest: how many clients run in batches of `LEAST_IN_BATCH`.
+    """
+
+    def taken(part, size):
+        return float(np.sum(np.repeat(part[::size], size)[: len(part)]))
+
+    return taken(lengths[:longest], LEAST_IN_BATCH), taken(lengths[longest:], size)
 
 
 def multiplications(task: Task, population: Population, size: int) -> int:

@@ -122,10 +122,7 @@ class Rows:
           order: the key of the orders in which they are consumed, the same in all rounds; or None.
           share: (), the part of its local steps that the client does; None for all.
         """
-        index = client_id
-        if self.ids is not None:
-            index = jnp.searchsorted(self.ids, client_id, method="compare_all")
-        count = self.count.at[index].get(mode="fill", fill_value=0)
+        index, count = self._index(client_id), self.counts(client_id)
         return ClientData(
             reader(self.fields, self.start[index], count),
             count,
@@ -139,6 +136,16 @@ class Rows:
             share,
             self.most_rows,
         )
+
+    def counts(self, client_ids: jax.Array) -> jax.Array:
+        """Return clients' numbers of rows; client m, who is none, has none."""
+        return self.count.at[self._index(client_ids)].get(mode="fill", fill_value=0)
+
+    def _index(self, client_ids: jax.Array) -> jax.Array:
+        """Return the places of clients among those whose ranges are here."""
+        if self.ids is None:
+            return client_ids
+        return jnp.searchsorted(self.ids, client_ids, method="compare_all")
 
 
 @jax.custom_batching.custom_vmap

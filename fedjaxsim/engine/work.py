@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.factorizations import factorize_one_by_one
-from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.layout import LEAST_IN_BATCH, Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -136,12 +136,7 @@ def work(
     if layout.memory is not None:
         each = client_bytes(client, broadcast, rows, store)
         layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, count)
-    size = layout.even_size(count) if filled else layout.chunk_size
-    full = filled and count % size == 0
     kept = message if mechanism.adds_chunks and layout.scans else None
-    # With full participation a chunk's states are a piece of the store. Outside a loop each use
-    # would read the piece again, and the store be copied for the use that writes.
-    options = {"reverse": layout.rematerialize, "piece": full and layout.scans}
 
     def add(accumulator, messages, mask, ids):
         messages = Messages(messages)
@@ -149,26 +144,35 @@ def work(
             accumulator, messages, mask, ids, broadcast.mechanism, broadcast.hparams
         )
 
-    def run_chunk(operands):
-        (store, accumulator, totals), (slots, ids, mask) = operands
-        old, store = take(store, slots, **options)
-        new, accumulator, totals = _run_chunk(
-            one, add, layout, kept, full, old, ids, mask, accumulator, totals
-        )
-        return put(store, slots, new, **options), accumulator, totals
+    def run(carry, part, size):
+        full = filled and part.ids.shape[0] % size == 0
+        # With full participation a chunk's states are a piece of the store. Outside a loop each use
+        # would read the piece again, and the store be copied for the use that writes.
+        options = {"reverse": layout.rematerialize, "piece": full and layout.scans}
 
-    def body(carry, chunk):
-        if full or layout.rematerialize:
-            return run_chunk((carry, chunk)), None
-        # Filled slots come first, so a chunk whose first slot is empty has none.
-        return jax.lax.cond(
-            chunk.mask[0], run_chunk, lambda operands: operands[0], (carry, chunk)
-        ), None
+        def run_chunk(operands):
+            (store, accumulator, totals), (slots, ids, mask) = operands
+            old, store = take(store, slots, **options)
+            new, accumulator, totals = _run_chunk(
+                one, add, layout, kept, full, old, ids, mask, accumulator, totals
+            )
+            return put(store, slots, new, **options), accumulator, totals
 
-    zero = mechanism.zero(products.shapes(message), num_clients)
-    chunks = _chunks(cohort, jax.tree.leaves(store), size, num_clients)
-    (store, accumulator, totals), _ = jax.lax.scan(body, (store, zero, zero_metrics), chunks)
-    return CohortResult(store, accumulator, totals)
+        def body(carry, chunk):
+            if full or layout.rematerialize:
+                return run_chunk((carry, chunk)), None
+            # Filled slots come first, so a chunk whose first slot is empty has none.
+            return jax.lax.cond(
+                chunk.mask[0], run_chunk, lambda operands: operands[0], (carry, chunk)
+            ), None
+
+        chunks = _chunks(part, jax.tree.leaves(store), size, num_clients)
+        return jax.lax.scan(body, carry, chunks)[0]
+
+    carry = store, mechanism.zero(products.shapes(message), num_clients), zero_metrics
+    for part, size in _parts(cohort, rows, layout, filled=filled):
+        carry = run(carry, part, size)
+    return CohortResult(*carry)
 
 
 def client_of(
@@ -226,6 +230,30 @@ _ID = jax.ShapeDtypeStruct((), jnp.int32)
 def _row_of(store: PyTree) -> PyTree:
     """Return the shapes of one client's states."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
+
+
+def _parts(
+    cohort: CohortSlots, rows: Rows, layout: Layout, *, filled: bool
+) -> list[tuple[CohortSlots, int]]:
+    """Return the slots and the size of their chunks; the longest clients apart, if they wait."""
+    first, count = 0, cohort.ids.shape[0]
+    if layout.by_length and not layout.scans:
+        cohort = _longest_first(cohort, rows)
+        first = layout.longest if layout.longest < count else 0
+    size = layout.even_size(count - first) if filled else layout.chunk_size
+    longest, others = (
+        jax.tree.map(lambda leaf, part=part: leaf[part], cohort)
+        for part in (slice(first), slice(first, None))
+    )
+    return [(longest, LEAST_IN_BATCH), (others, size)][first == 0 :]
+
+
+def _longest_first(cohort: CohortSlots, rows: Rows) -> CohortSlots:
+    """Return the slots sorted by the clients' numbers of rows; empty ones stay behind."""
+    _, order = jax.lax.sort_key_val(
+        jnp.where(cohort.mask, -rows.counts(cohort.ids), 1), jnp.arange(cohort.ids.shape[0])
+    )
+    return jax.tree.map(lambda leaf: leaf[order], cohort)
 
 
 def _chunks(

@@ -12,6 +12,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from problems import classification, read_by, simulation_of
 
+from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import layout
@@ -21,9 +22,10 @@ from fedjaxsim.engine.layout import (
     at_once,
     default_layout,
     device_memory,
+    expected_lengths,
     layout_of,
     multiplications,
-    waiting,
+    steps_of,
 )
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes, products_in
@@ -31,6 +33,7 @@ from fedjaxsim.engine.work import CohortSlots, _chunks
 from fedjaxsim.models import cnn, gru, mlp
 from fedjaxsim.models import linear as linear_model
 from fedjaxsim.privacy.samplers import full_participation, poisson
+from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks import softmax, softmax_sequence
 
 THOROUGH = pytest.mark.thorough
@@ -282,11 +285,47 @@ def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem
 # --- what a CPU chooses ---------------------------------------------------------------------------
 
 
-def test_a_batch_waits_for_its_longest_client():
-    assert waiting(np.full(5, 3), 8) == 1
+def test_lengths_of_a_cohort_are_those_of_draws():
     # Two of three clients take 1 step and one takes 4: of two drawn, the longest takes 4 with
-    # probability 1 − (2/3)², so 8/3 steps on average where the mean is 2.
-    np.testing.assert_allclose(waiting(np.array([1, 4, 1]), 2), (4 * 5 / 9 + 1 * 4 / 9) / 2)
+    # probability 1 − (2/3)².
+    np.testing.assert_allclose(expected_lengths(np.array([1, 4, 1]), 2)[0], 4 * 5 / 9 + 1 * 4 / 9)
+    rng = np.random.default_rng(0)
+    steps = np.minimum(np.ceil(rng.random(5000) ** -0.9), 300)
+    drawn = -np.sort(-rng.choice(steps, (2000, 100)), axis=1)
+    # The mean of the longest varies by 2 % over 2000 draws, means of order statistics by less.
+    np.testing.assert_allclose(expected_lengths(steps, 100)[0], drawn[:, 0].mean(), rtol=0.06)
+    np.testing.assert_allclose(
+        steps_of(expected_lengths(steps, 100), 20),
+        steps_of(drawn.mean(axis=0), 20),
+        rtol=0.1,
+    )
+
+
+def test_all_clients_of_a_batch_take_the_steps_of_the_first():
+    assert steps_of(np.full(5, 3.0), 2) == (0, 15)
+    lengths = np.array([9.0, 5, 4, 3, 3, 2, 2, 1])
+    assert steps_of(lengths, 3) == (0, 9 * 3 + 3 * 3 + 2 * 2)
+    assert steps_of(lengths, 3, longest=4) == (9 * 4, 3 * 3 + 1)
+
+
+def test_sorted_by_length_a_round_is_the_same():
+    """Sums of messages are exact under noise; a message's rounding depends on its place."""
+    counts = [1, 1, 90, 2, 1, 60, 3, 1] * 5
+    population, task = classification(counts)
+    parts = fedavg(task), population, poisson(0.7), Minibatches(5, epochs=1)
+    ends = []
+    for changes in ({}, {"by_length": False}, {"longest": 8}):
+        sim = Simulation(*parts, chunk_map="vmap", chunk_size=6)
+        assert sim.setup.layout.by_length
+        program = dataclasses.replace(
+            sim.program, layout=dataclasses.replace(sim.setup.layout, **changes)
+        )
+        hparams = sim.hyperparameters(learning_rate=0.1, clip=0.5, noise_multiplier=0.3)
+        state = program.init(jax.random.key(0), hparams.as_arrays())
+        rows = sim.setup.rows["train"]
+        ends.append(program.rounds(state, hparams.as_arrays(), rows, 3)[0].shared)
+    chex.assert_trees_all_close(ends[0], ends[1], rtol=0, atol=2e-8)
+    chex.assert_trees_all_close(ends[0], ends[2], rtol=0, atol=2e-8)
 
 
 def test_multiplications_of_a_step_by_hand():
@@ -310,8 +349,7 @@ def test_multiplications_of_a_step_by_hand():
         ([20] * 100, 0.1, "softmax", "vmap", 4),
         ([20] * 100, 1.0, "mlp", "vmap", 32),  # 1 MiB holds 40 models of 26 kB
         ([20] * 4, 1.0, "cnn", "scan", 16),  # the products of one client fill a core
-        # 32 of 400 wait for one of 30 steps 8 % of the time: 2 + 28·0.08 steps in place of 2.07.
-        ([20] * 399 + [300], 1.0, "softmax", "vmap", 16),
+        ([20] * 399 + [300], 1.0, "softmax", "vmap", 64),  # 16 of them in batches of 4
         ([1] * 399 + [90_000], 1.0, "softmax", "scan", 16),
     ],
 )
