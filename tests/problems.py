@@ -165,7 +165,8 @@ class FixedData:
         fields = {name: jax.numpy.asarray(values) for name, values in rows.items()}
         self.batch = Batch(fields, jax.numpy.ones(len(rows["y"])))
 
-    def fold(self, step, carry):
+    def fold(self, step, carry, epochs=None):
+        assert epochs is None
         return step(step(carry, self.batch), self.batch)
 
     def num_steps(self):

@@ -36,7 +36,7 @@ class Personal(NamedTuple):
     mixture: jax.Array
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, MIXTURE)
+@reads(optimizers.LEARNING_RATE, optimizers.server_records, MIXTURE)
 def apfl(
     task: Task, *, adaptive: bool = False, server_optimizer: optimizers.ServerChoice = "sgd"
 ) -> Algorithm:

@@ -5,14 +5,22 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.shared_model import with_personal
-from fedjaxsim.hyperparameters import reads
+from fedjaxsim.hyperparameters import Records, reads
 from fedjaxsim.tasks.task import Task
 
+OwnChoice = optimizers.LocalChoice | None
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, PULL)
+
+def _personal_rate(*, personal_optimizer: OwnChoice = None, **_: object) -> Records:
+    return () if personal_optimizer is None else (optimizers.PERSONAL_LEARNING_RATE,)
+
+
+@reads(optimizers.local_records, optimizers.server_records, PULL, _personal_rate)
 def ditto(
     task: Task,
     *,
+    personal_optimizer: OwnChoice = None,
+    personal_epochs: int | None = None,
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
@@ -28,16 +36,23 @@ def ditto(
 
     Args:
       task: model and loss.
-      local_optimizer: Optimizer of the clients, of both kinds of local steps; a name or from
-        `optimizers.local`.
+      personal_optimizer: Optimizer of the personal models, with `hparams.personal_learning_rate`
+        if given by name; by default that of the clients.
+      personal_epochs: Epochs of the personal models; by default as many local steps as for w.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean update.
     """
+    own = local_optimizer if personal_optimizer is None else personal_optimizer
+    if own is personal_optimizer and isinstance(own, str):
+        own = optimizers.local(own, rate=optimizers.PERSONAL_LEARNING_RATE)
     of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def client(shared, personal, data, hparams, context):
         _, update, _ = of_w.client(shared, (), data, hparams, context)
         pull = Pull(hparams.lam, shared.params)
-        v_k = local_steps(personal, data, task, local_optimizer, hparams, context.round, pull)
+        v_k = local_steps(
+            personal, data, task, own, hparams, context.round, pull, epochs=personal_epochs
+        )
         return v_k, update, {}
 
     return with_personal(of_w, client)

@@ -50,12 +50,13 @@ class Shared(NamedTuple):
     head: PyTree
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+@reads(optimizers.local_records, optimizers.server_records)
 def dpfedmtl(
     task: Task,
     *,
     head: Selection = None,
     order: Order = "together",
+    head_epochs: int | None = None,
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
@@ -81,17 +82,23 @@ def dpfedmtl(
       head: Layers or parameters that stay with their client, as Dense_1; by default the output
         layer of the task's model. See `layers.Selection`. Running statistics always stay.
       order: Order of the local steps: of head and trunk "together", or all of the head's first.
+      head_epochs: Epochs of the head's steps, FedRep's τ, with order "head-first"; by default as
+        many steps as of the trunk.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the trunk's released mean update.
 
     Raises:
-      ValueError: if the order is unknown, if no head is given and the model names no output layer,
-        or if the head or the trunk would be empty.
+      ValueError: if the order is unknown or lacks the epochs, if no head is given and the model
+        names no output layer, or if the head or the trunk would be empty.
     """
-    return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=False)
+    if head_epochs is not None and order != "head-first":
+        raise ValueError(f"head_epochs need order 'head-first', got {order!r}")
+    return _algorithm(
+        task, head, order, local_optimizer, server_optimizer, noised=False, head_epochs=head_epochs
+    )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER)
+@reads(optimizers.local_records, optimizers.server_records, CLIP_NORM, NOISE_MULTIPLIER)
 def dpfedmtl_as_published(
     task: Task,
     *,
@@ -135,6 +142,7 @@ def _algorithm(
     server_optimizer: optimizers.ServerChoice,
     *,
     noised: bool,
+    head_epochs: int | None = None,
 ) -> Algorithm:
     checks.one_of(get_args(Order), order=order)
     selection = _require_two_parts(task, task.output_layer if head is None else head)
@@ -172,7 +180,10 @@ def _algorithm(
             # Statistics belong to the head, and move when it does.
             tracks = task.track is not None and "head" in moving
             whole = task._replace(loss=loss, linear=None, track=track if tracks else None)
-            moved = local_steps(begun, data, whole, optimizer, hparams, context.round)
+            epochs = head_epochs if moving == ("head",) else None
+            moved = local_steps(
+                begun, data, whole, optimizer, hparams, context.round, epochs=epochs
+            )
             parts = parts | moved
         update = jax.tree.map(jnp.subtract, parts["trunk"], shared.trunk.params)
         return parts["head"], update, {}

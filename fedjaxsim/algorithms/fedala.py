@@ -35,7 +35,7 @@ class Personal(NamedTuple):
     weights: PyTree
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, AGGREGATION_RATE)
+@reads(optimizers.local_records, optimizers.server_records, AGGREGATION_RATE)
 def fedala(
     task: Task,
     *,

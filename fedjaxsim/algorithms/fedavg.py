@@ -23,7 +23,7 @@ _OF_PAPER = {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
 """β₁, β₂ and τ of Reddi et al. (2021)."""
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+@reads(optimizers.local_records, optimizers.server_records)
 def fedavg(
     task: Task,
     *,
@@ -58,9 +58,11 @@ def fedavg(
     )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+@reads(optimizers.local_records, optimizers.SERVER_LEARNING_RATE, optimizers.SERVER_MOMENTUM)
 def fedavgm(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
-    """FedAvgM (Hsu, Qi, Brown 2019): FedAvg whose server steps with momentum β = 0.9, as Flower's.
+    """FedAvgM (Hsu, Qi, Brown 2019): FedAvg whose server steps with momentum, as Flower's.
+
+    β is `hparams.server_momentum`.
 
     Args:
       task: model and loss.
@@ -69,7 +71,7 @@ def fedavgm(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer="momentum")
 
 
-@reads(optimizers.LEARNING_RATE, _ADAPTIVE_RATE)
+@reads(optimizers.local_records, _ADAPTIVE_RATE)
 def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
     """FedAdam (Reddi et al. 2021): FedAvg whose server steps with Adam.
 
@@ -85,7 +87,7 @@ def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer=adam)
 
 
-@reads(optimizers.LEARNING_RATE, _ADAPTIVE_RATE)
+@reads(optimizers.local_records, _ADAPTIVE_RATE)
 def fedyogi(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
     """FedYogi (Reddi et al. 2021): FedAvg whose server steps with Yogi; constants as `fedadam`.
 

@@ -31,7 +31,7 @@ class Shared(NamedTuple):
     drift: PyTree
 
 
-@reads(optimizers.LEARNING_RATE, _ALPHA)
+@reads(optimizers.local_records, _ALPHA)
 def feddyn(
     task: Task, *, message: Message = "update", local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:

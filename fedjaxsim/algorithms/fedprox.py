@@ -12,7 +12,7 @@ MU = Hyperparameter(
 )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, MU)
+@reads(optimizers.local_records, optimizers.server_records, MU)
 def fedprox(
     task: Task,
     *,

@@ -24,7 +24,7 @@ Penalty = Literal["vanilla", "mean", "kl", "ewc"]
 Origin = Literal["personal", "global"]
 
 
-@reads(optimizers.LEARNING_RATE, lambda penalty, **_: () if penalty == "vanilla" else (PULL,))
+@reads(optimizers.local_records, lambda penalty, **_: () if penalty == "vanilla" else (PULL,))
 def finetune(
     task: Task,
     *,

@@ -22,7 +22,7 @@ SEPARATION = Hyperparameter(
 )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, SEPARATION)
+@reads(optimizers.local_records, optimizers.server_records, SEPARATION)
 def ifca(
     task: Task,
     *,

@@ -49,12 +49,7 @@ class Neighbours(NamedTuple):
     scale: jax.Array
 
 
-@reads(
-    optimizers.LEARNING_RATE,
-    optimizers.SERVER_LEARNING_RATE,
-    NEIGHBOUR_WEIGHT,
-    NEIGHBOUR_SCALE,
-)
+@reads(optimizers.local_records, optimizers.server_records, NEIGHBOUR_WEIGHT, NEIGHBOUR_SCALE)
 def knnper(
     task: Task,
     *,

@@ -8,7 +8,7 @@ from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 
-@reads(optimizers.LEARNING_RATE)
+@reads(optimizers.local_records)
 def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
     """Local: client k takes its steps on ℓ_k from its own w_k; nothing is sent, ε = 0.
 

@@ -41,6 +41,7 @@ def local_steps(
     pull: Pull | None = None,
     penalty: Callable[[PyTree, Batch], jax.Array] | None = None,
     gradient: Callable[[PyTree, Batch], PyTree] | None = None,
+    epochs: int | None = None,
 ) -> PyTree:
     """Take this round's local steps on a client's own rows.
 
@@ -54,6 +55,7 @@ def local_steps(
       pull: a penalty added to the loss.
       penalty: another one, `(params, batch) -> ()`.
       gradient: `(params, batch) -> gradient` in place of the task's.
+      epochs: number of epochs in place of the minibatches' own.
 
     Returns:
       v, the parameters after the last step.
@@ -75,7 +77,7 @@ def local_steps(
         moved = moved if task.track is None else task.track(params, moved, batch)
         return moved, state
 
-    return data.fold(step, (params, optimizer.init(params)))[0]
+    return data.fold(step, (params, optimizer.init(params)), epochs)[0]
 
 
 def local_update(

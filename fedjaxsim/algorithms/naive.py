@@ -27,7 +27,7 @@ class Matrix(NamedTuple):
     mean: PyTree
 
 
-@reads(optimizers.LEARNING_RATE, PULL)
+@reads(optimizers.local_records, PULL)
 def naive_dp(
     task: Task, *, num_clients: int, local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:

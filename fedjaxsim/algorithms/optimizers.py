@@ -1,13 +1,13 @@
 """Local and server optimizers, by name or from optax."""
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
 import optax
 
 from fedjaxsim.algorithm import LocalOptimizer, ServerOptimizer
-from fedjaxsim.hyperparameters import Hyperparameter
+from fedjaxsim.hyperparameters import Hyperparameter, Records
 
 Optax = Callable[..., optax.GradientTransformation]
 LocalName = Literal["sgd", "momentum", "adam"]
@@ -30,34 +30,73 @@ SERVER_LEARNING_RATE = Hyperparameter(
     symbol="server η",
     help="Server's step along the released mean update; 1 with sgd adds the update as it is.",
 )
+PERSONAL_LEARNING_RATE = dataclasses.replace(
+    LEARNING_RATE,
+    name="personal_learning_rate",
+    symbol="personal η",
+    label=None,
+    help="η of the personal optimizer; a schedule over rounds multiplies it.",
+)
+MOMENTUM = Hyperparameter(
+    "momentum",
+    default=0.9,
+    range=(0.0, 1.0),
+    allowed="lie in [0, 1]",
+    symbol="β",
+    help="β, the momentum of the clients' optimizer; 0 is plain sgd.",
+)
+SERVER_MOMENTUM = dataclasses.replace(
+    MOMENTUM,
+    name="server_momentum",
+    symbol="server β",
+    help="β, the momentum of the server's optimizer.",
+)
+WEIGHT_DECAY = Hyperparameter(
+    "weight_decay",
+    default=0.0,
+    symbol="weight decay",
+    help="Weight of ½‖v‖² beside the loss of every local step, as PyTorch's weight_decay.",
+)
 _BY_NAME: dict[str, Optax] = {
     "sgd": optax.sgd,
-    "momentum": functools.partial(optax.sgd, momentum=0.9),
+    "momentum": optax.sgd,
     "adam": optax.adam,
     "adagrad": optax.adagrad,
     "yogi": optax.yogi,
 }
+# Plain sgd has no decay: it would fill the factored updates of `kernels.linear_steps`.
+_LOCAL_RECORDS = {"momentum": (MOMENTUM, WEIGHT_DECAY), "adam": (WEIGHT_DECAY,)}
+_SERVER_RECORDS = {"momentum": (SERVER_MOMENTUM,)}
 
 
 def local(
-    optimizer: Optax | LocalName = "sgd", schedule: optax.Schedule | None = None
+    optimizer: Optax | LocalName = "sgd",
+    schedule: optax.Schedule | None = None,
+    rate: Hyperparameter = LEARNING_RATE,
 ) -> LocalOptimizer:
     """Make a local optimizer with learning rate `hparams.learning_rate · schedule(round)`.
 
     Args:
       optimizer: a name, or any optax factory that takes `learning_rate`, e.g. `optax.adam`.
+        "momentum" also reads `hparams.momentum`, and it and "adam" `hparams.weight_decay`.
       schedule: an optax schedule over *rounds*, used as a factor: `optax.cosine_decay_schedule(
         1.0, rounds)` decays η from `hparams.learning_rate` to 0. None keeps η constant.
+      rate: the hyperparameter that is η.
 
     Raises:
       ValueError: if the name is unknown.
     """
-    make = _find(optimizer)
+    make, more = _find(optimizer), _LOCAL_RECORDS.get(_name(optimizer), ())
 
     def build(hparams, round_):
         factor = 1.0 if schedule is None else schedule(round_)
-        return make(learning_rate=hparams.learning_rate * factor)
+        beta = {"momentum": hparams.momentum} if MOMENTUM in more else {}
+        made = make(learning_rate=getattr(hparams, rate.name) * factor, **beta)
+        if WEIGHT_DECAY not in more:
+            return made
+        return optax.chain(optax.add_decayed_weights(hparams.weight_decay), made)
 
+    build.hyperparameters = (rate, *more)
     return build
 
 
@@ -68,13 +107,30 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
     rate 1 adds the release, and `optax.adam` gives FedAdam.
 
     Args:
-      optimizer: a name, or any optax factory that takes `learning_rate`.
+      optimizer: a name, or any optax factory that takes `learning_rate`; "momentum" also reads
+        `hparams.server_momentum`.
 
     Raises:
       ValueError: if the name is unknown.
     """
-    make = _find(optimizer)
-    return lambda hparams: make(learning_rate=hparams.server_learning_rate)
+    make, more = _find(optimizer), _SERVER_RECORDS.get(_name(optimizer), ())
+
+    def build(hparams):
+        beta = {"momentum": hparams.server_momentum} if SERVER_MOMENTUM in more else {}
+        return make(learning_rate=hparams.server_learning_rate, **beta)
+
+    build.hyperparameters = (SERVER_LEARNING_RATE, *more)
+    return build
+
+
+def local_records(*, local_optimizer: LocalChoice = "sgd", **_: object) -> Records:
+    """Return the hyperparameters that a local optimizer reads; η alone of one's own."""
+    return getattr(as_local(local_optimizer), "hyperparameters", (LEARNING_RATE,))
+
+
+def server_records(*, server_optimizer: ServerChoice = "sgd", **_: object) -> Records:
+    """Return the hyperparameters that a server optimizer reads; its η alone of one's own."""
+    return getattr(as_server(server_optimizer), "hyperparameters", (SERVER_LEARNING_RATE,))
 
 
 def as_local(optimizer: LocalChoice) -> LocalOptimizer:
@@ -85,6 +141,10 @@ def as_local(optimizer: LocalChoice) -> LocalOptimizer:
 def as_server(optimizer: ServerChoice) -> ServerOptimizer:
     """Return the server optimizer of a name, and any other as it is."""
     return optimizer if callable(optimizer) else server(optimizer)
+
+
+def _name(optimizer: Optax | str) -> str:
+    return optimizer if isinstance(optimizer, str) else ""
 
 
 def _find(optimizer: Optax | str) -> Optax:

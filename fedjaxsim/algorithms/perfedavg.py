@@ -25,7 +25,7 @@ ADAPTATION_RATE = Hyperparameter(
 Derivative = Literal["first-order", "hessian"]
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, ADAPTATION_RATE)
+@reads(optimizers.local_records, optimizers.server_records, ADAPTATION_RATE)
 def perfedavg(
     task: Task,
     *,

@@ -14,7 +14,7 @@ from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.tasks.task import Task
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+@reads(optimizers.local_records, optimizers.server_records)
 def fedper(
     task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:
@@ -28,21 +28,32 @@ def fedper(
     return dpfedmtl(task, head=head, local_optimizer=local_optimizer)
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+@reads(optimizers.local_records, optimizers.server_records)
 def fedrep(
-    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+    task: Task,
+    *,
+    head: Selection = None,
+    head_epochs: int | None = None,
+    local_optimizer: optimizers.LocalChoice = "sgd",
 ) -> Algorithm:
     """FedRep (Collins et al. 2021): `dpfedmtl` whose head steps first, then the trunk.
 
     Args:
       task: model and loss.
       head: Layers or parameters that stay with their client, as in `dpfedmtl`.
+      head_epochs: τ, epochs of the head's steps; by default as many steps as of the trunk.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
-    return dpfedmtl(task, head=head, order="head-first", local_optimizer=local_optimizer)
+    return dpfedmtl(
+        task,
+        head=head,
+        order="head-first",
+        head_epochs=head_epochs,
+        local_optimizer=local_optimizer,
+    )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+@reads(optimizers.local_records, optimizers.server_records)
 def fedbn(
     task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:

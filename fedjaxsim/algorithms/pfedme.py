@@ -20,7 +20,7 @@ ENVELOPE_RATE = Hyperparameter(
 )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, PULL, ENVELOPE_RATE)
+@reads(optimizers.LEARNING_RATE, optimizers.server_records, PULL, ENVELOPE_RATE)
 def pfedme(
     task: Task, *, inner_steps: int = 5, server_optimizer: optimizers.ServerChoice = "sgd"
 ) -> Algorithm:

@@ -1,7 +1,7 @@
 """PMTL: private mean-regularized multi-task learning (Hu, Wu, Smith; TMLR 2023), Algorithm 1."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fedjaxsim.algorithms.clusters import in_clusters
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.shared_model import with_personal
-from fedjaxsim.hyperparameters import RATE, Hyperparameter, reads
+from fedjaxsim.hyperparameters import RATE, Records, reads
 from fedjaxsim.tasks.task import Task
 
 Message = Literal["update", "offset"]
@@ -26,11 +26,12 @@ _MEAN_RATE = dataclasses.replace(
 )
 
 
-def _server_rate(message: Message, **_: object) -> tuple[Hyperparameter]:
-    return (_MEAN_RATE if message == "update" else optimizers.SERVER_LEARNING_RATE,)
+def _server_records(message: Message, **arguments: Any) -> Records:
+    rate, *more = optimizers.server_records(**arguments)
+    return (_MEAN_RATE if message == "update" else rate, *more)
 
 
-@reads(optimizers.LEARNING_RATE, _server_rate, PULL)
+@reads(optimizers.local_records, _server_records, PULL)
 def pmtl(
     task: Task,
     *,

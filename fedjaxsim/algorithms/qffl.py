@@ -21,7 +21,7 @@ FAIRNESS = Hyperparameter(
 )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, FAIRNESS)
+@reads(optimizers.local_records, optimizers.server_records, FAIRNESS)
 def qffl(
     task: Task,
     *,

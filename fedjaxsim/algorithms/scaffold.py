@@ -34,7 +34,7 @@ class Shared(NamedTuple):
     drift: PyTree
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+@reads(optimizers.LEARNING_RATE, optimizers.server_records)
 def scaffold(
     task: Task, *, message: Message = "update", server_optimizer: optimizers.ServerChoice = "sgd"
 ) -> Algorithm:

@@ -193,7 +193,9 @@ def _families(plan: SweepRuns) -> list[_Family]:
     families: dict[Any, _Family] = {}
     for group in plan.groups():
         first = plan.runs[group[0]]
-        kind = program_of(first, "seed")
+        # Numbers of rows follow from the seed of the data.
+        fixed = first.counts_rows and first.partition_seed is None
+        kind = program_of(first, *([] if fixed else ["seed"]))
         if kind not in families:
             experiment = prepare(first)
             check_own_code(experiment)

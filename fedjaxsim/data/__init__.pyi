@@ -15,8 +15,8 @@ from .partition import by_column as by_column
 from .partition import dirichlet as dirichlet
 from .partition import feature_noise as feature_noise
 from .partition import iid as iid
+from .partition import pathological as pathological
 from .partition import quantity as quantity
-from .partition import shards as shards
 from .population import Population as Population
 from .ranges import Ranges as Ranges
 from .splitting import split as split

@@ -209,7 +209,9 @@ class ClientData:
         """Return the number of batches in one pass, () int32."""
         return -(-self.count // self.minibatches.size)
 
-    def fold(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
+    def fold(
+        self, step: Callable[[Carry, Batch], Carry], carry: Carry, epochs: int | None = None
+    ) -> Carry:
         """Fold `step` over this round's local minibatches.
 
         With steps the loop has a static length. With epochs its length depends on the client, and
@@ -219,8 +221,11 @@ class ClientData:
         Args:
           step: `(carry, batch) -> carry`.
           carry: any pytree.
+          epochs: number of epochs in place of the minibatches' own. Protected examples take whole
+            multiples, which repeat the minibatches.
 
         Raises:
+          ValueError: if there are steps, not epochs, or `epochs` is no such number.
           UnprotectedError: if examples are protected, elsewhere than directly in the client.
         """
         here, noted, tickets = current_trace() == self._trace, [], [self.tickets]
@@ -245,11 +250,31 @@ class ClientData:
             noted.append(True)
             return carry, total + losses.first.astype(total.dtype)
 
-        carry, total = self._fold(counted, (carry, jnp.zeros(())))
-        self._set(tickets=max(tickets))
+        view, times = self._with_epochs(epochs)
+        both = carry, jnp.zeros(())
+        for _ in range(times):
+            both = view._fold(counted, both)
+            self._set(tickets=max(tickets))
+        carry, total = both
         if noted and here:
-            self._set(_loss=total / jnp.maximum(self.num_steps(), 1))
+            self._set(_loss=total / jnp.maximum(times * view.num_steps(), 1))
         return carry
+
+    def _with_epochs(self, epochs: int | None) -> "tuple[ClientData, int]":
+        """Return the view with another number of epochs, and how often it is folded over."""
+        if epochs is None:
+            return self, 1
+        checks.count(epochs=epochs)
+        own = self.minibatches.epochs
+        if own is None:
+            raise ValueError(f"epochs={epochs} of a fold need Minibatches(epochs=…), got steps")
+        if self._protection is not None:
+            if epochs % own:
+                raise ValueError(
+                    f"epochs of protected examples must be multiples of {own}, got {epochs}"
+                )
+            return self, epochs // own
+        return view_here(self, minibatches=dataclasses.replace(self.minibatches, epochs=epochs)), 1
 
     def metrics(self) -> dict[str, jax.Array]:
         """Return the mean "loss" of the last fold; nothing before one that takes gradients."""
@@ -345,10 +370,13 @@ class ClientData:
         return None if most is None else -(-most // size)
 
 
-def view_here(data: ClientData, protection: Protection | None = None) -> ClientData:
+def view_here(
+    data: ClientData, protection: Protection | None = None, minibatches: Minibatches | None = None
+) -> ClientData:
     """Return a client's view made in the current trace; its gradients may protect examples."""
+    minibatches = data.minibatches if minibatches is None else minibatches
     return ClientData(
-        data._read, data.count, data._key, data.minibatches, data._consumed, data._order,
+        data._read, data.count, data._key, minibatches, data._consumed, data._order,
         data._generate, data._options, data._longest, data._share, data._most_rows, protection,
     )  # fmt: skip
 

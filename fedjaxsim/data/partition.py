@@ -78,7 +78,7 @@ def dirichlet(
     )
 
 
-def shards(
+def pathological(
     fields: Fields,
     num_clients: int = 100,
     shards_per_client: int = 2,

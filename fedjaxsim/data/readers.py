@@ -31,8 +31,8 @@ PARTITIONS = {
     "dirichlet": f"{_DATA}.partition:dirichlet",
     "feature-noise": f"{_DATA}.partition:feature_noise",
     "iid": f"{_DATA}.partition:iid",
+    "pathological": f"{_DATA}.partition:pathological",
     "quantity": f"{_DATA}.partition:quantity",
-    "shards": f"{_DATA}.partition:shards",
     "column": f"{_DATA}.partition:by_column",
 }
 """Factories of populations from rows without clients; column takes a name, column:NAME."""

@@ -104,12 +104,14 @@ def parts_of(
     if "availability" in config.parts:
         sampling = available(sampling, _part(config, "availability", Availability))
     # Penalties that select features need only the diagonal of a Gram matrix.
-    diagonal = (config.get("penalty") or "").endswith("group-sparse")
+    supplied: dict[str, Any] = {"diagonal": (config.get("penalty") or "").endswith("group-sparse")}
+    if config.get("weights") == "rows":
+        supplied["weights"] = np.resize(population.splits["train"].count, num_clients)
     return Parts(
         _algorithm(config, task, population, num_clients),
         sampling,
         _minibatches(config),
-        _part(config, "mechanism", Mechanism, supplied={"diagonal": diagonal}),
+        _part(config, "mechanism", Mechanism, supplied=supplied),
         LEDGER_ENTRIES if config.spread.is_constant else max(LEDGER_ENTRIES, config.rounds),
     )
 
@@ -138,7 +140,7 @@ def population_of(config: RunConfig) -> Population:
         if population.held_out is None:
             raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
         return population.held_out
-    kept, held_out = hold_out(population, config.held_out_clients, config.seed)
+    kept, held_out = hold_out(population, config.held_out_clients, config.data_seed)
     return kept if config.clients_used == "kept" else held_out
 
 
@@ -148,7 +150,7 @@ def whole_population_of(config: RunConfig) -> Population:
         config.data,
         partition=config.partition,
         classes=config.get("classes"),
-        seed=config.seed,
+        seed=config.data_seed,
         validation=config.get("validation_fraction", 0.0),
         test=config.get("test_fraction"),
         **config.arguments("data"),
@@ -223,6 +225,9 @@ def _algorithm(
             "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
         }[config.get("schedule")]
         more["local_optimizer"] = optimizers.local(given["local_optimizer"], decay)
+        if own := given.get("personal_optimizer"):
+            rate = optimizers.PERSONAL_LEARNING_RATE
+            more["personal_optimizer"] = optimizers.local(own, decay, rate)
     supplied: dict[str, Any] = {"num_clients": num_clients}
     if given.get("objective") == "weighted":
         rows = population.splits["train"].count

@@ -60,7 +60,7 @@ ROLES = {
     "model": Role(
         MODELS, ("input_shape", "num_outputs", "num_tokens", "last", "padding"), own=True
     ),
-    "mechanism": Role(MECHANISMS, ("diagonal", "max_weight"), own=True),
+    "mechanism": Role(MECHANISMS, ("diagonal", "weights"), own=True),
     "sampling": Role(SAMPLERS, (), own=True),
     "availability": Role(AVAILABILITIES, (), own=True),
     "compression": Role(COMPRESSIONS, (), own=True),

@@ -9,6 +9,7 @@ cohort's capacity) are computed where the run is built.
 import dataclasses
 import difflib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -64,7 +65,9 @@ ALIASES = {
     "num_rounds": "rounds", "global_rounds": "rounds", "fraction": "sampling_rate",
     "participation": "sampling_rate", "dirichlet_alpha": "alpha", "output": "out",
     "optimizer": "local_optimizer", "network": "model", "algo": "algorithm", "val_fraction":
-    "validation_fraction",
+    "validation_fraction", "beta": "momentum", "wd": "weight_decay", "tau": "head_epochs",
+    "personal_lr": "personal_learning_rate", "split_seed": "partition_seed", "data_seed":
+    "partition_seed", "client_weights": "weights", "max_rows": "max_weight",
 }  # fmt: skip
 """Names that others give to settings: suggested, never taken."""
 
@@ -80,6 +83,15 @@ DATA = (
     Setting("held_out_clients", float, 0.0, "Fraction to leave out, to tune on."),
     Setting("clients_used", Literal["kept", "held-out"], "kept", "Clients that the run uses."),
     Setting("seed", int, 0, "Seed of all random numbers.", least=0, most=2**32 - 1),
+    Setting(
+        "partition_seed",
+        int,
+        None,
+        "Seed of the data alone: partition, split, held-out clients, synthetic rows.",
+        shown="seed",
+        least=0,
+        most=2**32 - 1,
+    ),
 )
 """The clients of a run."""
 RUN = (
@@ -294,6 +306,16 @@ GROUPS = {
             ),
         ),
     ),
+    "weights": Group(
+        "mechanism",
+        lambda part, *_: "weights" in inspect.signature(part.factory).parameters,
+        (
+            Setting(
+                "weights", Literal["equal", "rows"], "equal",
+                "Weights of clients in the mean: their training rows, with noise up to max-weight.",
+            ),
+        ),
+    ),
     "own algorithm": Group("algorithm", _is_own, _TRUST),
     "own model": Group("model", _is_own, _TRUST),
 }  # fmt: skip
@@ -412,6 +434,16 @@ class RunConfig:
     # --- values that follow -----------------------------------------------------------------------
 
     @property
+    def data_seed(self) -> int:
+        """The seed of the data."""
+        return self.seed if self.partition_seed is None else self.partition_seed
+
+    @property
+    def counts_rows(self) -> bool:
+        """True if parts are made of the clients' numbers of rows."""
+        return self.get("weights") == "rows" or self.get("objective") == "weighted"
+
+    @property
     def target_epsilon(self) -> float:
         """The target ε; ∞ without one."""
         epsilon = self.get("epsilon")
@@ -469,6 +501,15 @@ class RunConfig:
             raise ValueError(f"clip must be finite where epsilon is, got {self.clip_norm}")
         if self.get("example_clip") is not None and not self.protects_examples:
             raise ValueError(f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}")
+        bounded, by_rows = self.get("max_weight") is not None, self.get("weights") == "rows"
+        noise = math.isfinite(self.target_epsilon) or (self.get("noise_multiplier") or 0) > 0
+        if by_rows and noise and not bounded:
+            raise ValueError(
+                "weights rows with noise need max-weight: numbers of rows are private, and it is "
+                "their public bound"
+            )
+        if bounded and not by_rows:
+            raise ValueError("max-weight has no effect with weights equal, only with rows")
         budget = self.get("budget_epsilon")
         if budget is not None and not budget > 0:
             raise ValueError(f"budget-epsilon must be positive, got {budget}")
@@ -682,7 +723,8 @@ def _condition(part: Part, name: str, given: Mapping[str, Any]) -> tuple[str, st
             for value in setting.values
             if name in {r.name for r in declared_by(part.factory, **{setting.argument: value})}
         ]
-        if values and len(values) < len(setting.values):
+        absent = setting.optional and given.get(setting.name) is None
+        if values and (absent or len(values) < len(setting.values)):
             chosen = given.get(setting.name, setting.default)
             return flag(setting.name), str(chosen), list(map(str, values))
     return part.role, part.name, [part.name]

@@ -98,7 +98,9 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
         others = whole_population_of(config.replace(data=public_data))
         _require_alike(final, others, public_data)
     elif config.held_out_clients:
-        left, others = hold_out(whole_population_of(config), config.held_out_clients, config.seed)
+        left, others = hold_out(
+            whole_population_of(config), config.held_out_clients, config.data_seed
+        )
         kind, final = "held-out", prepare(config, simulation_of(config, left))
     else:
         final = prepare(_with_validation_rows(config))

@@ -42,6 +42,27 @@ def test_ditto_is_its_formula_worked_by_hand():
             np.testing.assert_allclose(np.ravel(state.personal["kernel"]), v, rtol=1e-12)
 
 
+def test_personal_models_have_their_own_rate_and_epochs():
+    # As above, but v alone: from 0 four steps of 1/4 a round, so that the rest of the way to
+    # (y + w)/2 is halved by each, and it is 1/16 of the way after a round.
+    with jax.enable_x64(True):
+        population = Population.from_clients(
+            [{"x": np.ones((1, 1)), "y": np.array([y])} for y in (2.0, 6.0)]
+        )
+        task, batches = squared(linear((1,), 1, bias=False)), Minibatches(1, epochs=2)
+        algorithm = ditto(task, personal_optimizer="sgd", personal_epochs=4)
+        sim = Simulation(algorithm, population, full_participation(), batches)
+        hparams = sim.hyperparameters(learning_rate=0.5, lam=1.0, personal_learning_rate=0.25)
+        state = sim.init(0, hparams)
+        v = np.zeros(2)
+        for centre, w in ((0.0, 3.0), (3.0, 3.75)):
+            state, _ = sim.round(state, hparams)
+            goal = (np.array([2.0, 6.0]) + centre) / 2
+            v = goal + (v - goal) / 16
+            np.testing.assert_allclose(state.shared.params["kernel"], [[w]], rtol=1e-12)
+            np.testing.assert_allclose(np.ravel(state.personal["kernel"]), v, rtol=1e-12)
+
+
 @pytest.mark.thorough
 def test_the_releases_of_ditto_are_those_of_fedavg_and_without_lam_its_models_those_of_local():
     # FedAvg's own functions compute w, in Ditto's programs too, so that not a bit differs.

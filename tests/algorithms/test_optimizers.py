@@ -87,6 +87,30 @@ def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
         np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_momentum_and_weight_decay_are_those_of_pytorch(name):
+    # torch.optim.SGD and Adam: the decay joins the gradient, before the moments.
+    with jax.enable_x64(True):
+        population, task = least_squares([8])
+        algorithm = local(task, local_optimizer=name)
+        batches = Minibatches(8, epochs=3)
+        sim = Simulation(algorithm, population, full_participation(), batches, no_release())
+        own = {"momentum": 0.6} if name == "momentum" else {}
+        hparams = sim.hyperparameters(learning_rate=0.05, weight_decay=0.3, **own)
+        (x, y), *_ = designs(population)
+        w, m, v = np.zeros(4), np.zeros(4), np.zeros(4)
+        for t in range(1, 4):
+            g = x.T @ (x @ w - y) / 8 + 0.3 * w
+            if name == "momentum":
+                m = 0.6 * m + g
+                w = w - 0.05 * m
+                continue
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            w = w - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        found = coefficients(after(sim, hparams, 1).personal)[0]
+        np.testing.assert_allclose(found, w, rtol=1e-9)
+
+
 SCHEDULES: list[Any] = [
     optax.constant_schedule(1.0),
     optax.cosine_decay_schedule(1.0, 10),

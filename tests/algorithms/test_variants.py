@@ -26,7 +26,7 @@ def by_hand(name, releases, rate):
     w, m, v = (0.0, -1e-6, 1e-6) if name == "fedyogi" else (0.0, 0.0, 0.0)
     for t, release in enumerate(releases, 1):
         if name == "fedavgm":
-            m = 0.9 * m + release
+            m = 0.7 * m + release
             w += rate * m
             continue
         m = BETA_1 * m + (1 - BETA_1) * release
@@ -42,7 +42,7 @@ def by_hand(name, releases, rate):
 def test_the_server_steps_as_the_paper_says(name):
     task, releases = squared(linear((1,), 1, bias=False)), [0.5, -0.2, 0.3]
     algorithm = algorithm_of(name, task, 3)
-    hparams = Hyperparameters(server_learning_rate=0.1)
+    hparams = Hyperparameters(server_learning_rate=0.1, server_momentum=0.7)
     shared, _ = algorithm.init(jax.random.key(0), hparams)
     for release in releases:
         shared = algorithm.server(

@@ -46,7 +46,7 @@ def test_digits_are_divided_among_a_hundred_clients():
 @pytest.mark.parametrize(
     ("partition", "clients"),
     [
-        *((name, 9) for name in ("iid", "shards", "dirichlet", "quantity", "feature-noise")),
+        *((name, 9) for name in ("iid", "pathological", "dirichlet", "quantity", "feature-noise")),
         ("column:y", 10),
     ],
 )
@@ -86,7 +86,7 @@ def test_synthetic_has_clients_of_its_own():
     population = load("synthetic", num_clients=3, test=0.5)
     assert sizes(population, "train") == sizes(population, "test") == [10] * 3
     with pytest.raises(ValueError, match="partition"):
-        load("synthetic", partition="shards")
+        load("synthetic", partition="pathological")
 
 
 def test_the_patterns_of_synthetic_data_bring_test_rows():

@@ -33,6 +33,8 @@ def compiled(minibatches, pass_size):
         carry = (jnp.zeros(TOTAL), jnp.int32(0))
         if pass_size is None:
             return *data.fold(step, carry), data.num_steps()
+        if pass_size < 0:
+            return *data.fold(step, carry, epochs=-pass_size), data.num_steps()
         return *data.full_pass(step, carry), data.num_steps()
 
     return rows_seen
@@ -61,6 +63,15 @@ def test_epochs_see_every_own_row_once_each_and_no_other(where, size, epochs, se
     seen, steps, announced = rows_seen(where, Minibatches(size, epochs=epochs), seed)
     np.testing.assert_array_equal(seen, epochs * own(where))
     assert steps == announced == epochs * -(-where[1] // size)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_fold_may_have_epochs_of_its_own(epochs):
+    seen, steps, announced = rows_seen((3, 7), Minibatches(5, epochs=2), 0, pass_size=-epochs)
+    np.testing.assert_array_equal(seen, epochs * own((3, 7)))
+    assert (steps, announced) == (2 * epochs, 4)
+    with pytest.raises(ValueError, match="epochs=2 of a fold need Minibatches"):
+        rows_seen((3, 7), Minibatches(5, steps=2), 0, pass_size=-2)
 
 
 @settings(deadline=None)

@@ -4,12 +4,14 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data import by_column, dirichlet, feature_noise, iid, quantity, shards
+from fedjaxsim.data import by_column, dirichlet, feature_noise, iid, pathological, quantity
 
 PARTITIONS = {
     "iid": lambda fields, m, seed: iid(fields, m, seed),
     "dirichlet": lambda fields, m, seed: dirichlet(fields, m, 0.1, seed),
-    "shards": lambda fields, m, seed: shards(fields, m, 1 + len(fields["x"]) // (2 * m), seed),
+    "pathological": lambda fields, m, seed: pathological(
+        fields, m, 1 + len(fields["x"]) // (2 * m), seed
+    ),
     "quantity": lambda fields, m, seed: quantity(fields, m, 0.1, seed),
     "feature_noise": lambda fields, m, seed: feature_noise(fields, m, 0.0, seed),
     "by_column": lambda fields, m, seed: by_column(fields, "writer"),
@@ -34,7 +36,7 @@ def test_every_row_goes_to_exactly_one_client(kind, data):
     assert population.splits["train"].count.sum() == n
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "quantity", "feature_noise", "shards"])
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "quantity", "feature_noise", "pathological"])
 def test_partitions_are_seeded(kind):
     fields = {"x": np.arange(200), "y": np.arange(200) % 4}
     rows = [PARTITIONS[kind](fields, 5, seed).fields["x"] for seed in (1, 1, 2)]
@@ -112,7 +114,7 @@ def test_dirichlet_reads_another_label():
 
 def test_shards_give_two_classes_per_client():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 12))
-    population = shards({"y": labels}, 10, 2, seed=0)  # 20 shards of 6, each within one class
+    population = pathological({"y": labels}, 10, 2, seed=0)  # 20 shards of 6, each within one class
     assert population.splits["train"].count.tolist() == [12] * 10
     for k in range(10):
         classes, rows = np.unique(population.rows(k)["y"], return_counts=True)
@@ -155,7 +157,7 @@ FIELDS = {"x": np.zeros((6, 2)), "y": np.arange(6), "w": np.array([0.0, np.nan, 
         (lambda: dirichlet(FIELDS, 3, 1.0, 0, min_rows=3), "num_clients"),
         (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="z"), "'z'"),
         (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="x"), "one value per row"),
-        (lambda: shards(FIELDS, 3, 3, 0), "shards_per_client"),
+        (lambda: pathological(FIELDS, 3, 3, 0), "shards_per_client"),
         (lambda: quantity(FIELDS, 2, -1.0, 0), "alpha"),
         (lambda: quantity(FIELDS, 3, 1.0, 0, min_rows=3), "num_clients"),
         (lambda: feature_noise(FIELDS, 2, -0.1, 0), "feature_noise"),

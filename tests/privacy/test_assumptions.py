@@ -13,7 +13,7 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.npz import load_npz, save_npz
-from fedjaxsim.data.partition import dirichlet, iid, shards
+from fedjaxsim.data.partition import dirichlet, iid, pathological
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
 from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
@@ -101,7 +101,7 @@ def test_what_a_transform_reads_of_all_clients_stays_with_the_population(tmp_pat
 def test_a_division_by_label_is_named():
     fields = {"x": np.arange(12.0), "y": np.array([0, 1, 2] * 4)}
     assert iid(fields, 3, seed=0).public == ()
-    for divided in (dirichlet(fields, 3, 1.0, seed=0), shards(fields, 3, 2, seed=0)):
+    for divided in (dirichlet(fields, 3, 1.0, seed=0), pathological(fields, 3, 2, seed=0)):
         (sentence,) = divided.public
         assert sentence.startswith("The partition was drawn by the labels of all rows")
 

@@ -203,9 +203,11 @@ def test_settings_can_be_mapped_over_and_differentiated(name):
     assert np.all(np.abs(noise[2]) > 0)
 
 
-def test_weights_give_a_weighted_mean_of_clipped_messages():
-    # Weights 1, 2, 9 up to 4 are shares 1/4, 1/2, 1; (9, 0) is clipped to (2, 0).
-    mechanism = gaussian([1.0, 2.0, 9.0], max_weight=4.0)
+@pytest.mark.parametrize("bound", [None, 4.0])
+def test_weights_give_a_weighted_mean_of_clipped_messages(bound):
+    # Shares of 1, 2, 4 are 1/4, 1/2, 1; (9, 0) is clipped to (2, 0). Their sum divides, or with
+    # a public bound, which cuts 9 to 4, the number of clients.
+    mechanism = gaussian([1.0, 2.0, 4.0 if bound is None else 9.0], max_weight=bound)
     hparams = Hyperparameters(clip=2.0, noise_multiplier=0.0).as_arrays()
     messages = np.array([[1.0, 1], [0, 2], [9, 0]], np.float32)
 
@@ -219,11 +221,31 @@ def test_weights_give_a_weighted_mean_of_clipped_messages():
         return accumulator, mechanism.release(accumulator, 3.0, key, (), hparams, jnp.int32(0))
 
     accumulator, out = weighted(messages)
+    divisor = 1.75 if bound is None else 3.0
     np.testing.assert_allclose(accumulator.total, [2.25, 1.25], rtol=3e-5)
-    np.testing.assert_allclose(out.value, [2.25 / 1.75, 1.25 / 1.75], rtol=3e-5)
+    np.testing.assert_allclose(out.value, [2.25 / divisor, 1.25 / divisor], rtol=3e-5)
     mechanism.check(hparams)
     assert mechanism.num_clients == 3
+    assert len(mechanism.public) == (bound is None)
     refused_for(mechanism, 4, "the mechanism is for 3 clients, but the population has 4")
+
+
+def test_with_a_public_bound_a_weight_moves_only_its_clients_own_message():
+    """The attack: numbers of rows of one client, read off a release that others' messages fill."""
+    hparams = Hyperparameters(clip=2.0, noise_multiplier=0.0).as_arrays()
+    messages = Messages(np.array([[1.0, 1], [0, 0]], np.float32))  # the victim sends nothing
+    found = []
+    for rows in (3.0, 900.0):
+        mechanism = gaussian([5.0, rows], max_weight=100.0)
+        total = mechanism.add(
+            mechanism.zero(np.zeros(2, np.float32), 2), messages, jnp.ones(2, bool),
+            jnp.arange(2), (), hparams,
+        )  # fmt: skip
+        found.append(mechanism.release(total, 2.0, jax.random.key(0), (), hparams, jnp.int32(0)))
+    np.testing.assert_array_equal(found[0].value, found[1].value)
+
+
+def test_bad_weights_are_refused():
     with pytest.raises(ValueError, match=r"0\.0 to 1\.0"):
         gaussian([0.0, 1.0])
     with pytest.raises(ValueError, match="per client"):

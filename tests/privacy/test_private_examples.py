@@ -358,6 +358,13 @@ def taken_by_a_client(algorithm, minibatches, population):
     return tickets[-1]
 
 
+def test_a_fold_of_more_epochs_takes_that_many_more_gradients():
+    batches = fjs.Minibatches(SIZE, epochs=2)
+    assert gradients(fjs.ditto(PRIVATE, personal_epochs=6), batches) == 1 + 3
+    with pytest.raises(ValueError, match="multiples of 2, got 3"):
+        gradients(fjs.ditto(PRIVATE, personal_epochs=3), batches)
+
+
 def test_own_algorithms_are_protected_without_a_change():
     assert gradients(own_algorithms.apfl(PRIVATE)) == 2
     assert gradients(own_algorithms.pfedme(PRIVATE, inner_steps=3)) == 3

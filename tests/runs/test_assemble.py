@@ -10,7 +10,9 @@ from scipy.stats import norm
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
+from fedjaxsim.cli.sweeping import _families
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
+from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.parts import part_of
@@ -116,6 +118,36 @@ def test_what_is_aimed_at_and_shown_is_what_the_accountant_reports(ran):
     assert summary["epsilon_replace"] > summary["epsilon"]
 
 
+def test_clients_weigh_by_their_rows():
+    """One full round without noise: w is the mean of the clients' models, by numbers of rows."""
+    found = experiment(*SMALL, "--algorithm", "fedavg", "--sampling", "full", "--weights", "rows")
+    sim, hparams, rows = found.simulation, found.hparams, found.simulation.population.counts[:, 0]
+    alone = experiment(*SMALL, "--algorithm", "local", "--sampling", "full")
+    state, _ = sim.round(found.init(), hparams)
+    models, _ = alone.simulation.round(alone.init(), alone.hparams)
+    assert len({*rows.tolist()}) > 3
+    np.testing.assert_allclose(
+        state.shared.params["kernel"],
+        np.average(models.personal["kernel"], axis=0, weights=rows),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_seeds_may_share_their_data_and_weights_by_rows_follow_the_data(tmp_path):
+    def rows(*flags):
+        return population_of(parse(["run", *SMALL, *flags]).settings).fields["x"]
+
+    first = rows("--seed", "1", "--partition-seed", "7")
+    np.testing.assert_array_equal(first, rows("--seed", "2", "--partition-seed", "7"))
+    np.testing.assert_array_equal(first, rows("--seed", "7"))
+    assert not np.array_equal(first, rows("--seed", "1"))
+    sweep = "clients = 20\nrounds = 2\nweights = 'rows'\n{}[[sweep]]\nseed = [0, 1]\n"
+    for extra, count in (("", 2), ("partition-seed = 0\n", 1)):
+        (tmp_path / "a.toml").write_text(sweep.format(extra))
+        assert len(_families(read_sweep(tmp_path / "a.toml"))) == count
+
+
 def test_they_may_be_swept(tmp_path):
     (tmp_path / "a.toml").write_text(
         "noise-multiplier = 1\ncohort = 5\n[[sweep]]\nmechanism = ['gaussian', 'pure']\n"
@@ -142,6 +174,15 @@ def test_they_may_be_swept(tmp_path):
         ("--mechanism no-release", "mechanism no-release"),
         ("--algorithm local --mechanism gaussian", "mechanism no-release"),
         ("--count-noise 1", "count-noise .*gaussian"),
+        ("--weights rows --noise-multiplier 1", "weights rows with noise need max-weight"),
+        ("--max-weight 9", "max-weight has no effect with weights equal"),
+        ("--lr 1", "did you mean 'learning-rate'"),
+        ("--weight-decay 1", "weight-decay .*local-optimizer sgd.*momentum or adam"),
+        (
+            "--algorithm ditto --personal-learning-rate 1",
+            "personal-optimizer None, only with .*sgd",
+        ),
+        ("--algorithm dpfedmtl --model mlp --head-epochs 2", "head-epochs need order 'head-first'"),
         (
             "--mechanism adaptive --noise-multiplier 1 --count-noise 0.4",
             "count-noise",

@@ -225,23 +225,26 @@ def gaussian(
     release = (Σ_k clip(v_k, C) + N(0, (zC)² I)) / denominator, the noise drawn once a round. The
     denominator is the *expected* cohort size p·m, which is public; the realised size never enters.
 
-    With weights w_k the clipped messages are scaled by s_k = min(w_k, w_max)/w_max ≤ 1, and the
-    denominator is p Σ_k s_k: the release estimates the weighted mean Σ w_k v_k / Σ w_k.
+    With weights w_k the clipped messages are scaled by s_k = min(w_k, w_max)/w_max ≤ 1. By default
+    w_max is the largest weight and the denominator p Σ_k s_k: the release estimates the weighted
+    mean Σ w_k v_k / Σ w_k. With `max_weight` the denominator is p·m: no other number of the release
+    depends on a client's weight than its own message.
 
     Formal guarantees:
       * Adding or removing one client, or setting its message to zero, moves the sum by at most C in
         L2 norm; replacing its data by at most 2C. Non-finite messages count as zero.
       * The noise on the sum has standard deviation zC in every coordinate, so in units of z the
         sensitivity is 1 (zero-out) and 2 (replace).
-      * Weights are *public*, fixed before the run, and named among the assumptions. Numbers of
-        examples are private unless published anyway: the denominator reveals their sum.
+      * Weights without `max_weight` are *public*, fixed before the run, and named among the
+        assumptions: their largest and their sum are in every release. With `max_weight`, which must
+        not follow from them, they may be private, as numbers of examples are.
       * A float32 sum meets this up to rounding, which in the worst case over all other clients may
         reach many C; an exact sum meets it to a relative 2⁻²³ of the whole sum.
       * With z = 0 there is no guarantee.
 
     Args:
       weights: w_k > 0, (m,); equal by default.
-      max_weight: w_max; by default the largest weight.
+      max_weight: Public bound w_max on weights, which may then be private; by default the largest.
       exact_sums: Sum messages as integers: exact, and the same on any number of devices. Needs a
         finite clip norm, and has no derivative.
 
@@ -249,6 +252,7 @@ def gaussian(
       ValueError: if a weight is not positive and finite.
     """
     shares = None if weights is None else _shares(weights, max_weight)
+    share = 1.0 if shares is None or max_weight is not None else float(shares.mean())
 
     def zero(message, num_clients):
         if not exact_sums:
@@ -271,7 +275,7 @@ def gaussian(
         if exact_sums:
             total = integer_sums.value(total, hparams.clip)
         noise = noise_like(key, total, noise_scale(z, hparams.clip))
-        divisor = denominator if shares is None else denominator * float(shares.mean())
+        divisor = denominator * share
         return Release(noised_mean(total, noise, divisor), state, z)
 
     def check(hparams):
@@ -279,7 +283,7 @@ def gaussian(
         if exact_sums and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
             raise ValueError(f"exact_sums need a finite clip, got {clip_norm}")
 
-    public = () if shares is None else (_WEIGHTS,)
+    public = () if shares is None or max_weight is not None else (_WEIGHTS,)
     for_clients = None if shares is None else len(shares)
     return Mechanism(
         GAUSSIAN,
