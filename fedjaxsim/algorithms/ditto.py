@@ -42,9 +42,10 @@ def ditto(
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean update.
     """
-    own = local_optimizer if personal_optimizer is None else personal_optimizer
-    if own is personal_optimizer and isinstance(own, str):
-        own = optimizers.local(own, rate=optimizers.PERSONAL_LEARNING_RATE)
+    own, rate = local_optimizer, optimizers.PERSONAL_LEARNING_RATE
+    if personal_optimizer is not None:
+        named = not callable(personal_optimizer)
+        own = optimizers.local(personal_optimizer, rate=rate) if named else personal_optimizer
     of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def client(shared, personal, data, hparams, context):

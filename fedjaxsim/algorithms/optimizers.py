@@ -96,7 +96,7 @@ def local(
             return made
         return optax.chain(optax.add_decayed_weights(hparams.weight_decay), made)
 
-    build.hyperparameters = (rate, *more)
+    build.hyperparameters = (rate, *more)  # type: ignore[attr-defined]
     return build
 
 
@@ -119,7 +119,7 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
         beta = {"momentum": hparams.server_momentum} if SERVER_MOMENTUM in more else {}
         return make(learning_rate=hparams.server_learning_rate, **beta)
 
-    build.hyperparameters = (SERVER_LEARNING_RATE, *more)
+    build.hyperparameters = (SERVER_LEARNING_RATE, *more)  # type: ignore[attr-defined]
     return build
 
 
