@@ -19,10 +19,13 @@ class Batch(NamedTuple):
     Attributes:
       fields: each (b, ...), by name: "x" and "y" by convention.
       weight: (b,) float, 1 for an example and 0 for padding (the last batch may be partial).
+      keys: (b,) typed keys of the examples, for random layers and augmentation, of the client, the
+        round and the step; None in exact passes, where nothing is random.
     """
 
     fields: dict[str, jax.Array]
     weight: jax.Array
+    keys: jax.Array | None = None
 
     @property
     def examples(self) -> jax.Array:

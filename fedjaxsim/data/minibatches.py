@@ -24,6 +24,10 @@ Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
 
 
+_EXAMPLES = 2**32 - 5
+"""Stream of the keys of examples among those of a round's minibatches."""
+
+
 class BatchReadOptions(NamedTuple):
     """Options for speed and derivatives; they change no result beyond rounding.
 
@@ -169,7 +173,7 @@ class ClientData:
         return self._generate is not None
 
     def batch_shapes(self, size: int = 1) -> Batch:
-        """Return the shapes of a batch of `size` rows, for `jax.eval_shape` and carries."""
+        """Return the shapes of a batch of `size` rows without keys, for `jax.eval_shape`."""
         fields: Any = jax.eval_shape(self._read, jax.ShapeDtypeStruct((size,), jnp.int32))
         weight: Any = jax.ShapeDtypeStruct((size,), jnp.zeros(()).dtype)
         return Batch(fields, weight)
@@ -280,8 +284,18 @@ class ClientData:
         """Return the mean "loss" of the last fold; nothing before one that takes gradients."""
         return {} if self._loss is None else {"loss": self._loss}
 
+    def _with_keys(self, batch: Callable[[jax.Array], Batch]) -> Callable[[jax.Array], Batch]:
+        """Give the examples of the minibatches of a round their keys."""
+        key, size = threefry.fold_in(self._key, _EXAMPLES), self.minibatches.size
+
+        def of(index):
+            number = index * size + jnp.arange(size)
+            return batch(index)._replace(keys=threefry.fold_in(key, number))
+
+        return of
+
     def _fold(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
-        one = self._drawn if self._protection is None else self._sampled
+        one = self._with_keys(self._drawn) if self._protection is None else self._sampled
 
         def drawn(carry, index):
             return step(carry, one(index)), None
@@ -301,10 +315,11 @@ class ClientData:
             most = None if batches is None else self.minibatches.epochs * batches
             if self._protection is not None:
                 return _repeat(step, self._sampled, carry, self.num_steps(), most)
-            return _repeat(self._halved(step), of_epoch, carry, self.num_steps(), most)
+            batch = self._with_keys(of_epoch)
+            return _repeat(self._halved(step), batch, carry, self.num_steps(), most)
         steps = self.minibatches.steps
         if self.minibatches.passes is not None or self._share is not None:
-            batch = one if self.minibatches.passes is None else consumed
+            batch = one if self.minibatches.passes is None else self._with_keys(consumed)
             return _repeat(step, batch, carry, self.num_steps(), steps)
         return jax.lax.scan(drawn, carry, jnp.arange(steps))[0]
 

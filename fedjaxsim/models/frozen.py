@@ -69,6 +69,10 @@ def with_frozen(
         known = dict(_named(part)) | frozen.current
         return jax.tree.unflatten(structure, [known[name] for name in names])
 
+    def train(part, x, weight, keys):
+        assert model.train is not None
+        return model.train(whole(part), x, weight, keys)
+
     def representation(part, x):
         assert model.representation is not None
         return model.representation(whole(part), x)
@@ -80,6 +84,7 @@ def with_frozen(
         None if any(name.split("/")[0] == layer for name in frozen.weights) else layer,
         representation=None if model.representation is None else representation,
         frozen=frozen,
+        train=None if model.train is None or model.keeps_statistics else train,
     )
 
 

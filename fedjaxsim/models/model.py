@@ -89,9 +89,11 @@ class Model(NamedTuple):
       representation: `(params, x (b, ...)) -> (b, r)`: the input of the output layer, or of a
         linear model; None if unknown.
       frozen: the weights that are no part of `params`, see `trainable`; or None.
-      train: `(params, x (b, ...), weight (b,)) -> (outputs (b, c), statistics)` in training:
-        outputs by the statistics of the rows with weight > 0, and the next `params["statistics"]`,
-        which `apply` reads; None for a model without running statistics.
+      train: `(params, x (b, ...), weight (b,), keys (b,)) -> (outputs (b, c), statistics)` in
+        training: outputs of random layers, by the keys of the examples (None: nothing is random),
+        and by the statistics of the rows with weight > 0, with the next `params["statistics"]`,
+        which `apply` reads; None for a model whose training differs in nothing.
+      keeps_statistics: whether `train` returns statistics, not None.
       dense: its dense layers, for speed only, if it has no other parameters; else None.
     """
 
@@ -101,7 +103,8 @@ class Model(NamedTuple):
     features: Callable[[jax.Array], jax.Array] | None = None
     representation: Callable[[PyTree, jax.Array], jax.Array] | None = None
     frozen: FrozenWeights | None = None
-    train: Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]] | None = None
+    train: Callable[..., tuple[jax.Array, PyTree]] | None = None
+    keeps_statistics: bool = False
     dense: Dense | None = None
 
 
@@ -154,10 +157,10 @@ def in_bfloat16(model: Model) -> Model:
         with bound(frozen, frozen and rounded(frozen.current)):
             return model.apply(rounded(params), rounded(x)).astype(jnp.float32)
 
-    def train(params, x, weight):
+    def train(params, x, weight, keys):
         assert model.train is not None
-        params = rounded(params) | {STATISTICS: params[STATISTICS]}
-        outputs, statistics = model.train(params, rounded(x), weight)
+        kept = {STATISTICS: params[STATISTICS]} if model.keeps_statistics else {}
+        outputs, statistics = model.train(rounded(params) | kept, rounded(x), weight, keys)
         return outputs.astype(jnp.float32), statistics
 
     return model._replace(apply=apply, features=None, train=None if model.train is None else train)

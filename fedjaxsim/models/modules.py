@@ -1,9 +1,11 @@
 """Modules of other libraries as models, with parameters as nested dicts of arrays, by name.
 
 Running statistics of BatchNorm (linen, equinox) are kept beside the parameters, as "statistics".
-Modules with other variables or with random numbers in calls are refused.
+Random layers, such as dropout, draw by the keys of a minibatch's examples in training, and are off
+elsewhere. Modules with other variables are refused.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,10 +31,9 @@ _STATISTICS = (
     "others would be neither bounded nor noised"
 )
 _OF_BATCHES = "batch_stats"
-_DROPOUT = (
-    "leave dropout out, or make it deterministic: a loss here is a function of parameters and data "
-    "alone"
-)
+_TRAINING = {"train": True, "deterministic": False}
+"""What the calls of linen modules take for training."""
+_OFF = "its call must take train or deterministic, which switches random layers off"
 
 
 def from_flax(
@@ -46,19 +47,21 @@ def from_flax(
     Args:
       module: called with x (b, ...); its only variables are parameters. With BatchNorm it also
         takes `train`, whether statistics are those of the batch (of its real rows); `Model.train`
-        then gives the running ones.
+        then gives the running ones. With random layers it takes `train`, or `deterministic`; all
+        its streams of random numbers follow from the key of a minibatch's first example.
       input_shape: shape of one example, without the batch axis.
       output_layer: name of the output layer, if there is one, such as "Dense_1".
       dtype: type of the examples, such as `jnp.int32` for tokens.
 
     Raises:
-      ValueError: if it is no such module, has other variables, uses dropout, or has BatchNorm
-        without `train`.
+      ValueError: if it is no such module, has other variables, or has BatchNorm or random layers
+        that nothing switches off.
     """
     require_module("from_flax", module)
     input_shape = require_shape(input_shape)
-    takes_train = "train" in inspect.signature(module.__call__).parameters
-    mode: dict[str, Any] = {"train": False} if takes_train else {}
+    taken = inspect.signature(module.__call__).parameters
+    training: dict[str, Any] = {k: v for k, v in _TRAINING.items() if k in taken}
+    mode: dict[str, Any] = {name: not value for name, value in training.items()}
 
     def example():
         return jnp.zeros((1, *input_shape), dtype)
@@ -78,7 +81,9 @@ def from_flax(
         assert isinstance(outputs, jax.Array)
         return outputs
 
-    def train(params, x, weight):
+    def train(params, x, weight, keys):
+        if not training or (draws and keys is None):  # no call changes its statistics
+            return apply(params, x), params.get(STATISTICS)
         real = (weight > 0) | (jnp.sum(weight) == 0)  # of no rows all: a mean over none is NaN
 
         def masked(call, args, kwargs, context):
@@ -86,11 +91,12 @@ def from_flax(
                 kwargs = kwargs | {"mask": jnp.expand_dims(real, range(1, args[0].ndim))}
             return call(*args, **kwargs)
 
-        if not takes_train:  # no call changes its statistics
-            return apply(params, x), params[STATISTICS]
+        rngs = {"params": keys[0]} if draws else None
         with nn.intercept_methods(masked):
-            outputs, changed = module.apply(variables(params), x, train=True, mutable=[_OF_BATCHES])
-        return outputs, changed[_OF_BATCHES]
+            outputs, changed = module.apply(
+                variables(params), x, **training, rngs=rngs, mutable=[_OF_BATCHES]
+            )
+        return outputs, changed.get(_OF_BATCHES, params.get(STATISTICS))
 
     def representation(params, x):
         seen = []
@@ -107,22 +113,18 @@ def from_flax(
     kinds = jax.eval_shape(lambda key: module.init(key, example(), **mode), jax.random.key(0))
     keeps = _OF_BATCHES in kinds
     _refuse_statistics(module, (kind for kind in kinds if kind not in ("params", _OF_BATCHES)))
-    if keeps and not takes_train and _changes(module, example(), kinds):
+    if keeps and "train" not in training and _changes(module, example(), kinds, mode):
         raise _refused(module, "has BatchNorm", "its call must take train, as nn.BatchNorm needs")
-
-    def called(key):
-        params = init(key)
-        if not takes_train:
-            return apply(params, example())
-        return module.apply(variables(params), example(), train=True, mutable=[_OF_BATCHES])
-
-    try:
-        jax.eval_shape(called, jax.random.key(0))
-    except InvalidRngError as error:
-        raise _refused(module, "draws random numbers when it is called", _DROPOUT) from error
+    draws = _draws(
+        lambda key: module.apply(variables(init(key)), example(), **training, mutable=[_OF_BATCHES])
+    )
+    if _draws(lambda key: apply(init(key), example())):
+        raise _refused(module, "draws random numbers when it is called", _OFF)
     known = None if output_layer is None else representation
-    of_batches = train if keeps else None
-    return Model(init, apply, output_layer, representation=known, train=of_batches)
+    trains = train if keeps or draws else None
+    return Model(
+        init, apply, output_layer, representation=known, train=trains, keeps_statistics=keeps
+    )
 
 
 def from_nnx(
@@ -132,7 +134,9 @@ def from_nnx(
 
     Args:
       make: `(rngs) -> module`, such as `lambda rngs: nnx.Linear(64, 10, rngs=rngs)`. The module is
-        called with x (b, ...); its only variables are of type `nnx.Param`.
+        called with x (b, ...); its only variables are of type `nnx.Param`. Random layers are
+        switched by `module.train()` and `module.eval()`, and draw by the key of a minibatch's
+        first example.
       output_layer: name of the output layer, if there is one: an attribute of the module.
       wrt: filter of the trained parameters, such as `nnx.LoRAParam`; by default all are trained.
         The others are frozen as `make(nnx.Rngs(0))` returns them, so it loads their values; see
@@ -140,33 +144,48 @@ def from_nnx(
 
     Raises:
       ValueError: if `make` is no such function, or the module has other variables, such as batch
-        statistics or the random state of dropout; as `trainable`.
+        statistics; as `trainable`.
     """
     from flax import nnx
 
     require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     read = nnx.Param if wrt is None else (nnx.Param, nnx.BatchStat)
-    graph, like, others = nnx.split(module, read, ...)
+    graph, like, random, others = nnx.split(module, read, nnx.RngState, ...)
     kinds = [type(variable) for _, variable in nnx.to_flat_state(others)]
-    if any(issubclass(kind, nnx.RngState) for kind in kinds):
-        raise _refused(module, "keeps random state", _DROPOUT)
     _refuse_statistics(module, (kind.__name__ for kind in kinds))
-    like = nnx.to_flat_state(like)
+    like, random = nnx.to_flat_state(like), nnx.to_flat_state(random)
 
     def init(key):
         params = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), read))
         return unflatten_dict({_strings(path): variable[...] for path, variable in params})
 
-    def apply(params, x):
+    def made(params, key):
         values = flatten_dict(params)
         flat = [(path, param.replace(values[_strings(path)])) for path, param in like]
-        module = nnx.merge(graph, nnx.from_flat_state(flat))
-        if wrt is not None:
-            module.eval()  # frozen statistics normalize
+        for number, (path, state) in enumerate(random):
+            of_stream = issubclass(type(state), nnx.RngKey)
+            new = jax.random.fold_in(key, number) if of_stream else jnp.zeros((), jnp.uint32)
+            flat.append((path, state.replace(new)))
+        return nnx.merge(graph, nnx.from_flat_state(flat))
+
+    def apply(params, x):
+        module = made(params, jax.random.key(0))
+        if wrt is not None or random:
+            module.eval()  # frozen statistics normalize, and nothing is random
         return module(x)
 
-    model = Model(init, apply, output_layer)
+    def train(params, x, weight, keys):
+        del weight
+        if keys is None:
+            return apply(params, x), None
+        module = made(params, keys[0])
+        module.train()
+        if wrt is not None:
+            module.set_attributes(use_running_average=True, raise_if_not_found=False)
+        return module(x), None
+
+    model = Model(init, apply, output_layer, train=train if random else None)
     if wrt is None:
         return model
 
@@ -186,18 +205,19 @@ def from_equinox(
 
     Args:
       make: `(key) -> module`, such as `lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)`. The module
-        is called with one example, without the batch axis. Its floating arrays are the parameters;
-        everything else must not depend on the key. With BatchNorm, `make` returns the module and
-        its state, as `equinox.nn.make_with_state` does. Where rows fill half a batch, the batch is
-        filled up with them in turn, so give `steps`, whose batches are full.
+        is called with one example, without the batch axis, and in training with `key` if it has
+        dropout. Its floating arrays are the parameters; everything else must not depend on the key.
+        With BatchNorm, `make` returns the module and its state, as `equinox.nn.make_with_state`
+        does. Where rows fill half a batch, the batch is filled up with them in turn, so give
+        `steps`, whose batches are full.
       output_layer: name of the output layer, if there is one: an attribute of the module.
       wrt: filter of the trained parameters for `equinox.filter`, a function of a leaf or a pytree
         of booleans; by default all are trained. The others are frozen as `make(jax.random.key(0))`
         returns them, so it loads their values; see `trainable`.
 
     Raises:
-      ValueError: if `make` is no such function, or the module keeps state that is not given or
-        uses dropout; as `trainable`.
+      ValueError: if `make` is no such function, or the module keeps state that is not given, or
+        has dropout and its call takes no `key`; as `trainable`.
     """
     with importing("equinox"):
         import equinox as eqx
@@ -214,12 +234,8 @@ def from_equinox(
         model = _equinox_with_state(make, output_layer)
         return model if wrt is None else _partly(model, lambda key: trained(both(key)[0]))
     module = made
-    special = (eqx.nn.StateIndex, eqx.nn.Dropout)
-    parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, special))
-    if any(
-        isinstance(part, eqx.nn.Dropout) and part.p > 0 and not part.inference for part in parts
-    ):
-        raise _refused(module, "draws random numbers when it is called", _DROPOUT)
+    draws = _drops(module)
+    parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex))
     _refuse_statistics(
         module, (type(part).__name__ for part in parts if isinstance(part, eqx.nn.StateIndex))
     )
@@ -231,12 +247,24 @@ def from_equinox(
         leaves = jax.tree_util.tree_leaves_with_path(params)
         return unflatten_dict({_names(path): leaf for path, leaf in leaves})
 
-    def apply(params, x):
+    def whole(params):
         values = flatten_dict(params)
         given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
-        return jax.vmap(eqx.combine(given, rest))(x)
+        return eqx.combine(given, rest)
 
-    model = Model(init, apply, output_layer)
+    def apply(params, x):
+        module = whole(params)
+        if not draws:
+            return jax.vmap(module)(x)
+        return jax.vmap(functools.partial(eqx.nn.inference_mode(module), key=None))(x)
+
+    def train(params, x, weight, keys):
+        del weight
+        if keys is None:
+            return apply(params, x), None
+        return jax.vmap(lambda row, key: whole(params)(row, key=key))(x, keys), None
+
+    model = Model(init, apply, output_layer, train=train if draws else None)
     return model if wrt is None else _partly(model, lambda key: trained(make(key)))
 
 
@@ -248,6 +276,7 @@ def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | No
         return isinstance(node, (eqx.nn.StateIndex, eqx.nn.BatchNorm))
 
     module, state = make(jax.random.key(0))
+    draws = _drops(module)
     axes = {n.axis_name for n in jax.tree.leaves(module, is_leaf=at) if hasattr(n, "axis_name")}
     if len(axes) != 1:
         raise _refused(module, "keeps state", "it must be of BatchNorm layers with one axis_name")
@@ -279,7 +308,7 @@ def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | No
         made = unflatten_dict({_names(path): leaf for path, leaf in named})
         return made | {STATISTICS: statistics_of(fresh())}
 
-    def called(params, x, inference):
+    def called(params, x, inference, keys=None):
         values: Any = flatten_dict(params)
         state = fresh()
         for path, index in indices.items():
@@ -290,14 +319,37 @@ def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | No
         given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
         whole = eqx.nn.inference_mode(eqx.combine(given, rest), inference)
         (axis,) = axes
-        return jax.vmap(whole, axis_name=axis, in_axes=(0, None), out_axes=(0, None))(x, state)
 
-    def train(params, x, weight):
+        def one(row, state, key):
+            return whole(row, state, key=key) if draws else whole(row, state)
+
+        mapped = jax.vmap(
+            one, axis_name=axis, in_axes=(0, None, None if keys is None else 0), out_axes=(0, None)
+        )
+        return mapped(x, state, keys)
+
+    def apply(params, x):
+        return called(params, x, True)[0]
+
+    def train(params, x, weight, keys):
+        if draws and keys is None:
+            return apply(params, x), params[STATISTICS]
         rows = jnp.sum(weight > 0, dtype=jnp.int32)
-        outputs, state = called(params, x[jnp.arange(len(x)) % jnp.maximum(rows, 1)], False)
+        outputs, state = called(params, x[jnp.arange(len(x)) % jnp.maximum(rows, 1)], False, keys)
         return outputs, statistics_of(state)
 
-    return Model(init, lambda params, x: called(params, x, True)[0], output_layer, train=train)
+    return Model(init, apply, output_layer, train=train, keeps_statistics=True)
+
+
+def _drops(module: Any) -> bool:
+    """Return whether an equinox module has dropout; its call must then take a key."""
+    import equinox as eqx
+
+    parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.Dropout))
+    drops = any(isinstance(d, eqx.nn.Dropout) and d.p > 0 and not d.inference for d in parts)
+    if drops and "key" not in inspect.signature(module).parameters:
+        raise _refused(module, "has dropout", "its call must take key, which it draws by")
+    return drops
 
 
 def _partly(model: Model, init: Callable[[jax.Array], Any]) -> Model:
@@ -307,12 +359,21 @@ def _partly(model: Model, init: Callable[[jax.Array], Any]) -> Model:
     return with_frozen(model, model.init(key), names, init)
 
 
-def _changes(module: Any, x: jax.Array, kinds: Any) -> bool:
+def _draws(call: Callable[[jax.Array], Any]) -> bool:
+    """Return whether a call of a linen module needs a stream of random numbers."""
+    try:
+        jax.eval_shape(call, jax.random.key(0))
+    except InvalidRngError:
+        return True
+    return False
+
+
+def _changes(module: Any, x: jax.Array, kinds: Any, mode: dict[str, Any]) -> bool:
     """Return whether a call of a linen module may change its running statistics."""
 
     def called(statistics, params):
         variables = {"params": params, _OF_BATCHES: statistics}
-        return module.apply(variables, x, mutable=[_OF_BATCHES])[1][_OF_BATCHES]
+        return module.apply(variables, x, **mode, mutable=[_OF_BATCHES])[1][_OF_BATCHES]
 
     traced = jax.make_jaxpr(called)(kinds[_OF_BATCHES], kinds.get("params", {})).jaxpr
     return any(one is not two for one, two in zip(traced.outvars, traced.invars, strict=False))

@@ -63,6 +63,7 @@ class Sampled(NamedTuple):
       drawn: () int32, the number of drawn rows.
       key: of the noise.
       expected: () the expected number of examples.
+      random: key of the random layers.
     """
 
     coins: jax.Array
@@ -70,6 +71,7 @@ class Sampled(NamedTuple):
     drawn: jax.Array
     key: jax.Array
     expected: jax.Array
+    random: jax.Array
 
     def rows(self, places: jax.Array) -> jax.Array:
         """Return the drawn rows at these places in their order; any row beyond the last one."""
@@ -109,7 +111,7 @@ class GradientNoise(NamedTuple):
           count: n, () int32.
           most_rows: a static bound on n.
         """
-        coin_key, noise_key = threefry.split(key)
+        coin_key, noise_key, random_key = threefry.split(key, 3)
         rate = poisson_rate(size, count)
         # At rate 1 the threshold does not fit into 32 bits, and every row is drawn.
         threshold = jnp.floor(jnp.where(rate < 1, rate, 0) * jnp.float32(2.0**32))
@@ -120,9 +122,8 @@ class GradientNoise(NamedTuple):
         coins = jnp.sum(jnp.where(drawn.reshape(-1, 32), powers, 0), axis=1, dtype=jnp.uint32)
         each = jax.lax.population_count(coins).astype(jnp.int32)
         after = jnp.cumsum(each)
-        return Sampled(
-            coins, after - each, jnp.minimum(after[-1], self.capacity), noise_key, rate * count
-        )
+        drawn = jnp.minimum(after[-1], self.capacity)
+        return Sampled(coins, after - each, drawn, noise_key, rate * count, random_key)
 
     def read(self, sampled: Sampled, read: Reader) -> Batch:
         """Read all places of a minibatch, examples first."""
@@ -206,7 +207,9 @@ class GradientNoise(NamedTuple):
 def _microbatch(sampled: Sampled, read: Reader, first: jax.Array, size: int) -> Batch:
     """Read `size` places of a minibatch from the `first` on."""
     places = first + jnp.arange(size)
-    batch = Batch(read(sampled.rows(places)), (places < sampled.drawn).astype(float))
+    weight = (places < sampled.drawn).astype(float)
+    keys = threefry.fold_in(sampled.random, places)
+    batch = Batch(read(sampled.rows(places)), weight, keys)
     # Without the barrier XLA reads the rows again in every consumer.
     return jax.lax.optimization_barrier(batch)
 
@@ -218,16 +221,16 @@ def _first(tree: PyTree) -> PyTree:
 def _sums_of_examples(task, params, batch, bound):
     """Sum losses and clipped gradients of a microbatch, each gradient by itself."""
 
-    def of_example(fields):
-        one = jax.tree.map(lambda leaf: leaf[None], fields)
-        value, gradient = jax.value_and_grad(task.loss)(params, Batch(one, jnp.ones(1)))
+    def of_example(fields, key):
+        one = jax.tree.map(lambda leaf: leaf[None], (fields, jnp.ones(()), key))
+        value, gradient = jax.value_and_grad(task.loss)(params, Batch(*one))
         return value, clip_by_global_norm(widened(gradient), bound).message
 
     def add_up(leaf):
         weight = batch.weight.reshape(-1, *(1,) * (leaf.ndim - 1))
         return jnp.sum(jnp.where(weight > 0, leaf, 0), axis=0)
 
-    values, gradients = jax.vmap(of_example)(batch.fields)
+    values, gradients = jax.vmap(of_example)(batch.fields, batch.keys)
     return add_up(values), jax.tree.map(add_up, gradients)
 
 

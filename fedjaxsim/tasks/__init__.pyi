@@ -1,4 +1,5 @@
 # The public names of `fedjaxsim.tasks`, for type checkers and `lazy_loader`.
+from .augmentation import augmented as augmented
 from .known_risk import known_regression as known_regression
 from .streaming_metrics import StreamingMetric as StreamingMetric
 from .task import Metric as Metric

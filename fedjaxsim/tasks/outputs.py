@@ -53,9 +53,9 @@ def with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = Fa
     def apply(params, x):
         return checked(model.apply(params, x), x)
 
-    def train(params, x, weight):
+    def train(params, x, weight, keys):
         assert model.train is not None
-        outputs, statistics = model.train(params, x, weight)
+        outputs, statistics = model.train(params, x, weight, keys)
         return checked(outputs, x), statistics
 
     dense, training = model.dense, None if model.train is None else train

@@ -165,16 +165,16 @@ def _trained(model: Model, params: PyTree, batch: Batch) -> jax.Array:
     """Compute the outputs for a loss, (b, ...)."""
     if model.train is None:
         return model.apply(params, batch.fields["x"])
-    return model.train(params, batch.fields["x"], batch.weight)[0]
+    return model.train(params, batch.fields["x"], batch.weight, batch.keys)[0]
 
 
 def _track_of(model: Model) -> Callable[[PyTree, PyTree, Batch], PyTree] | None:
     def track(params, moved, batch):
         assert model.train is not None
-        statistics = model.train(params, batch.fields["x"], batch.weight)[1]
+        statistics = model.train(params, batch.fields["x"], batch.weight, batch.keys)[1]
         return moved | {STATISTICS: statistics}
 
-    return None if model.train is None else track
+    return track if model.keeps_statistics else None
 
 
 def _task(

@@ -178,9 +178,9 @@ def test_statistics_of_no_rows_and_of_half_precision_are_numbers():
     half = in_bfloat16(model).train
     assert model.train is not None
     assert half is not None
-    _, kept = model.train(params, x, jnp.zeros(3))
+    _, kept = model.train(params, x, jnp.zeros(3), None)
     assert np.isfinite(jax.tree.leaves(kept)).all()
-    outputs, kept = half(params, x, jnp.ones(3))
+    outputs, kept = half(params, x, jnp.ones(3), None)
     assert {leaf.dtype for leaf in (outputs, *jax.tree.leaves(kept))} == {jnp.dtype("float32")}
     np.testing.assert_allclose(kept["bn"]["mean"], (1 - MOMENTUM) * np.ones(2), rtol=1e-6)
     assert trainable(model, params, lambda name: name.startswith("out")).train is None

@@ -469,7 +469,7 @@ def noise_of(z=1.0, clip=1.0, capacity=8, size=8):
 def sampled(key, drawn, expected):
     """A minibatch whose rows are at hand."""
     words = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32)
-    return Sampled(*words, jnp.int32(drawn), key, jnp.float32(expected))
+    return Sampled(*words, jnp.int32(drawn), key, jnp.float32(expected), key)
 
 
 def batch_of(rows, places=8):
