@@ -17,7 +17,7 @@ from typing import Any
 
 import fedjaxsim as fjs
 from fedjaxsim.data.population import Population
-from fedjaxsim.report.results import diverging_from
+from fedjaxsim.divergence import diverging_from
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config

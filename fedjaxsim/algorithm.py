@@ -20,6 +20,8 @@ PyTree = Any
 Metrics = dict[str, jax.Array]
 LocalOptimizer = Callable[[Hyperparameters, jax.Array], optax.GradientTransformation]
 """(hparams, round) -> the optimizer of a client's local steps in that round."""
+Curvature = Callable[[float, Hyperparameters], Any]
+"""(L of the loss, hparams) -> L, () of all that a step with η descends."""
 ServerOptimizer = Callable[[Hyperparameters], optax.GradientTransformation]
 """hparams -> the optimizer with which the server applies the release."""
 
@@ -103,6 +105,8 @@ class Algorithm(NamedTuple):
         for numbers of these types, not compressed.
       noise_adds_up: the argument under which the server's state forgets earlier noise, if it adds
         up as the algorithm stands; None if it does not.
+      curvature: the largest curvature that a step with `hparams.learning_rate` meets, from that of
+        the loss: the default η is 1/L, with which no step expands. None keeps the usual default.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
@@ -120,3 +124,4 @@ class Algorithm(NamedTuple):
     example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
     message_bytes: Callable[[PyTree], int] | None = None
     noise_adds_up: str | None = None
+    curvature: Curvature | None = None

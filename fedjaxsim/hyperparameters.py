@@ -27,6 +27,9 @@ from fedjaxsim.factories import settings_of
 Value = ArrayLike | Sequence[float]
 RATE: Literal["sampling rate"] = "sampling rate"
 """The default of a hyperparameter that is the rate p of the run's sampler unless given."""
+STEP: Literal["0.1, or 1/L on bounded rows"] = "0.1, or 1/L on bounded rows"
+"""The default of a step: 1/L for a known bound L, see `Algorithm.curvature`, or `USUAL_STEP`."""
+USUAL_STEP = 0.1
 LARGEST_FLOAT32 = 3.4028234663852886e38
 _P = ParamSpec("_P")
 _Part = TypeVar("_Part", bound=Any)
@@ -38,8 +41,8 @@ class Hyperparameter:
 
     Attributes:
       name: its name in `Hyperparameters`, in files and, with dashes, on the command line.
-      default: its value where none is given; in words, such as `RATE`, for the rate p of the run's
-        sampler; None if one must be given.
+      default: its value where none is given; in words, such as `RATE` or `STEP`, if it follows from
+        the run's sampler or data; None if one must be given.
       help: its meaning and unit, for `--help` and docs.
       range: the smallest and the largest allowed value.
       also: allowed values outside the range.
@@ -260,6 +263,7 @@ def fill(
     records: Mapping[str, Hyperparameter],
     values: Mapping[str, Value],
     rate: Callable[[Hyperparameters], Value] = lambda hparams: 1.0,
+    step: Callable[[Hyperparameters], Value] = lambda hparams: USUAL_STEP,
 ) -> Hyperparameters:
     """Complete values by defaults and check them.
 
@@ -267,6 +271,7 @@ def fill(
       records: of all parts, by name.
       values: given values, by name.
       rate: the rate of a sampler, `(hparams) -> p`, for defaults in words.
+      step: `(hparams) -> η`, for the default `STEP`.
 
     Raises:
       ValueError: for an unknown name (with the nearest known one), a missing value without a
@@ -286,7 +291,9 @@ def fill(
     known = Hyperparameters(**{n: v for n, v in complete.items() if not isinstance(v, str)})
     if len(known._values) < len(complete):
         p = known.sampling_rate if "sampling_rate" in known else rate(known)
-        complete = {n: p if isinstance(v, str) else v for n, v in complete.items()}
+        eta = step(known)
+        words = {n: eta if v == STEP else p for n, v in complete.items() if isinstance(v, str)}
+        complete |= words
     for name, value in complete.items():
         records[name].check(value)
     return Hyperparameters(**complete)

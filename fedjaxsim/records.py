@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjaxsim import store
+from fedjaxsim.divergence import failures
 from fedjaxsim.engine.loop import Callback
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import lines, strict
-from fedjaxsim.report.results import Run, System, failures
+from fedjaxsim.report.results import Run, System
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

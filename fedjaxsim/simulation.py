@@ -7,6 +7,7 @@ The rounds between two evaluations are one compiled `lax.scan` whose state is do
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.divergence import DivergingWarning, diverging_from, is_finite, warning_of
 from fedjaxsim.engine import private_evaluation
 from fedjaxsim.engine.accounts import minibatches_taken
 from fedjaxsim.engine.checks import require_state, rounds_done
@@ -120,7 +122,7 @@ class Simulation:
           ValueError: for a name that no part reads (with the nearest one that is read), a missing
             value without a default, a wrong shape or a value out of range.
         """
-        return fill(self.records, values, self.sampling.rate)
+        return fill(self.records, values, self.sampling.rate, self.setup.step_size)
 
     def calibrate(
         self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None
@@ -340,7 +342,12 @@ class Simulation:
             self.setup.accountant,
             plan=evaluate_privately,
         )
-        return run.segments(state, eval_every, callbacks, keep)
+        state, history = run.segments(state, eval_every, callbacks, keep)
+        start = diverging_from(run.course)
+        noised = np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0)
+        if start is not None and not (noised and is_finite(run.course[-1]["train_loss"])):
+            warnings.warn(warning_of(start, self.population), DivergingWarning, stacklevel=2)
+        return state, history
 
     def evaluate(
         self, state: SimulationState, hparams: Hyperparameters, split: str = "test"

@@ -14,6 +14,8 @@ from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.hyperparameters import (
+    STEP,
+    USUAL_STEP,
     Hyperparameter,
     Hyperparameters,
     compose,
@@ -30,6 +32,7 @@ from fedjaxsim.tasks.task import softmax
 
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
 NOISE = {"clip", "noise_multiplier"}
+WORDS = {STEP: USUAL_STEP}  # a rate in words is 1: all take part
 RATE, WEIGHT = Hyperparameter("rate", 0.5), Hyperparameter("weight", help="of the penalty.")
 
 
@@ -70,7 +73,7 @@ def test_a_simulation_has_those_that_its_parts_read(algorithm, sampling, mechani
     sim = simulation(algorithm, sampling, mechanism)
     assert set(sim.records) == set(sim.hyperparameters()) == expected
     defaults = {
-        name: 1.0 if isinstance(record.default, str) else record.default  # everyone: p = 1
+        name: WORDS.get(record.default, 1.0) if isinstance(record.default, str) else record.default
         for name, record in sim.records.items()
     }
     assert {name: getattr(sim.hyperparameters(), name) for name in sim.records} == defaults

@@ -24,7 +24,7 @@ LAYERS = (
     ("models",),
     ("data",),
     ("hyperparameters", "metrics"),
-    ("kernels", "factories", "extras", "notebook", "signals", "store"),
+    ("kernels", "factories", "extras", "notebook", "signals", "store", "divergence"),
     ("checks",),
 )
 """From the top down. Modules of one layer do not import each other."""

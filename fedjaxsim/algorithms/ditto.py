@@ -56,4 +56,5 @@ def ditto(
         )
         return v_k, update, {}
 
-    return with_personal(of_w, client)
+    curvature = optimizers.curvature(local_optimizer, PULL.name)
+    return with_personal(of_w, client)._replace(curvature=curvature)

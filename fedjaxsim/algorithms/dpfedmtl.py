@@ -205,6 +205,7 @@ def _algorithm(
         predict,
         task,
         warm_start=WarmStart(start, published),
+        curvature=optimizers.curvature(local_optimizer),
     )
 
 

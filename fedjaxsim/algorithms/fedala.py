@@ -87,4 +87,5 @@ def fedala(
         v = local_steps(aggregated(weights), data, task, local_optimizer, hparams, context.round)
         return Personal(v, weights), jax.tree.map(jnp.subtract, v, w), {}
 
-    return with_personal(fedavg(task, server_optimizer=server_optimizer), client, state, predict)
+    plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
+    return with_personal(plain, client, state, predict)

@@ -55,6 +55,7 @@ def fedavg(
         predict_with_shared,
         task,
         warm_start=WarmStart(start, published),
+        curvature=optimizers.curvature(local_optimizer),
     )
 
 

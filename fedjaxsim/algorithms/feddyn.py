@@ -101,4 +101,5 @@ def feddyn(
         task,
         warm_start=WarmStart(start, published),
         noise_adds_up='message="state"' if message == "update" else None,
+        curvature=optimizers.curvature(local_optimizer, _ALPHA.name),
     )

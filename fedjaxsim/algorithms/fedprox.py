@@ -35,4 +35,6 @@ def fedprox(
         update = local_update(w, data, task, local_optimizer, hparams, context.round, pull)
         return personal, update, {}
 
-    return fedavg(task, server_optimizer=server_optimizer)._replace(client=client)
+    curvature = optimizers.curvature(local_optimizer, MU.name)
+    plain = fedavg(task, server_optimizer=server_optimizer)
+    return plain._replace(client=client, curvature=curvature)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim import checks
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithm import Algorithm, Curvature, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, local_steps
 from fedjaxsim.algorithms.shared_model import (
@@ -90,7 +90,18 @@ def finetune(
         warm_start=WarmStart(
             start, lambda shared: shared if reads_published else None, required=reads_published
         ),
+        curvature=_curvature(penalty, local_optimizer),
     )
+
+
+def _curvature(penalty: Penalty, optimizer: optimizers.LocalChoice) -> Curvature | None:
+    """Return the curvature with the penalty; that of "ewc" depends on data."""
+    of_loss = optimizers.curvature(optimizer)
+    if penalty == "ewc" or of_loss is None:
+        return None
+    if penalty == "kl":
+        return lambda bound, hparams: bound * (1 + hparams.lam)
+    return of_loss if penalty == "vanilla" else optimizers.curvature(optimizer, PULL.name)
 
 
 def _towards(

@@ -122,4 +122,5 @@ def ifca(
         task,
         predict_with_data=predict_with_data,
         warm_start=WarmStart(start, lambda shared: model(shared, 0)),
+        curvature=optimizers.curvature(local_optimizer),
     )

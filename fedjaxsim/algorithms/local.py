@@ -31,5 +31,11 @@ def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Alg
 
     init = from_one_model(task, start)
     return Algorithm(
-        init, client, keep_shared, predict_with_personal, task, warm_start=WarmStart(start)
+        init,
+        client,
+        keep_shared,
+        predict_with_personal,
+        task,
+        warm_start=WarmStart(start),
+        curvature=optimizers.curvature(local_optimizer),
     )

@@ -247,6 +247,7 @@ def mpmtl(
         check=check,
         warm_start=WarmStart(start),
         example_epsilon=(lambda hparams: hparams.message_epsilon) if protect_examples else None,
+        curvature=lambda bound, hparams: (1 + decomposed) * (bound + hparams.ridge),
     )
 
 

@@ -94,4 +94,5 @@ def naive_dp(
         predict,
         task,
         warm_start=WarmStart(start, lambda shared: shared.mean),
+        curvature=optimizers.curvature(local_optimizer, PULL.name),
     )

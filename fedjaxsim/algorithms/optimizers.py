@@ -6,8 +6,8 @@ from typing import Literal
 
 import optax
 
-from fedjaxsim.algorithm import LocalOptimizer, ServerOptimizer
-from fedjaxsim.hyperparameters import Hyperparameter, Records
+from fedjaxsim.algorithm import Curvature, LocalOptimizer, ServerOptimizer
+from fedjaxsim.hyperparameters import STEP, Hyperparameter, Records
 
 Optax = Callable[..., optax.GradientTransformation]
 LocalName = Literal["sgd", "momentum", "adam"]
@@ -17,7 +17,7 @@ ServerChoice = ServerOptimizer | ServerName
 
 LEARNING_RATE = Hyperparameter(
     "learning_rate",
-    default=0.1,
+    default=STEP,
     scale="log",
     symbol="η",
     label="learning rate",
@@ -97,6 +97,7 @@ def local(
         return optax.chain(optax.add_decayed_weights(hparams.weight_decay), made)
 
     build.hyperparameters = (rate, *more)  # type: ignore[attr-defined]
+    build.is_sgd = optimizer == "sgd"  # type: ignore[attr-defined]
     return build
 
 
@@ -136,6 +137,18 @@ def server_records(*, server_optimizer: ServerChoice = "sgd", **_: object) -> Re
 def as_local(optimizer: LocalChoice) -> LocalOptimizer:
     """Return the local optimizer of a name, and any other as it is."""
     return optimizer if callable(optimizer) else local(optimizer)
+
+
+def curvature(optimizer: LocalChoice = "sgd", *penalties: str) -> Curvature | None:
+    """Return the curvature that steps of SGD meet; None for other optimizers.
+
+    Args:
+      optimizer: of the steps.
+      *penalties: names of the weights of quadratic penalties that the steps descend.
+    """
+    if not (optimizer == "sgd" or getattr(optimizer, "is_sgd", False)):
+        return None
+    return lambda bound, hparams: bound + sum(hparams.get(name) for name in penalties)
 
 
 def as_server(optimizer: ServerChoice) -> ServerOptimizer:

@@ -11,12 +11,12 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
 from fedjaxsim.algorithms.shared_model import moved
-from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.hyperparameters import STEP, Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
 ADAPTATION_RATE = Hyperparameter(
     "adaptation_rate",
-    default=0.1,
+    default=STEP,
     scale="log",
     symbol="α",
     label="adaptation rate",
@@ -57,7 +57,7 @@ def perfedavg(
         so that clients have no rows to predict with.
     """
     checks.one_of(get_args(Derivative), derivative=derivative)
-    plain = fedavg(task, server_optimizer=server_optimizer)
+    plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def client(shared, personal, data, hparams, context):
         def adapted(v, batch):

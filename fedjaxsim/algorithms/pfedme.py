@@ -68,4 +68,5 @@ def pfedme(
         update = jax.tree.map(jnp.subtract, w_i, w)
         return theta, update, {}
 
-    return with_personal(fedavg(task, server_optimizer=server_optimizer), client)
+    algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
+    return algorithm._replace(curvature=optimizers.curvature("sgd", PULL.name))

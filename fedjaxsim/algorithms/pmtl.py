@@ -82,6 +82,7 @@ def pmtl(
         return w, jax.tree.map(jnp.subtract, w, origin), {}
 
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
+    algorithm = algorithm._replace(curvature=optimizers.curvature(local_optimizer, PULL.name))
     if message == "update":
         algorithm = algorithm._replace(noise_adds_up='message="offset"')
     return algorithm if clusters is None else in_clusters(algorithm, clusters)

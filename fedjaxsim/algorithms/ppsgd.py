@@ -177,6 +177,13 @@ def ppsgd(
             return add(shared.value, personal.value)
         return add(shared.mean_over(shared.rounds), personal.mean_over(shared.rounds))
 
+    def curvature(bound, hparams):
+        # w and θ_i move by one gradient: w + θ_i by η times the sum of both factors.
+        level = hparams.personalization
+        if parametrization == "paper":
+            return bound * (1 + level)
+        return bound * (jnp.minimum(level, 1) + 1 / jnp.maximum(level, 1))
+
     def check(hparams):
         level = on_host(hparams.personalization)
         if parametrization == "paper" and level is not None and not np.all(np.isfinite(level)):
@@ -194,6 +201,7 @@ def ppsgd(
         check=check,
         public=() if m_i is None or m_i.ndim == 0 else (_DIVISOR,),
         warm_start=WarmStart(start, lambda shared: shared.value),
+        curvature=curvature,
     )
 
 

@@ -110,4 +110,5 @@ def scaffold(
         task,
         warm_start=WarmStart(start, lambda shared: shared.model.params),
         noise_adds_up='message="steps"' if message == "update" else None,
+        curvature=optimizers.curvature(),
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, curvature
 from fedjaxsim.algorithms.proximal import (
     RIDGE,
     Acceleration,
@@ -80,5 +80,6 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
 
     init = from_one_model(task, start)
     return Algorithm(
-        init, client, keep_shared, predict, task, check=check, warm_start=WarmStart(start)
-    )
+        init, client, keep_shared, predict, task, check=check, warm_start=WarmStart(start),
+        curvature=curvature("sgd", RIDGE.name),
+    )  # fmt: skip

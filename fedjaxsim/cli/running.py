@@ -12,6 +12,7 @@ from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.stopping import stoppable
+from fedjaxsim.divergence import warning_of
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.factories import flag
@@ -20,6 +21,7 @@ from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
     epsilon_text,
+    number,
     print_guarantee,
 )
 from fedjaxsim.report.tables import print_table
@@ -290,6 +292,9 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     name = " ".join(filter(None, (config.algorithm, config.get("penalty"), new)))
     print_table([{"run": name, **done.summary}])
     _warn_of(stage, done)
+    simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
+    if config.get("learning_rate", 0) is None and simulation.setup.bounds_steps:
+        print(f"learning rate {number(float(hparams.learning_rate))}: 1/L, so no step expands")
     if done.audit is not None:
         print(done.audit)
     if stage.earlier:
@@ -315,10 +320,7 @@ def _warn_of(stage: Stage, done: Executed) -> None:
             "smaller learning rate may help; the evaluations in which they occurred count them"
         )
     if summary["diverging"] is not None:
-        _warn(
-            f"this run diverges from round {summary['diverging']} on (training loss above ten "
-            "times its first value, or not finite): a smaller learning rate or λ may help"
-        )
+        _warn(warning_of(summary["diverging"], stage.experiment.simulation.population))
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
         _warn_above(asked, summary["epsilon"], f"all {of} together spend")

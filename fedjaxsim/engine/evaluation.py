@@ -38,7 +38,8 @@ class Evaluation:
       count: (m,) int, each client's number of rows in the split, or of tokens: see `targets_of`.
       values: by name, (m,) float64: means over rows or tokens, and streaming metrics; NaN for a
         client without rows.
-      streaming: the names of streaming metrics, which may be NaN for clients with rows, too.
+      streaming: the names of metrics that may be NaN for clients with rows, too: streaming ones,
+        and "nmse" if all targets are one number.
       majority: for tasks with an accuracy, the accuracy of a constant answer, see
         `majority_accuracy`.
       records: the task's `records` of its own metrics.
@@ -219,6 +220,12 @@ class SplitStatistics:
         if y is not None and "squared_error" in metrics and np.any(count > 0):
             targets = y[population.splits[split].all_rows()]
             variance = float(np.var(targets, dtype=np.float64))
+            if variance == 0:
+                warnings.warn(
+                    f"nmse is undefined: the targets of all {len(targets)} {split} rows are "
+                    f"{targets[0]:g}",
+                    stacklevel=2,
+                )
         if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
             majority = majority_accuracy(population, split)
         return cls(count, variance, majority, task.records)
@@ -257,10 +264,13 @@ def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) 
         return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
 
     values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
-    if "squared_error" in values and statistics.variance:
-        values["nmse"] = values["squared_error"] / statistics.variance
-    found, names = values | streaming, tuple(streaming)
-    return Evaluation(split, count, found, names, statistics.majority, statistics.records)
+    names = [*streaming]
+    if "squared_error" in values and statistics.variance is not None:
+        # Without variance it is undefined, which is no failure of a client.
+        names += [] if statistics.variance else ["nmse"]
+        values["nmse"] = values["squared_error"] / (statistics.variance or np.nan)
+    found = values | streaming
+    return Evaluation(split, count, found, tuple(names), statistics.majority, statistics.records)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:

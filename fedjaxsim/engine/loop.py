@@ -88,6 +88,7 @@ class RunLoop:
       size: S; None for one run, without an axis of runs.
       plan: the evaluations that one run releases; None for none.
       closing: resources that are closed when the run is over.
+      course: round, training loss and means of test metrics of each segment so far.
     """
 
     advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
@@ -100,6 +101,7 @@ class RunLoop:
     closing: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack, init=False
     )
+    course: list[Record] = dataclasses.field(default_factory=list, init=False)
     _recorded: Segment | None = dataclasses.field(default=None, init=False)
     _records: list[Record] = dataclasses.field(default_factory=list, init=False)
 
@@ -162,6 +164,7 @@ class RunLoop:
                 begin, compiled = now, compiling.seconds
                 segment = Segment(done, metrics, evaluation, seconds, since, private)
                 history.append(segment)
+                self.course += _course(segment, alone=not self.course and done == self.rounds)
                 goes_on = _all_go_on([step(state, segment) for step in steps]) and done == planned
                 goes_on &= self.plan is None or private is not None
             for each in hooked:
@@ -262,6 +265,18 @@ def _train_loss(segment: Segment) -> Any:
         return None
     present = (weights > 0).reshape(-1, *[1] * (losses.ndim - 1))
     return weights @ np.where(present, losses, 0.0) / weights.sum()
+
+
+def _course(segment: Segment, alone: bool) -> list[Record]:
+    """Return the course of a run in a segment, the only one in two halves."""
+    metrics, found = segment.metrics, segment.evaluation
+    half = len(next(iter(metrics.values()), ())) // 2
+    cuts = [slice(half), slice(half, None)] if alone and half else [slice(None)]
+    rows = []
+    for cut in cuts:
+        part = dataclasses.replace(segment, metrics={n: each[cut] for n, each in metrics.items()})
+        rows.append({"round": segment.round, "train_loss": _train_loss(part)})
+    return [*rows[:-1], rows[-1] | {f"test_{name}": found.mean(name) for name in found.values}]
 
 
 class _Compiling:

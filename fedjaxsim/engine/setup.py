@@ -7,6 +7,7 @@ for what they need besides: checks before any compute, rows on devices, shapes o
 import copy
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Self
@@ -37,7 +38,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_checks import trace_round
 from fedjaxsim.factories import factory_of
-from fedjaxsim.hyperparameters import Hyperparameters, compose
+from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.budget import entries
@@ -224,6 +225,22 @@ class Setup:
         parts = (self.population, self.task, self.algorithm, self.mechanism)
         named = dict.fromkeys(sentence for part in parts for sentence in part.public)
         return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
+
+    @property
+    def bounds_steps(self) -> bool:
+        """Return whether the curvature that local steps meet is bounded: of squared loss by ‖x‖."""
+        known = self.task.curvature is not None and self.algorithm.curvature is not None
+        columns = self.population.columns.get("x")
+        return known and columns is not None and math.isfinite(columns.norm)
+
+    def step_size(self, hparams: Hyperparameters) -> Any:
+        """Return the default learning rate: 1/L where the curvature is bounded by L."""
+        if not self.bounds_steps:
+            return USUAL_STEP
+        assert self.task.curvature is not None
+        assert self.algorithm.curvature is not None
+        of_loss = self.task.curvature(self.population.columns["x"].norm ** 2)
+        return 1 / self.algorithm.curvature(of_loss, hparams)
 
     @property
     def num_clients(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjaxsim.divergence import is_finite
 from fedjaxsim.metrics import METRICS, judged_by, of_column
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label
@@ -30,7 +31,6 @@ SPENT = ("epsilon", "epsilon_replace", "delta")
 LAST_COLUMNS = (*SPENT, "failed")
 """The columns of a row after the metrics."""
 _NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
-_GROWTH = 10
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Run:
     @functools.cached_property
     def _known(self) -> frozenset[str]:
         """The columns with a finite number in some row."""
-        return frozenset(name for row in self.rows for name in row if _is_finite(row[name]))
+        return frozenset(name for row in self.rows for name in row if is_finite(row[name]))
 
     def value(self, column: str, at: int | None = None) -> float | None:
         """Return the value at a round, by default the last; NaN if it failed, None without one."""
@@ -73,53 +73,11 @@ class Run:
         if column not in self._known:
             return None
         value = row.get(column)
-        return math.nan if row.get("failed") or not _is_finite(value) else value
+        return math.nan if row.get("failed") or not is_finite(value) else value
 
     def of_clients(self, column: str) -> np.ndarray:
         """Return the known values of a column of the table of clients."""
         return np.array([float(row[column]) for row in self.clients if row.get(column)])
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def failures(rows: Sequence[Record]) -> Iterator[bool]:
-    """Yield for each evaluation of a run whether the run has failed.
-
-    It has from the evaluation on at which its training loss, or a test metric that was finite at
-    first, is not finite.
-
-    Args:
-      rows: evaluations of one run, from its first one on; no training loss (None) says nothing.
-    """
-    # A metric that has no value from the start (no client has test rows) says nothing.
-    names = {name for row in rows for name in row if name.startswith("test_")}
-    watched = [name for name in names if _is_finite(rows[0].get(name))]
-    failed = False
-    for row in rows:
-        loss = row.get("train_loss")
-        failed |= not (loss is None or math.isfinite(loss))
-        failed |= not all(_is_finite(row.get(name)) for name in watched)
-        yield failed
-
-
-def diverging_from(rows: Sequence[Record]) -> int | None:
-    """Return the round from which on a run diverges up to its end; None if it does not.
-
-    It does while it has failed, or its training loss is more than ten times its first one. A run
-    that noise carries away from a good start is worse, and does not diverge.
-    """
-    losses = (row.get("train_loss") for row in rows)
-    first = next((loss for loss in losses if loss is not None), math.inf)
-    start = None
-    for row, failed in zip(rows, failures(rows), strict=True):
-        loss = row.get("train_loss")
-        if loss is None and not failed:
-            continue  # nobody took part
-        bad = failed or (loss is not None and loss > _GROWTH * first)
-        start = (row["round"] if start is None else start) if bad else None
-    return start
 
 
 def without_seed(config: Record) -> Record:

@@ -27,10 +27,9 @@ from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.budget import equally_costly
-from fedjaxsim.privacy.events import Drawn, PrivacyEvent, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.events import Drawn, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
-from fedjaxsim.privacy.samplers import Sampler
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.assemble import population_of, simulation_of
@@ -231,7 +230,7 @@ def checked(
                 "does not declare: put @fedjaxsim.reads above the factory"
             )
     delta = _delta(config, simulation.num_clients)
-    hparams = resolved(config, simulation.records, simulation.sampling, simulation.mechanism.event)
+    hparams = resolved(config, simulation)
     simulation.setup.check(hparams)
     simulation.setup.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if config.audit_canaries is not None:
@@ -244,7 +243,7 @@ def checked(
 
 
 def fill_settings(
-    config: RunConfig, records: Mapping[str, Hyperparameter], *rate: Callable[..., Any]
+    config: RunConfig, records: Mapping[str, Hyperparameter], *follow: Callable[..., Any]
 ) -> Hyperparameters:
     """Return the hyperparameters in some settings, before anything follows from an ε; see `fill`.
 
@@ -257,7 +256,7 @@ def fill_settings(
     if "clip" in values:
         values["clip"] = config.clip_norm if config.clips else math.inf
     given = {name: value for name, value in values.items() if value is not None}
-    return fill(records, given, *rate)
+    return fill(records, given, *follow)
 
 
 def _delta(config: RunConfig, num_clients: int) -> float:
@@ -265,22 +264,16 @@ def _delta(config: RunConfig, num_clients: int) -> float:
     return default_delta(num_clients) if given is None else given
 
 
-def resolved(
-    config: RunConfig, records: Mapping[str, Hyperparameter], sampler: Sampler, event: PrivacyEvent
-) -> Hyperparameters:
-    """Return the hyperparameters of a run, with the noise that follows from its settings.
-
-    Args:
-      config: the settings.
-      records: the hyperparameters that the parts of the run declare, by name.
-      sampler: the sampler of its clients.
-      event: the cost of one of its releases.
+def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
+    """Return the hyperparameters of a run, with those that follow from its settings and data.
 
     Raises:
       ValueError: for a value out of range, an ε that no noise reaches, or if less than one client
         is expected in all rounds.
     """
-    hparams = fill_settings(config, records, sampler.rate)
+    sampler, event = simulation.sampling, simulation.mechanism.event
+    step = simulation.setup.step_size
+    hparams = fill_settings(config, simulation.records, sampler.rate, step)
     scheme = sampler.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
     if p * scheme.clients * config.rounds < 1:

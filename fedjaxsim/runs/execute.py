@@ -2,6 +2,7 @@
 
 import collections
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -14,6 +15,7 @@ from fedjaxsim import callbacks
 from fedjaxsim.audit.one_run import OneRunResult, result
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.data.population import Population
+from fedjaxsim.divergence import DivergingWarning, diverging_from
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.own_code import own_modules
 from fedjaxsim.engine.processes import from_all, is_first
@@ -26,7 +28,6 @@ from fedjaxsim.privacy.guarantee import Report, spent
 from fedjaxsim.privacy.guarantee import report as guarantees_of
 from fedjaxsim.report.files import Record, strict, write_csv, write_json
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.results import diverging_from
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import (
     CLIENTS,
@@ -117,16 +118,17 @@ def execute(
     history: Sequence[Segment] = ()
     first = int(state.round)
     if first < rounds:
-        state, history = simulation.run(
-            state,
-            hparams,
-            rounds - first,
-            eval_every=config.eval_every,
-            callbacks=[*watching, callbacks.StopOnInterrupt(stop)],
-            delta=experiment.delta,
-            keep=1,
-            evaluate_privately=experiment.evaluations,
-        )
+        with warnings.catch_warnings(action="ignore", category=DivergingWarning):
+            state, history = simulation.run(
+                state,
+                hparams,
+                rounds - first,
+                eval_every=config.eval_every,
+                callbacks=[*watching, callbacks.StopOnInterrupt(stop)],
+                delta=experiment.delta,
+                keep=1,
+                evaluate_privately=experiment.evaluations,
+            )
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     report = _guarantee(experiment, state, rounds, 0 if file is None else file.released)

@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedjaxsim.divergence import failures
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.results import Run, failures, without_seed
+from fedjaxsim.report.results import Run, without_seed
 from fedjaxsim.runs.directory import RunDirectory
 
 if TYPE_CHECKING:

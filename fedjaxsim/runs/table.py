@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from fedjaxsim.divergence import failures
 from fedjaxsim.extras import importing
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.results import LAST_COLUMNS, failures
+from fedjaxsim.report.results import LAST_COLUMNS
 from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("tables"):

@@ -33,4 +33,4 @@ def known_regression(num_features: int) -> Task:
                 + ", ".join(f"{name!r} {list(value.shape)}" for name, value in fields.items())
             )
 
-    return squared(model)._replace(metrics=metrics, check=check, linear=None)
+    return squared(model)._replace(metrics=metrics, check=check, linear=None, curvature=None)

@@ -80,6 +80,8 @@ class Task(NamedTuple):
       examples: the protection of single examples by noise in `gradient`, from `private_examples`;
         None without.
       layers: the form of the loss on dense layers, for speed only; else None.
+      curvature: `(bound) -> L`: the largest curvature of the loss in the parameters, if features of
+        rows have ‖x‖² ≤ bound; None if it has no bound.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -101,6 +103,7 @@ class Task(NamedTuple):
     predict: Callable[[PyTree, Mapping[str, jax.Array]], dict[str, jax.Array]] | None = None
     examples: Any = None
     layers: Layers | None = None
+    curvature: Callable[[float], float] | None = None
 
     def gradient(self, params: PyTree, batch: Batch | ProtectedBatch) -> PyTree:
         """Compute the gradient of the loss at a minibatch, like `params`.
@@ -159,6 +162,14 @@ def _require_xy(fields: Mapping[str, jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStr
         if name not in fields:
             raise ValueError(f"this task needs the fields 'x' and 'y', got {sorted(fields)}")
     return fields["y"]
+
+
+def _curvature_of_squares(model: Model) -> Callable[[float], float] | None:
+    """Return the largest curvature of ½‖outputs − y‖² of a linear model, from that of ‖x‖²."""
+    if model.representation is None or model.output_layer is not None:
+        return None
+    biased = "bias" in jax.eval_shape(model.init, jax.random.key(0))
+    return lambda bound: bound + biased
 
 
 def _trained(model: Model, params: PyTree, batch: Batch) -> jax.Array:
@@ -444,7 +455,8 @@ def one_vs_all(
         return jnp.sum(values, axis=-1)
 
     divergence = _of_normals if loss == "squared" else _of_coins
-    return _of_classes("one_vs_all", model, num_classes, losses, divergence, None)
+    task = _of_classes("one_vs_all", model, num_classes, losses, divergence, None)
+    return task._replace(curvature=_curvature_of_squares(model)) if loss == "squared" else task
 
 
 def logistic(model: Model) -> Task:
@@ -501,4 +513,5 @@ def squared(model: Model) -> Task:
     def says(outputs):
         return {"prediction": outputs[:, 0]}
 
-    return _task(model, {"loss": losses, "squared_error": squares}, check, _of_normals, says)
+    task = _task(model, {"loss": losses, "squared_error": squares}, check, _of_normals, says)
+    return task._replace(curvature=_curvature_of_squares(model))

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 
 from fedjaxsim.cli import main
+from fedjaxsim.divergence import diverging_from, failures
 from fedjaxsim.metrics import METRICS, Metric, judged_by, label, of_column
 from fedjaxsim.report.files import lines
 from fedjaxsim.report.results import (
@@ -19,10 +20,8 @@ from fedjaxsim.report.results import (
     compared,
     curve,
     default_metric,
-    diverging_from,
     envelope,
     estimate,
-    failures,
     holm,
     last,
     metric_columns,

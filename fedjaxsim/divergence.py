@@ -1,0 +1,86 @@
+"""Runs that diverge: how they are known, and the feature that is likely the cause.
+
+JAX is not imported: comparing finished runs needs none.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Record = dict[str, Any]
+_GROWTH = 10
+"""Growth of the training loss from which on a run diverges."""
+_SAMPLED = 100_000
+"""Rows whose features are compared."""
+
+
+class DivergingWarning(UserWarning):
+    """A warning of a run that diverges."""
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def failures(rows: Sequence[Record]) -> Iterator[bool]:
+    """Yield for each evaluation of a run whether the run has failed.
+
+    It has from the evaluation on at which its training loss, or a test metric that was finite at
+    first, is not finite.
+
+    Args:
+      rows: evaluations of one run, from its first one on; no training loss (None) says nothing.
+    """
+    # A metric that has no value from the start (no client has test rows) says nothing.
+    names = {name for row in rows for name in row if name.startswith("test_")}
+    watched = [name for name in names if is_finite(rows[0].get(name))]
+    failed = False
+    for row in rows:
+        loss = row.get("train_loss")
+        failed |= not (loss is None or math.isfinite(loss))
+        failed |= not all(is_finite(row.get(name)) for name in watched)
+        yield failed
+
+
+def diverging_from(rows: Sequence[Record]) -> int | None:
+    """Return the round from which on a run diverges up to its end; None if it does not.
+
+    It does while it has failed, or its training loss is more than ten times its first one. A run
+    that noise carries away from a good start is worse, and does not diverge.
+    """
+    losses = (row.get("train_loss") for row in rows)
+    first = next((loss for loss in losses if loss is not None), math.inf)
+    start = None
+    for row, failed in zip(rows, failures(rows), strict=True):
+        loss = row.get("train_loss")
+        if loss is None and not failed:
+            continue  # nobody took part
+        bad = failed or (loss is not None and loss > _GROWTH * first)
+        start = (row["round"] if start is None else start) if bad else None
+    return start
+
+
+def warning_of(start: int, population: Any) -> str:
+    """Return the warning of a run that diverges from round `start` on, with the likely cause."""
+    return (
+        f"this run diverges from round {start} on (training loss above ten times its first value, "
+        f"or not finite): a smaller learning rate or λ may help{_cause(population)}"
+    )
+
+
+def _cause(population: Any) -> str:
+    """Return the feature of the largest numbers, if some are above 1, for the end of a sentence."""
+    x = population.fields.get("x")
+    if x is None or x.ndim != 2 or x.dtype.kind != "f":
+        return ""
+    sizes = np.abs(x[:_SAMPLED]).max(axis=0)
+    column = int(np.argmax(sizes))
+    if sizes[column] <= 1:
+        return ""
+    return (
+        f", and so may scaling: column {population.columns['x'].names[column]!r} holds numbers up "
+        f"to {sizes[column]:.3g}, the largest of all features"
+    )
