@@ -71,7 +71,7 @@ def randomness(sampling, seed, rate, rounds):
             client, jax.random.split(key)[0], sim.minibatches, sim.setup.layout
         )
         nothing = Batch({"x": jnp.zeros((BATCH, 3)), "y": jnp.zeros(BATCH)}, jnp.zeros(BATCH))
-        return data.fold(lambda _, batch: batch, nothing).fields
+        return data.fold(lambda _, batch: batch._replace(keys=None), nothing).fields
 
     def one(t):
         cohort = sim.sampling.draw(sampling_key, t, hparams.as_arrays())
