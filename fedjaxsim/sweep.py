@@ -75,7 +75,8 @@ class SimulationBatch:
     ) -> "SimulationBatch":
         """Return the same program for other runs, perhaps on another population.
 
-        Compiled code is shared if the populations have equally many rows.
+        Compiled code is shared if the populations have equally many rows, and no client of the new
+        one has far more of them.
 
         Args:
           simulation: the simulation, or its `with_population`.
@@ -93,6 +94,9 @@ class SimulationBatch:
         other._hparams = self._stack(settings)
         if simulation.population is not self.simulation.population:
             other._rows = other._placed()
+            if simulation.setup.examples is None:
+                placed = other._rows.items()
+                other._rows = {split: rows.bounded_as(self._rows[split]) for split, rows in placed}
         return other
 
     @staticmethod

@@ -184,6 +184,14 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
         two, history = other.run(other.init(0), 2)
     assert not seen
     assert history[-1].metrics["loss"].shape == (2, 2)
+    # Rows that are split otherwise share the program, whose bounds change no result.
+    elsewhere = sim.with_population(least_squares([9, 5, 20, 5])[0])
+    moved = many.with_runs(elsewhere, many.settings)
+    with compilations() as seen:
+        found = after(moved, 2).personal["kernel"]
+    assert not seen
+    alone, _ = elsewhere.run(elsewhere.init(0, base), base, 2)
+    np.testing.assert_allclose(found[:, 0], alone.personal["kernel"], rtol=1e-5)
     alone, _ = sim.run(sim.init(0, base), base.replace(lam=0.7), 2)
     np.testing.assert_allclose(
         state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5

@@ -11,6 +11,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches, reader
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import LARGEST_PASS, Layout
+from fedjaxsim.kernels.permutation import FEW_ROWS
 
 
 @register_dataclass
@@ -56,6 +57,9 @@ class Rows:
         ranges = population.splits[split]
         start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
         rows = cls.sized(fields, start, count, int(ranges.count.max()), population.generate)
+        if split != "train":  # minibatches need a closer bound
+            most = 1 << 2 * ((rows.most_rows - 1).bit_length() + 1 >> 1)
+            rows = dataclasses.replace(rows, most_rows=most)
         if algorithm is None:
             return rows
         frozen, training = algorithm.task.frozen, None
@@ -92,6 +96,25 @@ class Rows:
         pass_size = max(1, min(LARGEST_PASS, largest))
         most_rows = max(LARGEST_PASS, 1 << (largest - 1).bit_length())
         return cls(fields, start, count, ids, generate, pass_size, most_rows)
+
+    def bounded_as(self, other: "Rows") -> "Rows":
+        """Return the rows with the static bounds of `other` that hold, to share its compiled code.
+
+        That changes no result beyond rounding, where no minibatch draws its examples by coins.
+        """
+        most = other.most_rows
+        alike = (most <= FEW_ROWS) == (
+            self.most_rows <= FEW_ROWS
+        )  # else rows are shuffled otherwise
+        training = self.training
+        if training is not None and other.training is not None:
+            training = training.bounded_as(other.training)
+        return dataclasses.replace(
+            self,
+            pass_size=other.pass_size,
+            most_rows=most if alike and most >= self.most_rows else self.most_rows,
+            training=training,
+        )
 
     def for_training(self) -> "Rows":
         """Return the rows with batches that are the same for every client.

@@ -29,6 +29,8 @@ from fedjaxsim.engine.state import SimulationState, StatePart, map_clients_leave
 PyTree = Any
 CLIENTS, RUNS = "clients", "runs"
 """Names of the mesh axes."""
+_LARGEST_UNIT = 4096
+"""The most rows by which a device's piece may be longer than it must be."""
 
 
 def shard(program: Program, mesh: Mesh) -> "Sharded":
@@ -233,6 +235,9 @@ def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:
     spans = [(first[k : k + size], last[k : k + size]) for k in range(0, len(first), size)]
     begins = [int(np.min(low)) for low, _ in spans]
     longest = max(int(np.max(high)) - begin for begin, (_, high) in zip(begins, spans, strict=True))
+    # Rounded up, so that other splits of the rows seldom recompile.
+    unit = min(1 << max(0, longest.bit_length() - 4), _LARGEST_UNIT)
+    longest = min(-(-longest // unit) * unit, population.num_rows)
     begins = [min(begin, population.num_rows - longest) for begin in begins]
     return begins + [0] * (devices - len(begins)), longest
 
