@@ -31,12 +31,10 @@ from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
 from fedjaxsim.engine.stages import start_new_clients, start_stage
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
-from fedjaxsim.privacy import filter as filters
-from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import default_delta, no_guarantee
-from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.privacy.events import PrivacySpend
+from fedjaxsim.privacy.events import MOST_ROUNDS, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.samplers import Sampling
@@ -140,7 +138,7 @@ class Simulation:
         """
         if "noise_multiplier" not in self.records:
             raise ValueError("the mechanism adds no noise, so no ε can be aimed at")
-        z = noise_multiplier(
+        z = calibration.noise_multiplier(
             epsilon,
             self._delta(delta),
             rounds=rounds,
@@ -185,46 +183,69 @@ class Simulation:
         state = self.setup.compiled.init(*self.setup.check_start(key, hparams))
         return self.setup.with_account(state)
 
-    def with_budget(
+    def budget(
         self,
-        state: SimulationState,
         hparams: Hyperparameters,
         *,
         epsilon: float,
         delta: float | None = None,
-    ) -> SimulationState:
-        """Return the state with a budget that it and all stages from it keep, for zero-out.
+        evaluate_privately: EvaluationPlan | None = None,
+        eval_every: int = 1,
+    ) -> PrivacyLimit:
+        """Compute the budget of as many planned rounds as cost at most (ε, δ), for zero-out.
 
-        `run` ends, and `round` changes nothing, before the round that would exceed the budget, so
-        noise and number of rounds may follow from what was released; see `privacy/filter.py`.
+        Args:
+          hparams: of the planned rounds, with the least noise and the largest p of any round.
+          epsilon: ε > 0 in nats.
+          delta: δ in (0, 1); by default `default_delta(m)`.
+          evaluate_privately: evaluations that the run releases besides.
+          eval_every: planned rounds between them.
+
+        Raises:
+          ValueError: if a number is out of range, the mechanism has no guarantee, or one round
+            costs more.
+        """
+        hparams = self.setup.check(hparams)
+        one = self.setup.planned(hparams, 0, 1)
+        if why := no_guarantee(one) if one.entries else "nothing is released":
+            raise ValueError(f"no budget bounds the rounds: {why}")
+        noise = np.asarray(hparams.noise_multiplier)
+
+        def plan(rounds: int) -> list[PrivacySpend]:
+            planned = [self.setup.planned(hparams, 0, rounds)]
+            if evaluate_privately is not None:  # before the first round and after the last, too
+                evaluations = rounds // eval_every + 2
+                planned.append(evaluate_privately.spend(self.num_clients, evaluations))
+            return planned
+
+        most = len(noise) if noise.ndim else MOST_ROUNDS
+        return calibration.budget(
+            epsilon, self._delta(delta), plan, most=most, accountant=self.setup.accountant
+        )
+
+    def with_budget(self, state: SimulationState, budget: PrivacyLimit) -> SimulationState:
+        """Return the state with a budget that it and all stages from it keep.
+
+        A round uses up a planned one with no more noise and no smaller p. If none is left, `run`
+        ends and `round` changes nothing. So noise and number of rounds may follow from what was
+        released; see `privacy/filter.py`.
 
         Args:
           state: from `init`, or after rounds without a release.
-          hparams: of the rounds that are likely; the order of the filter suits them.
-          epsilon: ε > 0 in nats.
-          delta: δ in (0, 1); by default `default_delta(m)`.
+          budget: from `Simulation.budget`.
 
         Raises:
-          ValueError: if a number is out of range, the state has another budget or has released
-            something without one, or the mechanism has no guarantee.
+          ValueError: if the state has another budget, or has released something without one.
         """
-        if self.setup.accountant is not None:
-            raise ValueError(
-                f"a budget is kept by RDP, so accountant {self.setup.accountant!r} has no use"
-            )
-        plan = self.setup.planned(self.setup.check(hparams))
-        if why := plan.entries and no_guarantee(plan):
-            raise ValueError(f"no budget bounds the rounds: {why}")
-        limit = filters.limit_for(epsilon, self._delta(delta), [plan])
         known = state.privacy.limit
-        if known is not None and known[:2] == limit[:2]:
+        if known == budget:
             return state
         if known is not None or any(each.entries for each in ledger.charged(state.privacy)):
             raise ValueError(
                 "a budget must be set before the first release, and stays as it is: start from a "
-                f"state of `init` for epsilon {epsilon}"
+                f"state of `init` for epsilon {budget.epsilon}"
             )
-        return dataclasses.replace(state, privacy=dataclasses.replace(state.privacy, limit=limit))
+        return dataclasses.replace(state, privacy=dataclasses.replace(state.privacy, limit=budget))
 
     def start_from(
         self,
@@ -455,7 +476,7 @@ class Simulation:
         """Compute an upper bound on ε (zero-out), (), inside jit; ∞ where there is none.
 
         The RDP bound, for display, control and derivatives: a little above `guarantee`'s, or, for a
-        state with a budget, what is spent of it.
+        state with a budget, what it spent of it.
 
         Args:
           state: of a run.

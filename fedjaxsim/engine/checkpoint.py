@@ -25,7 +25,14 @@ from fedjaxsim.engine.devices import placed
 from fedjaxsim.engine.processes import is_first, pieces_of, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, SamplingScheme, event_from
+from fedjaxsim.privacy.events import (
+    Entry,
+    PrivacyEvent,
+    PrivacyLimit,
+    PrivacySpend,
+    SamplingScheme,
+    event_from,
+)
 
 Tree = TypeVar("Tree")
 
@@ -117,10 +124,26 @@ class Checkpoint(NamedTuple):
         if known != kinds:
             charges = tuple(ledger.no_charges(*kind) for kind in kinds)
             privacy = dataclasses.replace(privacy, charges=charges)
-        limit = None if self.limit is None else PrivacyLimit(*self.limit)
+        limit = None if self.limit is None else _limit_from(*self.limit)
         draws, public = privacy.draws[:1] * self.keys, tuple(self.public)
         privacy = dataclasses.replace(privacy, draws=draws, public=public, limit=limit)
         return dataclasses.replace(like, privacy=privacy)
+
+
+def _limit_of(limit: PrivacyLimit) -> list[Any]:
+    planned = [
+        (dataclasses.asdict(each.scheme), each.event.to_dict(), each.entries)
+        for each in limit.planned
+    ]
+    return [limit.epsilon, limit.delta, planned]
+
+
+def _limit_from(epsilon: float, delta: float, planned: list[Any]) -> PrivacyLimit:
+    spends = (
+        PrivacySpend(SamplingScheme(**scheme), event_from(event), tuple(Entry(*e) for e in entries))
+        for scheme, event, entries in planned
+    )
+    return PrivacyLimit(epsilon, delta, tuple(spends))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +199,7 @@ class CheckpointFolder:
             ],
             "keys": len(privacy.draws),
             "public": privacy.public,
-            "limit": privacy.limit,
+            "limit": privacy.limit and _limit_of(privacy.limit),
         }
         header = f"{json.dumps(content)}\n".encode()
 

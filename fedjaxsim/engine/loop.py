@@ -6,6 +6,7 @@ A single run has no axis of runs; otherwise it is treated as S runs in one progr
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import Adjacency, PrivacyLimit, PrivacySpend, check_delta
+from fedjaxsim.privacy.events import Adjacency, PrivacySpend, check_delta
 from fedjaxsim.privacy.guarantee import bound, spent
 
 _spent = functools.lru_cache(maxsize=1024)(spent)
@@ -217,25 +218,25 @@ class RunLoop:
     def epsilon(self, state: SimulationState, adjacency: Adjacency = "zero_out") -> list[float]:
         """Compute the tight ε of each run so far, for joint DP; inf without a guarantee.
 
-        It may take a second. For zero-out, a run with a budget shows its odometer.
+        It may take a second. A run with a budget shows what it spent of it.
         """
         return [
-            _spent(charges, self.delta, adjacency, accountant=self.accountant, limit=limit)
-            for charges, limit in self._charges(state)
+            _spent(charges, self.delta, adjacency, accountant=self.accountant)
+            for charges in self._charges(state)
         ]
 
     def bound(self, state: SimulationState) -> list[float]:
         """Return an upper bound on each run's `epsilon` for zero-out, by RDP in milliseconds."""
-        return [bound(charges, self.delta, limit) for charges, limit in self._charges(state)]
+        limit = state.privacy.limit
+        most = math.inf if limit is None or self.delta < limit.delta else limit.epsilon
+        return [min(most, bound(charges, self.delta)) for charges in self._charges(state)]
 
-    def _charges(
-        self, state: SimulationState
-    ) -> list[tuple[tuple[PrivacySpend, ...], PrivacyLimit | None]]:
-        """Return the charges of each run, and its budget."""
+    def _charges(self, state: SimulationState) -> list[tuple[PrivacySpend, ...]]:
+        """Return the charges of each run."""
         privacy = to_host(state.privacy)
         bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
         states = [bare] if self.size is None else [state_of(bare, run) for run in range(self.size)]
-        return [(tuple(ledger.charged(each.privacy)), privacy.limit) for each in states]
+        return [tuple(ledger.charged(each.privacy)) for each in states]
 
 
 def require_callbacks(callbacks: Any) -> None:

@@ -20,8 +20,8 @@ from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import Metric, larger_is_better, metric
-from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.events import (
     Entry,
     Gaussian,
@@ -148,15 +148,9 @@ def evaluate(
     values, better = evaluation.values[plan.metric], evaluation.direction(plan.metric)
     (m,) = values.shape
     privacy, spend, key = state.privacy, plan.spend(m), key_of(state)
-    if privacy.limit is not None and not filters.fits(
-        privacy.limit, [*ledger.charged(privacy), spend]
-    ):
-        return state, None
     place = ledger.stream_of(privacy, key)
     assert place is not None, "`prepared` makes the record"
     number = int(privacy.draws[place].next_round)
-    own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)
-    found = _released(plan, m, better)(jnp.asarray(values, float), own)
     z = spend.entries[0].noise_multiplier
     privacy = ledger.update(
         ledger.drew(privacy, key, number, place),
@@ -164,6 +158,10 @@ def evaluate(
         spend.event,
         lambda charges: ledger.charge(charges, z, 1.0, number),
     )
+    if privacy.limit is not None and not allows(privacy.limit, privacy):
+        return state, None
+    own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)
+    found = _released(plan, m, better)(jnp.asarray(values, float), own)
     histogram = np.asarray(found["histogram"], np.float64) if plan.bins else None
     share = float(found["mean"])
     mean = plan.largest * (share if better else 1 - share)

@@ -301,7 +301,7 @@ class Setup:
         """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule."""
         scheme, event = self._accounts[0]
         hparams = hparams.as_arrays()
-        noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
+        noise = np.asarray(hparams.get("noise_multiplier", 0.0))
         end = (len(noise) if noise.ndim else begin + 1) if end is None else end
         if not event.releases:
             return PrivacySpend(scheme, event, ())

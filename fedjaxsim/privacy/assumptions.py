@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import PrivacySpend, SamplingScheme
 
 TRUSTED_SERVER = (
     "A trusted server clips, sums and noises; clients see only what it publishes and their own."
@@ -59,8 +59,12 @@ OF_PLAN = (
     "releases."
 )
 PLANNED = (
-    "The noise and the number of rounds do not follow from what was released: a run that stops, or "
-    "changes its noise, by its own releases needs a budget."
+    "The noise and the number of rounds of a run without a budget do not follow from what was "
+    "released."
+)
+LIMITED = (
+    "The noise and the number of rounds may follow from what was released: ε is that of the whole "
+    "budget, spent or not, which allows {}."
 )
 _NOTHING_SENT = "No client sends anything."
 
@@ -83,15 +87,6 @@ def tiny_silos(counts: Sequence[int], deltas: Sequence[float]) -> tuple[str, ...
     return (
         f"Warning: {len(few)} clients have one or two examples, whose δ is {max(few):.3g}: give "
         "private_examples a smaller delta, or leave such clients out.",
-    )
-
-
-def limited(limit: PrivacyLimit, spent: float) -> str:
-    """Return the sentence of a run with a budget, of which the odometer shows `spent`."""
-    return (
-        f"The noise and the number of rounds may follow from what was released: a Rényi filter of "
-        f"order {limit.order} keeps the budget ε = {limit.epsilon:g}, δ = {limit.delta:.3g}. Its "
-        f"odometer is at {spent:.4g}, which bounds nothing by itself."
     )
 
 

@@ -7,13 +7,14 @@ target: ε was checked in float64 at the very float32 value returned.
 import bisect
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
+from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
@@ -22,6 +23,7 @@ from fedjaxsim.privacy.events import (
     SMALLEST_NOISE,
     Adjacency,
     PrivacyEvent,
+    PrivacyLimit,
     PrivacySpend,
     SamplingScheme,
     Silos,
@@ -213,23 +215,69 @@ def rounds(
     def cost(count):
         return spent(noise_multiplier, p, int(count), delta, scheme, event, adjacency)
 
-    if cost(1) > epsilon:
-        return 0
-
     def bound(count):
         plan = (noise_multiplier, p, int(count), delta, scheme, event, adjacency)
         return spent(*plan, "rdp")
 
+    return _most_rounds(cost, bound, epsilon, MOST_ROUNDS)
+
+
+def _most_rounds(
+    cost: Callable[[float], float], bound: Callable[[float], float], epsilon: float, most: int
+) -> int:
+    """Find the largest number of rounds, up to `most`, with `cost` ≤ ε; `bound` is a fast bound."""
+    if cost(1) > epsilon:
+        return 0
     start = 1
-    while start < MOST_ROUNDS // 2 and bound(2 * start) <= epsilon:
+    while start < most // 2 and bound(2 * start) <= epsilon:
         start *= 2
-    good = int(_search(cost, epsilon, start, 0.7, most=MOST_ROUNDS, least=1) or 1)
-    if good > _FEW_ROUNDS:
+    good = int(_search(cost, epsilon, start, 0.7, most=most, least=1) or 1)
+    if good > _FEW_ROUNDS or good == most:
         return good
     step = 1
-    while cost(good + step) <= epsilon:
+    while good + step <= most and cost(good + step) <= epsilon:
         good, step = good + step, 2 * step
-    return good + bisect.bisect_left(range(1, step), True, key=lambda n: cost(good + n) > epsilon)
+    more = range(1, min(step, most - good + 1))
+    return good + bisect.bisect_left(more, True, key=lambda n: cost(good + n) > epsilon)
+
+
+def budget(
+    epsilon: float,
+    delta: float,
+    plan: Callable[[int], Sequence[PrivacySpend]],
+    *,
+    most: int = MOST_ROUNDS,
+    accountant: str | None = None,
+) -> PrivacyLimit:
+    """Find the budget of as many planned rounds as cost at most (ε, δ); see `privacy/filter.py`.
+
+    Args:
+      epsilon: ε > 0 in nats, for zero-out.
+      delta: total δ in (0, 1).
+      plan: the number of rounds -> what they release.
+      most: the largest number of rounds of the plan.
+      accountant: "pld" or "rdp"; by default the tightest.
+
+    Raises:
+      ValueError: if a number is out of range, or one round costs more.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+
+    def cost(count, accountant=accountant):
+        return guarantee.spent(plan(int(count)), delta, accountant=accountant)
+
+    rounds = _most_rounds(cost, lambda count: cost(count, "rdp"), epsilon, most)
+    if not rounds:
+        raise ValueError(
+            f"a budget of ε = {epsilon:g}, δ = {delta:.3g} has no room for a round: the budget or "
+            "the noise must be larger"
+        )
+    planned = (
+        each._replace(entries=tuple(merge(each.entries, each.event.different)))
+        for each in plan(rounds)
+    )
+    return PrivacyLimit(epsilon, delta, tuple(planned))
 
 
 def sampling_rate(

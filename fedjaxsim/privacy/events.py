@@ -33,7 +33,8 @@ class PrivacyEvent:
     """The cost of one release; a mechanism of one's own brings a subclass, a frozen dataclass.
 
     A round is an `Entry`: z, which the release returned, and p, the client's probability to be in
-    the cohort (1 without sampling; composition knows the schemes).
+    the cohort (1 without sampling; composition knows the schemes). More noise, or a smaller p, must
+    not cost more.
 
     Attributes:
       zero_out: the sensitivity when one client's message becomes zero, in units of the noise's
@@ -126,10 +127,7 @@ class PrivacyEvent:
         return None
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
-        """Return the rounds that may cost one client something: all, or the costliest it can meet.
-
-        A release costs more with less noise.
-        """
+        """Return the rounds that may cost one client something: the costliest that it can meet."""
         left = scheme.max_participations
         if scheme.groups is not None:
             left = math.ceil(sum(entry.rounds for entry in entries) / scheme.groups)
@@ -385,19 +383,17 @@ class PrivacySpend(NamedTuple):
 
 
 class PrivacyLimit(NamedTuple):
-    """The budget of a state, kept by a Rényi filter; see `privacy/filter.py`.
+    """The budget of a state; see `privacy/filter.py`.
 
     Attributes:
-      epsilon: ε in nats.
+      epsilon: ε in nats, for zero-out.
       delta: δ, overflow of cohorts included.
-      order: α, the one order of the filter.
-      rdp: the largest RDP of order α that the state may spend.
+      planned: releases that together cost at most (ε, δ); those of the state use them up.
     """
 
     epsilon: float
     delta: float
-    order: int
-    rdp: float
+    planned: tuple[PrivacySpend, ...]
 
 
 class Drawn(NamedTuple):
@@ -410,6 +406,11 @@ class Drawn(NamedTuple):
 
     digest: str
     rounds: int
+
+
+def in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
+    """Return whether the cost of rounds depends on their order."""
+    return scheme.kind in ("capped", "groups") or event.of_whole_run
 
 
 def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:

@@ -9,6 +9,7 @@ from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.assumptions import (
+    LIMITED,
     METRICS,
     NO_RELEASE,
     OF_EXAMPLES,
@@ -17,7 +18,6 @@ from fedjaxsim.privacy.assumptions import (
     PLANNED,
     SECRET_SEED,
     SIMULATION,
-    limited,
     no_guarantee,
     not_certified,
     of_charges,
@@ -59,27 +59,17 @@ def spent(
     delta: float,
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
-    limit: PrivacyLimit | None = None,
 ) -> float:
-    """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant).
-
-    With a budget `limit` it is the odometer's for zero-out: no bound, but what has been spent.
-    """
+    """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant)."""
     costly = _costly([charged for charged in charges if charged.event.unit == "client"])
     if not costly:
         return 0.0
     if any(map(no_guarantee, costly)):
         return math.inf
-    if limit is not None and adjacency == "zero_out":
-        return filters.odometer(limit, costly)
-    if limit is not None:
-        return filters.epsilon(limit, costly, delta, adjacency)
     return _certified(costly, delta, accountant, adjacency)[0]
 
 
-def bound(
-    charges: Sequence[PrivacySpend], delta: float, limit: PrivacyLimit | None = None
-) -> float:
+def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
     """Return an upper bound on `spent` (zero-out, joint DP) by RDP, in about a millisecond.
 
     Each new (z, p) costs some milliseconds once, so a run can ask after every evaluation.
@@ -89,8 +79,6 @@ def bound(
         return 0.0
     if any(map(no_guarantee, costly)):
         return math.inf
-    if limit is not None:
-        return filters.odometer(limit, costly)
     total = composition.rdp_of(list(map(_on_grid, costly)), "zero_out", rdp.ORDERS)
     return with_failure(rdp.profile(total), composition.any_overflow(costly)).epsilon(delta)
 
@@ -174,7 +162,7 @@ def report(
       accountant: "pld" or "rdp"; by default the tightest sound one.
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
-      limit: the budget that the run kept: the guarantees are then the budget's, whatever is left.
+      limit: the budget that the run kept: the guarantees are then those of all that it allows.
       minibatches: (m,) the minibatches of each client that protects examples; by default those of
         all rounds.
       left: rounds that were planned besides those done; None if the time to stop is fixed. Examples
@@ -191,18 +179,19 @@ def report(
     ]
     charges = [each for each in charges if each.event.unit == "client"]
     released = [charged for charged in charges if charged.event.releases]
+    if len(released) < len(charges) and _costly(charges):
+        assumed = (*assumed, NO_RELEASE)
     if accountant is not None:
         for charged in released:
             composition.require_match(accountant, charged.scheme, charged.event)
     costly = _costly(charges)
     reason = next(filter(None, map(no_guarantee, costly)), "")
-    choices = PLANNED
-    if limit is not None and costly and not reason:
-        reason = filters.exceeded(limit, costly)
-        choices = limited(limit, filters.odometer(limit, costly))
-    if costly and len(released) < len(charges):
-        assumed = (*assumed, NO_RELEASE)
-    sentences = of_charges(released, (choices, *assumed), delta)
+    limited, allowed = (), costly
+    if limit is not None and costly:
+        reason = reason or filters.exceeded(limit, costly)
+        limited = (LIMITED.format(filters.described(limit.planned)),)
+        released = allowed = list(limit.planned)
+    sentences = of_charges(released, (*(limited or (PLANNED,)), *assumed), delta)
     described = costly or released or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
@@ -210,11 +199,9 @@ def report(
         epsilon, name, status, why = None, accountant or "none", "none", reason
         if not costly:
             epsilon, status = 0.0, "exact"
-        elif limit is not None and not why:
-            epsilon = filters.epsilon(limit, costly, delta, adjacency)
-            name, status = "rdp_filter", "upper_bound"
         elif not why:
-            epsilon, name, status = _certified(costly, delta, accountant, adjacency)
+            epsilon, name, status = _certified(allowed, delta, accountant, adjacency)
+            status = status if limit is None else "upper_bound"
         if epsilon is not None and math.isinf(epsilon):
             epsilon, status, why = None, "none", not_certified(delta)
         return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)
@@ -233,7 +220,7 @@ def report(
         found += _of_silos(silos, (*of_silos, *also), (choices, *assumed), why)
     elif examples:
         found += (_of_examples((*examples, *also), delta, (choices, *assumed), why),)
-    return Report(found, delta, (*costly, *examples), draws, tuple(assumed), limit, silos)
+    return Report(found, delta, (*allowed, *examples), draws, (*assumed, *limited), silos)
 
 
 def compose_reports(
@@ -248,8 +235,8 @@ def compose_reports(
 
     Raises:
       ValueError: if two runs drew a round from the same key, as runs of one seed do (their
-        guarantees do not compose), a report lacks its draws or is of a run with a budget, the
-        reports are about different numbers of clients, or only some protect examples.
+        guarantees do not compose), a report lacks its draws, the reports are about different
+        numbers of clients, or only some protect examples.
     """
     if not reports:
         raise ValueError("reports must hold at least one report, got none")
@@ -258,8 +245,6 @@ def compose_reports(
         raise ValueError(f"reports must be about the same clients, got {sorted(clients)} of them")
     if any(one.draws is None for one in reports):
         raise ValueError("a report lacks its draws: take it from `guarantee`")
-    if any(one.limit is not None for one in reports):
-        raise ValueError("reports of runs with a budget do not compose: add up ε and δ")
     if (
         len({any(charged.event.unit == "example" for charged in one.charges) for one in reports})
         > 1

@@ -26,6 +26,7 @@ from fedjaxsim.privacy.events import (
     PrivacyLimit,
     PrivacySpend,
     SamplingScheme,
+    in_order,
 )
 
 _DIGEST = 0x64726177
@@ -117,13 +118,8 @@ def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Char
         sampling_rate=jnp.zeros(places),
         rounds=jnp.zeros(places, jnp.int32),
         overflowed=jnp.zeros((), bool),
-        next_round=jnp.zeros((), jnp.int32) if _in_order(scheme, event) else None,
+        next_round=jnp.zeros((), jnp.int32) if in_order(scheme, event) else None,
     )
-
-
-def _in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
-    """Return whether the cost of rounds depends on their order."""
-    return scheme.kind in ("capped", "groups") or event.of_whole_run
 
 
 def key_digest(key: jax.Array) -> jax.Array:
@@ -210,7 +206,7 @@ def with_account(
     Where rounds come in order, a stage that `begins` has a new one.
     """
     known = _place(ledger, scheme, event) is not None
-    if known and not (begins and _in_order(scheme, event)):
+    if known and not (begins and in_order(scheme, event)):
         return ledger
     new = no_charges(scheme, event, places)
     return dataclasses.replace(ledger, charges=(*ledger.charges, new))

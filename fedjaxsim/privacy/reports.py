@@ -10,7 +10,6 @@ from fedjaxsim.privacy.events import (
     ADJACENCIES,
     Adjacency,
     Drawn,
-    PrivacyLimit,
     PrivacySpend,
     Status,
     Unit,
@@ -102,11 +101,10 @@ class Report:
       guarantees: one for each adjacency and view; then those of single examples, if clients
         protect them.
       delta: their δ.
-      charges: the charges they were computed from.
+      charges: the charges they were computed from; with a budget, all that it allows.
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences, such as numbers computed from private data and
         taken as public.
-      limit: the budget that the run kept; None for a run without one.
       examples: ε of single examples of each client, if clients protect them in gradients.
     """
 
@@ -115,7 +113,6 @@ class Report:
     charges: tuple[PrivacySpend, ...] = ()
     draws: tuple[Drawn, ...] | None = None
     assumed: tuple[str, ...] = ()
-    limit: PrivacyLimit | None = None
     examples: ExampleEpsilons | None = None
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:

@@ -19,7 +19,6 @@ import numpy as np
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.events import PrivacySpend, check_delta
-from fedjaxsim.privacy.filter import rdp_of
 
 LARGEST_MEAN = 1e6
 _FORMS = "geometric:MEAN, logarithmic:MEAN, poisson:MEAN or negative-binomial:ETA:MEAN"
@@ -160,7 +159,9 @@ def epsilon(runs: Runs, candidates: Sequence[Sequence[PrivacySpend]], delta: flo
     check_delta(delta)
     orders = rdp.INTEGER_ORDERS
     # A run of settings drawn at random costs at most the costliest, at each order.
-    one = np.max([rdp_of(charges, orders) for charges in candidates], axis=0)
+    one = np.max(
+        [composition.rdp_of(charges, "zero_out", orders) for charges in candidates], axis=0
+    )
     # The expected number of runs with a cohort above its capacity bounds the probability of one.
     overflow = runs.mean * max(map(composition.any_overflow, candidates))
     profile = rdp.profile(runs.rdp(one, orders), orders)

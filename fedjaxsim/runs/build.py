@@ -82,14 +82,23 @@ class Experiment:
         Raises:
           ValueError: if the state has another budget, or no round fits into what is left of it.
         """
-        asked = self.config.get("budget_epsilon")
-        if asked is not None:
-            state = self.simulation.with_budget(
-                state, self.hparams, epsilon=asked, delta=self.delta
-            )
-        if state.privacy.limit is not None:
-            _check_room(state.privacy.limit, charged(state.privacy), self)
+        asked, known = self.config.get("budget_epsilon"), state.privacy.limit
+        if asked is not None and (known is None or known[:2] != (asked, self.delta)):
+            return self.simulation.with_budget(state, self.budget)
+        if known is not None:
+            _check_room(known, charged(state.privacy), self)
         return state
+
+    @functools.cached_property
+    def budget(self) -> PrivacyLimit:
+        """The budget of the settings, which have one."""
+        return self.simulation.budget(
+            self.hparams,
+            epsilon=self.config.budget_epsilon,
+            delta=self.delta,
+            evaluate_privately=self.evaluations,
+            eval_every=self.config.eval_every,
+        )
 
     @functools.cached_property
     def state_shapes(self) -> SimulationState:
@@ -320,9 +329,8 @@ def _check_start(experiment: Experiment) -> None:
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     simulation.setup.check_start(config.seed, hparams)
     _ = experiment.evaluations  # refuses bad numbers
-    if (asked := config.get("budget_epsilon")) is not None:
-        plan = simulation.setup.planned(hparams)
-        _check_room(filters.limit_for(asked, experiment.delta, [plan]), (), experiment)
+    if config.get("budget_epsilon") is not None:
+        _ = experiment.budget  # refuses one without a round
     if (
         simulation.mechanism.event.kind in ("gaussian", "correlated")
         and experiment.noise_multiplier > 0
@@ -362,12 +370,12 @@ def check_memory(experiment: Experiment) -> None:
 def _check_room(
     limit: PrivacyLimit, charges: Sequence[PrivacySpend], experiment: Experiment
 ) -> None:
-    plan = experiment.simulation.setup.planned(experiment.hparams)
-    constant = len(plan.entries) <= 1  # of a schedule, the first rounds may be cheap
-    if constant and not filters.fits(limit, [*charges, plan]):
+    first = experiment.planned(0, 1)
+    if filters.exceeded(limit, [*charges, first]):
         raise ValueError(
-            f"the budget of ε = {limit.epsilon:g}, δ = {limit.delta:.3g} has no room for a round: "
-            "budget-epsilon or the noise must be larger"
+            f"the budget of ε = {limit.epsilon:g}, δ = {limit.delta:.3g} has no room for a round "
+            f"of this stage ({filters.described([first])}): it allows "
+            f"{filters.described(limit.planned)}, earlier stages included"
         )
 
 

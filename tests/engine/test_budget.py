@@ -1,6 +1,7 @@
 """A state with a budget runs up to it, and no further, whoever runs it."""
 
 import functools
+import math
 
 import jax
 import numpy as np
@@ -10,7 +11,8 @@ from problems import classification, read_by, same
 import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.filter import MARGIN
+from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.events import Entry
 
 EPSILON, DELTA, Z = 4.0, 1e-3, 3.0
 HALF = functools.partial(fjs.poisson, 0.5)
@@ -28,27 +30,29 @@ def started(sim, epsilon: float | None = EPSILON, z=Z):
     hparams = read_by(sim, clip=1.0, noise_multiplier=z, sampling_rate=0.5)
     state = sim.init(0, hparams)
     if epsilon is not None:
-        state = sim.with_budget(state, hparams, epsilon=epsilon, delta=DELTA)
+        state = sim.with_budget(state, sim.budget(hparams, epsilon=epsilon, delta=DELTA))
     return state, hparams
 
 
-def room(state, z=Z):
-    """The number of rounds with full participation, by hand."""
-    limit = state.privacy.limit
-    return int(limit.rdp / MARGIN / (limit.order / (2 * z**2)))
+def room(z=Z):
+    """The number of rounds with full participation: a Gaussian release of μ = √T/z."""
+    return max(t for t in range(1, 30) if gaussian.epsilon(DELTA, math.sqrt(t) / z) <= EPSILON)
 
 
 def test_a_run_ends_before_the_round_that_would_exceed_its_budget():
     sim = simulation()
     state, hparams = started(sim)
-    most = room(state)
-    assert 3 < most < 30
+    most = room()
+    assert 3 < most < 29
+    # Less noise than planned has no place; more has.
+    for z, done in ((2.9, 0), (1000.0, 1)):
+        assert int(sim.round(state, hparams.replace(noise_multiplier=z))[0].round) == done
     state, history = sim.run(state, hparams, 30, eval_every=3)
     assert int(state.round) == most
     assert history[-1].round == most
     assert len(history[-1].metrics["participants"]) == (most - 1) % 3 + 1
     found = sim.guarantee(state, DELTA).find("zero_out")
-    assert found.epsilon == EPSILON
+    assert found.epsilon == gaussian.epsilon(DELTA, math.sqrt(most) / Z)
     # Nothing is released, charged or counted beyond it, by a round, a run or a stage.
     after, metrics = sim.round(state, hparams)
     assert same(after, state)
@@ -61,10 +65,26 @@ def test_a_run_ends_before_the_round_that_would_exceed_its_budget():
     )
     stage = sim.start_from(state, hparams)
     assert int(sim.round(stage, hparams)[0].round) == 0
-    # Less noise would cost more; much more noise still fits.
-    louder, quieter = (hparams.replace(noise_multiplier=z) for z in (1.0, 1000.0))
-    assert int(sim.round(stage, louder)[0].round) == 0
-    assert int(sim.round(stage, quieter)[0].round) == 1
+
+
+def test_rounds_of_a_schedule_have_places_in_any_order():
+    sim = simulation()
+    loud, quiet = np.float32(2.0), np.float32(8.0)
+    planned = read_by(sim, clip=1.0, noise_multiplier=[loud, loud, quiet, quiet])
+    budget = sim.budget(planned, epsilon=9.0, delta=DELTA)
+    assert budget.planned[0].entries == (Entry(2.0, 1.0, 2), Entry(8.0, 1.0, 2))
+    state = sim.with_budget(sim.init(0, planned), budget)
+    done = []
+    for z in (8.0, 2.0, 8.0, 9.0, 2.0, 1000.0):
+        state, _ = sim.round(state, planned.replace(noise_multiplier=[z] * 4))
+        done.append(int(state.round))
+    assert done == [1, 2, 3, 4, 4, 4]  # a place of loud rounds went to a quiet one
+    report = sim.guarantee(state, DELTA).find("zero_out")
+    assert report.epsilon == gaussian.epsilon(DELTA, math.sqrt(2 / 4 + 2 / 64))
+    assert gaussian.epsilon(DELTA, math.sqrt(2 / 4 + 2 / 64)) <= 9.0
+    # Where ε is less, the first rounds of the plan are allowed.
+    few = sim.budget(planned, epsilon=1.7, delta=DELTA).planned[0].entries
+    assert few == (Entry(2.0, 1.0, 1),)
 
 
 def test_a_budget_comes_before_the_first_release_and_stays():
@@ -72,11 +92,11 @@ def test_a_budget_comes_before_the_first_release_and_stays():
     state, hparams = started(sim, epsilon=None)
     late, _ = sim.round(state, hparams)
     with pytest.raises(ValueError, match="before the first release"):
-        sim.with_budget(late, hparams, epsilon=1.0)
-    state = sim.with_budget(state, hparams, epsilon=1.0)
-    assert sim.with_budget(state, hparams, epsilon=1.0) is state
+        sim.with_budget(late, sim.budget(hparams, epsilon=2.0))
+    state = sim.with_budget(state, sim.budget(hparams, epsilon=2.0))
+    assert sim.with_budget(state, sim.budget(hparams, epsilon=2.0)) is state
     with pytest.raises(ValueError, match="before the first release"):
-        sim.with_budget(state, hparams, epsilon=2.0)
+        sim.with_budget(state, sim.budget(hparams, epsilon=3.0))
     with pytest.raises(ValueError, match="no noise"):
         started(sim, z=0.0)
 
@@ -98,9 +118,9 @@ def test_the_budget_ends_everywhere_after_the_same_round():
     for settings in placements:
         sim = simulation(HALF, **settings)
         state, hparams = started(sim)
-        states.append(sim.run(state, hparams, 40, eval_every=20)[0])
+        states.append(sim.run(state, hparams, 80, eval_every=20)[0])
     one, *others = states
-    assert 0 < int(one.round) < 40
+    assert int(one.round) == one.privacy.limit.planned[0].entries[0].rounds < 80
     for other in others:
         assert ledger.charged(one.privacy) == ledger.charged(other.privacy)
         np.testing.assert_allclose(

@@ -7,32 +7,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plans import compose
+from dp_accounting.pld import privacy_loss_distribution as pld
+from plans import POISSON, charged, profile_of
+from scipy.optimize import linear_sum_assignment
+from scipy.special import ndtr
 
+from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.accounting import gaussian, rdp
+from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.accounting.in_loop import allows, epsilon_in_jit
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacyLimit, PrivacySpend, SamplingScheme
-from fedjaxsim.privacy.guarantee import compose_reports, report, spent
+from fedjaxsim.privacy.events import (
+    GAUSSIAN,
+    Correlated,
+    Entry,
+    Gaussian,
+    PrivacyLimit,
+    PrivacySpend,
+    SamplingScheme,
+)
+from fedjaxsim.privacy.guarantee import compose_reports, report
 
 FULL = SamplingScheme("full", 100, 100)
-POISSON = SamplingScheme("poisson", 100, 100)
-RUNS, DELTA = 10_000, 1e-2
+DELTA = 1e-2
 
 
-def rounds_of(z, n, p=1.0, scheme=FULL):
-    return PrivacySpend(scheme, GAUSSIAN, (Entry(z, p, n),))
+def budget(epsilon, delta, z, p=1.0, scheme=FULL):
+    return calibration.budget(epsilon, delta, lambda n: [charged(scheme, GAUSSIAN, (z, p, n))])
 
 
-def spent_delta(loss, epsilon):
-    """The δ of (ε, δ)-DP, E[(1 − e^(ε − loss))₊], from losses of runs."""
-    return np.mean(np.maximum(0, 1 - np.exp(epsilon - loss)))
-
-
-def surely_below(limit):
-    """The ε that a loss within the budget exceeds with probability at most δ, by Markov."""
-    return limit.rdp - math.log(limit.delta) / (limit.order - 1)
+def rounds_in(limit):
+    return sum(entry.rounds for spend in limit.planned for entry in spend.entries)
 
 
 def test_rounds_that_follow_releases_break_a_report_of_rounds_and_not_a_budget():
@@ -40,134 +45,227 @@ def test_rounds_that_follow_releases_break_a_report_of_rounds_and_not_a_budget()
     z, T = 4.0, 400
     # The exact ε of t rounds, for each t: right if t was fixed beforehand.
     reported = np.array([gaussian.epsilon(DELTA, math.sqrt(t) / z) for t in range(1, T + 1)])
-    steps = rng.normal(size=(RUNS, T)) / z + 1 / (2 * z**2)
+    steps = rng.normal(size=(10_000, T)) / z + 1 / (2 * z**2)
     loss = np.cumsum(steps, axis=1)
     over = loss > reported
     stop = np.where(over.any(axis=1), over.argmax(axis=1), T - 1)
     stopped = np.take_along_axis(loss, stop[:, None], axis=1)[:, 0]
     assert np.mean(stopped > reported[stop]) > 5 * DELTA
-    assert spent_delta(stopped, reported[stop]) > 1.3 * DELTA
-
-    limit = filters.limit_for(2.0, DELTA, [rounds_of(z, 1)])
-    allowed = math.floor(limit.rdp / (limit.order / (2 * z**2)))
-    assert 0 < allowed < T
-    worst = loss[:, :allowed].max(axis=1)  # the adversary stops at the best moment for it
-    assert spent_delta(worst, 2.0) <= DELTA
-    assert np.mean(worst > surely_below(limit)) <= DELTA
-
-
-@pytest.mark.parametrize("p", [0.3, pytest.param(1.0, marks=pytest.mark.thorough)])
-def test_the_filter_stops_runs_whose_noise_follows_their_releases(p):
-    """The loss of a client who takes part, exactly; noise shrinks once a run is unlucky."""
-    epsilon, quiet, loud = 2.0, 3.0, 1.5
-    limit = filters.limit_for(epsilon, DELTA, [rounds_of(quiet, 1, p, POISSON)])
-
-    def one(key):
-        def step(carry, key):
-            charges, loss = carry
-            z = jnp.where(loss > epsilon / 2, loud, quiet)
-            after = ledgers.charge(charges, z, p, 0)
-            goes_on = allows(limit, ledgers.Ledger((after,))) & (loss <= epsilon)
-            member, noise = jax.random.split(key)
-            x = jax.random.bernoulli(member, p) + z * jax.random.normal(noise)
-            change = jnp.log1p(p * jnp.expm1((2 * x - 1) / (2 * z**2)))
-            loss = loss + jnp.where(goes_on, change, 0.0)
-            after = jax.tree.map(lambda new, old: jnp.where(goes_on, new, old), after, charges)
-            return (after, loss), goes_on
-
-        start = ledgers.no_charges(POISSON, GAUSSIAN, 2), jnp.zeros(())
-        (charges, loss), went_on = jax.lax.scan(step, start, jax.random.split(key, 120))
-        return charges, loss, went_on
-
-    charges, loss, went_on = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), RUNS))
-    assert not np.asarray(went_on)[:, -1].any()  # all were stopped
-    assert spent_delta(np.asarray(loss), epsilon) <= DELTA
-    assert np.mean(np.asarray(loss) > surely_below(limit)) <= DELTA
-    both = np.asarray((charges.rounds > 0).all(axis=1))
-    assert both.any()  # some changed their noise
-    for run in [*np.flatnonzero(both)[:3], *np.flatnonzero(~both)[:3]]:
-        of_run = jax.tree.map(lambda leaf, run=run: leaf[run], charges)
-        spend = PrivacySpend(POISSON, GAUSSIAN, tuple(ledgers.entries(of_run)))
-        assert filters.exceeded(limit, [spend]) == ""
+    spent = np.mean(np.maximum(0, 1 - np.exp(reported[stop] - stopped)))
+    assert spent > 1.3 * DELTA
+    # The same runs keep a budget of ε if they stop at the first round above it.
+    limit = budget(2.0, DELTA, z)
+    n = rounds_in(limit)
+    over = loss[:, :n] > 2.0
+    stop = np.where(over.any(axis=1), over.argmax(axis=1), n - 1)
+    stopped = np.take_along_axis(loss, stop[:, None], axis=1)[:, 0]
+    assert np.mean(np.maximum(0, 1 - np.exp(2.0 - stopped))) <= DELTA
 
 
-@pytest.mark.parametrize(("p", "scheme"), [(1.0, FULL), (0.2, POISSON)])
-def test_odometer_and_guarantee_agree_on_a_constant_plan(p, scheme):
-    n, z = 3, 6.0
-    plan = rounds_of(z, 1, p, scheme)
-    limit = filters.limit_for(2.0, 1e-5, [plan])
-    done = rounds_of(z, n, p, scheme)
-    value = filters.odometer(limit, [done])
-    alone = compose((z, p, n), orders=rdp.INTEGER_ORDERS)
-    tight = spent([done], 1e-5)
-    # Never below the tight accountant of n rounds, and near RDP with all orders.
-    assert tight <= rdp.epsilon(alone, 1e-5, rdp.INTEGER_ORDERS) <= value <= 2.0
-    # A budget of that much has room for n rounds, and for no more.
-    same = PrivacyLimit(value, 1e-5, limit.order, 0.0)
-    room = value - (math.log1p(-1 / same.order) - math.log(0.99e-5 * same.order) / (same.order - 1))
-    same = same._replace(rdp=room * (1 + 1e-9))
-    assert filters.fits(same, [done])
-    assert not filters.fits(same, [rounds_of(z, n + 1, p, scheme)])
+def steps_of(z, p, way, width, edge):
+    """Return the masses of a round's losses on a grid, rounded to the nearest, by differences.
+
+    Losses of the client in against out, of out against in, or of a message against its opposite.
+    """
+    x = np.linspace(-12 * z - 1, 12 * z + 1, 40_001)
+    cells = {mean: np.diff(ndtr((x - mean) / z)) for mean in (-1.0, 0.0, 1.0)}
+    middle = (x[1:] + x[:-1]) / 2
+
+    def ratio(mean):
+        return np.log1p(p * np.expm1((2 * mean * middle - 1) / (2 * z**2)))
+
+    mixed = (1 - p) * cells[0.0] + p * cells[1.0]
+    losses, masses = {
+        "in": (ratio(1.0), mixed),
+        "out": (-ratio(1.0), cells[0.0]),
+        "replaced": (ratio(1.0) - ratio(-1.0), mixed),
+    }[way]
+    places = np.clip(np.round(losses / width).astype(int) + edge, 0, 2 * edge)
+    return np.bincount(places, masses, 2 * edge + 1)
 
 
-def test_the_order_is_the_best_for_the_plan():
-    # Full participation: α V ≤ ε − log(1/δ)/(α − 1) − … by hand for every order.
-    limit = filters.limit_for(1.0, 1e-5)
-    rooms = [
-        (1.0 - math.log1p(-1 / a) + math.log(0.99e-5 * a) / (a - 1)) / a for a in rdp.INTEGER_ORDERS
-    ]
-    assert limit.rdp / limit.order == pytest.approx(max(rooms), rel=1e-12)
-    with pytest.raises(ValueError, match="least"):
-        filters.limit_for(1e-3, 1e-5)
-    with pytest.raises(ValueError, match="budget_epsilon"):
-        filters.limit_for(math.inf, 1e-5)
+@pytest.mark.parametrize("way", ["in", "out", "replaced"])
+def test_the_worst_of_all_runs_that_choose_noise_and_rate_by_their_releases(way):
+    """Dynamic programming: the largest δ that any policy reaches, which is that of the plan."""
+    epsilon, delta, z, p = 2.0, 1e-2, 2.0, 0.5
+    limit = budget(epsilon, delta, z, p, POISSON)
+    n = rounds_in(limit)
+    assert 2 < n < 30
+    adjacency = "replace" if way == "replaced" else "zero_out"
+    if way == "replaced":
+        epsilon = profile_of(*limit.planned, adjacency=adjacency).epsilon(delta)
+    width, edge = 0.005, 2400
+    losses = width * (np.arange(2 * edge + 1) - edge)
+    choices = [(z, p), (1.5 * z, p), (4 * z, p), (z, p / 2), (z, p / 20), (2 * z, p / 2)]
+    kernels = [steps_of(*choice, way, width, edge) for choice in choices]
+    size = 8 * edge
+    spectra = [np.conj(np.fft.rfft(np.roll(np.pad(k, (0, size - k.size)), -edge))) for k in kernels]
+
+    def expected(value, spectrum):
+        wide = np.pad(value, (3 * edge, 3 * edge - 1), mode="edge")
+        return np.fft.irfft(np.fft.rfft(wide) * spectrum, size)[3 * edge : 5 * edge + 1]
+
+    policy = constant = np.maximum(0.0, -np.expm1(epsilon - losses))
+    for _ in range(n):  # a policy may also stop
+        policy = np.max([policy, *(expected(policy, each) for each in spectra)], axis=0)
+        constant = expected(constant, spectra[0])
+    assert policy[edge] <= constant[edge] * (1 + 1e-4)
+    assert policy[edge] <= 1.01 * delta
+    if way == "in":
+        assert policy[edge] >= 0.9 * delta
 
 
-def test_in_jit_and_on_the_host_the_same_rounds_fit():
-    limit = filters.limit_for(2.0, 1e-5, [rounds_of(6.0, 1)])
-    most = int(limit.rdp / filters.MARGIN / (limit.order / 72))
-    for n, fits in ((most, True), (most + 1, False)):
-        charges = dataclasses.replace(
-            ledgers.no_charges(FULL, GAUSSIAN, 1),
-            noise_multiplier=jnp.full(1, 6.0),
-            sampling_rate=jnp.ones(1),
-            rounds=jnp.full(1, n, jnp.int32),
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "z", "p", "by_renyi"),
+    [(4.0, 1e-6, 0.6, 0.01, 2), (2.0, 1e-5, 2.0, 0.1, 57)],
+)
+def test_a_budget_has_all_the_rounds_of_a_plan(epsilon, delta, z, p, by_renyi):
+    """A Rényi filter of one order has `by_renyi` of them."""
+    n = rounds_in(budget(epsilon, delta, z, p, POISSON))
+    assert n > by_renyi / 0.85
+    one = pld.from_gaussian_mechanism(
+        z, sampling_prob=p, value_discretization_interval=1e-4, use_connect_dots=True
+    )
+    assert one.self_compose(n).get_epsilon_for_delta(delta) <= epsilon * (1 + 1e-4)
+    assert one.self_compose(n + 1).get_epsilon_for_delta(delta) > epsilon
+
+
+def test_places_suffice_if_and_only_if_every_release_can_be_matched():
+    rng = np.random.default_rng(1)
+    seen = set()
+    for _ in range(300):
+        planned = [
+            (float(z), 0.1, int(n)) for z, n in zip(*rng.integers(1, 4, (2, 3)), strict=True)
+        ]
+        done = [
+            (float(z), float(p), int(n))
+            for z, p, n in zip(
+                rng.integers(1, 6, 3),
+                rng.choice([0.05, 0.1], 3),
+                rng.integers(0, 4, 3),
+                strict=True,
+            )
+        ]
+        places = [z for z, _, n in planned for _ in range(n)]
+        releases = [z for z, _, n in done for _ in range(n)]
+        cost = np.array([[z < place for place in places] for z in releases], float).reshape(
+            len(releases), len(places)
         )
-        assert bool(allows(limit, ledgers.Ledger((charges,)))) == fits
-        assert filters.fits(limit, [rounds_of(6.0, n)]) == fits
-    lost = dataclasses.replace(charges, rounds=jnp.ones(1, jnp.int32), overflowed=jnp.array(True))
+        fits = len(releases) <= len(places) and cost[linear_sum_assignment(cost)].sum() == 0
+        limit = PrivacyLimit(1.0, 1e-5, (charged(POISSON, GAUSSIAN, *planned),))
+        assert (filters.exceeded(limit, [charged(POISSON, GAUSSIAN, *done)]) == "") == fits
+        seen.add(fits)
+    assert seen == {True, False}
+
+
+def test_only_planned_releases_have_places():
+    def fits(*charges):
+        return filters.exceeded(limit, charges) == ""
+
+    limit = PrivacyLimit(1.0, 1e-5, (charged(POISSON, GAUSSIAN, (2.0, 0.1, 5)),))
+    assert fits(charged(POISSON, GAUSSIAN, (2.0, 0.1, 5)))
+    assert fits(
+        charged(POISSON, GAUSSIAN, (2.0, 0.1, 2)), charged(POISSON, GAUSSIAN, (3.0, 0.1, 3))
+    )
+    for z, p, n in ((2.0, 0.1, 6), (1.9999, 0.1, 1), (2.0, 0.1001, 1), (math.nan, 0.1, 1)):
+        assert not fits(charged(POISSON, GAUSSIAN, (z, p, n)))
+    fewer = dataclasses.replace(POISSON, capacity=100)  # a full cohort tells of a client
+    for scheme, event in ((POISSON, Gaussian(replace=1.5)), (FULL, GAUSSIAN), (fewer, GAUSSIAN)):
+        assert not fits(charged(scheme, event, (9.0, 0.05, 1)))
+    # One after the other, ten rounds of two groups meet a client five times. In two stages of five
+    # rounds each it is six times.
+    turns = SamplingScheme("groups", 10, 5, groups=2)
+    for event in (GAUSSIAN, Correlated(bands=2)):
+        limit = PrivacyLimit(1.0, 1e-5, (charged(turns, event, (2.0, 0.5, 10)),))
+        assert fits(charged(turns, event, (2.0, 0.5, 10)))
+        assert not fits(*[charged(turns, event, (2.0, 0.5, 5))] * 2)
+
+
+def test_a_cohort_with_few_places_costs_no_less_at_a_larger_rate():
+    scheme = SamplingScheme("poisson", 50, 8)
+    for one, other in ((0.02, 0.05), (0.05, 0.06), (0.06, 0.08)):
+        for adjacency in ("zero_out", "replace"):
+            less, more = (
+                profile_of(charged(scheme, GAUSSIAN, (0.8, p, 20)), adjacency=adjacency)
+                for p in (one, other)
+            )
+            assert all(less.delta(e) < more.delta(e) for e in (0.0, 0.3, 1.0, 3.0))
+
+
+def test_in_jit_the_same_rounds_have_places():
+    rng = np.random.default_rng(2)
+    noise = np.array([1.0, 1.5, 2.0, 5.0, 0.9, np.nan, np.inf], np.float32)
+    noise = np.concatenate([rng.choice(noise[:4], (20, 12)), rng.choice(noise, (20, 12))])
+    rates = np.array([0.05, 0.1, 0.2], np.float32)
+    largest = float(rates[1])
+    planned = charged(POISSON, GAUSSIAN, (1.0, largest, 2), (2.0, largest, 3))
+    limit = PrivacyLimit(1.0, 1e-5, (planned,))
+    rates = rng.choice(rates, (40, 12), p=[0.45, 0.5, 0.05])
+
+    @jax.jit
+    @jax.vmap
+    def run(noise, rates):
+        def step(charges, entry):
+            after = ledgers.charge(charges, entry[0], entry[1], 0)
+            fits = allows(limit, ledgers.Ledger((after,)))
+            return jax.tree.map(lambda a, b: jnp.where(fits, a, b), after, charges), fits
+
+        return jax.lax.scan(step, ledgers.no_charges(POISSON, GAUSSIAN, 12), (noise, rates))
+
+    charges, went_on = run(noise, rates)
+    for place, went in enumerate(np.asarray(went_on)):
+        done: list[Entry] = []
+        for z, p, on in zip(noise[place], rates[place], went, strict=True):
+            new = [*done, Entry(float(z), float(p), 1)]
+            found = filters.exceeded(limit, [PrivacySpend(POISSON, GAUSSIAN, tuple(new))])
+            assert bool(on) == (not found and math.isfinite(z))
+            done = new if on else done
+        assert int(charges.rounds[place].sum()) == len(done) <= 5
+    assert np.asarray(went_on).sum(axis=1).max() == 5
+    lost = jax.tree.map(lambda leaf: leaf[0], charges)
+    lost = dataclasses.replace(lost, overflowed=jnp.array(True))
     assert not allows(limit, ledgers.Ledger((lost,)))
 
 
 def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():
-    limit = filters.limit_for(2.0, 1e-5, [rounds_of(6.0, 1)])
-    most = int(limit.rdp / filters.MARGIN / (limit.order / 72))
+    limit = budget(2.0, 1e-5, 6.0)
+    most = rounds_in(limit)
     spend = dataclasses.replace(
         ledgers.no_charges(FULL, GAUSSIAN, 1),
         noise_multiplier=jnp.full(1, 6.0),
         sampling_rate=jnp.ones(1),
         rounds=jnp.full(1, most, jnp.int32),
     )
-    shown = float(epsilon_in_jit(ledgers.Ledger((spend,), limit=limit), 1e-5))
-    found = report([rounds_of(6.0, most)], 1e-5, limit=limit, draws=()).find("zero_out")
-    assert shown <= filters.odometer(limit, [rounds_of(6.0, most)]) <= 2.0 == found.epsilon
+    shown = [
+        float(epsilon_in_jit(ledgers.Ledger((spend,), limit=limit), delta))
+        for delta in (1e-4, 1e-5, 1e-6)
+    ]
+    found = [
+        report([charged(FULL, GAUSSIAN, (6.0, 1.0, most))], delta, limit=limit).find("zero_out")
+        for delta in (1e-4, 1e-5, 1e-6)
+    ]
+    tight = [each.epsilon or math.nan for each in found]
+    assert 1.9 < tight[1] <= shown[1] == 2.0
+    assert tight[0] < 2.0 < tight[2] < shown[2]
 
 
 def test_the_report_is_of_the_budget_and_not_of_the_rounds():
-    limit = filters.limit_for(2.0, 1e-5, [rounds_of(6.0, 1)])
-    few = report([rounds_of(6.0, 3)], 1e-5, limit=limit, draws=())
-    zero_out = few.find("zero_out")
-    assert (zero_out.epsilon, zero_out.accountant) == (2.0, "rdp_filter")
-    assert f"order {limit.order}" in str(few)
-    # Zeroing twice: two neighbours, each of RDP B, cost more than one and less than four times.
-    replace = few.find("replace").epsilon
-    assert replace is not None
-    assert 2.0 < replace < 8.0
-    smaller = report([rounds_of(6.0, 3)], 1e-7, limit=limit, draws=()).find("zero_out").epsilon
-    assert smaller is not None
-    assert smaller > 2.0
-    many = report([rounds_of(6.0, 10_000)], 1e-5, limit=limit)
+    limit = budget(2.0, 1e-5, 6.0)
+    n = rounds_in(limit)
+    few = report([charged(FULL, GAUSSIAN, (6.0, 1.0, 3))], 1e-5, limit=limit, draws=())
+    zero_out, replace = few.find("zero_out"), few.find("replace")
+    assert zero_out.epsilon == pytest.approx(gaussian.epsilon(1e-5, math.sqrt(n) / 6), rel=1e-9)
+    assert replace.epsilon == pytest.approx(gaussian.epsilon(1e-5, 2 * math.sqrt(n) / 6), rel=1e-9)
+    assert (zero_out.status, zero_out.accountant) == ("upper_bound", "gaussian")
+    assert f"allows {n} gaussian releases" in str(few)
+    many = report([charged(FULL, GAUSSIAN, (6.0, 1.0, n + 1))], 1e-5, limit=limit)
     assert many.find("zero_out").epsilon is None
     assert "budget" in many.find("zero_out").reason
-    with pytest.raises(ValueError, match="budget"):
-        compose_reports([few])
+    # Two runs compose, each with all that it was allowed.
+    both = compose_reports([few, few]).find("zero_out")
+    assert both.epsilon == pytest.approx(gaussian.epsilon(1e-5, math.sqrt(2 * n) / 6), rel=1e-9)
+    assert f"allows {n} gaussian releases" in " ".join(both.assumptions)
+    with pytest.raises(ValueError, match="no room"):
+        budget(1e-3, 1e-5, 1.0)
+    with pytest.raises(ValueError, match="epsilon"):
+        budget(math.inf, 1e-5, 1.0)

@@ -62,13 +62,16 @@ def epsilon_in_jit(
     About 10⁴ exponentials per place of the ledger. Charges of different kinds add up.
 
     Args:
-      ledger: the rounds so far. The cost of overflowing cohorts is not included.
+      ledger: the rounds so far, at most its budget. The cost of overflowing cohorts is not
+        included.
       delta: () δ in (0, 1).
       adjacency: under Poisson sampling ε is inf for "replace", whose RDP is not known here.
     """
-    return jnp.where(
-        is_certain(ledger), epsilon_from_rdp(spent_rdp(ledger, adjacency), delta), jnp.inf
-    )
+    spent = epsilon_from_rdp(spent_rdp(ledger, adjacency), delta)
+    if ledger.limit is not None and adjacency == "zero_out":
+        within = jnp.asarray(delta) >= ledger.limit.delta
+        spent = jnp.where(within, jnp.minimum(spent, ledger.limit.epsilon), spent)
+    return jnp.where(is_certain(ledger), spent, jnp.inf)
 
 
 def is_certain(ledger: Ledger) -> jax.Array:
@@ -83,9 +86,13 @@ def is_certain(ledger: Ledger) -> jax.Array:
 
 
 def allows(limit: PrivacyLimit, ledger: Ledger) -> jax.Array:
-    """Return whether a ledger is within a budget, (), on the safe side of rounding."""
-    spent = spent_rdp(ledger, orders=(limit.order,))[0]
-    return is_certain(ledger) & (spent * filters.MARGIN <= limit.rdp)
+    """Return whether a ledger is within a budget, ()."""
+    accounts = [
+        (each.scheme, each.event, each.noise_multiplier, each.sampling_rate, each.rounds)
+        for each in ledger.charges
+        if each.event.releases and each.event.unit == "client"
+    ]
+    return is_certain(ledger) & ~filters.exceeds(limit, accounts, jnp)
 
 
 def _squared_sensitivity(rounds: jax.Array, event: Correlated, groups: int) -> jax.Array:
