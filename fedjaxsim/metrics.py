@@ -38,6 +38,11 @@ MAJORITY = "majority_accuracy"
 METRICS = {
     "excess_risk": Metric("excess risk", larger_is_better=False, logarithmic=True),
     "accuracy": Metric("accuracy", "fraction", larger_is_better=True, smooth=False),
+    "f1": Metric("micro F1", larger_is_better=True, smooth=False),
+    "subset_accuracy": Metric("subset accuracy", "fraction", larger_is_better=True, smooth=False),
+    "hamming_loss": Metric(
+        "Hamming loss", "fraction", larger_is_better=False, smooth=False, in_tables=("",)
+    ),
     "nmse": Metric("nMSE", "MSE / variance", larger_is_better=False, pooled=True),
     "loss": Metric("loss", larger_is_better=False, in_tables=()),
     "auc": Metric("aAUC", larger_is_better=True, smooth=False, in_tables=("",)),

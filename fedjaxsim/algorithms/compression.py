@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.kernels import products, threefry
 from fedjaxsim.kernels.permutation import permuted
@@ -76,8 +77,7 @@ def quantize(*, bits: int = 8) -> Compression:
     Raises:
       ValueError: if bits lie outside [2, 16].
     """
-    if not 2 <= bits <= 16:
-        raise ValueError(f"bits must lie in [2, 16], got {bits}")
+    checks.count(2, 16, bits=bits)
     levels = 2 ** (bits - 1) - 1
 
     def apply(key, message):
@@ -141,8 +141,7 @@ def _sparse(
     kept: float, choose: Callable[..., Any], position_bytes: Callable[[int, int], int]
 ) -> Compression:
     """Return the compression that sends the numbers at the positions that `choose` returns."""
-    if not 0 < kept <= 1:
-        raise ValueError(f"kept must lie in (0, 1], got {kept}")
+    checks.in_range("(0, 1]", kept=kept)
 
     def apply(key, message):
         flat, restore = ravel_pytree(message)

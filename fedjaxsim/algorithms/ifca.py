@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
@@ -56,8 +57,7 @@ def ifca(
       ValueError: if `clusters` is not positive; when first traced, if minibatches are made afresh,
         so that clients have no rows.
     """
-    if clusters < 1:
-        raise ValueError(f"clusters must be at least 1, got {clusters}")
+    checks.count(clusters=clusters)
     server_optimizer = optimizers.as_server(server_optimizer)
     step = jax.vmap(server_step(server_optimizer), (0, 0, None, None))
 

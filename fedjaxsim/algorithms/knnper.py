@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -109,10 +110,7 @@ def with_neighbours(
             "knn-per needs a softmax classification with a linear model or one that names its "
             "output layer"
         )
-    if not 1 <= neighbours <= datastore:
-        raise ValueError(
-            f"neighbours must lie in [1, {datastore}], the size of the datastore, got {neighbours}"
-        )
+    checks.count(1, datastore, neighbours=neighbours)
     represent = model.representation
 
     def apply(params, x):

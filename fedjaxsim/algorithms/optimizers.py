@@ -6,6 +6,7 @@ from typing import Literal
 
 import optax
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Curvature, LocalOptimizer, ServerOptimizer
 from fedjaxsim.hyperparameters import STEP, Hyperparameter, Records
 
@@ -163,6 +164,5 @@ def _name(optimizer: Optax | str) -> str:
 def _find(optimizer: Optax | str) -> Optax:
     if not isinstance(optimizer, str):
         return optimizer
-    if optimizer not in _BY_NAME:
-        raise ValueError(f"optimizer must be one of {', '.join(_BY_NAME)}, got {optimizer!r}")
+    checks.one_of(_BY_NAME, optimizer=optimizer)
     return _BY_NAME[optimizer]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -45,8 +46,7 @@ def pfedme(
     Raises:
       ValueError: if `inner_steps` is not positive.
     """
-    if inner_steps < 1:
-        raise ValueError(f"inner_steps must be at least 1, got {inner_steps}")
+    checks.count(inner_steps=inner_steps)
 
     def client(shared, personal, data, hparams, context):
         del context

@@ -3,7 +3,8 @@
 `population.json` gives the number of clients and rows, and for every column its file, type, shape,
 bytes and SHA-256. Columns are plain `.npy` files: one per field, client after client, the rows of a
 client in the order of `SPLITS`; `counts.npy`, (m, 3) int32, the number of rows of each client in
-each split; and `names.npy`, (m,), unless clients are called 0, 1, …. Loading a folder compares
+each split; and `names.npy`, (m,), unless clients are called 0, 1, …; `held_out` is the folder of
+the clients held out, if there are any. Loading a folder compares
 sizes, `check_folder` the digests.
 """
 
@@ -28,13 +29,14 @@ from fedjaxsim.data.ranges import consecutive
 
 _ABOUT = "population.json"
 _KIND = "folder of a population"
+_HELD_OUT = "held_out"
 _VERSION = 1
 _AT_ONCE = 1 << 24
 """Bytes that are compared at once."""
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all its attributes but `generate` and `held_out`.
+    """Write a population with all its attributes but `generate`.
 
     Rows are written a block at a time. The folder appears when it is complete, and not at all if
     writing fails or is interrupted.
@@ -72,6 +74,11 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
                 field: dataclasses.asdict(columns) for field, columns in population.columns.items()
             },
         }
+        if population.held_out is not None:
+            save_folder(partial / _HELD_OUT, population.held_out)
+            about["held_out"] = json.loads((partial / _HELD_OUT / _ABOUT).read_text("utf-8"))[
+                "sha256"
+            ]
         about["sha256"] = _digest(about)
         (partial / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
         partial.rename(path)
@@ -104,6 +111,7 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
             raise ValueError(f"counts must be ({clients}, 3), got {counts.shape}")
         if names is None:
             names = np.arange(clients, dtype=np.int32)
+        held_out = load_folder(path / _HELD_OUT) if _HELD_OUT in about else None
         return Population(
             fields,
             consecutive(*counts.T),
@@ -111,6 +119,7 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
             public=public,
             categories=categories,
             columns=named,
+            held_out=held_out,
         )
 
 
@@ -150,6 +159,10 @@ def check_folder(
                 changed.append(name)
         if changed:
             raise ValueError(f"not what was written: {', '.join(changed)}")
+        if _HELD_OUT in about:
+            if _about(path / _HELD_OUT).get("sha256") != about[_HELD_OUT]:
+                raise ValueError(f"not what was written: {_HELD_OUT}")
+            size += check_folder(path / _HELD_OUT)
     return size
 
 

@@ -59,7 +59,7 @@ def from_hf(
 def arrays_of_name(
     path: str,
     *,
-    target: str,
+    target: str | tuple[str, ...],
     client: str | None = None,
     x: str | None = None,
     length: int | None = None,
@@ -72,7 +72,7 @@ def arrays_of_name(
 
     Args:
       path: name on the hub, as in ylecun/mnist, or a folder with files of its layout.
-      target: Column to predict.
+      target: Column to predict, or several of numbers.
       client: Column with the client of each row; without it, give --partition.
       x: The only column of features; text becomes its characters.
       length: Characters of each text to keep, the first ones.
@@ -143,7 +143,7 @@ def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
         import pyarrow
 
     kinds = dataset.features
-    others = (roles.client, roles.target, *roles.drop)
+    others = (roles.client, *roles.targets, *roles.drop)
     features = [name for name in dataset.column_names if name not in others]
     images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None
@@ -160,15 +160,17 @@ def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
     table: Any = dataset.with_format("arrow")[:]
     # Other classes than the target become text again, such as the names of clients.
     for place, name in enumerate(table.column_names):
-        if isinstance(kinds[name], datasets.ClassLabel) and name != roles.target:
+        if isinstance(kinds[name], datasets.ClassLabel) and name not in roles.targets:
             names = np.array([*kinds[name].names, None], object)  # -1 is no class
             column = pyarrow.array(names[table[name].to_numpy()])
             table = table.set_column(place, name, column)
     arrays = arrays_of(table, roles, pixels)
-    label = kinds[roles.target]
-    if isinstance(label, datasets.ClassLabel):
-        missing = int((arrays["y"] < 0).sum())
+    for place, name in enumerate(roles.targets):
+        if not isinstance(kinds[name], datasets.ClassLabel):
+            continue
+        missing = int((arrays["y"].reshape(len(arrays["y"]), -1)[:, place] < 0).sum())
         if missing:
-            raise ValueError(f"the target {roles.target!r} has {missing} rows without a class (-1)")
-        arrays["categories.y"] = np.array(label.names)
+            raise ValueError(f"the target {name!r} has {missing} rows without a class (-1)")
+        if len(roles.targets) == 1:
+            arrays["categories.y"] = np.array(kinds[name].names)
     return arrays

@@ -90,22 +90,23 @@ def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
     roots = [(split or 0, folder) for split, folder in parts] if splits else [(0, top)]
     if not has_clients:
         roots = [(0, top)]
-    found = []
+    found, classes = [], []
     for split, root in roots:
         for client in _folders(root) if has_clients else [root]:
-            files = [(one.name, file) for one in _folders(client) for file in _images(one)]
+            classes += (inside := _folders(client))
+            files = [(one.name, file) for one in inside for file in _images(one)]
             found += [(split, client.name, name, file) for name, file in files]
             if not files:
                 raise ValueError(_emptiness(client, has_clients))
     if not found:
         raise ValueError(_emptiness(top, has_clients))
-    _warn_of_others({file.parent for *_, file in found})
+    _warn_of_others(classes)
     return found
 
 
 def _warn_of_others(folders: Iterable[Path]) -> None:
     """Count the pictures of other formats beside those that are read."""
-    others = [file for one in sorted(folders) for file in one.iterdir() if _is_other(file)]
+    others = [file for one in folders for file in one.iterdir() if _is_other(file)]
     if others:
         warnings.warn(
             f"{len(others)} pictures were skipped, such as {min(others)}: save them as one of "

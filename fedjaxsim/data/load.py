@@ -105,15 +105,19 @@ def load(
         return population
     if classes is not None:
         population = first_classes(population, classes)
-    if test is None:
-        test = 0.0 if population.splits["test"].count.any() else _DEFAULT_TEST
-    elif population.splits["test"].count.any():
-        population = _without_splits(population)
-    divided = split(population, validation=validation, test=test, seed=seed)
-    if divided.held_out is None:
-        return divided
-    new = split(divided.held_out, validation=validation, test=test or _DEFAULT_TEST, seed=seed)
-    return dataclasses.replace(divided, held_out=new)
+
+    def divided(clients: Population, test: float | None) -> Population:
+        has_tests = clients.splits["test"].count.any()
+        if test is None:
+            test = 0.0 if has_tests else _DEFAULT_TEST
+        elif has_tests:
+            clients = _without_splits(clients)
+        return split(clients, validation=validation, test=test, seed=seed)
+
+    kept = divided(population, test)
+    if kept.held_out is None:
+        return kept
+    return dataclasses.replace(kept, held_out=divided(kept.held_out, test or None))
 
 
 def _check_table(kind: str, given: Mapping[str, Any], partition: str | None) -> None:

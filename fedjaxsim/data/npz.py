@@ -11,7 +11,8 @@ The arrays of a file:
 - optionally `public`: strings, see `Population.public`;
 - optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
 - optionally `columns.FIELD`: (d,) strings, the names of a field's columns, and `units.FIELD`,
-  (4, d) float64, their `centre`, `half_range` and `bound`, and the `norm` of rows; see `Columns`.
+  (4, d) float64, their `centre`, `half_range` and `bound`, and the `norm` of rows; see `Columns`;
+- optionally `held_out.NAME`, the same arrays of `Population.held_out`.
 
 Readers of tables and images return the same arrays, and `assemble` makes the population.
 """
@@ -30,7 +31,8 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 
 _RESERVED = ("client", "counts", "names", "split", "public")
-_CATEGORIES, _COLUMNS, _UNITS = "categories.", "columns.", "units."
+_CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT = "categories.", "columns.", "units.", "held_out."
+_PREFIXES = (_CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT)
 
 
 def load_npz(path: str | os.PathLike[str]) -> Population:
@@ -44,7 +46,7 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all its attributes but `generate` and `held_out`.
+    """Write a population with all its attributes but `generate`.
 
     Raises:
       ValueError: a field has a name that the format reserves.
@@ -52,9 +54,18 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     taken = sorted(name for name in population.fields if _is_reserved(name))
     if taken:
         raise ValueError(
-            f"fields may not be called {_RESERVED}, {_CATEGORIES}…, {_COLUMNS}… or {_UNITS}… in a "
-            f".npz file, got {taken}"
+            f"fields may not be called {_RESERVED} or {'…, '.join(_PREFIXES)}… in a .npz file, got "
+            f"{taken}"
         )
+    # np.savez would append .npz to other paths, and fail for fields named like its arguments.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, values in _arrays(population).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.save(file, values, allow_pickle=False)
+
+
+def _arrays(population: Population) -> dict[str, np.ndarray]:
+    """Return the arrays of a file."""
     counts = population.counts
     client = np.repeat(np.arange(len(counts), dtype=np.int32), counts.sum(axis=1))
     split = np.repeat(np.tile(np.arange(len(SPLITS), dtype=np.int8), len(counts)), counts.ravel())
@@ -65,11 +76,10 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
         arrays[_CATEGORIES + field] = np.array(names)
     for field, columns in population.columns.items():
         arrays |= arrays_of_columns(field, columns)
-    # np.savez would append .npz to other paths, and fail for fields named like its arguments.
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, values in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.save(file, values, allow_pickle=False)
+    if population.held_out is not None:
+        held_out = _arrays(population.held_out)
+        arrays |= {_HELD_OUT + name: values for name, values in held_out.items()}
+    return arrays
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -179,7 +189,12 @@ def assemble(
             raise ValueError(
                 f"split must hold 0, 1 or 2 for each of the {n} rows, got {_described(split)}"
             )
-        return described(_with_held_out(fields, client, names, split), arrays)
+        population = described(_with_held_out(fields, client, names, split), arrays)
+        size = len(_HELD_OUT)
+        held_out = {name[size:]: v for name, v in arrays.items() if name.startswith(_HELD_OUT)}
+        if held_out:
+            population = dataclasses.replace(population, held_out=assemble(held_out))
+        return population
 
 
 def _with_held_out(
@@ -213,7 +228,7 @@ def _with_held_out(
 
 
 def _is_reserved(name: str) -> bool:
-    return name in _RESERVED or name.startswith((_CATEGORIES, _COLUMNS, _UNITS))
+    return name in _RESERVED or name.startswith(_PREFIXES)
 
 
 def _described(values: np.ndarray) -> str:

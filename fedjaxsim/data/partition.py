@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.arrays import common_length, to_float32
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import check_seed
@@ -31,7 +32,7 @@ def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
       ValueError: the number of clients does not lie in [1, N], or the seed is negative.
     """
     n = common_length(fields, "data set")
-    _check_count("num_clients", num_clients, n)
+    checks.count(1, n, num_clients=num_clients)
     check_seed(seed)
     client = np.empty(n, dtype=np.int64)
     client[np.random.default_rng(seed).permutation(n)] = np.arange(n) % num_clients
@@ -102,8 +103,8 @@ def pathological(
       ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
     """
     n = common_length(fields, "data set")
-    _check_count("num_clients", num_clients, n)
-    _check_count("shards_per_client", shards_per_client, n // num_clients)
+    checks.count(1, n, num_clients=num_clients)
+    checks.count(1, n // num_clients, shards_per_client=shards_per_client)
     check_seed(seed)
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(n)
@@ -172,8 +173,7 @@ def feature_noise(
     Raises:
       ValueError: an argument is out of its range, or there is no such field.
     """
-    if not 0 <= variance < np.inf:
-        raise ValueError(f"feature_noise must be non-negative and finite, got {variance}")
+    checks.non_negative(feature_noise=variance)
     population = iid(fields, num_clients, seed)
     if field not in population.fields:
         raise ValueError(f"there is no field {field!r} to add noise to, only {sorted(fields)}")
@@ -207,10 +207,9 @@ def _generator(
     n: int, num_clients: int, alpha: float, seed: int, min_rows: int
 ) -> np.random.Generator:
     """Check the arguments of a Dirichlet partition and return its random numbers."""
-    _check_count("num_clients", num_clients, n)
-    if not (0 < alpha < np.inf):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
-    _check_count("min_rows", min_rows, n)
+    checks.count(1, n, num_clients=num_clients)
+    checks.positive(alpha=alpha)
+    checks.count(1, n, min_rows=min_rows)
     if num_clients * min_rows > n:
         raise ValueError(
             f"num_clients must be at most {n // min_rows}, as each has {min_rows} rows or more of "
@@ -218,13 +217,6 @@ def _generator(
         )
     check_seed(seed)
     return np.random.default_rng(seed)
-
-
-def _check_count(name: str, value: int, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if not 1 <= value <= largest:
-        raise ValueError(f"{name} must lie in [1, {largest}] for these rows, got {value}")
 
 
 def _column(fields: Fields, name: str) -> np.ndarray:

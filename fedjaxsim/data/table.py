@@ -146,7 +146,7 @@ def _reader(
     def arrays_of_file(
         path: str | os.PathLike[str],
         *,
-        target: str,
+        target: str | tuple[str, ...],
         client: str | None = None,
         split: str | None = None,
         one_hot: tuple[str, ...] = (),
@@ -158,7 +158,7 @@ def _reader(
 
         Args:
           path: the file.
-          target: Column to predict.
+          target: Column to predict, or several of numbers.
           client: Column with the client of each row; without it, give --partition.
           split: Column with train, validation or test; needs --client.
           one_hot: Columns to replace by one column of 0 and 1 per value.

@@ -195,7 +195,8 @@ class SplitStatistics:
 
     Attributes:
       count: (m,) int, see `targets_of`.
-      variance: variance of all targets "y" if the task has a squared error; else None.
+      variance: variance of all targets "y", its mean over several, if the task has a squared error;
+        else None.
       majority, records: as in `Evaluation`.
     """
 
@@ -219,11 +220,12 @@ class SplitStatistics:
         variance = majority = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
             targets = y[population.splits[split].all_rows()]
-            variance = float(np.var(targets, dtype=np.float64))
+            variance = float(np.mean(np.var(targets, axis=0, dtype=np.float64)))
             if variance == 0:
+                values = ", ".join(f"{value:g}" for value in np.atleast_1d(targets[0]))
                 warnings.warn(
                     f"nmse is undefined: the targets of all {len(targets)} {split} rows are "
-                    f"{targets[0]:g}",
+                    f"{values}",
                     stacklevel=2,
                 )
         if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":

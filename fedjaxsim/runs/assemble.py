@@ -26,7 +26,7 @@ from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_p
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.user_code import is_own, make_own
-from fedjaxsim.runs.validation import check_model
+from fedjaxsim.runs.validation import SEVERAL, check_model
 from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tasks.task import Task
@@ -186,6 +186,8 @@ def _task(config: RunConfig, population: Population) -> Task:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
     classes = population.categories.get("y")
     outputs = 1
+    if fields["y"].ndim == 2 and config.loss in SEVERAL:
+        outputs = fields["y"].shape[1]
     if config.loss in _LOSSES:
         outputs = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
     public = []
@@ -208,8 +210,12 @@ def _task(config: RunConfig, population: Population) -> Task:
         task = (tasks.softmax_sequence if per_token else _LOSSES[config.loss])(model, outputs)
         if classes is None:  # otherwise their names give the number
             public.append(f"The number of classes, {outputs}, is the largest label")
+    elif config.loss in SEVERAL:
+        task = {"multilabel": tasks.multilabel, "squared": tasks.squared}[config.loss](
+            model, outputs
+        )
     else:
-        task = {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
+        task = tasks.logistic(model)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=tuple(f"{sentence}{made}" for sentence in public))
 

@@ -102,8 +102,9 @@ RUN = (
     _name("availability", None, "When drawn clients answer", "always"),
     _name("compression", None, "Compression of a client's message", "none"),
     Setting(
-        "loss", Literal["softmax", "one-vs-all", "squared", "logistic"], "softmax",
-        "Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1.",
+        "loss", Literal["softmax", "one-vs-all", "squared", "logistic", "multilabel"], "softmax",
+        "Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1, multilabel several "
+        "targets 0/1.",
     ),
     Setting(
         "compute", Literal["float32", "bfloat16"], "float32",

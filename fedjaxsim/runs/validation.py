@@ -17,6 +17,8 @@ _FEW = 20
 """Classes that may occur in any number of rows."""
 _MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing")
 """Names of classes that may stand for missing labels."""
+SEVERAL = ("multilabel", "squared")
+"""Losses of several targets per row."""
 _RARE = 0.1
 """Expected clients of a round that are hardly meant."""
 _UNEVEN, _SAMPLED = 1e3, 10_000
@@ -58,9 +60,16 @@ def check_data(config: RunConfig, population: Population) -> None:
             f"{x.dtype} {x.shape}"
         )
     labels = population.fields.get("y")
-    if labels is not None and labels.ndim > 1 and config.model in numbers:
+    several = labels is not None and labels.ndim > 1 and config.model in numbers
+    if several and config.loss not in SEVERAL:
         raise ValueError(
-            f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
+            f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}; "
+            f"several targets need loss {' or '.join(SEVERAL)}"
+        )
+    if labels is not None and labels.ndim == 1 and config.loss == "multilabel":
+        raise ValueError(
+            "loss multilabel needs several targets, as in --target a,b, or y of shape (n, k), got "
+            f"{labels.shape}"
         )
     if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(

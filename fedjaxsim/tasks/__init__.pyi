@@ -5,6 +5,7 @@ from .streaming_metrics import StreamingMetric as StreamingMetric
 from .task import Metric as Metric
 from .task import Task as Task
 from .task import logistic as logistic
+from .task import multilabel as multilabel
 from .task import one_vs_all as one_vs_all
 from .task import softmax as softmax
 from .task import softmax_sequence as softmax_sequence

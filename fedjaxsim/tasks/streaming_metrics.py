@@ -66,6 +66,40 @@ def balanced_accuracy(
     return StreamingMetric(start, add, value)
 
 
+def micro_f1(
+    scores: Callable[[PyTree, Batch], jax.Array], positive: Callable[[Batch], jax.Array]
+) -> StreamingMetric:
+    """Return 2 TP/(2 TP + FP + FN) over all labels of a client's rows; 0 without any.
+
+    It equals `sklearn.metrics.f1_score(average="micro")`. It is NaN if a score is.
+
+    Args:
+      scores: `(params, batch) -> (b, k)`, above 0 for a predicted label.
+      positive: `(batch) -> (b, k)` bool.
+    """
+
+    def start(most_rows):
+        del most_rows
+        return jnp.int32(0), jnp.int32(0), jnp.array(False)
+
+    def add(carry, params, batch):
+        hits, marked, failed = carry
+        found, wanted = scores(params, batch), positive(batch)
+        real = batch.weight[:, None] > 0
+        said, wanted = (found > 0) & real, wanted & real
+        return (
+            hits + jnp.sum(said & wanted, dtype=jnp.int32),
+            marked + jnp.sum(said, dtype=jnp.int32) + jnp.sum(wanted, dtype=jnp.int32),
+            failed | _any_nan(jnp.sum(found, axis=-1), batch),
+        )
+
+    def value(carry):
+        hits, marked, failed = carry
+        return jnp.where(failed, jnp.nan, 2 * hits / jnp.maximum(marked, 1))
+
+    return StreamingMetric(start, add, value)
+
+
 def area_under_roc(
     score: Callable[[PyTree, Batch], jax.Array], positive: Callable[[Batch], jax.Array]
 ) -> StreamingMetric:

@@ -16,7 +16,12 @@ from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.metrics import Metric as Metric
 from fedjaxsim.models.model import STATISTICS, Dense, FrozenWeights, Model
 from fedjaxsim.tasks.outputs import with_checks
-from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
+from fedjaxsim.tasks.streaming_metrics import (
+    StreamingMetric,
+    area_under_roc,
+    balanced_accuracy,
+    micro_f1,
+)
 
 PyTree = Any
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
@@ -491,27 +496,84 @@ def logistic(model: Model) -> Task:
     return task._replace(labels=((-1, 1), (0, 1)))
 
 
-def squared(model: Model) -> Task:
-    """Regression with ½(prediction − y)² (optax.l2_loss).
+def multilabel(model: Model, num_labels: int) -> Task:
+    """Classification with any number of labels per row; "y" holds 0 and 1, (n, k).
+
+    The loss of a row is the mean binary cross-entropy of its labels. A label is predicted above a
+    probability of ½. "subset_accuracy", "hamming_loss" and "f1", which pools the labels of a client
+    (micro), are scikit-learn's.
 
     Args:
-      model: outputs (b, 1).
+      model: outputs (b, k): the log-odds of each label.
+      num_labels: k, at least 2.
     """
-    model = with_checks("squared", model, 1)
+    checks.count(2, num_labels=num_labels)
+    model = with_checks("multilabel", model, num_labels)
 
-    def losses(outputs, targets):
-        return optax.losses.l2_loss(outputs[:, 0], targets)
+    def losses(logits, labels):
+        each = optax.losses.sigmoid_binary_cross_entropy(logits, labels.astype(logits.dtype))
+        return jnp.mean(each, axis=-1)
 
-    def squares(outputs, targets):
-        return jnp.square(outputs[:, 0] - targets)
+    def subset(logits, labels):
+        return _judged(jnp.all((logits > 0) == (labels > 0), axis=-1), logits)
+
+    def hamming(logits, labels):
+        wrong = jnp.mean((logits > 0) != (labels > 0), axis=-1, dtype=logits.dtype)
+        return jnp.where(jnp.isnan(logits).any(axis=-1), jnp.nan, wrong)
 
     def check(fields):
         y = _require_xy(fields)
-        if y.ndim != 1:
+        if y.dtype.kind != "i" or y.ndim != 2 or y.shape[1] != num_labels:
+            raise ValueError(
+                f"multilabel needs labels 0 and 1, y of shape (n, {num_labels}), got {y.dtype} "
+                f"{y.shape}"
+            )
+
+    def says(logits):
+        said = jnp.where(jnp.isnan(logits), -1, logits > 0).astype(jnp.int32)
+        return {"prediction": said, "probability": jax.nn.sigmoid(logits)}
+
+    metrics = {"loss": losses, "subset_accuracy": subset, "hamming_loss": hamming}
+    f1 = micro_f1(
+        lambda params, batch: model.apply(params, batch.fields["x"]),
+        lambda batch: batch.fields["y"] > 0,
+    )
+    task = _task(model, metrics, check, _of_coins, says)
+    return task._replace(labels=((0, 1),), streaming_metrics={"f1": f1})
+
+
+def squared(model: Model, num_targets: int = 1) -> Task:
+    """Regression with ½(prediction − y)² (optax.l2_loss), its mean over several targets.
+
+    Args:
+      model: outputs (b, k).
+      num_targets: k; "y" is (n,) for one target, (n, k) for more.
+    """
+    checks.count(num_targets=num_targets)
+    model = with_checks("squared", model, num_targets)
+    several = num_targets > 1
+
+    def errors(outputs, targets):
+        return outputs - targets.reshape(outputs.shape)
+
+    def losses(outputs, targets):
+        return jnp.mean(optax.losses.l2_loss(errors(outputs, targets)), axis=-1)
+
+    def squares(outputs, targets):
+        return jnp.mean(jnp.square(errors(outputs, targets)), axis=-1)
+
+    def check(fields):
+        y = _require_xy(fields)
+        if several and y.shape[1:] != (num_targets,):
+            raise ValueError(
+                f"squared needs {num_targets} targets per row, y of shape (n, {num_targets}), got "
+                f"{y.shape}"
+            )
+        if not several and y.ndim != 1:
             raise ValueError(f"squared needs one target per row, y of shape (n,), got {y.shape}")
 
     def says(outputs):
-        return {"prediction": outputs[:, 0]}
+        return {"prediction": outputs if several else outputs[:, 0]}
 
     task = _task(model, {"loss": losses, "squared_error": squares}, check, _of_normals, says)
     return task._replace(curvature=_curvature_of_squares(model))

@@ -1,7 +1,11 @@
 """Folders of images, made here."""
 
+import warnings
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from fedjaxsim.data import load, load_images
@@ -98,3 +102,68 @@ def test_folders_of_another_layout_are_refused(folder, tmp_path):
         load(f"images:{tmp_path}", partition="iid")
     with pytest.raises(FileNotFoundError, match="absent"):
         load_images(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("second", ["val", "valid", "Validation", "Test", "test"])
+def test_classes_below_splits_are_no_clients(tmp_path, second):
+    # The layout of ImageNet: train/CLASS beside val/CLASS.
+    for split in ("train", second):
+        for k, name in enumerate(("cat", "dog")):
+            drawn(tmp_path / split / name / "a.png", np.full((2, 2), k))
+    with pytest.raises(ValueError, match=r"cat holds no folders of images: .*needs a partition"):
+        load_images(tmp_path)
+    with pytest.raises(ValueError, match=r"one folder without splits, such as PATH/train"):
+        load(f"images:{tmp_path}", partition="iid", num_clients=2)
+    assert load(f"images:{tmp_path}/train", partition="iid", num_clients=2).num_rows == 2
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    files=st.sets(
+        st.tuples(
+            st.sampled_from(["train", "Val", "TEST"]), st.sampled_from(["2", "10", "x"]),
+            st.sampled_from(["cat", "dog"]), st.sampled_from(["a.png", "b.bmp", "c.PNG", "d.tif"]),
+        ),
+        min_size=1,
+    ),
+    splits=st.booleans(),
+)  # fmt: skip
+def test_random_folders_are_read_as_walking_them_does(tmp_path_factory, files, splits):
+    top = tmp_path_factory.mktemp("random")
+    for k, (split, *rest) in enumerate(sorted(files)):
+        drawn(top.joinpath(*([split] if splits else []), *rest), np.full((1, 1), k))
+    expected, skipped = {}, 0
+    for file in (each for each in top.rglob("*") if each.is_file()):
+        *head, client, name, _ = file.relative_to(top).parts
+        cell = [{"train": 0, "Val": 1, "TEST": 2}[head[0]] if head else 0, client, name]
+        if file.suffix == ".tif":
+            skipped += 1
+        else:
+            expected.setdefault(client, []).append((*cell, np.asarray(Image.open(file)).item()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            population = load_images(top)
+        except ValueError:  # each folder of a client must hold images
+            pictures = {file.parent.parent for file in top.rglob("*") if file.suffix != ".tif"}
+            clients = {file.parent.parent for file in top.rglob("*") if file.is_file()}
+            classes = {row[2] for rows in expected.values() for row in rows}
+            trained = any(row[0] == 0 for rows in expected.values() for row in rows)
+            assert clients - pictures or len(classes) < 2 or not trained
+            return
+    said = " ".join(str(each.message) for each in caught)
+    assert (f"{skipped} pictures were skipped" in said) == (skipped > 0)
+    names = population.categories["y"]
+    for clients in (population, *([population.held_out] if population.held_out else [])):
+        for k, client in enumerate(clients.names.tolist()):
+            rows = expected.pop(client)
+            for place, split in enumerate(("train", "validation", "test")):
+                found = clients.rows(k, split)
+                pixels = np.rint(found["x"].ravel() * 255).astype(int).tolist()
+                labels = [names[y] for y in found["y"]]
+                of_split = [row for row in rows if clients is not population or row[0] == place]
+                if clients is population or place == 0:
+                    assert sorted(zip(labels, pixels, strict=True)) == sorted(
+                        (name, value) for _, _, name, value in of_split
+                    )
+    assert not expected

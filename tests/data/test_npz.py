@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,16 +75,20 @@ def test_what_is_saved_is_loaded(tmp_path_factory, counts, validation, test, dty
     fields = {"x": rng.normal(size=(n, 2, 3)).astype(dtype), "y": np.arange(n), "file": np.ones(n)}
     population = Population.from_flat(fields, counts, [f"user {k}" for k in range(len(counts))])
     population = split(population, validation=validation, test=test)
+    new = dataclasses.replace(population, names=population.names[::-1], public=("Known.",))
+    population = dataclasses.replace(population, held_out=new)
     path = tmp_path_factory.mktemp("npz") / "name without suffix"
     save_npz(path, population)
-    loaded = load_npz(path)
-    assert loaded.names.tolist() == population.names.tolist()
-    assert set(loaded.fields) == set(population.fields)
-    for field, values in population.fields.items():
-        np.testing.assert_array_equal(loaded.fields[field], values, strict=True)
-    for name, ranges in population.splits.items():
-        np.testing.assert_array_equal(loaded.splits[name].start, ranges.start, strict=True)
-        np.testing.assert_array_equal(loaded.splits[name].count, ranges.count, strict=True)
+    whole = load_npz(path)
+    for loaded, saved in ((whole, population), (whole.held_out, new)):
+        assert loaded is not None
+        assert loaded.names.tolist() == saved.names.tolist()
+        assert (set(loaded.fields), loaded.public) == (set(saved.fields), saved.public)
+        for field, values in saved.fields.items():
+            np.testing.assert_array_equal(loaded.fields[field], values, strict=True)
+        for name, ranges in saved.splits.items():
+            np.testing.assert_array_equal(loaded.splits[name].start, ranges.start, strict=True)
+            np.testing.assert_array_equal(loaded.splits[name].count, ranges.count, strict=True)
 
 
 def test_reserved_names_are_not_saved(tmp_path):

@@ -302,3 +302,28 @@ def test_tensors_of_arrow_keep_their_shape():
     table = pa.table({"who": list("abb"), "y": [0, 1, 0], "x": tensors})
     found = from_dataframe(table, client="who", target="y").fields["x"]
     np.testing.assert_array_equal(found, np.arange(12.0).reshape(3, 2, 2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    cells=st.lists(st.tuples(*[st.integers(-99, 99)] * 3), min_size=6, max_size=6),
+    row=st.integers(0, 5),
+    column=st.integers(0, 2),
+    bad=st.sampled_from(["", "NaN", "inf", "-inf", "1e39", "word", "5 m", "12:30"]),
+)
+def test_a_bad_cell_of_a_random_table_is_refused_by_its_row_and_column(
+    tmp_path_factory, cells, row, column, bad
+):
+    table = [[*map(str, each)] for each in cells]
+    table[row][column] = bad
+    path = tmp_path_factory.getbasetemp() / "bad.csv"
+    lines = [",".join([*each, "ab"[k % 2], str(k // 3)]) for k, each in enumerate(table)]
+    path.write_text("\n".join(["u,v,w,who,y", *lines]) + "\n")
+    with pytest.raises(ValueError, match=rf"'{'uvw'[column]}'.*in row {row + 1}\b") as raised:
+        load_csv(path, client="who", target="y")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_series_is_refused_by_what_is_read():
+    with pytest.raises(TypeError, match="needs a dataframe of pandas, polars or pyarrow"):
+        from_dataframe(pd.Series([1, 2]), client="who", target="y")  # type: ignore[arg-type]
