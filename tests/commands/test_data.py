@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from fedjaxsim.cli import main
@@ -25,6 +26,16 @@ def test_partitions_and_held_out_clients_count(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["clients"] == 7
     assert 0 < found["majority_accuracy"] < 0.5
+
+
+def test_new_clients_of_the_data_are_used_by_name(tmp_path, capsys):
+    rows = {"x": np.ones((6, 1)), "y": np.arange(6) % 2, "client": np.arange(6) // 2}
+    np.savez(tmp_path / "a.npz", **rows, split=np.array([0, 2, 0, 2, 2, 2]))
+    for used, count in (("kept", 2), ("held-out", 1)):
+        flags = ["--data", f"npz:{tmp_path / 'a.npz'}", "--clients-used", used, "--json"]
+        with pytest.warns(UserWarning, match="no training rows: held out, as new"):
+            assert main(["data", "show", *flags]) == 0
+        assert json.loads(capsys.readouterr().out)["clients"] == count
 
 
 def test_data_without_labels_are_shown(capsys):

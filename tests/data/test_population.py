@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjaxsim.data import Population, Ranges, split
+from fedjaxsim.data import Population, Ranges, by_column, split
 
 
 def test_clients_follow_one_another():
@@ -257,3 +257,13 @@ def test_a_population_says_its_clients_rows_and_fields():
 def test_rows_without_numbers_are_refused():
     with pytest.raises(ValueError, match=r"field 'x' holds no numbers: rows have shape \(0,\)"):
         Population.from_flat({"x": np.zeros((4, 0)), "y": np.arange(4)}, [2, 2])
+
+
+def test_integers_that_would_become_one_are_refused_and_others_stay():
+    far, features = [3_000_000_000, 3_000_000_001, 5, 7], np.array([[2**24], [2**24 + 1], [7], [8]])
+    for fields in ({"x": np.zeros((4, 1)), "y": np.array(far)}, {"x": np.array(far)[:, None]}):
+        with pytest.raises(ValueError, match="cannot tell apart, such as 3000000000"):
+            Population.from_flat(fields, [2, 2])
+    kept = Population.from_flat({"x": features}, [2, 2]).fields["x"]
+    np.testing.assert_array_equal(kept, features)
+    assert by_column({"x": np.zeros((4, 1)), "id": np.array(far)}, "id").num_clients == 4

@@ -1,5 +1,6 @@
 """Data and settings that do not suit each other, and the columns and labels of tables."""
 
+import dataclasses
 import json
 import sys
 
@@ -10,6 +11,7 @@ from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.assemble import simulation_of, whole_population_of
 from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.validation import doubts
 
 COLUMNS = {"client": "who", "target": "likes", "drop": ("age",)}
 
@@ -31,10 +33,18 @@ def test_the_names_of_classes_say_how_many_there_are(table):
     assert any("names of the classes" in sentence for sentence in known)
 
 
+def test_a_class_that_never_occurs_is_warned_of(table):
+    config = run_config(data=table, **COLUMNS)
+    population = whole_population_of(config)
+    assert not any("never occurs" in doubt for doubt in doubts(config, population))
+    more = dataclasses.replace(population, categories={"y": ("no", "perhaps", "yes", "often")})
+    assert "the class 'often' never occurs in the labels" in doubts(config, more)
+
+
 def test_flags_name_columns(table):
     flags = f"--data {table} --client who --target likes --drop age,height --one-hot a --split b"
     config = parse(["run", *flags.split()]).settings  # pyright: ignore[reportAttributeAccessIssue]
-    assert (config.client, config.target, config.split) == ("who", "likes", "b")
+    assert (config.client, config.target, config.split) == ("who", ("likes",), "b")
     assert (config.drop, config.one_hot) == (("age", "height"), ("a",))
 
 
