@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, Curvature, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.local_steps import PULL, local_steps
+from fedjaxsim.algorithms.local_steps import PULL, local_steps, mean_over_rows
 from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     keep_shared,
@@ -150,26 +150,17 @@ def fisher(task: Task, params: PyTree, data: ClientData) -> PyTree:
     Raises:
       ValueError: if minibatches are made afresh, so that clients have no rows.
     """
-    if data.generates:
-        raise ValueError(
-            "penalty 'ewc' needs the rows of a client for its Fisher information, but this "
-            "population makes minibatches afresh and has none"
-        )
 
     def squares(fields):
         row = Batch(jax.tree.map(lambda value: value[None], fields), jnp.ones(1))
         return jax.tree.map(jnp.square, jax.grad(task.loss)(params, row))
 
-    def add(total, batch):
-        weight = batch.weight
-        return jax.tree.map(
-            lambda t, s: t + jnp.tensordot(weight.astype(s.dtype), s, 1),
-            total,
-            jax.vmap(squares)(batch.fields),
-        )
+    def of_batch(batch):
+        weight = batch.weight / jnp.maximum(jnp.sum(batch.weight), 1)
+        each = jax.vmap(squares)(batch.fields)
+        return jax.tree.map(lambda s: jnp.tensordot(weight.astype(s.dtype), s, 1), each)
 
-    total = data.full_pass(add, jax.tree.map(jnp.zeros_like, params))
-    return jax.tree.map(lambda leaf: leaf / data.count.astype(leaf.dtype), total)
+    return mean_over_rows(of_batch, data)
 
 
 def _sum(tree: PyTree) -> jax.Array:

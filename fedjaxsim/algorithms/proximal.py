@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.algorithms.local_steps import mean_over_rows
 from fedjaxsim.algorithms.spectral import shrinkage
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, on_host
@@ -66,20 +67,9 @@ def loss_and_gradient(
     task: Task, to_params: Callable[[jax.Array], PyTree], w: jax.Array, data: ClientData
 ) -> tuple[jax.Array, jax.Array]:
     """Compute L_i and ∇L_i at w (d, c) over all rows of a client; 0 if it has none."""
-
-    def of_batch(batch):
-        value, gradient = jax.value_and_grad(lambda w: task.loss(to_params(w), batch))(w)
-        count = jnp.sum(batch.weight)
-        return value * count, gradient * count.astype(gradient.dtype)
-
-    def add(total, batch):
-        return jax.tree.map(jnp.add, total, of_batch(batch))
-
-    shapes = jax.eval_shape(of_batch, data.batch_shapes())
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total = data.full_pass(add, zero)
-    count = jnp.maximum(data.count, 1)
-    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+    return mean_over_rows(
+        lambda batch: jax.value_and_grad(lambda w: task.loss(to_params(w), batch))(w), data
+    )
 
 
 def check_acceleration(acceleration: Acceleration, hparams: Hyperparameters) -> None:
