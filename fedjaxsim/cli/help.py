@@ -1,18 +1,15 @@
 """Help of the program and its commands, printed without importing JAX."""
 
-import ast
-import functools
-import importlib.util
 import inspect
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjaxsim.cli.flags import Command, split
 from fedjaxsim.factories import Setting, flag
-from fedjaxsim.runs.parts import ROLES, SETTINGS
+from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     DATA,
     GROUPS,
@@ -23,6 +20,16 @@ from fedjaxsim.runs.settings import (
     table_of,
 )
 
+USUAL = {
+    "learning_rate": "η, the local learning rate",
+    "clip": "C, the bound on the L2 norm of a message",
+    "noise_multiplier": "z, the noise on the sum of messages over C",
+    "sampling_rate": "p, the probability with which a client takes part in a round",
+    "lam": "λ, the pull to the shared model (pmtl, ditto, …)",
+    "mu": "μ, the weight of the proximal term (fedprox)",
+    "alpha": "concentration of --partition dirichlet",
+}
+"""Settings of parts that help shows without importing them."""
 _LEFT = 26
 """Columns of flags."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
@@ -74,7 +81,7 @@ def show(command: Command, words: Sequence[str]) -> None:
             privacy = ("target", "guarantee", "budget", "spending", "examples")
             _section("privacy", [each for name in privacy for each in groups[name]])
             _section("results", RESULTS)
-        _show_all_parts(command.name, ("data", "partition") if only_data else tuple(ROLES))
+            _show_usual(command.name)
 
 
 def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
@@ -102,25 +109,12 @@ def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
         _section(title, [table.keys[name] for name in read])
 
 
-def _show_all_parts(command: str, roles: Sequence[str]) -> None:
-    """Show the names of the flags of all parts."""
-    print(f"\nflags of parts (what they mean: fedjaxsim {command} --algorithm NAME --help)")
-    for role in roles:
-        declared = {name: declared_flags(role, name) for name in ROLES[role].known}
-        common = [
-            name
-            for name in next(iter(declared.values()))
-            if 2 * sum(name in flags for flags in declared.values()) > len(declared)
-        ]
-        if common:
-            print(_row(f"most {role}s", _flags(common), "  "))
-        for name, flags in declared.items():
-            if own := [each for each in flags if each not in common]:
-                print(_row(f"{role} {name}", _flags(own)))
-
-
-def _flags(names: Sequence[str]) -> str:
-    return " ".join(f"--{flag(name)}" for name in names)
+def _show_usual(command: str) -> None:
+    """Show the flags that most systems read, and where those of all parts are."""
+    print(f"\nflags of most parts; all of them: fedjaxsim {command} --algorithm NAME --help")
+    print("(and --model, --mechanism, --sampling, --data or --partition NAME)")
+    for name, meaning in USUAL.items():
+        print(_row(f"--{flag(name)} FLOAT", meaning))
 
 
 def _section(title: str, settings: Any) -> None:
@@ -165,85 +159,3 @@ def _row(left: str, right: str, indent: str = "  ") -> str:
     head = f"{indent}{left}"
     first = [f"{head:<{_LEFT}}{lines.pop(0)}"] if len(head) < _LEFT else [head]
     return "\n".join([*first, *(" " * _LEFT + line for line in lines)])
-
-
-# --- what the parts declare, read from their source -----------------------------------------------
-
-
-def declared_flags(role: str, name: str) -> list[str]:
-    """Return the settings and hyperparameters of a part, read from its source without importing it.
-
-    The decorator of its factory names the records of its hyperparameters, and its arguments are its
-    settings.
-    """
-    path, _, function = ROLES[role].known[name].partition(":")
-    found, module = _find(path, function)
-    if isinstance(found, ast.Call):  # a function that another one makes
-        made, module = _find(module, ast.unparse(found.func))
-        assert made is not None
-        inner = [each for each in ast.walk(made) if isinstance(each, ast.FunctionDef)]
-        found = inner[-1]
-    assert isinstance(found, ast.FunctionDef)
-    flags = [record for each in found.decorator_list for record in _records(each, module)]
-    every = [*found.args.args, *found.args.kwonlyargs]
-    for argument in every:
-        hint = ast.unparse(argument.annotation) if argument.annotation is not None else ""
-        if argument.arg not in ROLES[role].supplied and "ArrayLike" not in hint:
-            flags.append(SETTINGS.get(argument.arg, argument.arg))
-    return list(dict.fromkeys(flags))
-
-
-@functools.cache
-def _names_in(module: str) -> Mapping[str, ast.AST]:
-    """Return the functions, constants and imports of a module, by name."""
-    spec = _spec(module)
-    found: dict[str, ast.AST] = {}
-    for node in ast.parse(Path(spec).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = node
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node.value
-        elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: node for alias in node.names}
-    return found
-
-
-def _spec(module: str) -> str:
-    """Return the file of a module of the package, without importing it."""
-    root = Path(importlib.util.find_spec("fedjaxsim").origin).parent  # type: ignore
-    path = root.joinpath(*module.split(".")[1:])
-    return str(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
-
-
-def _find(module: str, name: str) -> tuple[ast.AST | None, str]:
-    """Return the definition of a name that a module has or imports, and where it is defined."""
-    node = _names_in(module).get(name)
-    if isinstance(node, ast.ImportFrom):
-        origin = node.module or ""
-        if not origin.startswith("fedjaxsim"):
-            return None, module
-        real = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        if Path(_spec(f"{origin}.{real}")).exists():  # a module, whose attributes are asked for
-            return None, f"{origin}.{real}"
-        return _find(origin, real)
-    return node, module
-
-
-def _records(node: ast.AST, module: str) -> Iterator[str]:
-    """Yield the settings of all `Hyperparameter` records that code names."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Hyperparameter"):
-        words = {each.arg: each.value for each in node.keywords}
-        yield ast.literal_eval(words.get("flag", node.args[0]))
-        return
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        _, origin = _find(module, node.value.id)
-        if origin != module:
-            yield from _records(ast.Name(node.attr), origin)
-        return
-    if isinstance(node, ast.Name):
-        found, origin = _find(module, node.id)
-        if found is not None and node.id not in ("reads", "Hyperparameter"):
-            yield from _records(found, origin)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _records(child, module)

@@ -149,14 +149,11 @@ def quality_key(records: Records) -> str:
 
 
 @mpl.rc_context(STYLE)
-def run_figure(records: Records, title: str, *, narrow: bool = False) -> Figure:
-    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run.
-
-    With `narrow` the panels are one above the other, for a phone.
-    """
+def run_figure(records: Records, title: str) -> Figure:
+    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run."""
     quality = quality_key(records)
-    figure = picture(title, *((3.9, 7.2) if narrow else (9.6, 3.2)))
-    loss, middle, privacy = figure.subplots(*((3, 1) if narrow else (1, 3)), sharex=True)
+    figure = picture(title, 9.6, 3.2)
+    loss, middle, privacy = figure.subplots(1, 3, sharex=True)
     for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
         line(loss, *points(records, key), color=colour, label=key.replace("_", " "))
     loss.set_ylabel("loss (mean over clients)")

@@ -80,13 +80,11 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
     first = found[0]
     judged = default_metric([first])
     what = (first.config.get(key, "?") for key in ("algorithm", "model", "data"))
-    narrow = None
     if several:
         picture = plots.content(figures.comparison_figure(of_seeds))
         cards = _cards_of_systems(of_seeds, looks, rows)
     else:
-        wide, narrow = (plots.run_figure(first.rows, "", narrow=each) for each in (False, True))
-        picture, narrow = plots.content(wide), plots.content(narrow)
+        picture = plots.content(plots.run_figure(first.rows, ""))
         cards = _cards_of_run(first, judged)
     table = runs_table([{"run": name, **run.summary} for name, run in runs.items()])
     return {
@@ -105,7 +103,6 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         "privacy": privacy(_promises(of_seeds)),
         "shared_seeds": drawn_twice(directories),
         "curves": picture,
-        "narrow_curves": narrow,
         "distribution": _distribution(of_seeds, looks, judged),
         "spread_names": list(SPREAD.values()),
         "spread": _spread(runs, judged),
