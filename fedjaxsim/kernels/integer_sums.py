@@ -38,17 +38,17 @@ class IntegerSum:
     dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
 
 
-def zero(shapes: PyTree, most: int) -> IntegerSum:
+def zero(shapes: PyTree, most: int, fine: bool = False) -> IntegerSum:
     """Return the sum of no vectors.
 
     Args:
       shapes: one vector as a pytree of shapes.
-      most: largest number of vectors in the sum. Up to 4,096 take one word, and k is 18 to 22; up
-        to 2²⁰ take two and k is 22; beyond, each doubling costs k two bits.
+      most: largest number of vectors in the sum. Up to 4,096 take one word, and k is 18 to 22;
+        beyond they take two, k is 34, and each doubling costs it two bits.
+      fine: whether to take two words in any case; k is then up to 44.
     """
-    free = 30 - math.ceil(math.log2(max(most, 1)))
-    one = min(free, _BITS)
-    bits, shift = (one, 0) if one >= _ONE_WORD else (min(2 * free, _BITS), min(free, _BITS // 2))
+    free = min(30 - math.ceil(math.log2(max(most, 1))), _BITS)
+    bits, shift = (free, 0) if free >= _ONE_WORD and not fine else (2 * free, free)
     if bits < 1:
         raise ValueError(f"exact sums take fewer than 2³⁰ clients, got {most}")
 
@@ -61,22 +61,23 @@ def zero(shapes: PyTree, most: int) -> IntegerSum:
 
 def add(total: IntegerSum, vectors: PyTree, bound: jax.Array) -> IntegerSum:
     """Add vectors, leaves (c, ...), each of global L2 norm at most `bound`, which is finite."""
-    scale = 2.0**total.bits / bound
+    scale = 2.0 ** (total.bits - total.shift) / bound
 
-    def multiples(leaf):
+    def scaled(leaf):
         wide = jnp.promote_types(leaf.dtype, jnp.float32)
-        return _truncated(leaf.astype(wide) * scale.astype(wide))
+        return leaf.astype(wide) * scale.astype(wide)
 
-    def sums(part):
-        return jax.tree.map(lambda leaf: jnp.sum(part(leaf), axis=0, dtype=jnp.int32), terms)
+    def added(word, terms):
+        return jax.tree.map(
+            lambda old, new: old + jnp.sum(_truncated(new), axis=0, dtype=jnp.int32), word, terms
+        )
 
-    terms, low = jax.tree.map(multiples, vectors), 2**total.shift - 1
-    if total.shift:
-        added = sums(lambda leaf: leaf >> total.shift), sums(lambda leaf: leaf & low)
-    else:
-        added = (sums(lambda leaf: leaf),)
-    words = jax.tree.map(jnp.add, total.words, added)
-    return dataclasses.replace(total, words=words)
+    terms = jax.tree.map(scaled, vectors)
+    words = [added(total.words[0], terms)]
+    if total.shift:  # what truncation leaves is exact in floats
+        rest = jax.tree.map(lambda leaf: (leaf - jnp.trunc(leaf)) * 2.0**total.shift, terms)
+        words.append(added(total.words[1], rest))
+    return dataclasses.replace(total, words=tuple(words))
 
 
 def value(total: IntegerSum, bound: jax.Array) -> PyTree:

@@ -51,7 +51,7 @@ _TAIL = 1e-15
 _ROWS = 2**20
 """Rows of the client for which the capacity is computed: the binomial tail grows with them."""
 _MOST = 64
-"""Largest microbatch, whose float32 sum is off by at most a thousandth of C."""
+"""Largest microbatch, so that float32 sums of dense layers are off by little."""
 
 
 class Sampled(NamedTuple):
@@ -158,22 +158,25 @@ class GradientNoise(NamedTuple):
     ) -> tuple[jax.Array, PyTree]:
         """Sum losses and clipped gradients; one example moves the sum by at most C.
 
-        The gradients of a microbatch are added in float32, whose error is bounded; microbatches are
-        added as integers, exactly.
+        Gradients are added as integers, exactly, so no other example's rounding follows from one
+        that is drawn and moves the others to other microbatches. Dense layers have no gradients of
+        examples, but float32 sums of microbatches, whose error is bounded.
         """
         size, chunks = self.microbatch_size, self.capacity // self.microbatch_size
         like = jax.tree.map(jnp.zeros_like, widened(params))
-        nothing = integer_sums.zero(jax.eval_shape(lambda: like), self.capacity)
-        bound = self.clip_norm * _share(like, size, nothing.bits)
-        layers = task.layers if task.layers is not None and task.layers.of is task.loss else None
-        sums = _sums_of_examples if layers is None else _sums_of_layers
+        by_layers = task.layers is not None and task.layers.of is task.loss
+        nothing = integer_sums.zero(jax.eval_shape(lambda: like), self.capacity, fine=by_layers)
+        bound, sums = self.clip_norm, _gradients_of_examples
+        if by_layers:
+            bound, sums = bound * _share(like, size, chunks, nothing.bits), _sums_of_layers
 
         def add(carry, batch):
             value, total, exact = carry
-            more, gradient = sums(task, params, batch, bound)
-            fixed = jax.lax.stop_gradient(jax.tree.map(lambda leaf: leaf[None], gradient))
+            more, gradients = sums(task, params, batch, bound)
+            fixed = jax.lax.stop_gradient(gradients)
             exact = integer_sums.add(exact, fixed, jax.lax.stop_gradient(self.clip_norm))
-            return value + more, jax.tree.map(jnp.add, total, gradient), exact
+            plus = jax.tree.map(lambda old, new: old + jnp.sum(new, axis=0), total, gradients)
+            return value + more, plus, exact
 
         if isinstance(rows, Batch):
             each = jax.tree.map(lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), rows)
@@ -187,18 +190,16 @@ class GradientNoise(NamedTuple):
             (value, total, exact), _ = jax.lax.scan(maybe, start, each)
         else:
             read = rows
-            first = _microbatch(sampled, read, jnp.int32(0), size)
-            value, total = jax.lax.optimization_barrier(sums(task, params, first, bound))
-            if chunks == 1:
-                return value, total
-            exact = integer_sums.add(
-                nothing, jax.tree.map(lambda leaf: leaf[None], total), self.clip_norm
-            )
+
+            def microbatch(k):
+                return _microbatch(sampled, read, k * size, size)
+
+            value = jax.eval_shape(lambda: sums(task, params, microbatch(jnp.int32(0)), bound)[0])
             value, total, exact = jax.lax.fori_loop(
-                1,
+                0,
                 -(-sampled.drawn // size),
-                lambda k, carry: add(carry, _microbatch(sampled, read, k * size, size)),
-                (value, total, exact),
+                lambda k, carry: add(carry, microbatch(k)),
+                (jnp.zeros((), value.dtype), like, nothing),
             )
         exact = integer_sums.value(exact, jax.lax.stop_gradient(self.clip_norm))
         return value, jax.tree.map(_with_derivative_of, total, exact)
@@ -218,24 +219,23 @@ def _first(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
 
 
-def _sums_of_examples(task, params, batch, bound):
-    """Sum losses and clipped gradients of a microbatch, each gradient by itself."""
+def _gradients_of_examples(task, params, batch, bound):
+    """Sum losses of a microbatch, and compute the clipped gradients, leaves (k, …)."""
 
     def of_example(fields, key):
         one = jax.tree.map(lambda leaf: leaf[None], (fields, jnp.ones(()), key))
         value, gradient = jax.value_and_grad(task.loss)(params, Batch(*one))
         return value, clip_by_global_norm(widened(gradient), bound).message
 
-    def add_up(leaf):
-        weight = batch.weight.reshape(-1, *(1,) * (leaf.ndim - 1))
-        return jnp.sum(jnp.where(weight > 0, leaf, 0), axis=0)
+    def present(leaf):
+        return jnp.where(batch.weight.reshape(-1, *(1,) * (leaf.ndim - 1)) > 0, leaf, 0)
 
     values, gradients = jax.vmap(of_example)(batch.fields, batch.keys)
-    return add_up(values), jax.tree.map(add_up, gradients)
+    return jnp.sum(present(values)), jax.tree.map(present, gradients)
 
 
 def _sums_of_layers(task, params, batch, bound):
-    """Compute `_sums_of_examples` of dense layers without gradients of examples.
+    """Compute the sum of `_gradients_of_examples` of dense layers, leaves (1, …), without them.
 
     An example's gradient is δxᵀ in a layer of inputs x whose outputs have the derivatives δ, of
     norm ‖δ‖ ‖x‖ (Goodfellow 2015). So the clipped sum is a product for each layer.
@@ -265,6 +265,7 @@ def _sums_of_layers(task, params, batch, bound):
         for d, x in zip(derivatives, inputs, strict=True)
     ]
     total = dense.params(matrices, [jnp.sum(d, axis=0) for d in derivatives])
+    total = jax.tree.map(lambda leaf: leaf[None], total)
     return jnp.sum(jnp.where(batch.weight > 0, values, 0)), total
 
 
@@ -273,16 +274,19 @@ def _squares(rows: jax.Array) -> jax.Array:
     return jnp.sum(rows * rows, axis=1) + rows.shape[1] * 2.0**-126
 
 
-def _share(like: PyTree, size: int, bits: int) -> float:
+def _share(like: PyTree, size: int, chunks: int, bits: int) -> float:
     """Return the share of C to clip to, so that with all rounding one example moves a sum by C.
 
-    Of two neighbouring inputs one microbatch differs. Each of its two float32 sums of k gradients
-    is off by at most (k + 2)·2⁻²⁴·k of the clip norm, whatever the order (Higham 2002, section
-    3.1). Truncation to multiples of C·2⁻ᵇⁱᵗˢ adds less than one such unit in each of p coordinates.
+    An example that is drawn moves all later ones by one place, so every microbatch may differ. A
+    float32 sum of k gradients is off by at most (k + 2)·2⁻²⁴ times the sum of their norms, whatever
+    the order (Higham 2002, section 3.1); of all gradients, in both minibatches, that is at most
+    twice the capacity. Truncation to multiples of C·2⁻ᵇⁱᵗˢ adds less than one such unit to each of
+    p numbers of each microbatch.
     """
     numbers = sum(leaf.size for leaf in jax.tree.leaves(like))
-    rounding, units = 2 * size * (size + 2) * 2.0**-24, np.sqrt(numbers) * 2.0**-bits
-    if units > 0.5:
+    rounding = 2 * size * chunks * (size + 2) * 2.0**-24
+    units = 2 * chunks * np.sqrt(numbers) * 2.0**-bits
+    if rounding > 0.5 or units > 0.5:
         raise ValueError(
             f"exact sums of gradients with {numbers} numbers need smaller minibatches, or a model "
             "with fewer parameters"

@@ -45,7 +45,7 @@ from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.private_examples import (
     GradientNoise,
     Sampled,
-    _sums_of_examples,
+    _gradients_of_examples,
     _sums_of_layers,
 )
 from fedjaxsim.sweep import SimulationBatch
@@ -528,6 +528,32 @@ def test_one_example_moves_the_sum_by_no_more_than_the_clip_norm():
     assert abs(moved - 0.75) < 1e-3 + 2 * np.spacing(np.float32(whole))
 
 
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_an_example_that_is_drawn_moves_no_other_one_s_rounding(by_layers):
+    """It moves halves of C/2²¹ to other microbatches, where one half alone is truncated."""
+    places, width = 512, 4096
+    rest = np.where(np.isin(np.arange(places - 1) % 32, (0, 15)), 2.0**-22, 0.0)
+    task = fjs.tasks.squared(fjs.models.linear((width,), 1))
+    if not by_layers:
+        task = task._replace(layers=None)
+    params = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+    noise = noise_of(0.0, capacity=places, size=16)
+
+    @jax.jit
+    def total(targets, drawn):
+        fields = {"x": jnp.ones((places, width)), "y": targets}
+        batch = fjs.Batch(fields, (jnp.arange(places) < drawn).astype(float))
+        minibatch = sampled(jax.random.key(0), drawn, 1)
+        gradient = noise.gradient(task, params, minibatch, batch, 0)[1]
+        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradient)])
+
+    drawn, absent = (
+        np.asarray(total(jnp.asarray(targets, jnp.float32), n), np.float64)
+        for targets, n in (([-1.0, *rest], places), ([*rest, 0.0], places - 1))
+    )
+    assert 0.99 < np.linalg.norm(drawn - absent) <= 1
+
+
 @pytest.mark.parametrize("hidden", [(), (5,), (4, 3)])
 def test_sums_of_dense_layers_are_sums_over_examples(hidden):
     """The plain form of the same sum, with examples that are clipped, absent or not finite."""
@@ -546,8 +572,9 @@ def test_sums_of_dense_layers_are_sums_over_examples(hidden):
     assert task.layers.of is task.loss
     (_, one), (_, other) = (
         jax.jit(functools.partial(sums, task))(params, batch, jnp.float32(0.5))
-        for sums in (_sums_of_layers, _sums_of_examples)
+        for sums in (_sums_of_layers, _gradients_of_examples)
     )
+    other = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), other)
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
