@@ -41,8 +41,7 @@ def vehicle(folder: Path) -> fjs.Population:
 def femnist(folder: Path) -> fjs.Population:
     """Writers of characters, on 7 × 7 pixels."""
     rows = invert(load(f"leaf:{folder}/femnist/mytest.json.zip"))
-    x = rows.fields["x"].reshape(-1, 7, 4, 7, 4).mean((2, 4)).reshape(-1, 49)
-    return dataclasses.replace(rows, fields={**rows.fields, "x": x})
+    return rows.with_field("x", lambda x: x.reshape(-1, 7, 4, 7, 4).mean((2, 4)).reshape(-1, 49))
 
 
 def shakespeare(folder: Path) -> fjs.Population:
