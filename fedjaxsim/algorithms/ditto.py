@@ -1,5 +1,7 @@
 """Ditto (Li, Hu, Beirami, Smith; ICML 2021): personal models pulled towards a global one."""
 
+from typing import Any
+
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -11,11 +13,25 @@ from fedjaxsim.tasks.task import Task
 OwnChoice = optimizers.LocalChoice | None
 
 
-def _personal_rate(*, personal_optimizer: OwnChoice = None, **_: object) -> Records:
-    return () if personal_optimizer is None else (optimizers.PERSONAL_LEARNING_RATE,)
+def _personal(
+    *,
+    personal_optimizer: OwnChoice = None,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    **_: object,
+) -> optimizers.LocalChoice:
+    """Return the optimizer of the personal models."""
+    if personal_optimizer is None:
+        return local_optimizer
+    if callable(personal_optimizer):
+        return personal_optimizer
+    return optimizers.local(personal_optimizer, rate=optimizers.PERSONAL_LEARNING_RATE)
 
 
-@reads(optimizers.local_records, optimizers.server_records, PULL, _personal_rate)
+def _personal_records(**arguments: Any) -> Records:
+    return optimizers.local_records(local_optimizer=_personal(**arguments))
+
+
+@reads(optimizers.local_records, optimizers.server_records, PULL, _personal_records)
 def ditto(
     task: Task,
     *,
@@ -42,10 +58,7 @@ def ditto(
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean update.
     """
-    own, rate = local_optimizer, optimizers.PERSONAL_LEARNING_RATE
-    if personal_optimizer is not None:
-        named = not callable(personal_optimizer)
-        own = optimizers.local(personal_optimizer, rate=rate) if named else personal_optimizer
+    own = _personal(personal_optimizer=personal_optimizer, local_optimizer=local_optimizer)
     of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def client(shared, personal, data, hparams, context):

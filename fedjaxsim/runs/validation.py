@@ -61,7 +61,7 @@ def check_data(config: RunConfig, population: Population) -> None:
         )
     labels = population.fields.get("y")
     several = labels is not None and labels.ndim > 1 and config.model in numbers
-    if several and config.loss not in SEVERAL:
+    if labels is not None and several and config.loss not in SEVERAL:
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}; "
             f"several targets need loss {' or '.join(SEVERAL)}"

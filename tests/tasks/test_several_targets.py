@@ -53,7 +53,7 @@ def test_labels_are_judged_as_scikit_learn_judges_them():
     assert found == pytest.approx(expected, rel=1e-5)
     f1, rows = task.streaming_metrics["f1"], f1_of(task, batches)
     np.testing.assert_allclose(rows, by_sklearn.f1_score(y, logits > 0, average="micro"), rtol=1e-6)
-    assert np.isnan(f1_of(task, batches, jnp.nan))
+    assert np.isnan(f1_of(task, batches, jnp.array(jnp.nan)))
     assert f1.value(f1.start(3)) == 0
     assert np.isnan(task.metrics(jnp.nan, batches[0])["hamming_loss"]).all()
 
@@ -88,7 +88,7 @@ def test_a_regression_has_several_outputs():
         by_sklearn.mean_squared_error(wanted, said), rel=1e-4
     )
     loss, gradient = jax.value_and_grad(task.loss)(
-        w, Batch({"x": x, "y": wanted}, jnp.ones(len(x)))
+        w, Batch({"x": jnp.asarray(x), "y": jnp.asarray(wanted)}, jnp.ones(len(x)))
     )
     assert loss == pytest.approx(by_sklearn.mean_squared_error(wanted, said) / 2, rel=1e-4)
     assert gradient["kernel"].shape == (2, 3)
