@@ -84,17 +84,17 @@ def prepare_tune(
         value = getattr(question, name)
         if value < least:
             raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
+    remember(config.records.values())
+    source = find_source(config, question.public_data, clips="clip" in names)
     start: Point = {}
     for name in names:
-        value = config.clip_norm if name == "clip" else float(config.get(name))
+        value = float(np.asarray(source.hparams.get(name)))
         if not 0 < value < math.inf:
             raise ValueError(
                 f"{flag(name)} must be positive and finite to be tuned on a logarithmic scale, "
                 f"got {value}"
             )
         start[name] = value
-    remember(config.records.values())
-    source = find_source(config, question.public_data, clips="clip" in names)
     check_own_code(source.final)
     simulation = source.simulation
     metric = metric_of(simulation.task, simulation.population, question.metric)
