@@ -1,5 +1,6 @@
 """A minibatch with its rows, and one of protected examples, which gives gradients alone."""
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -80,17 +81,37 @@ class ProtectedBatch:
       examples: the expected number of examples, public, by which the noised sum is divided, ().
     """
 
-    __slots__ = ("_gradient", "_trace", "examples", "tickets")
+    __slots__ = ("_gradient", "_loss", "_trace", "examples")
 
-    def __init__(self, protection: Protection, sampled: Any, rows: Reader | Batch, first: int):
-        """Make the minibatch in the current trace, with `first` as its first ticket."""
-        self._trace, self.tickets = current_trace(), first
+    def __init__(
+        self,
+        protection: Protection,
+        sampled: Any,
+        rows: Reader | Batch,
+        first: int,
+        took: Callable[[int], None],
+    ):
+        """Make the minibatch in the current trace.
 
-        def gradient(task, params, ticket):
-            return protection.gradient(task, params, sampled, rows, ticket)
+        Args:
+          protection: draws its noise.
+          sampled: the minibatch.
+          rows: of the client, or of the minibatch.
+          first: its first ticket.
+          took: gets the number of tickets so far, at each gradient.
+        """
+        tickets, losses = itertools.count(first), []
 
-        self._gradient = gradient
-        self.examples = sampled.expected
+        def gradient(task, params):
+            ticket = next(tickets)
+            took(ticket + 1)
+            value, found = protection.gradient(task, params, sampled, rows, ticket)
+            losses.append(value)
+            return found
+
+        made = {"_trace": current_trace(), "_gradient": gradient, "examples": sampled.expected}
+        for name, value in (made | {"_loss": lambda: losses[0] if losses else None}).items():
+            object.__setattr__(self, name, value)
 
     def gradient(self, task: Any, params: PyTree) -> PyTree:
         """Compute `Task.gradient`.
@@ -104,12 +125,12 @@ class ProtectedBatch:
                 "where it is counted once: not inside jit, checkpoint, vmap, grad, cond or a loop "
                 "(a loop over one minibatch is a Python loop)"
             )
-        ticket, self.tickets = self.tickets, self.tickets + 1
-        value, gradient = self._gradient(task, params, ticket)
-        note(value)
-        return gradient
+        return self._gradient(task, params)
 
     if not TYPE_CHECKING:
+
+        def __setattr__(self, name, value):
+            raise AttributeError(f"a minibatch of protected examples keeps its {name!r}")
 
         def __getattr__(self, name):
             if name.startswith("__"):

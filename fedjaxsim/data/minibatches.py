@@ -232,33 +232,35 @@ class ClientData:
           ValueError: if there are steps, not epochs, or `epochs` is no such number.
           UnprotectedError: if examples are protected, elsewhere than directly in the client.
         """
-        here, noted, tickets = current_trace() == self._trace, [], [self.tickets]
+        here, noted = current_trace() == self._trace, []
         if self._protection is not None and not here:
             raise UnprotectedError(
                 "protected examples are folded over directly in the client, where gradients are "
                 "counted: not inside jit, checkpoint, vmap, grad, a loop or another fold"
             )
 
+        def took(tickets):  # at once, whatever becomes of the step
+            self._set(tickets=max(self.tickets, tickets))
+
         def counted(carry, batch):
             carry, total = carry
             if self._protection is not None:
                 sampled, rows = batch
                 rows = self._read if rows is None else rows
-                batch = ProtectedBatch(self._protection, sampled, rows, self.tickets)
+                batch = ProtectedBatch(self._protection, sampled, rows, first, took)
             with noted_losses() as losses:
                 carry = step(carry, batch)
-            if self._protection is not None:
-                tickets.append(batch.tickets)
-            if losses.first is None:
+            loss = losses.first if self._protection is None else batch._loss()
+            if loss is None:
                 return carry, total
             noted.append(True)
-            return carry, total + losses.first.astype(total.dtype)
+            return carry, total + loss.astype(total.dtype)
 
         view, times = self._with_epochs(epochs)
         both = carry, jnp.zeros(())
         for _ in range(times):
+            first = self.tickets
             both = view._fold(counted, both)
-            self._set(tickets=max(tickets))
         carry, total = both
         if noted and here:
             self._set(_loss=total / jnp.maximum(times * view.num_steps(), 1))
@@ -279,10 +281,6 @@ class ClientData:
                 )
             return self, epochs // own
         return view_here(self, minibatches=dataclasses.replace(self.minibatches, epochs=epochs)), 1
-
-    def metrics(self) -> dict[str, jax.Array]:
-        """Return the mean "loss" of the last fold; nothing before one that takes gradients."""
-        return {} if self._loss is None else {"loss": self._loss}
 
     def _with_keys(self, batch: Callable[[jax.Array], Batch]) -> Callable[[jax.Array], Batch]:
         """Give the examples of the minibatches of a round their keys."""
@@ -385,10 +383,24 @@ class ClientData:
         return None if most is None else -(-most // size)
 
 
+def loss_of(data: ClientData) -> dict[str, jax.Array]:
+    """Return the mean "loss" of the last fold; nothing before one that takes gradients.
+
+    For the engine: it has no noise, so a view does not give it to its client.
+    """
+    return {} if data._loss is None else {"loss": data._loss}
+
+
 def view_here(
     data: ClientData, protection: Protection | None = None, minibatches: Minibatches | None = None
 ) -> ClientData:
-    """Return a client's view made in the current trace; its gradients may protect examples."""
+    """Return a client's view made in the current trace; its gradients may protect examples.
+
+    Raises:
+      UnprotectedError: for a view that protects them already.
+    """
+    if data._protection is not None:
+        raise UnprotectedError("a view that protects examples has no other view: use it directly")
     minibatches = data.minibatches if minibatches is None else minibatches
     return ClientData(
         data._read, data.count, data._key, minibatches, data._consumed, data._order,

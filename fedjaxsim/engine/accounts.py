@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
 from fedjaxsim.data.batch import UnprotectedError
-from fedjaxsim.data.minibatches import ClientData, Minibatches, reader, view_here
+from fedjaxsim.data.minibatches import ClientData, Minibatches, loss_of, reader, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -84,7 +84,7 @@ def with_views(algorithm: Algorithm, event: PrivacyEvent | None) -> Algorithm:
             )
         if not isinstance(returned, tuple) or not isinstance(returned[-1], dict):
             return returned  # the checks of a round say what is wrong
-        return (*returned[:-1], view.metrics() | returned[-1])
+        return (*returned[:-1], loss_of(view) | returned[-1])
 
     return algorithm._replace(client=client)
 

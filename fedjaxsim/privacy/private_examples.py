@@ -243,14 +243,19 @@ def _sums_of_layers(task, params, batch, bound):
     layers, dense = task.layers, task.layers.dense
     wide = widened(params)
     dtype = jax.tree.leaves(wide)[0].dtype
-    shifts = [jnp.zeros((batch.weight.size, width), dtype) for width in dense.widths]
 
-    def losses(shifts):
-        outputs, inputs = dense.apply(wide, batch.fields["x"], shifts)
-        values = layers.losses(outputs, batch.fields)
-        return jnp.sum(values), (values, inputs)
+    def loss(shifts, fields):
+        one = jax.tree.map(lambda leaf: leaf[None], fields)
+        outputs, inputs = dense.apply(wide, one["x"], shifts)
+        return layers.losses(outputs, one)[0], inputs
 
-    derivatives, (values, inputs) = jax.grad(losses, has_aux=True)(shifts)
+    # Each example by itself, so that no layer or loss can mix them.
+    shifts = [jnp.zeros((1, width), dtype) for width in dense.widths]
+    each = jax.vmap(jax.value_and_grad(loss, has_aux=True), (None, 0))(shifts, batch.fields)
+    (values, inputs), derivatives = jax.tree.map(
+        lambda leaf: leaf.reshape(batch.weight.size, -1), each
+    )
+    values = values[:, 0]
     squares = jnp.zeros(batch.weight.size, dtype)
     for x, d in zip(inputs, derivatives, strict=True):
         squares += _squares(d) * (_squares(x) + (1 if dense.biased else 0))

@@ -16,7 +16,7 @@ from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import local_steps, optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
-from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.minibatches import Minibatches, loss_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout, default_layout
 from fedjaxsim.engine.rows import Rows
@@ -95,13 +95,13 @@ def test_one_step_by_hand():
     assert isinstance(update["kernel"], Sealed)
     np.testing.assert_array_equal(update["kernel"].dense(), [[1, 5]])
     np.testing.assert_array_equal(update["bias"], [4])
-    assert float(data.metrics()["loss"]) == 10
+    assert float(loss_of(data)["loss"]) == 10
     # The second step sees v = (1, 5), 4: errors 15 − 2 and 9 − 6, so −ηR = −(6.5, 1.5).
     data = data_of(2)
     update = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0))
     np.testing.assert_array_equal(update["kernel"].dense(), [[1 - 6.5, 5 - 13 - 1.5]])
     np.testing.assert_array_equal(update["bias"], [4 - 6.5 - 1.5])
-    assert float(data.metrics()["loss"]) == (10 + (13**2 + 3**2) / 4) / 2
+    assert float(loss_of(data)["loss"]) == (10 + (13**2 + 3**2) / 4) / 2
     # With μ = 1/2 the first update is halved before the second step.
     update = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0), mu=0.5)
     np.testing.assert_array_equal(update["kernel"].dense(), [[0.5 - 6.5, 2.5 - 13 - 1.5]])

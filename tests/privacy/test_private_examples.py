@@ -1,5 +1,6 @@
 """Example-level privacy: leaks are refused, the rest is DP-SGD, and its ε is the known one."""
 
+import copy
 import functools
 
 import dp_accounting
@@ -23,6 +24,7 @@ from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.reverse import reversible
 from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.privacy import silos as of_silos
 from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
@@ -257,6 +259,79 @@ def test_a_client_s_settings_cannot_be_changed():
 
     with pytest.raises(AttributeError, match="cannot be changed"):
         gradients(own(takes_all_rows))
+
+
+def reads_the_mean_loss(w, data):
+    data.fold(PRIVATE.gradient, w)
+    return filled(w, data.metrics()["loss"])
+
+
+def puts_a_ticket_back(w, data):
+    def step(w, batch):
+        one = PRIVATE.gradient(w, batch)
+        batch.tickets = 0
+        return jax.tree.map(jnp.subtract, one, PRIVATE.gradient(zeros(w), batch))
+
+    return data.fold(step, w)
+
+
+def copies_a_minibatch(w, data):
+    def step(w, batch):
+        one = PRIVATE.gradient(w, copy.copy(batch))
+        return jax.tree.map(jnp.subtract, one, PRIVATE.gradient(zeros(w), copy.copy(batch)))
+
+    return data.fold(step, w)
+
+
+def copies_its_view(w, data):
+    one = copy.copy(data).fold(lambda w, batch: PRIVATE.gradient(w, batch), w)
+    return data.fold(lambda w, batch: PRIVATE.gradient(w, batch), one)
+
+
+def asks_for_a_plain_view(w, data):
+    return view_here(data).fold(lambda w, batch: TASK.gradient(w, batch), w)
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [reads_the_mean_loss, puts_a_ticket_back, copies_a_minibatch, copies_its_view,
+     asks_for_a_plain_view],
+    ids=lambda leak: leak.__name__,
+)  # fmt: skip
+def test_tickets_losses_and_plain_views_are_out_of_reach(leak):
+    with pytest.raises((AttributeError, UnprotectedError), match=r"have no|keeps|changed|view"):
+        gradients(own(leak))
+
+
+def test_a_loss_is_not_noted_for_a_client():
+    noted = []
+
+    def step(w, batch):
+        with noted_losses() as losses:
+            w = PRIVATE.gradient(w, batch)
+        noted.append(losses.first)
+        return w
+
+    assert gradients(own(lambda w, data: data.fold(step, w))) == 1
+    assert noted[-1] is None
+
+
+def test_gradients_of_folds_that_fail_are_charged():
+    """Without `jax.jit` a loop is Python's: gradients leave a step that then raises an error."""
+    kept = []
+
+    def failing(w, batch):
+        kept.append(PRIVATE.gradient(w, batch))
+        raise KeyError
+
+    def twice(w, data):
+        with jax.disable_jit():
+            for start in (w, zeros(w)):
+                with pytest.raises(KeyError):
+                    data.fold(failing, start)
+        return jax.tree.map(jnp.subtract, *kept[-2:])
+
+    assert gradients(own(twice)) == 2
 
 
 def test_an_algorithm_without_gradients_is_refused():
@@ -579,6 +654,23 @@ def test_sums_of_dense_layers_are_sums_over_examples(hidden):
     for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
         assert np.abs(b).max() > 0.01
+
+
+def test_dense_layers_whose_loss_mixes_examples_see_one_at_a_time():
+    """Outputs less their mean: jointly, one example would move the gradients of all the others."""
+    model = fjs.models.linear((3,), 4)
+    task = fjs.tasks.softmax(model, 4)
+    assert task.layers is not None
+    plain = task.layers.losses
+    mixed = task._replace(
+        layers=task.layers._replace(losses=lambda o, f: plain(o + 9 * o.sum(0) - 9 * o, f))
+    )
+    params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(0)))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 3)), jnp.float32)
+    batch = fjs.Batch({"x": x, "y": jnp.arange(16) % 4}, jnp.ones(16))
+    sums = [_sums_of_layers(each, params, batch, jnp.float32(0.5)) for each in (mixed, task)]
+    for one, other in zip(*map(jax.tree.leaves, sums), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_the_places_of_a_minibatch_are_its_rows_in_order():
