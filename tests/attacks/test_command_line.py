@@ -1,9 +1,13 @@
 """The command line refuses code of one's own that lets clients learn of each other."""
 
+import csv
 import json
+import math
 import sys
 
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from fedjaxsim.cli import main
 from fedjaxsim.runs.directory import GUARANTEE
@@ -57,3 +61,35 @@ def test_code_that_leaks_is_refused_unless_trusted(refused, thief):
     assert main([*COMMAND.split(), "--trust-own-code", "--quiet", "--out", "run"]) == 0
     guarantee = json.loads((thief.parent / "run" / GUARANTEE).read_text())
     assert "Functions of thief depend on their arguments alone" in json.dumps(guarantee)
+
+
+SILOS = (
+    "run --algorithm ditto --data digits --partition dirichlet --rounds 5 --quiet "
+    "--sampling full --example-epsilon 2 --seed 11 --out run"
+)
+
+
+@pytest.mark.thorough
+def test_the_statement_for_all_silos_holds_for_each(tmp_path, monkeypatch):
+    """Once the largest ε stood beside the δ of another silo, and 35 silos exceeded both.
+
+    A silo of at most ten rows is in every minibatch: it sees one Gaussian release, of the μ that
+    its own (ε, δ) tells, and its δ at another ε is exact (Balle and Wang 2018).
+    """
+    monkeypatch.chdir(tmp_path)
+    assert main(SILOS.split()) == 0
+
+    def delta(mu, epsilon):
+        first = norm.cdf(mu / 2 - epsilon / mu)
+        return first - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+
+    report = json.loads((tmp_path / "run" / GUARANTEE).read_text())["example"]["zero_out"]
+    said = [each for by_name in report.values() for each in by_name.values()]
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if 0 < int(row["train_rows"]) <= 10]
+    assert len(rows) > 3
+    for row in rows:
+        epsilon, own = float(row["example_epsilon"]), float(row["example_delta"])
+        mu = brentq(lambda mu, e=epsilon, d=own: delta(mu, e) - d, 1e-3, 50)
+        for each in said:
+            assert delta(mu, each["epsilon"]) <= each["delta"] * (1 + 1e-3)
