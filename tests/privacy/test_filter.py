@@ -116,13 +116,11 @@ def test_the_worst_of_all_runs_that_choose_noise_and_rate_by_their_releases(way)
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "z", "p", "by_renyi"),
-    [(4.0, 1e-6, 0.6, 0.01, 2), (2.0, 1e-5, 2.0, 0.1, 57)],
+    ("epsilon", "delta", "z", "p"),
+    [(4.0, 1e-6, 0.6, 0.01), (2.0, 1e-5, 2.0, 0.1)],
 )
-def test_a_budget_has_all_the_rounds_of_a_plan(epsilon, delta, z, p, by_renyi):
-    """A Rényi filter of one order has `by_renyi` of them."""
+def test_a_budget_has_all_the_rounds_of_a_plan(epsilon, delta, z, p):
     n = rounds_in(budget(epsilon, delta, z, p, POISSON))
-    assert n > by_renyi / 0.85
     one = pld.from_gaussian_mechanism(
         z, sampling_prob=p, value_discretization_interval=1e-4, use_connect_dots=True
     )
