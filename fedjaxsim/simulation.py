@@ -24,7 +24,7 @@ from fedjaxsim.engine.checks import require_state, rounds_done
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, RunLoop
-from fedjaxsim.engine.predictions import models_of, predictions_of
+from fedjaxsim.engine.predictions import coefficients_of, models_of, predictions_of
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
@@ -409,6 +409,26 @@ class Simulation:
         self.setup.check_in_memory()
         return models_of(self.program, self.population, state, hparams.as_arrays())
 
+    def coefficients(
+        self, state: SimulationState, hparams: Hyperparameters
+    ) -> dict[str, np.ndarray]:
+        """Return the table of the clients' linear models, in the units of the data as read.
+
+        Like `models`, each client's rows are its own.
+
+        Args:
+          state: of a run; it stays usable.
+          hparams: hyperparameters.
+
+        Returns:
+          Columns "client", "feature" ("(intercept)" first), "coefficient" and, with several
+          outputs, "class", a row for each client, class and feature.
+
+        Raises:
+          ValueError: as `models`; if models are not linear, or columns have no names.
+        """
+        return coefficients_of(self.population, self.models(state, hparams))
+
     def predict(
         self,
         state: SimulationState,
@@ -420,16 +440,18 @@ class Simulation:
         Args:
           state: of a run; it stays usable.
           hparams: hyperparameters.
-          population: rows of the run's clients, known by their names, whose labels are not read; by
-            default the run's population, all splits.
+          population: rows of clients, known by their names, whose labels are not read; by default
+            the run's population, all splits. Columns are found by name, in any units. New clients
+            predict with the model that the run published.
 
         Returns:
           By name, each (N, ...) in the order of the population's rows: "prediction" (a class, −1
-          where the model gives NaN; or a number), and in classifications its "probability".
+          where the model gives NaN; or a number in the units of the target as read), and in
+          classifications its "probability".
 
         Raises:
-          ValueError: if a client took no part in the run, the task says nothing of rows, the
-            simulation is streamed, or the state is none.
+          ValueError: if a client is new and no model was published, columns differ, the task says
+            nothing of rows, the simulation is streamed, or the state is none.
         """
         require_state(state)
         self.setup.check_in_memory()

@@ -32,6 +32,8 @@ COMMANDS = {
     "tune": f"{_HERE}.tune:tune",
     "compare": f"{_HERE}.compare:compare",
     "report": f"{_HERE}.report:report",
+    "predict": f"{_HERE}.predict:predict",
+    "models": f"{_HERE}.models:models",
     "data": f"{_HERE}.data:data",
     "demo": f"{_HERE}.demo:demo",
     "plan": f"{_HERE}.plan:plan",

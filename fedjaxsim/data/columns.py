@@ -62,6 +62,32 @@ class Columns:
             return centre[0] + half_range[0] * np.asarray(stored)
         return centre + half_range * np.asarray(stored)
 
+    def aligned(self, values: np.ndarray, given: "Columns") -> np.ndarray:
+        """Return rows (n, d') of the columns `given` as rows (n, d) of these columns, float32.
+
+        Columns are found by name, and a value of an encoded column that does not occur is 0.
+
+        Raises:
+          ValueError: names a column that is absent, or too much.
+        """
+        place = {name: number for number, name in enumerate(given.names)}
+        encoded = {name.partition("=")[0] for name in self.names if "=" in name}
+        for name in self.names:
+            if name not in place and not ("=" in name and self.bound[self.names.index(name)] == 1):
+                raise ValueError(f"the rows lack column {name!r}, which the models read")
+        for name in given.names:
+            if name not in self.names:
+                unseen = "a value that" if name.partition("=")[0] in encoded else "which"
+                raise ValueError(f"the rows have {name!r}, {unseen} the models do not know")
+        found = np.zeros((len(values), len(self.names)))
+        known = [number for number, name in enumerate(self.names) if name in place]
+        chosen = [place[self.names[number]] for number in known]
+        centre, half_range = np.array(given.centre), np.array(given.half_range)
+        found[:, known] = (centre + half_range * values)[:, chosen]
+        stored = (found - np.array(self.centre)) / np.array(self.half_range)
+        bound = np.array(self.bound)
+        return np.clip(stored, -bound, bound).astype(np.float32)
+
     def mapped(
         self,
         centre: Sequence[float],

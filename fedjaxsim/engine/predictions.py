@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import Program
@@ -56,7 +57,10 @@ def predictions_of(
         )
     says = task.predict
     rows, clients = _training(program, trained), _clients_of_rows(trained, population)
-    fields = jax.tree.map(jnp.asarray, dict(population.fields))
+    fields = jax.tree.map(jnp.asarray, _fields(trained, population))
+    published = program.algorithm.warm_start.published(state.shared)
+    strangers = bool(np.any(clients < 0))
+    _check_strangers(program, trained, population, published)
     row = jax.eval_shape(functools.partial(_row, 0), state.personal)
     models = bytes_of(jax.eval_shape(task.init, jax.random.key(0))) + bytes_of(row)
     size = max(1, min(1024, _AT_ONCE // max(1, models)))
@@ -66,16 +70,56 @@ def predictions_of(
 
         def one(each):
             fields, client = each
-            personal = _row(client, state.personal)
+            known = jnp.maximum(client, 0)
+            personal = _row(known, state.personal)
             with bound(task.frozen, rows.frozen):
-                params = program.predict(state, personal, hparams, client, rows, layout)
+                params = program.predict(state, personal, hparams, known, rows, layout)
+                if published is not None and strangers:
+                    params = jax.tree.map(
+                        lambda own, new: jnp.where(client < 0, new, own), params, published
+                    )
                 said = says(params, jax.tree.map(lambda leaf: leaf[None], fields))
             return jax.tree.map(lambda leaf: leaf[0], said)
 
         return jax.lax.map(one, (fields, clients), batch_size=size)
 
     said = jax.jit(all_rows)(_on_host(state), hparams, rows, fields, clients)
-    return {name: np.asarray(value) for name, value in said.items()}
+    found = {name: np.asarray(value) for name, value in said.items()}
+    y = trained.columns.get("y")
+    if y is not None and y.scaled:
+        found["prediction"] = np.asarray(y.original(found["prediction"]), np.float32)
+    return found
+
+
+def coefficients_of(population: Population, models: PyTree) -> dict[str, np.ndarray]:
+    """Return the table of linear models, {"kernel": (m, c, d)} with or without "bias": (m, c).
+
+    Raises:
+      ValueError: if the models are no linear models of named columns.
+    """
+    x = population.columns.get("x")
+    is_linear = isinstance(models, dict) and models.keys() <= {"kernel", "bias"}
+    kernel = np.asarray(models["kernel"], np.float64) if is_linear else np.zeros(0)
+    if x is None or kernel.ndim != 3 or kernel.shape[2] != len(x.names):
+        raise ValueError(
+            "only linear models of a table's columns have coefficients: sim.models(state, hparams) "
+            "gives the parameters of others, in Python"
+        )
+    m, c, _ = kernel.shape
+    # y = centre_y + half_y (b + Σ_j w_j (x_j − centre_j)/half_j)
+    target = population.columns.get("y") if c == 1 else None
+    target = Columns(("y",)) if target is None else target
+    slopes = target.half_range[0] * kernel / np.array(x.half_range)
+    bias = target.half_range[0] * np.asarray(models.get("bias", np.zeros((m, c))), np.float64)
+    bias = target.centre[0] + bias - slopes @ np.array(x.centre)
+    values = np.concatenate([bias[..., None], slopes], axis=2)
+    features = ["(intercept)", *x.names]
+    table = {"client": np.repeat(population.names, c * len(features))}
+    if c > 1:
+        names = population.categories.get("y", tuple(map(str, range(c))))
+        table["class"] = np.tile(np.repeat(np.array(names), len(features)), m)
+    table["feature"] = np.tile(np.array(features), m * c)
+    return table | {"coefficient": values.ravel()}
 
 
 def _on_host(state: SimulationState) -> SimulationState:
@@ -85,6 +129,29 @@ def _on_host(state: SimulationState) -> SimulationState:
     key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(state.key))
     shared, personal = to_host((state.shared, state.personal))
     return SimulationState(to_host(state.round), shared, personal, unread, unread, key)
+
+
+def _fields(trained: Population, population: Population) -> dict[str, Any]:
+    """Return the fields of rows in the units of the training rows, columns found by name."""
+    fields, named = dict(population.fields), trained.columns.get("x")
+    given = population.columns.get("x")
+    if trained is not population and named is not None and given is not None and given != named:
+        fields["x"] = named.aligned(fields["x"], given)
+    return fields
+
+
+def _check_strangers(
+    program: Program, trained: Population, population: Population, published: PyTree
+) -> None:
+    """Check that clients who took no part can have the published model."""
+    known = set(map(str, trained.names.tolist()))
+    unknown = [name for name in population.names.tolist() if str(name) not in known]
+    if unknown and (published is None or program.algorithm.predict_with_data is not None):
+        raise ValueError(
+            f"client {unknown[0]!r} took no part in the run ({len(unknown)} such clients), which "
+            "published no model that a new client could predict with: `start_new_clients` gives "
+            "new clients a state"
+        )
 
 
 def _row(index: Any, personal: PyTree) -> PyTree:
@@ -99,15 +166,9 @@ def _training(program: Program, population: Population) -> Rows:
 
 
 def _clients_of_rows(trained: Population, population: Population) -> np.ndarray:
-    """Return for each row of a population the trained client of its client's name, (N,) int32."""
-    numbers = {name: number for number, name in enumerate(trained.names.tolist())}
-    unknown = [name for name in population.names.tolist() if name not in numbers]
-    if unknown:
-        raise ValueError(
-            f"client {unknown[0]!r} took no part in the run ({len(unknown)} such clients): "
-            "`start_new_clients` gives new clients a state"
-        )
-    number = np.array([numbers[name] for name in population.names.tolist()], np.int32)
+    """Return for each row the number of the trained client of that name, or −1, (N,) int32."""
+    numbers = {str(name): number for number, name in enumerate(trained.names.tolist())}
+    number = np.array([numbers.get(str(n), -1) for n in population.names.tolist()], np.int32)
     clients = np.zeros(len(next(iter(population.fields.values()))), np.int32)
     for ranges in population.splits.values():
         clients[ranges.all_rows()] = np.repeat(number, ranges.count)

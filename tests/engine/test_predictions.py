@@ -1,5 +1,7 @@
 """The models that clients predict with, by hand where they are linear, and their predictions."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,8 +69,12 @@ def test_new_rows_go_to_the_clients_of_their_names():
     again = sim.predict(state, hparams, rows)
     np.testing.assert_array_equal(again["prediction"], said["prediction"][some])
     stranger = fjs.Population.from_flat(dict(rows.fields), [len(some)], np.array([7]))
+    w = state.shared.params
+    of_w = np.argmax(rows.fields["x"] @ w["kernel"].T + w["bias"], axis=1)
+    np.testing.assert_array_equal(sim.predict(state, hparams, stranger)["prediction"], of_w)
+    alone, state, hparams = trained("local", population, task)
     with pytest.raises(ValueError, match="client 7 took no part"):
-        sim.predict(state, hparams, stranger)
+        alone.predict(state, hparams, stranger)
 
 
 def test_accuracy_of_predictions_from_data_is_that_of_the_evaluation():
@@ -96,3 +102,45 @@ def test_a_task_that_says_nothing_names_the_way():
     sim, state, hparams = trained("pmtl", population, task._replace(predict=None))
     with pytest.raises(ValueError, match=r"task\._replace\(predict="):
         sim.predict(state, hparams)
+
+
+def in_units(population):
+    """The same rows, declared to be scaled: x by 10, y by 5 and shifted by 3."""
+    x = fjs.data.Columns(("age", "pay", "size"), (1.0, 0.0, 2.0), (10.0, 10.0, 10.0))
+    columns = {"x": x, "y": fjs.data.Columns(("wage",), (3.0,), (5.0,))}
+    return dataclasses.replace(population, columns=columns)
+
+
+def test_predictions_and_coefficients_are_in_the_units_of_the_source():
+    population, task = least_squares([4, 2, 7], test=0.3)
+    scaled = in_units(population)
+    sim, state, hparams = trained("pmtl", scaled, task)
+    x = scaled.columns["x"].original(population.fields["x"])
+    table = sim.coefficients(state, hparams)
+    assert table["feature"].tolist() == 3 * ["(intercept)", "age", "pay", "size"]
+    assert table["client"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    own = table["coefficient"].reshape(3, 4)[owners(population)]
+    wanted = own[:, 0] + np.sum(own[:, 1:] * x, axis=1)
+    said = sim.predict(state, hparams)["prediction"]
+    np.testing.assert_allclose(said, wanted, rtol=1e-4)
+    # Rows as they are read, columns in another order, and those of one client.
+    order = [2, 0, 1]
+    rows = fjs.Population.from_flat(
+        {"x": x[:, order].astype(np.float32), "y": population.fields["y"]},
+        population.counts.sum(axis=1),
+    )
+    named = fjs.data.Columns(tuple(np.array(["age", "pay", "size"])[order].tolist()))
+    rows = dataclasses.replace(rows, columns={"x": named})
+    np.testing.assert_allclose(sim.predict(state, hparams, rows)["prediction"], said, rtol=1e-3)
+    less = rows.with_field("x", lambda values: values[:, 1:], named.chosen(np.arange(3) > 0))
+    with pytest.raises(ValueError, match="lack column 'size'"):
+        sim.predict(state, hparams, less)
+
+
+def test_an_encoded_value_that_does_not_occur_is_zero_and_an_unknown_one_is_refused():
+    known = fjs.data.Columns(("sex=f", "sex=m", "age"), bound=(1, 1, np.inf))
+    given = fjs.data.Columns(("age", "sex=m"))
+    rows = np.array([[30.0, 1.0]])
+    np.testing.assert_array_equal(known.aligned(rows, given), [[0, 1, 30]])
+    with pytest.raises(ValueError, match="'sex=x', a value that the models do not know"):
+        known.aligned(rows, fjs.data.Columns(("age", "sex=x")))

@@ -1,0 +1,61 @@
+"""`fedjaxsim predict`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], int]:
+    """Predict rows, each by its client's model: client, row, target, prediction.
+
+    A client is known by its name; one who took no part gets the model that the run published, if
+    there is one. `row` counts a client's rows in the order of the data, training rows first.
+
+    Args:
+      run: Directory of the run.
+      out: Table to write: .parquet or .csv.
+      data: New rows, as csv:PATH, read as the run's; by default all rows of the run.
+    """
+    from fedjaxsim.report.rows import check_table, write_table
+    from fedjaxsim.runs.assemble import population_of
+    from fedjaxsim.runs.trained import trained
+
+    check_table(out)
+    found = trained(run)
+    experiment = found.experiment
+    config = experiment.config.replace(**({} if data is None else {"data": data}))
+    rows = population_of(config.replace(test_fraction=0.0, validation_fraction=0.0))
+
+    def work() -> int:
+        simulation = experiment.simulation
+        said = simulation.predict(found.state, experiment.hparams, rows)
+        counts = rows.counts.sum(axis=1)
+        classes = simulation.population.categories.get("y")
+        targets, own = rows.fields["y"], rows.categories.get("y")
+        if own is None and classes is None and "y" in rows.columns and targets.ndim == 1:
+            targets = rows.columns["y"].original(targets)
+        first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        table: dict[str, Any] = {
+            "client": np.repeat(rows.names, counts),
+            "row": np.arange(rows.num_rows) - np.repeat(first, counts),
+            "target": targets if own is None else np.array(own)[targets],
+        }
+        prediction = said["prediction"]
+        if classes is not None:
+            prediction = np.where(prediction < 0, "", np.array(classes)[prediction])
+        write_table(out, table | {"prediction": prediction} | _rest(said))
+        new = len(set(rows.names.tolist()) - set(simulation.population.names.tolist()))
+        print(f"{rows.num_rows} predictions for {rows.num_clients} clients in {out}")
+        if new:
+            print(f"{new} of them took no part in the run: the published model predicts their rows")
+        print(found.whose)
+        return 0
+
+    return work
+
+
+def _rest(said: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what predictions say besides, such as probabilities."""
+    return {name: each for name, each in said.items() if name != "prediction" and each.ndim == 1}
