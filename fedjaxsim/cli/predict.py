@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], int]:
     """Predict rows, each by its client's model: client, row, target, prediction.
@@ -18,6 +16,8 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
       out: Table to write: .parquet or .csv.
       data: New rows, as csv:PATH, read as the run's; by default all rows of the run.
     """
+    import numpy as np
+
     from fedjaxsim.report.rows import check_table, write_table
     from fedjaxsim.runs.assemble import population_of
     from fedjaxsim.runs.trained import trained
@@ -34,8 +34,9 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
         counts = rows.counts.sum(axis=1)
         classes = simulation.population.categories.get("y")
         targets, own = rows.fields["y"], rows.categories.get("y")
-        if own is None and classes is None and "y" in rows.columns and targets.ndim == 1:
-            targets = rows.columns["y"].original(targets)
+        y = rows.columns.get("y")
+        if y is not None and y.scaled:
+            targets = y.original(targets)
         first = np.concatenate([[0], np.cumsum(counts)[:-1]])
         table: dict[str, Any] = {
             "client": np.repeat(rows.names, counts),
@@ -56,6 +57,6 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
     return work
 
 
-def _rest(said: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _rest(said: dict[str, Any]) -> dict[str, Any]:
     """Return what predictions say besides, such as probabilities."""
     return {name: each for name, each in said.items() if name != "prediction" and each.ndim == 1}

@@ -31,6 +31,8 @@ _COMMANDS = (
     "tune",
     "compare",
     "report",
+    "predict",
+    "models",
     "data",
     "demo",
     "privacy",
