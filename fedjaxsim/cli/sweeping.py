@@ -17,6 +17,7 @@ from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.memory import bytes_per_run
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.progress import can_draw
 from fedjaxsim.report.results import Run, choosing
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
@@ -147,7 +148,9 @@ def _prepared(
                     _first_alone(directory.checkpoints.clear)
                 title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
                 progress = callbacks.Progress(title, quiet=quiet)
-                _compute(chunk, directory, stop, cadence, progress)
+                _compute(
+                    chunk, directory, stop, cadence, progress, clients=plan.options.client_metrics
+                )
                 if any(processes.from_all(stop.is_set())):
                     break
                 done += len(chunk.runs)
@@ -220,8 +223,10 @@ def _compute(
     stop: Event,
     cadence: Cadence,
     progress: callbacks.Progress,
+    *,
+    clients: bool = False,
 ) -> None:
-    """Run a chunk to its end, or to its next checkpoint."""
+    """Run a chunk to its end, or to its next checkpoint; with `clients`, keep their metrics."""
     runs, first, batch = chunk
     config, recorded = first.config, callbacks.MetricsFile(directory.rows, exact=True)
     checkpoints = callbacks.Checkpoints(
@@ -249,15 +254,29 @@ def _compute(
     if int(state.round) < config.rounds:
         return
     replace = recorded.run.epsilon(state, "replace")
+    columns = _of_clients(batch, state, runs) if clients else None
 
     def add() -> None:
         rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
         for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
             row["epsilon_replace"] = epsilon
         times = {"seconds": recorded.seconds, "compile_seconds": recorded.compile_seconds}
-        directory.add(rows, **times)
+        directory.add(rows, columns, **times)
 
     _first_alone(add)
+
+
+def _of_clients(
+    batch: SimulationBatch, state: SimulationState, runs: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Return the columns of the table of clients: a row for each run and client."""
+    found, names = batch.evaluate(state), batch.simulation.population.names
+    columns = {
+        "run": np.repeat(np.asarray(runs, np.int32), len(names)),
+        "client": np.tile(names, len(runs)),
+    }
+    values = {f"test_{name}": each.T.reshape(-1) for name, each in found.values.items()}
+    return {**columns, "test_rows": np.tile(found.count, len(runs)), **values}
 
 
 def _first_alone(write: Callable[[], None]) -> None:

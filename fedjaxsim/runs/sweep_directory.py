@@ -4,6 +4,7 @@ A sweep directory holds
 
     sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
     results.parquet     finished runs: one row per run and evaluation, by run and round
+    clients.parquet     test metrics of each client after the last round, if asked for
     search/             the runs that chose the settings, a sweep of its own, if the file searches
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     report.json         a summary, guarantees, draws, and what is not covered; written last
@@ -45,6 +46,7 @@ PAGE = "report.html"
 CHECKPOINT = "checkpoint"
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
+CLIENTS = "clients.parquet"
 SEARCH = "search"
 REPORT = "report.json"
 
@@ -94,7 +96,7 @@ class SweepDirectory:
             be overwritten.
         """
         if is_first():
-            names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
+            names = (CHECKPOINT, RESULTS, CLIENTS, REPORT, SWEEP) if overwrite else ()
             papers = [name.replace(".png", ".pdf") for name in PICTURES]
             pictures = (*PICTURES, *papers, PAGE)
             make_directory(path, names, "sweep", overwrite=overwrite, pictures=pictures)
@@ -146,6 +148,7 @@ class SweepDirectory:
     def add(
         self,
         rows: Iterable[Record],
+        clients: Mapping[str, Any] | None = None,
         *,
         seconds: float,
         compile_seconds: float,
@@ -154,9 +157,12 @@ class SweepDirectory:
 
         Args:
           rows: as for `tidy`.
+          clients: columns of the table of clients, `run` and `client` first; None for no table.
           seconds: time of rounds and evaluations.
           compile_seconds: time of compilation.
         """
+        if clients is not None:
+            self._add_clients(pa.table(dict(clients)))
         added = tidy(self.sweep, rows)
         table = pa.concat_tables([self.results(), added], promote_options="default")
         # A metric that earlier runs lack has come last.
@@ -168,6 +174,16 @@ class SweepDirectory:
         times["compile_seconds"] += compile_seconds
         self._write(RESULTS, table.replace_schema_metadata({_METADATA: json.dumps(times)}))
         self.checkpoints.clear()
+
+    def _add_clients(self, table: pa.Table) -> None:
+        """Add rows of clients; those of a run that was begun before are replaced."""
+        path = self.path / CLIENTS
+        if path.is_file():
+            before = read_results(path)
+            new = set(table["run"].to_pylist())
+            kept = pa.array([run not in new for run in before["run"].to_pylist()], pa.bool_())
+            table = pa.concat_tables([before.filter(kept), table], promote_options="default")
+        self._write(CLIENTS, table)
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint of the chunk in progress; None without one."""

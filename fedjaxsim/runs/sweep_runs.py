@@ -82,6 +82,8 @@ class SweepOptions:
 
     metric: str | None = None
     """Metric by which runs are judged, such as auc; by default the first of `metrics.METRICS`."""
+    client_metrics: bool = False
+    """Write the test metrics of each client after the last round, to `clients.parquet`."""
     memory: float = 2.0
     """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
     best_over: tuple[str, ...] | None = None
