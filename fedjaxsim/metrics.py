@@ -21,6 +21,8 @@ class Metric(NamedTuple):
       smooth: whether it has a derivative in the models' parameters.
       pooled: whether its plain value is the mean over examples and `_unweighted` the mean over
         clients; else the plain value is the mean over clients and `_weighted` over examples.
+      power: power of the target's unit in which it is measured: 2 for a squared error. Metrics are
+        reported in the units of the target's source, whatever scaled it.
       in_tables: endings of its columns in tables of runs.
     """
 
@@ -30,6 +32,7 @@ class Metric(NamedTuple):
     logarithmic: bool = False
     smooth: bool = True
     pooled: bool = False
+    power: int = 0
     in_tables: tuple[str, ...] = ("", "_p10", "_p90")
 
 
@@ -52,7 +55,7 @@ METRICS = {
     MAJORITY: Metric(
         "majority accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
     ),
-    "squared_error": Metric("squared error", larger_is_better=False, in_tables=()),
+    "squared_error": Metric("squared error", larger_is_better=False, power=2, in_tables=()),
 }
 """Records by metric name. A run is judged by the first metric of this list that it has."""
 

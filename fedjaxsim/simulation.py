@@ -146,6 +146,7 @@ class Simulation:
             scheme=self.sampling.scheme,
             event=self.mechanism.event,
             accountant=self.setup.accountant,
+            before=self.setup.prepared,
         )
         calibrated = hparams.replace(noise_multiplier=z)
         self.setup.check(calibrated)
@@ -212,7 +213,7 @@ class Simulation:
         noise = np.asarray(hparams.noise_multiplier)
 
         def plan(rounds: int) -> list[PrivacySpend]:
-            planned = [self.setup.planned(hparams, 0, rounds)]
+            planned = [*self.setup.prepared, self.setup.planned(hparams, 0, rounds)]
             if evaluate_privately is not None:  # before the first round and after the last, too
                 evaluations = rounds // eval_every + 2
                 planned.append(evaluate_privately.spend(self.num_clients, evaluations))
@@ -240,7 +241,8 @@ class Simulation:
         known = state.privacy.limit
         if known == budget:
             return state
-        if known is not None or any(each.entries for each in ledger.charged(state.privacy)):
+        rounds = [each for each in ledger.charged(state.privacy) if each not in self.setup.prepared]
+        if known is not None or any(each.entries for each in rounds):
             raise ValueError(
                 "a budget must be set before the first release, and stays as it is: start from a "
                 f"state of `init` for epsilon {budget.epsilon}"

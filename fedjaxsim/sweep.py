@@ -89,6 +89,11 @@ class SimulationBatch:
         self._check(simulation, settings)
         if len(settings) > self.capacity:
             raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
+        if simulation.population.preparations != self.simulation.population.preparations:
+            padded = [*settings, *[settings[-1]] * (self.capacity - len(settings))]
+            devices = list(self.program.mesh.devices.flat)
+            new = SimulationBatch(simulation, padded, devices, self._axes)
+            return new.with_runs(simulation, settings)
         other = copy.copy(self)
         other.simulation, other.settings, other.size = simulation, tuple(settings), len(settings)
         other._hparams = self._stack(settings)

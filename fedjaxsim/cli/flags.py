@@ -100,7 +100,7 @@ class Command(NamedTuple):
 def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str, Any], list[str]]:
     """Split a command line into flags with their values, by name, and other words.
 
-    A flag that is not known may have a value or none.
+    A flag that is not known may have a value or none. A flag of a list may be repeated.
 
     Raises:
       ValueError: for a word that is no flag, or a flag without the value that it needs.
@@ -118,15 +118,17 @@ def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str,
             raise ValueError(f"{word} is no flag: a flag is like --rounds 100")
         name = name.replace("-", "_")
         negated = known.get(name.removeprefix("no_"))
+        again = name in known and known[name].item is not None and name in flags
+        before = f"{flags[name]}," if again else ""
         follows = bool(left) and not left[0].startswith("--")
         if equals:
-            flags[name] = Word(value)
+            flags[name] = Word(before + value)
         elif name in known and known[name].hint is bool:
             flags[name] = True
         elif name not in known and negated is not None and negated.hint is bool:
             flags[negated.name] = False
         elif follows and (name in known or not left[0].endswith(".toml")):
-            flags[name] = Word(left.pop(0))
+            flags[name] = Word(before + left.pop(0))
         elif name in known:
             raise ValueError(f"--{flag(name)} needs a value")
         else:

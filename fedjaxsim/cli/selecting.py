@@ -113,7 +113,8 @@ def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experimen
         if kind not in simulations:
             check_own_code(experiment)
         simulations[kind] = experiment.simulation
-        if why := no_guarantee(experiment.planned()):
+        charges = (*experiment.simulation.setup.prepared, experiment.planned())
+        if why := next(filter(None, map(no_guarantee, charges)), ""):
             raise ValueError(f"a candidate has no guarantee: {why}")
         if not experiment.simulation.population.splits["validation"].count.any():
             raise ValueError("select-privately needs rows to validate on: validation-fraction")
@@ -137,7 +138,11 @@ def _report(
     runs: selection.Runs, candidates: list[Experiment], noise: float, largest: float
 ) -> Report:
     charges = [
-        [each.planned(), _plan(each, noise, largest).spend(each.simulation.num_clients)]
+        [
+            *each.simulation.setup.prepared,
+            each.planned(),
+            _plan(each, noise, largest).spend(each.simulation.num_clients),
+        ]
         for each in candidates
     ]
     first = candidates[0]

@@ -19,6 +19,8 @@ from .partition import pathological as pathological
 from .partition import quantity as quantity
 from .population import Population as Population
 from .ranges import Ranges as Ranges
+from .scales import scale as scale
+from .scales import scale_by_rows as scale_by_rows
 from .splitting import split as split
 from .synthetic import regression_stream as regression_stream
 from .synthetic import related_regression as related_regression

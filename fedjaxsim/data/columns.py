@@ -3,9 +3,26 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+
+
+class Preparation(NamedTuple):
+    """A release about all clients' rows before round 1, to which a population was adapted.
+
+    Every run on the population is charged for it, as one full round of a Gaussian mechanism.
+
+    Attributes:
+      digest: one-way digest of the random key, the request and the rows: equal ones are one
+        release. Empty for rows read without noise.
+      clients: m, the clients who took part.
+      noise_multiplier: z; 0 if rows were read without noise, so that no ε covers any run.
+    """
+
+    digest: str
+    clients: int
+    noise_multiplier: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +36,8 @@ class Columns:
       names: distinct names, (d,).
       centre: (d,); by default 0.
       half_range: (d,), not 0, negative for inverted columns; by default 1.
-      bound: (d,) largest magnitude of stored numbers that is known without reading rows, such as 1
-        for scaled and for encoded columns; by default unknown, ∞.
+      bound: (d,) largest magnitude of stored training rows that is known without reading them, such
+        as 1 for scaled and for encoded columns; by default unknown, ∞.
       norm: largest Euclidean norm of a stored row that is known without reading rows; by default
         it follows from `bound`.
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import blocks
-from fedjaxsim.data.columns import Columns
+from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
@@ -70,6 +70,7 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
             },
             "public": population.public,
             "categories": population.categories,
+            "preparations": population.preparations,
             "named": {
                 field: dataclasses.asdict(columns) for field, columns in population.columns.items()
             },
@@ -104,6 +105,7 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
             counts, names = columns["counts"], columns.get("names")
             clients, public = about["clients"], tuple(about["public"])
             categories = {name: tuple(each) for name, each in about["categories"].items()}
+            made = tuple(Preparation(*each) for each in about["preparations"])
             named = {field: _columns(each) for field, each in about["named"].items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{_ABOUT} is damaged: {error!r}") from error
@@ -120,6 +122,7 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
             categories=categories,
             columns=named,
             held_out=held_out,
+            preparations=made,
         )
 
 

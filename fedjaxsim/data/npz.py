@@ -9,6 +9,7 @@ The arrays of a file:
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
 - optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test rows;
 - optionally `public`: strings, see `Population.public`;
+- optionally `preparations`: JSON of a list, see `Population.preparations`;
 - optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
 - optionally `columns.FIELD`: (d,) strings, the names of a field's columns, and `units.FIELD`,
   (4, d) float64, their `centre`, `half_range` and `bound`, and the `norm` of rows; see `Columns`;
@@ -18,6 +19,7 @@ Readers of tables and images return the same arrays, and `assemble` makes the po
 """
 
 import dataclasses
+import json
 import os
 import warnings
 import zipfile
@@ -25,12 +27,12 @@ import zipfile
 import numpy as np
 
 from fedjaxsim.data.arrays import common_length
-from fedjaxsim.data.columns import Columns
+from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 
-_RESERVED = ("client", "counts", "names", "split", "public")
+_RESERVED = ("client", "counts", "names", "split", "public", "preparations")
 _CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT = "categories.", "columns.", "units.", "held_out."
 _PREFIXES = (_CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT)
 
@@ -72,6 +74,8 @@ def _arrays(population: Population) -> dict[str, np.ndarray]:
     arrays = {"client": client, "split": split, "names": population.names, **population.fields}
     if population.public:
         arrays["public"] = np.array(population.public)
+    if population.preparations:
+        arrays["preparations"] = np.array(json.dumps(population.preparations))
     for field, names in population.categories.items():
         arrays[_CATEGORIES + field] = np.array(names)
     for field, columns in population.columns.items():
@@ -126,9 +130,14 @@ def described(population: Population, arrays: dict[str, np.ndarray]) -> Populati
             categories[field] = names
         elif kind == "columns":
             columns[field] = _columns(names, field, arrays.get(_UNITS + field))
-    public = (*population.public, *lists.get("public", ()))
+    made = json.loads(str(arrays.get("preparations", "[]")))
     return dataclasses.replace(
-        population, public=public, categories=categories, columns=columns, held_out=held_out
+        population,
+        public=(*population.public, *lists.get("public", ())),
+        categories=categories,
+        columns=columns,
+        preparations=tuple(Preparation(*each) for each in made),
+        held_out=held_out,
     )
 
 

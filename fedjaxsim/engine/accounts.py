@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
 from fedjaxsim.data.batch import UnprotectedError
+from fedjaxsim.data.columns import Preparation
 from fedjaxsim.data.minibatches import ClientData, Minibatches, loss_of, reader, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
@@ -198,9 +199,14 @@ def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
         )
 
 
-def no_charges(accounts: Sequence[Account], places: int) -> Callable[[], tuple[Charges, ...]]:
-    """Return the `no_charges` of a program; `places` as in `ledger.no_charges`."""
-    return lambda: tuple(ledger.no_charges(*account, places) for account in accounts)
+def no_charges(
+    accounts: Sequence[Account], places: int, preparations: Sequence[Preparation] = ()
+) -> Callable[[], tuple[Charges, ...]]:
+    """Return the `no_charges` of a program, but for preparations; `places` as in `ledger`."""
+    return lambda: (
+        *(ledger.no_charges(*account, places) for account in accounts),
+        *map(ledger.charges_of, preparations),
+    )
 
 
 def charged(

@@ -198,12 +198,14 @@ class SplitStatistics:
       variance: variance of all targets "y", its mean over several, if the task has a squared error;
         else None.
       majority, records: as in `Evaluation`.
+      unit: the target's unit in stored numbers, see `Columns`; 1 for several targets.
     """
 
     count: np.ndarray
     variance: float | None
     majority: float | None
     records: Mapping[str, Metric]
+    unit: float = 1.0
 
     @classmethod
     def of(
@@ -230,7 +232,9 @@ class SplitStatistics:
                 )
         if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
             majority = majority_accuracy(population, split)
-        return cls(count, variance, majority, task.records)
+        units = population.columns["y"].half_range if "y" in population.columns else ()
+        unit = abs(units[0]) if len(units) == 1 else 1.0
+        return cls(count, variance, majority, task.records, unit)
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
@@ -272,6 +276,8 @@ def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) 
         names += [] if statistics.variance else ["nmse"]
         values["nmse"] = values["squared_error"] / (statistics.variance or np.nan)
     found = values | streaming
+    for name, each in found.items():
+        found[name] = each * statistics.unit ** metric(name, statistics.records).power
     return Evaluation(split, count, found, tuple(names), statistics.majority, statistics.records)
 
 

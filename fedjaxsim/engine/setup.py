@@ -138,7 +138,7 @@ class Setup:
             self.minibatches,
             self.layout,
             AllClients(m),
-            accounts.no_charges(self._accounts, self.ledger_entries),
+            accounts.no_charges(self._accounts, self.ledger_entries, self.population.preparations),
             examples=self.examples,
         )
         if self.streamed:
@@ -174,6 +174,8 @@ class Setup:
             raise ValueError(
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
+        if population.preparations != self.population.preparations:
+            return dataclasses.replace(self, population=population)
         other = copy.copy(self)
         for cached in ("rows", "placed"):
             other.__dict__.pop(cached, None)
@@ -278,6 +280,7 @@ class Setup:
         require_state(state)
         accounts.require_protection(state.privacy, self._accounts)
         privacy = ledger.with_public(state.privacy, self.public)
+        privacy = ledger.with_preparations(privacy, self.population.preparations)
         for scheme, event in self._accounts:
             privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
         return dataclasses.replace(state, privacy=privacy)
@@ -294,6 +297,11 @@ class Setup:
         z = z[done : done + rounds] if z.ndim else z
         privacy = ledger.with_room(state.privacy, scheme, event, z, self.sampler.rate(hparams))
         return dataclasses.replace(state, privacy=privacy)
+
+    @property
+    def prepared(self) -> tuple[PrivacySpend, ...]:
+        """The charges of releases before round 1, to which the population was adapted."""
+        return tuple(map(ledger.spend_of, self.population.preparations))
 
     def planned(
         self, hparams: Hyperparameters, begin: int = 0, end: int | None = None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import Prepared, PrivacySpend
 
 TRUSTED_SERVER = (
     "A trusted server clips, sums and noises; clients see only what it publishes and their own."
@@ -66,6 +66,11 @@ LIMITED = (
     "The noise and the number of rounds may follow from what was released: ε is that of the whole "
     "budget, spent or not, which allows {}."
 )
+READ_ALL = (
+    "columns were scaled by the ranges of all rows, which no ε covers: give public or private "
+    "ranges"
+)
+_PREPARED = "The data were adapted to what all {} clients released with noise before round 1."
 _NOTHING_SENT = "No client sends anything."
 
 
@@ -96,7 +101,7 @@ def of_charges(
     """Return the sentences of a guarantee, for charges with a release."""
     if not charges:
         return (_NOTHING_SENT, METRICS)
-    sentences = [TRUSTED_SERVER, *dict.fromkeys(_of_sampling(c.scheme) for c in charges)]
+    sentences = [TRUSTED_SERVER, *dict.fromkeys(map(_of_sampling, charges))]
     for charged in charges:
         overflow = composition.overflow_probability(charged.entries, charged.scheme)
         if overflow > 0:
@@ -113,8 +118,10 @@ def of_charges(
     return (*sentences, *assumed, METRICS, SECRET_SEED, SIMULATION)
 
 
-def _of_sampling(scheme: SamplingScheme) -> str:
-    m = scheme.clients
+def _of_sampling(charged: PrivacySpend) -> str:
+    scheme, m = charged.scheme, charged.scheme.clients
+    if isinstance(charged.event, Prepared):
+        return _PREPARED.format(m)
     return {
         "poisson": f"Each of the {m} clients takes part independently of all others with the "
         "charged probability, and sums are divided by a public number.",
@@ -146,6 +153,8 @@ def no_guarantee(charged: PrivacySpend) -> str:
         return "no guarantee is known for this mechanism"
     if any(math.isnan(z) for z in noise):
         return "the noise multiplier of some round is not a number"
+    if isinstance(charged.event, Prepared) and 0 in noise:
+        return READ_ALL
     if charged.event.releases and 0 in noise:
         return "no noise was added"
     if charged.event.of_whole_run and len(set(noise)) > 1:

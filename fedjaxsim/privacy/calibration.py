@@ -15,6 +15,7 @@ from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.accounting.groups import merge
+from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
@@ -48,6 +49,7 @@ def spent(
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
     budget: Budget = CONSTANT,
+    before: Sequence[PrivacySpend] = (),
 ) -> float:
     """Compute the ε that a planned run will report; inf where nothing is guaranteed.
 
@@ -61,6 +63,7 @@ def spent(
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
       budget: its schedule over rounds.
+      before: charges of releases before round 1.
 
     Raises:
       ValueError: if δ lies outside (0, 1), the accountant does not describe the scheme and the
@@ -69,7 +72,7 @@ def spent(
     check_delta(delta)
     entries = budget.entries(noise_multiplier, sampling_rate, rounds)
     charged = PrivacySpend(scheme, event, entries)
-    return guarantee.spent([charged], delta, adjacency, accountant)
+    return guarantee.spent([*before, charged], delta, adjacency, accountant)
 
 
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
@@ -150,6 +153,7 @@ def noise_multiplier(
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
     budget: Budget = CONSTANT,
+    before: tuple[PrivacySpend, ...] = (),
 ) -> float:
     """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
 
@@ -163,21 +167,26 @@ def noise_multiplier(
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
       budget: its schedule over rounds, with scale z: see `Budget`.
+      before: charges of releases before round 1, which ε covers, too.
 
     Raises:
-      ValueError: for values outside these ranges, if the budget does not suit the rounds, or if
-        almost no noise is enough, as where δ exceeds the probability to take part.
+      ValueError: for values outside these ranges, if earlier releases spend ε, if the budget does
+        not suit the rounds, or if almost no noise is enough, as where δ exceeds the probability to
+        take part.
     """
     _check(epsilon, delta, event)
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     p = _as_drawn(sampling_rate)
+    if before and (already := guarantee.spent(before, delta, adjacency)) >= epsilon:
+        why = next(filter(None, map(no_guarantee, before)), f"they spend {already:.4g}")
+        raise ValueError(f"releases before round 1 leave nothing of epsilon {epsilon}: {why}")
 
     def cost(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, accountant, budget)
+        return spent(z, p, rounds, delta, scheme, event, adjacency, accountant, budget, before)
 
     def bound(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, "rdp")
+        return spent(z, p, rounds, delta, scheme, event, adjacency, "rdp", CONSTANT, before)
 
     # A schedule changes this z little.
     guess = p * math.sqrt(rounds) / epsilon + 0.5

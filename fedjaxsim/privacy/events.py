@@ -358,6 +358,19 @@ class Examples(Gaussian):
             object.__setattr__(self, "silos", Silos(**(self.silos | lists)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Prepared(Gaussian):
+    """A release before round 1 to which the data were adapted, such as ranges of columns.
+
+    Attributes:
+      digest: of the release, which is charged once; see `data.columns.Preparation`.
+    """
+
+    digest: str = ""
+
+    kind = "prepared"
+
+
 GAUSSIAN = Gaussian()
 """Release of a sum of clipped vectors with Gaussian noise."""
 EXAMPLE = Pure(1.0, 1.0, unit="example")

@@ -30,6 +30,7 @@ from fedjaxsim.privacy.events import (
     Drawn,
     Entry,
     Examples,
+    Prepared,
     PrivacyLimit,
     PrivacySpend,
     Status,
@@ -192,7 +193,8 @@ def report(
         limited = (LIMITED.format(filters.described(limit.planned)),)
         released = allowed = list(limit.planned)
     sentences = of_charges(released, (*(limited or (PLANNED,)), *assumed), delta)
-    described = costly or released or charges
+    rounds = [each for each in charges if not isinstance(each.event, Prepared)]
+    described = _costly(rounds) or rounds or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
     def guarantee(adjacency: Adjacency, view: View) -> Guarantee:

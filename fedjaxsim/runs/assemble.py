@@ -1,5 +1,6 @@
 """Assemble the population and the simulation that settings name; errors are as in `prepare`."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.scales import ranges_of, ranges_of_file, scale, scale_by_rows
 from fedjaxsim.data.transforms import as_classes, drop_constant_columns, invert, unit_rows
 from fedjaxsim.factories import make
 from fedjaxsim.models.model import Model, in_bfloat16
@@ -24,7 +26,7 @@ from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.parts import OF_TOKENS
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import SCALES, RunConfig
 from fedjaxsim.runs.user_code import is_own, make_own
 from fedjaxsim.runs.validation import SEVERAL, check_model
 from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
@@ -134,18 +136,18 @@ def _part(
 def population_of(config: RunConfig) -> Population:
     """Load the population of a run: the clients that are kept, or those that are held out."""
     population = whole_population_of(config)
-    if config.held_out_clients == 0 and config.clients_used == "kept":
+    if config.clients_used == "kept":
         return population
-    if config.held_out_clients == 0:
-        if population.held_out is None:
-            raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
-        return population.held_out
-    kept, held_out = hold_out(population, config.held_out_clients, config.data_seed)
-    return kept if config.clients_used == "kept" else held_out
+    if population.held_out is None:
+        raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
+    return population.held_out
 
 
 def whole_population_of(config: RunConfig) -> Population:
-    """Load the population of a run, with the clients that are held out of it."""
+    """Load the population of the kept clients, with those held out in `held_out`.
+
+    Its preparation reads rows of the kept clients alone, and is the same for the others.
+    """
     population = load(
         config.data,
         partition=config.partition,
@@ -158,8 +160,25 @@ def whole_population_of(config: RunConfig) -> Population:
     )
     if config.loss != "squared":
         population = as_classes(population)
+    if config.held_out_clients:
+        kept, held_out = hold_out(population, config.held_out_clients, config.data_seed)
+        population = dataclasses.replace(kept, held_out=held_out)
+    population = _scaled(config, population)
     for step in config.get("preprocess", ()):
         population = _TRANSFORMS[step](population)
+    return population
+
+
+def _scaled(config: RunConfig, population: Population) -> Population:
+    """Scale columns as the settings ask: public ranges first, then those of the other columns."""
+    how, words = config.get("scale", "none"), config.get("range", ())
+    named = ranges_of(words)
+    if how not in SCALES:
+        named = ranges_of_file(how) | named
+    population = scale(population, named) if named else population
+    target = config.loss == "squared"
+    if how == "all":
+        return scale_by_rows(population, target=target)
     return population
 
 

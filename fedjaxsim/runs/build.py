@@ -300,6 +300,7 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
             event=event,
             accountant=config.get("accountant"),
             budget=config.spread,
+            before=simulation.setup.prepared,
         )
         hparams = hparams.replace(noise_multiplier=z)
     if "noise_multiplier" in hparams:
@@ -335,7 +336,8 @@ def _check_start(experiment: Experiment) -> None:
         simulation.mechanism.event.kind in ("gaussian", "correlated")
         and experiment.noise_multiplier > 0
     ):
-        spent((experiment.planned(),), experiment.delta, accountant=simulation.setup.accountant)
+        charges = (*simulation.setup.prepared, experiment.planned())
+        spent(charges, experiment.delta, accountant=simulation.setup.accountant)
 
 
 def check_memory(experiment: Experiment) -> None:

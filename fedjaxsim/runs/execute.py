@@ -202,7 +202,10 @@ def spent_in_all(
     experiment: Experiment, begin: SimulationState | None = None, rounds: int | None = None
 ) -> float:
     """Return the ε of all stages up to a run of some rounds; inf without a guarantee."""
-    before = [] if begin is None else ledger.charged(begin.privacy)
+    setup = experiment.simulation.setup
+    before = setup.prepared
+    if begin is not None:
+        before = ledger.charged(setup.with_account(begin).privacy)
     charged = (*before, experiment.planned(end=rounds))
     return spent(charged, experiment.delta, accountant=experiment.simulation.setup.accountant)
 

@@ -39,6 +39,8 @@ _EXAMPLES = ("example_epsilon", "example_noise_multiplier")
 EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES)
 """Pairs of settings of which a run is given one at most."""
 _PREPROCESS = ("drop-constant", "invert", "unit-rows")
+SCALES = ("none", "all")
+"""Ways to scale columns; others are files of public ranges."""
 OUTPUT = ("out", "overwrite", "quiet")
 """Settings of the output: the directory of results and the display of progress."""
 IN_FILES_ONLY = ("public",)
@@ -193,6 +195,15 @@ GROUPS = {
                 "classes", int, None,
                 "Number of classes to keep, the first ones, and clients that have some.",
                 shown="all", least=2, most=_INT32,
+            ),
+            Setting(
+                "scale", str, "none",
+                "Map columns to [-1, 1]: none, all (by all rows; no ε), or a TOML file of public "
+                "ranges.",
+            ),
+            Setting(
+                "range", tuple[str, ...], (),
+                "Public range of a column, which is mapped to [-1, 1], as age=0:100; repeatable.",
             ),
             Setting(
                 "preprocess", tuple[str, ...], (),
@@ -430,7 +441,9 @@ class RunConfig:
             for name, value in self.values.items()
             if name not in OUTPUT and value is not None
         }
-        return table | {"data": absolute(self.data)}
+        scales = self.get("scale", "none")
+        files = {} if scales in SCALES else {"scale": str(Path(scales).absolute())}
+        return table | {"data": absolute(self.data)} | files
 
     # --- values that follow -----------------------------------------------------------------------
 

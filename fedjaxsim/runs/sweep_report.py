@@ -179,7 +179,8 @@ def _runs_by_key(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
 def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     """Return the report of each distinct noise schedule, with its runs."""
     schedules = _runs_by_key(
-        ((one.planned(), np.float32(one.noise_multiplier).item(), one.delta,
+        (((*one.simulation.setup.prepared, one.planned()),
+          np.float32(one.noise_multiplier).item(), one.delta,
           (*one.config.public, *one.simulation.setup.public)), run)
         for run, one in experiments.items()
     )  # fmt: skip
@@ -187,9 +188,9 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
         {
             "runs": runs,
             "noise_multiplier": z,
-            "guarantee": report([charged], delta, assumed=[*public, SHARED_SEED]).to_json(),
+            "guarantee": report(charges, delta, assumed=[*public, SHARED_SEED]).to_json(),
         }
-        for (charged, z, delta, public), runs in schedules.items()
+        for (charges, z, delta, public), runs in schedules.items()
     ]
 
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -98,10 +97,9 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
         others = whole_population_of(config.replace(data=public_data))
         _require_alike(final, others, public_data)
     elif config.held_out_clients:
-        left, others = hold_out(
-            whole_population_of(config), config.held_out_clients, config.data_seed
-        )
-        kind, final = "held-out", prepare(config, simulation_of(config, left))
+        left = whole_population_of(config)
+        kind, others = "held-out", left.held_out
+        final = prepare(config, simulation_of(config, left))
     else:
         final = prepare(_with_validation_rows(config))
     simulation, split = final.simulation, "validation"
