@@ -46,8 +46,8 @@ def engine(population: fjs.Population, rounds: int) -> tuple[Any, Any]:
         algorithm, population, fjs.poisson(P), fjs.Minibatches(BATCH, steps=STEPS)
     )
     hparams = simulation.hyperparameters(**OWN)
-    arrays, rows = hparams.as_arrays(), simulation.setup.placed["train"]
-    several: Any = simulation.setup.compiled.rounds
+    arrays, rows = hparams.as_arrays(), simulation.placed["train"]
+    several: Any = simulation.compiled.rounds
     state = simulation.init(0, hparams)
     program = several.lower(state, arrays, rows, rounds=rounds).compile()
     return state, (program, lambda state: program(state, arrays, rows)[0])

@@ -110,9 +110,9 @@ def measure(workload: Workload, seconds: float, turns: int) -> dict[str, float]:
 
 
 def _timed(simulation: fjs.Simulation, state: Any, hparams: Any, rounds: int) -> tuple[Any, float]:
-    setup = simulation.setup
     begin = time.process_time()
-    state = setup.compiled.rounds(state, hparams.as_arrays(), setup.placed["train"], rounds=rounds)
+    rows = simulation.placed["train"]
+    state = simulation.compiled.rounds(state, hparams.as_arrays(), rows, rounds=rounds)
     state = jax.block_until_ready(state[0])
     return state, (time.process_time() - begin) / rounds
 

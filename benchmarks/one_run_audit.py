@@ -58,7 +58,7 @@ def audits(
     values = {"clip": 1.0, "sampling_rate": 0.5, "learning_rate": 0.1}
     hparams = read_by(simulation, values | {"noise_multiplier": noise_multiplier})
     audited = with_canaries(simulation, hparams, canaries)
-    arrays, rows = audited.setup.check(hparams), audited.setup.placed["train"]
+    arrays, rows = audited.check(hparams), audited.placed["train"]
 
     def run(key):
         return audited.program.rounds(audited.program.init(key, arrays), arrays, rows, ROUNDS)[0]

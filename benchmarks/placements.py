@@ -31,11 +31,11 @@ from fedjaxsim.cli import plan
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
 from fedjaxsim.data.ranges import consecutive
-from fedjaxsim.engine.target import Target
 from fedjaxsim.report.files import write_json
 from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.build import Experiment, fill_settings
 from fedjaxsim.runs.settings import RunConfig, run_config
+from fedjaxsim.runs.target import Target
 
 ROUNDS, SPEED_ROUNDS, REPEATS, DEVICES = 10, 300, 3, 2
 PLACEMENTS = ("in memory", f"over {DEVICES} devices", "mapped", "streamed")

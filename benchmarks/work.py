@@ -40,7 +40,7 @@ def work_of(experiment: Experiment, state: Any) -> Work:
     """Count the work of a round of a run, from its `SimulationState` or the shapes of one."""
     simulation, config = experiment.simulation, experiment.config
     population, batches = simulation.population, simulation.minibatches
-    rate = float(simulation.sampling.rate(experiment.hparams.as_arrays()))
+    rate = float(simulation.sampler.rate(experiment.hparams.as_arrays()))
     cohort = rate * simulation.num_clients
     # A read of all training rows, or of the minibatches.
     examples = rate * float(population.splits["train"].count.sum())

@@ -7,39 +7,65 @@ The rounds between two evaluations are one compiled `lax.scan` whose state is do
 
 import copy
 import dataclasses
+import functools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import core
 
+from fedjaxsim import checks, keys
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning, diverging_from, is_finite, warning_of
-from fedjaxsim.engine import private_evaluation
-from fedjaxsim.engine.accounts import minibatches_taken
-from fedjaxsim.engine.checks import require_state, rounds_done
-from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.layout import ChunkMap
+from fedjaxsim.engine import accounts, private_evaluation, stages
+from fedjaxsim.engine.checks import check_parts, require_key, require_state, rounds_done
+from fedjaxsim.engine.client_partition import AllClients
+from fedjaxsim.engine.devices import mesh_of, require_devices
+from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, measure_with, summarize
+from fedjaxsim.engine.layout import ChunkMap, layout_of
 from fedjaxsim.engine.loop import Callbacks, RunLoop
+from fedjaxsim.engine.own_code import assumptions_of
 from fedjaxsim.engine.predictions import coefficients_of, models_of, predictions_of
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.engine.processes import to_host
+from fedjaxsim.engine.program import ClientMetrics, Program, with_rate
+from fedjaxsim.engine.purity import Captured, check_captured
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
-from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
-from fedjaxsim.engine.stages import start_new_clients, start_stage
+from fedjaxsim.engine.shape_bytes import bytes_of
+from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
+from fedjaxsim.engine.stream import stream
+from fedjaxsim.engine.traced_checks import require_same_shapes, trace_round
+from fedjaxsim.factories import factory_of
+from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill
 from fedjaxsim.privacy import calibration, ledger
+from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.assumptions import default_delta, no_guarantee
-from fedjaxsim.privacy.events import MOST_ROUNDS, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.assumptions import NEW_CLIENTS, default_delta, no_guarantee
+from fedjaxsim.privacy.budget import entries
+from fedjaxsim.privacy.events import MOST_ROUNDS, Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
-from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
+from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, gaussian
 from fedjaxsim.privacy.samplers import Sampling
+from fedjaxsim.privacy.samplers.law import check_own
+from fedjaxsim.tasks.task import check_rows
+
+PyTree = Any
+
+_MANY_ROUNDS = 200
+"""Rounds after which noise that adds up is worth a warning."""
+LEDGER_ENTRIES = 8
+"""Number of distinct (z, p) that a run with a constant z can be charged for over its life."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Simulation:
     """A federated simulation.
 
@@ -59,56 +85,195 @@ class Simulation:
       streamed: whether a device holds the rows and states of one cohort; see `engine/stream.py`.
 
     Attributes:
-      algorithm, task, population, mechanism, minibatches: the parts.
-      sampling: the sampler of cohorts of this population's clients.
-      num_clients: m.
+      task: the algorithm's task.
+      sampler: the sampler of cohorts of this population's clients.
       records: the hyperparameters that the parts declare, by name.
       program: the pure functions on one device, which `shard`, `batch` and `stream` transform.
-      setup: checks, rows on devices and shapes; see `engine/setup.py`.
+      transformed: the program, sharded or streamed as asked for.
+      compiled: the compiled functions of `transformed`.
 
     Raises:
       ValueError: if parts do not fit together: function and arguments, accountant and sampler or
         mechanism, data and task.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        population: Population,
-        sampling: Sampling,
-        minibatches: Minibatches | None = None,
-        mechanism: Mechanism | None = None,
-        *,
-        accountant: str | None = None,
-        ledger_entries: int = LEDGER_ENTRIES,
-        chunk_size: int | None = None,
-        chunk_map: ChunkMap | None = None,
-        devices: Sequence[Any] | None = None,
-        streamed: bool = False,
-    ):
-        setup = Setup(
-            algorithm,
-            population,
-            sampling,
-            Minibatches(10, epochs=1) if minibatches is None else minibatches,
-            gaussian() if mechanism is None else mechanism,
-            accountant,
-            ledger_entries,
-            chunk_size,
-            chunk_map,
-            devices,
-            streamed,
-        )
-        self._use(setup)
+    algorithm: Algorithm
+    population: Population
+    sampling: Sampling
+    minibatches: Minibatches = dataclasses.field(default_factory=lambda: Minibatches(10, epochs=1))
+    mechanism: Mechanism = dataclasses.field(default_factory=gaussian)
+    _: dataclasses.KW_ONLY
+    accountant: str | None = None
+    ledger_entries: int = LEDGER_ENTRIES
+    chunk_size: int | None = None
+    chunk_map: ChunkMap | None = None
+    devices: Sequence[Any] | None = None
+    streamed: bool = False
 
-    def _use(self, setup: Setup) -> None:
-        self.setup, self.program, self.records = setup, setup.program, setup.records
-        self.algorithm, self.task, self.population = setup.algorithm, setup.task, setup.population
-        self.sampling, self.mechanism = setup.sampler, setup.mechanism
-        self.minibatches, self.num_clients = setup.minibatches, setup.num_clients
+    def __post_init__(self):
+        algorithm, mechanism = self.algorithm, self.mechanism
+        check_parts(
+            algorithm=algorithm,
+            task=getattr(algorithm, "task", None),
+            warm_start=getattr(algorithm, "warm_start", None),
+            population=self.population,
+            sampling=self.sampling,
+            minibatches=self.minibatches,
+            mechanism=mechanism,
+        )
+        m = self.num_clients
+        self.task, self.sampler = algorithm.task, self.sampling.sampler(m)
+        check_parts(sampler=self.sampler)
+        scheme, event = self.sampler.scheme, mechanism.event
+        if scheme.clients != m:
+            raise ValueError(
+                f"the sampler draws from {scheme.clients} clients, but the population has {m}"
+            )
+        parts = (algorithm, mechanism, self.sampling, *accounts.read_by(self.task))
+        self.records = compose(part.hyperparameters for part in parts)
+        if mechanism.num_clients not in (None, m):
+            raise ValueError(
+                f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
+            )
+        if event.releases and event.known:
+            require_match(self.accountant, scheme, event)
+        if self.devices is not None:
+            require_devices(self.devices)
+        checks.count(ledger_entries=self.ledger_entries)
+        if self.streamed and self.devices is not None:
+            raise ValueError("a streamed simulation runs on the first device: leave devices out")
+        self._use(self.population)
+        self.layout = layout_of(
+            self.task,
+            self.population,
+            self.sampling,
+            self.minibatches,
+            self.chunk_size,
+            self.chunk_map,
+        )
+        self._lawful: set[str] = set()
+        self._accounts = accounts.accounts_of(algorithm, mechanism, self.sampler, self.examples)
+        self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
+        self.program = Program(
+            accounts.with_views(with_rate(algorithm, self.sampler), self.examples),
+            mechanism,
+            self.sampler,
+            measure_with(self.task),
+            self.minibatches,
+            self.layout,
+            AllClients(m),
+            accounts.no_charges(self._accounts, self.ledger_entries, self.population.preparations),
+            examples=self.examples,
+        )
+        if self.streamed:
+            self.transformed = stream(self.program)
+        elif self.devices is not None:
+            self.transformed = shard(self.program, mesh_of(self.devices, CLIENTS))
+        else:
+            self.transformed = self.program
+        self.compiled = self.transformed.compiled()
+
+    def _use(self, population: Population) -> None:
+        """Check and set the population; rows go to the device when they are first needed."""
+        check_rows(self.task, population.fields)
+        if population.generate is not None and (
+            self.minibatches.steps is None or self.minibatches.passes is not None
+        ):
+            raise ValueError(
+                "a population that generates its minibatches has no epochs or passes; give steps, "
+                f"got {self.minibatches}"
+            )
+        self.population = population
+        self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
+        self._checked: set[Any] = set()
+        self._statistics: dict[str, SplitStatistics] = {}
+
+    def with_population(self, population: Population) -> Self:
+        """Return the simulation on other data of as many clients, sharing compiled code.
+
+        If fields and rows agree in shape, nothing is compiled again.
+
+        Raises:
+          ValueError: for another number of clients, or data that do not suit the task.
+        """
+        if population.num_clients != self.num_clients:
+            raise ValueError(
+                f"the population must have {self.num_clients} clients, got {population.num_clients}"
+            )
+        if population.preparations != self.population.preparations:
+            return dataclasses.replace(self, population=population)
+        other = copy.copy(self)
+        for cached in ("rows", "placed"):
+            other.__dict__.pop(cached, None)
+        other._use(population)
+        accounts.require_same(self.examples, other.examples)
+        return other
+
+    @functools.cached_property
+    def rows(self) -> dict[str, Rows]:
+        """Each split's rows on the first device, by its name.
+
+        Raises:
+          ValueError: the simulation is streamed, so no rows are on a device.
+        """
+        self.check_in_memory()
+        return self.program.place(self.population)
+
+    @functools.cached_property
+    def placed(self) -> dict[str, Any]:
+        """Each split's rows where the transformed program reads them, by its name."""
+        alike = self.transformed is self.program
+        return self.rows if alike else self.transformed.place(self.population)
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """The assumptions of every guarantee: numbers made of data that are taken as public.
+
+        The population, the task, the algorithm and the mechanism each name theirs in sentences;
+        functions of users add theirs.
+        """
+        parts = (self.population, self.task, self.algorithm, self.mechanism)
+        named = dict.fromkeys(sentence for part in parts for sentence in part.public)
+        return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
+
+    @property
+    def bounds_steps(self) -> bool:
+        """Return whether the curvature that local steps meet is bounded: of squared loss by ‖x‖."""
+        known = self.task.curvature is not None and self.algorithm.curvature is not None
+        columns = self.population.columns.get("x")
+        return known and columns is not None and math.isfinite(columns.norm)
+
+    def step_size(self, hparams: Hyperparameters) -> Any:
+        """Return the default learning rate: 1/L where the curvature is bounded by L."""
+        if not self.bounds_steps:
+            return USUAL_STEP
+        assert self.task.curvature is not None
+        assert self.algorithm.curvature is not None
+        of_loss = self.task.curvature(self.population.columns["x"].norm ** 2)
+        return 1 / self.algorithm.curvature(of_loss, hparams)
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients m."""
+        return self.population.num_clients
 
     def __repr__(self) -> str:
-        return repr(self.setup)
+        batches = self.minibatches
+        amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
+        fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
+        where, scheme = "streamed" if self.streamed else "in memory", self.sampler.scheme
+        lines = [
+            f"Simulation of {factory_of(self.algorithm.client)}",
+            f"  {repr(self.population).splitlines()[0]}",
+            f"  fields: {', '.join(fields)}",
+            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
+            f"  mechanism: {self.mechanism.event.kind}",
+            f"  minibatches: size {batches.size}, {amount}",
+            f"  data: {where}, devices: {len(self.devices or (None,))}",
+        ]
+        return "\n".join(lines)
+
+    # --- what users call --------------------------------------------------------------------------
 
     def hyperparameters(self, **values: Value) -> Hyperparameters:
         """Return the hyperparameters of a run: the given values, and defaults for the rest.
@@ -120,7 +285,7 @@ class Simulation:
           ValueError: for a name that no part reads (with the nearest one that is read), a missing
             value without a default, a wrong shape or a value out of range.
         """
-        return fill(self.records, values, self.sampling.rate, self.setup.step_size)
+        return fill(self.records, values, self.sampler.rate, self.step_size)
 
     def calibrate(
         self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None
@@ -142,30 +307,15 @@ class Simulation:
             epsilon,
             self._delta(delta),
             rounds=rounds,
-            sampling_rate=float(self.sampling.rate(self.setup.check(hparams))),
-            scheme=self.sampling.scheme,
+            sampling_rate=float(self.sampler.rate(self.check(hparams))),
+            scheme=self.sampler.scheme,
             event=self.mechanism.event,
-            accountant=self.setup.accountant,
-            before=self.setup.prepared,
+            accountant=self.accountant,
+            before=self.prepared,
         )
         calibrated = hparams.replace(noise_multiplier=z)
-        self.setup.check(calibrated)
+        self.check(calibrated)
         return calibrated
-
-    def with_population(self, population: Population) -> Self:
-        """Return the simulation on other data of as many clients, sharing compiled code.
-
-        Where fields and rows agree in shape, nothing is compiled again.
-
-        Raises:
-          ValueError: for another number of clients, or data that do not suit the task.
-        """
-        return self._with(self.setup.with_population(population))
-
-    def _with(self, setup: Setup) -> Self:
-        other = copy.copy(self)
-        other._use(setup)
-        return other
 
     def init(self, key: jax.Array | int, hparams: Hyperparameters) -> SimulationState:
         """Return the state before the first round.
@@ -181,8 +331,8 @@ class Simulation:
           ValueError: if a hyperparameter is out of range, the key is of another kind, the mechanism
             does not suit what the algorithm sends, or a function returns what does not fit.
         """
-        state = self.setup.compiled.init(*self.setup.check_start(key, hparams))
-        return self.setup.with_account(state)
+        state = self.compiled.init(*self.check_start(key, hparams))
+        return self.with_account(state)
 
     def budget(
         self,
@@ -206,14 +356,14 @@ class Simulation:
           ValueError: if a number is out of range, the mechanism has no guarantee, or one round
             costs more.
         """
-        hparams = self.setup.check(hparams)
-        one = self.setup.planned(hparams, 0, 1)
+        hparams = self.check(hparams)
+        one = self.planned(hparams, 0, 1)
         if why := no_guarantee(one) if one.entries else "nothing is released":
             raise ValueError(f"no budget bounds the rounds: {why}")
         noise = np.asarray(hparams.noise_multiplier)
 
         def plan(rounds: int) -> list[PrivacySpend]:
-            planned = [*self.setup.prepared, self.setup.planned(hparams, 0, rounds)]
+            planned = [*self.prepared, self.planned(hparams, 0, rounds)]
             if evaluate_privately is not None:  # before the first round and after the last, too
                 evaluations = rounds // eval_every + 2
                 planned.append(evaluate_privately.spend(self.num_clients, evaluations))
@@ -221,7 +371,7 @@ class Simulation:
 
         most = len(noise) if noise.ndim else MOST_ROUNDS
         return calibration.budget(
-            epsilon, self._delta(delta), plan, most=most, accountant=self.setup.accountant
+            epsilon, self._delta(delta), plan, most=most, accountant=self.accountant
         )
 
     def with_budget(self, state: SimulationState, budget: PrivacyLimit) -> SimulationState:
@@ -241,7 +391,7 @@ class Simulation:
         known = state.privacy.limit
         if known == budget:
             return state
-        rounds = [each for each in ledger.charged(state.privacy) if each not in self.setup.prepared]
+        rounds = [each for each in ledger.charged(state.privacy) if each not in self.prepared]
         if known is not None or any(each.entries for each in rounds):
             raise ValueError(
                 "a budget must be set before the first release, and stays as it is: start from a "
@@ -273,9 +423,35 @@ class Simulation:
           ValueError: as `init`; if states, models or the number of clients do not fit, or the
             algorithm cannot start from these models.
         """
-        return start_stage(
-            self.setup, state, hparams, earlier and earlier.algorithm, earlier_hparams
+        key, hparams = self.check_start(stages.stage_key(state.key, state.round), hparams)
+        others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
+        if others:
+            raise ValueError(
+                f"the state must be of {self.num_clients} clients, as those here, got "
+                f"{others.pop()}"
+            )
+        if earlier is None:
+            shared, personal = jax.tree.map(jnp.copy, (state.shared, state.personal))
+        else:
+            if self.algorithm.warm_start.start is None:
+                raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
+            earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
+            begin = functools.partial(
+                stages.first_states, self.algorithm, self.population, earlier.algorithm
+            )
+            shared, personal = jax.jit(begin)(key, hparams, state, earlier_hparams)
+        fresh = self.compiled.init(key, hparams)
+        require_same_shapes("server state", fresh.shared, shared)
+        require_same_shapes("personal states", fresh.personal, personal)
+        new = dataclasses.replace(
+            fresh,
+            shared=shared,
+            personal=personal,
+            privacy=ledger.next_stage(jax.tree.map(jnp.copy, state.privacy), fresh.key),
         )
+        if state.consumed is not None and new.consumed is not None:
+            new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
+        return self.with_account(new, begins=True)
 
     def start_new_clients(
         self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"
@@ -294,7 +470,41 @@ class Simulation:
           ValueError: as `init`; if this simulation has a mechanism that releases, the other run
             published no model, or models do not fit.
         """
-        return start_new_clients(self.setup, state, hparams, earlier.algorithm)
+        if self.mechanism.event.releases:
+            raise ValueError(
+                "new clients send nothing: give their simulation an algorithm such as finetune, "
+                "and no_release()"
+            )
+        if self.examples is not None or any(
+            isinstance(each.event, Examples) for each in state.privacy.charges
+        ):
+            raise ValueError(
+                "an ε of examples is about the silos of one run: new clients may follow no rounds "
+                "that protect examples, and protect none"
+            )
+        start, published = (
+            self.algorithm.warm_start.start,
+            earlier.algorithm.warm_start.published(state.shared),
+        )
+        if start is None or published is None:
+            raise ValueError(
+                "new clients start from the model that the stage before published, as FedAvg's w "
+                "or PMTL's w̃, with an algorithm that has a `warm_start`"
+            )
+        # Their minibatches differ from those of the clients who have the same numbers.
+        key = jax.random.fold_in(stages.stage_key(state.key, state.round), keys.NEW_CLIENTS)
+        key, hparams = self.check_start(key, hparams)
+        new = self.compiled.init(key, hparams)
+        shared, own = jax.tree.map(jnp.copy, start(hparams, published, published))
+        personal = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (self.num_clients, *jnp.shape(leaf))), own
+        )
+        require_same_shapes("server state", new.shared, shared)
+        require_same_shapes("personal states", new.personal, personal)
+        privacy = ledger.next_stage(jax.tree.map(jnp.copy, state.privacy), new.key)
+        privacy = ledger.with_public(privacy, (NEW_CLIENTS.format(self.num_clients),))
+        new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
+        return self.with_account(new, begins=True)
 
     def round(
         self, state: SimulationState, hparams: Hyperparameters
@@ -308,9 +518,9 @@ class Simulation:
           ValueError: if a hyperparameter is out of range, or the simulation is streamed: its states
             change in place.
         """
-        state, hparams = self.setup.with_account(state), self.setup.check(hparams)
-        self.setup.message_shapes(state.key, hparams)
-        return self.setup.compiled.step(state, hparams, self.setup.placed["train"])
+        state, hparams = self.with_account(state), self.check(hparams)
+        self.message_shapes(state.key, hparams)
+        return self.compiled.step(state, hparams, self.placed["train"])
 
     def run(
         self,
@@ -347,22 +557,22 @@ class Simulation:
             or has more distinct values than the ledger has places.
         """
         done = rounds_done(state)
-        self.setup.check_rounds(hparams, done, rounds, eval_every)
-        hparams = self.setup.check(hparams)
-        self.setup.message_shapes(state.key, hparams)
-        state = self.setup.with_room(state, hparams, rounds)
+        self.check_rounds(hparams, done, rounds, eval_every)
+        hparams = self.check(hparams)
+        self.message_shapes(state.key, hparams)
+        state = self.with_room(state, hparams, rounds)
         if evaluate_privately is not None:
-            self.setup.check_split("validation")
+            self.check_split("validation")
             state = private_evaluation.prepared(
                 state, evaluate_privately, self.num_clients, self.task.records
             )
-        compiled, rows = self.setup.compiled, self.setup.placed["train"]
+        compiled, rows = self.compiled, self.placed["train"]
         run = RunLoop(
             lambda state, length: compiled.rounds(state, hparams, rows, rounds=length),
             lambda state, split: self.evaluate(state, hparams, split),
             done + rounds,
             self._delta(delta),
-            self.setup.accountant,
+            self.accountant,
             plan=evaluate_privately,
         )
         state, history = run.segments(state, eval_every, callbacks, keep)
@@ -386,10 +596,10 @@ class Simulation:
           ValueError: if there is no such split.
         """
         require_state(state)
-        self.setup.check_split(split)
-        compiled, rows = self.setup.compiled, self.setup.placed[split]
+        self.check_split(split)
+        compiled, rows = self.compiled, self.placed[split]
         measured = compiled.evaluate(state, hparams.as_arrays(), rows)
-        return self.setup.summarize(split, measured)
+        return self.summarize(split, measured)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
         """Return the parameters that each client predicts with.
@@ -408,7 +618,7 @@ class Simulation:
           ValueError: if the simulation is streamed, or the state is none.
         """
         require_state(state)
-        self.setup.check_in_memory()
+        self.check_in_memory()
         return models_of(self.program, self.population, state, hparams.as_arrays())
 
     def coefficients(
@@ -456,7 +666,7 @@ class Simulation:
             nothing of rows, the simulation is streamed, or the state is none.
         """
         require_state(state)
-        self.setup.check_in_memory()
+        self.check_in_memory()
         rows = self.population if population is None else population
         return predictions_of(self.program, self.population, state, hparams.as_arrays(), rows)
 
@@ -480,18 +690,18 @@ class Simulation:
         Raises:
           ValueError: as `init`, if a function of one client has a way to others.
         """
-        self.setup.require_checked()
-        privacy = self.setup.with_account(state).privacy
+        self.require_checked()
+        privacy = self.with_account(state).privacy
         charges = ledger.charged(privacy)
         most = max(charged.scheme.clients for charged in charges)
         return report(
             charges,
             default_delta(most) if delta is None else delta,
-            self.setup.accountant,
+            self.accountant,
             draws=ledger.drawn(privacy),
             assumed=privacy.public,
             limit=privacy.limit,
-            minibatches=minibatches_taken(self.setup.examples, state.consumed),
+            minibatches=accounts.minibatches_taken(self.examples, state.consumed),
             left=None if planned is None else max(0, planned - int(state.round)),
             later=later,
         )
@@ -511,7 +721,197 @@ class Simulation:
     def _delta(self, delta: float | None) -> float:
         return default_delta(self.num_clients) if delta is None else delta
 
+    # --- what sweeps, derivatives, audits and commands need besides -------------------------------
+
+    def chunk_size_for(self, hparams: Hyperparameters) -> int:
+        """Return the number of clients of a chunk on one device, computed from shapes.
+
+        Rounds may use another size that suits a form of messages, or divides a cohort.
+        """
+        if self.layout.memory is None:
+            return self.layout.chunk_size
+        rows, hparams = Rows.shapes(self.population, "train", self.algorithm), hparams.as_arrays()
+        state = jax.eval_shape(self.program.init, jax.random.key(0), hparams)
+        devices = len(self.devices or (None,))
+        layout = self.layout.for_memory(
+            bytes_of(rows) // devices,
+            bytes_of((state.personal, state.consumed)) // devices,
+            self.program.client_bytes(hparams, rows),
+            min(self.sampler.scheme.capacity, -(-self.num_clients // devices)),
+        )
+        return layout.chunk_size
+
+    def summarize(self, split: str, measured: ClientMetrics) -> Evaluation:
+        """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
+        if split not in self._statistics:
+            self._statistics[split] = SplitStatistics.of(
+                self.population, split, self.task, measured.sums
+            )
+        return summarize(split, to_host(measured), self._statistics[split])
+
+    def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
+        """Return a state of any simulation with accounts, and assumptions, of this one."""
+        require_state(state)
+        accounts.require_protection(state.privacy, self._accounts)
+        privacy = ledger.with_public(state.privacy, self.public)
+        privacy = ledger.with_preparations(privacy, self.population.preparations)
+        for scheme, event in self._accounts:
+            privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
+        return dataclasses.replace(state, privacy=privacy)
+
+    def with_room(
+        self, state: SimulationState, hparams: Hyperparameters, rounds: int
+    ) -> SimulationState:
+        """Return the state with ledger entries for `rounds` more rounds."""
+        state, done = self.with_account(state), int(state.round)
+        scheme, event = self._accounts[0]
+        if not event.releases:
+            return state
+        z = np.asarray(hparams.get("noise_multiplier", 0.0))
+        z = z[done : done + rounds] if z.ndim else z
+        privacy = ledger.with_room(state.privacy, scheme, event, z, self.sampler.rate(hparams))
+        return dataclasses.replace(state, privacy=privacy)
+
+    @property
+    def prepared(self) -> tuple[PrivacySpend, ...]:
+        """The charges of releases before round 1, to which the population was adapted."""
+        return tuple(map(ledger.spend_of, self.population.preparations))
+
+    def planned(
+        self, hparams: Hyperparameters, begin: int = 0, end: int | None = None
+    ) -> PrivacySpend:
+        """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule."""
+        scheme, event = self._accounts[0]
+        hparams = hparams.as_arrays()
+        noise = np.asarray(hparams.get("noise_multiplier", 0.0))
+        end = (len(noise) if noise.ndim else begin + 1) if end is None else end
+        if not event.releases:
+            return PrivacySpend(scheme, event, ())
+        noise = noise[begin:end] if noise.ndim else noise
+        rate = float(self.sampler.rate(hparams))
+        return PrivacySpend(scheme, event, entries(noise, rate, end - begin))
+
+    def check(self, hparams: Hyperparameters) -> Hyperparameters:
+        """Return the hyperparameters as arrays, if they suit the parts.
+
+        Raises:
+          ValueError: if one is out of range.
+        """
+        if not isinstance(hparams, Hyperparameters) or set(hparams) != set(self.records):
+            names = list(hparams) if isinstance(hparams, Hyperparameters) else hparams
+            raise ValueError(
+                f"hparams must come from `hyperparameters` of this simulation, which reads "
+                f"{', '.join(self.records) or 'none'}; got {names}"
+            )
+        for name, record in self.records.items():
+            record.check(getattr(hparams, name))
+        check_noise(hparams)
+        for part in (self.algorithm, self.mechanism, self.sampler):
+            part.check(hparams)
+        # In one order, so that one program serves them wherever they were made.
+        ordered = {name: getattr(hparams, name) for name in self.records}
+        return Hyperparameters(**ordered).as_arrays()
+
+    def check_start(
+        self, key: jax.Array | int, hparams: Hyperparameters
+    ) -> tuple[jax.Array, Hyperparameters]:
+        """Return the key and, as arrays, the hyperparameters with which a run may start.
+
+        Raises:
+          ValueError: as `Simulation.init`.
+        """
+        key = require_key(key)
+        hparams = self.check(hparams)
+        check_own(self.sampling, self.sampler, hparams, self._lawful)
+        self.message_shapes(key, hparams)
+        return key, hparams
+
+    def check_rounds(
+        self, hparams: Hyperparameters, done: int, rounds: int, eval_every: int | None
+    ) -> None:
+        """Check that a run can go on for `rounds` rounds after `done`.
+
+        Raises:
+          ValueError: as `Simulation.run`.
+        """
+        checks.count(rounds=rounds)
+        if eval_every is not None:
+            checks.count(eval_every=eval_every)
+        most, last = self.sampler.rounds, done + rounds
+        if most is not None and last > most:
+            raise ValueError(
+                f"the sampler serves {most} rounds in all, got {done} done and {rounds} more"
+            )
+        z = hparams.get("noise_multiplier", 0.0)
+        forgets = self.algorithm.noise_adds_up
+        known = not isinstance(z, core.Tracer)
+        if forgets and known and last > _MANY_ROUNDS and np.any(np.asarray(z) > 0):
+            warnings.warn(
+                f"the server's state adds up the noise of all {last} rounds; at the same ε, "
+                f"{forgets} forgets it",
+                stacklevel=1,
+            )
+        if np.ndim(z) == 0:
+            return
+        if np.shape(z)[0] < last:
+            raise ValueError(
+                f"the noise schedule has {np.shape(z)[0]} values, too few for {last} rounds"
+            )
+        distinct = len(np.unique(np.asarray(z)[:last]))
+        if distinct > self.ledger_entries:
+            raise ValueError(
+                f"the noise schedule has {distinct} distinct values, but the ledger has "
+                f"{self.ledger_entries} places; set ledger_entries={distinct} or more"
+            )
+
+    def check_split(self, split: str) -> None:
+        """Raise ValueError if there is no split of that name."""
+        checks.one_of(sorted(self.population.splits), split=split)
+
+    def check_in_memory(self) -> None:
+        """Check that rows may be on devices.
+
+        Raises:
+          ValueError: the simulation is streamed.
+        """
+        if self.streamed:
+            raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
+
+    def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
+        """Return the shapes of one client's message.
+
+        The first call checks all functions of the algorithm and the mechanism.
+
+        Args:
+          key: a random key.
+          hparams: hyperparameters, as arrays.
+
+        Raises:
+          ValueError: as `Simulation.init`.
+        """
+        rows = Rows.shapes(self.population, "train")
+        leaves = jax.tree.leaves((hparams, rows.fields))
+        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if kind not in self._traced:  # shared with simulations of other data
+            self._traced[kind] = trace_round(self.program, rows, key, hparams)
+        message, captured = self._traced[kind]
+        if kind not in self._checked:
+            check_captured(captured, self.population.fields)
+            self._checked.add(kind)
+        return message
+
+    def require_checked(self) -> None:
+        """Check all functions, unless a run did; a state may come from `program` alone.
+
+        Raises:
+          ValueError: as `Simulation.init`.
+        """
+        if not self._checked:
+            one = jnp.zeros(())
+            hparams = Hyperparameters(**dict.fromkeys(self.records, one))
+            self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
+
 
 def with_parts(simulation: Simulation, **parts: Any) -> Simulation:
-    """Return the simulation with other parts, such as `algorithm`; see `Setup`."""
-    return simulation._with(dataclasses.replace(simulation.setup, **parts))
+    """Return the simulation with other parts, such as `algorithm`."""
+    return dataclasses.replace(simulation, **parts)

@@ -99,7 +99,7 @@ class SimulationBatch:
         other._hparams = self._stack(settings)
         if simulation.population is not self.simulation.population:
             other._rows = other._placed()
-            if simulation.setup.examples is None:
+            if simulation.examples is None:
                 placed = other._rows.items()
                 other._rows = {split: rows.bounded_as(self._rows[split]) for split, rows in placed}
         return other
@@ -114,7 +114,7 @@ class SimulationBatch:
         if not settings:
             raise ValueError("a sweep needs at least one setting, got none")
         for setting in settings:
-            simulation.setup.check(setting)
+            simulation.check(setting)
         rates = sorted({float(np.asarray(s.get("sampling_rate", 1.0))) for s in settings})
         if len(rates) > 1:
             raise ValueError(
@@ -128,10 +128,10 @@ class SimulationBatch:
 
     def _placed(self) -> dict[str, Rows]:
         """Return the rows of each split on the devices; one device shares the simulation's."""
-        setup, devices = self.simulation.setup, list(self.program.mesh.devices.flat)
-        setup.check_in_memory()
+        simulation, devices = self.simulation, list(self.program.mesh.devices.flat)
+        simulation.check_in_memory()
         alone = devices == jax.local_devices()[:1]
-        return setup.rows if alone else self.program.place(setup.population)
+        return simulation.rows if alone else self.program.place(simulation.population)
 
     def init(self, key: jax.Array | int) -> SimulationState:
         """Return the state before the first round, with an axis of runs in the parts that vary.
@@ -144,9 +144,9 @@ class SimulationBatch:
         Raises:
           ValueError: as `Simulation.init`.
         """
-        key, _ = self.simulation.setup.check_start(key, self.settings[0])
-        setup, shared = self.simulation.setup, (SHARED_SEED,) if self.size > 1 else ()
-        return with_public(self._compiled.init(key, self._hparams), (*setup.public, *shared))
+        key, _ = self.simulation.check_start(key, self.settings[0])
+        public = (*self.simulation.public, *((SHARED_SEED,) if self.size > 1 else ()))
+        return with_public(self._compiled.init(key, self._hparams), public)
 
     def run(
         self,
@@ -169,7 +169,7 @@ class SimulationBatch:
         """
         done = rounds_done(state)
         for setting in self.settings:
-            self.simulation.setup.check_rounds(setting, done, rounds, eval_every)
+            self.simulation.check_rounds(setting, done, rounds, eval_every)
 
         def advance(state, length):
             rows = self._rows["train"]
@@ -184,7 +184,7 @@ class SimulationBatch:
             self.evaluate,
             done + rounds,
             delta,
-            self.simulation.setup.accountant,
+            self.simulation.accountant,
             self.size,
         )
         return run.segments(state, eval_every, callbacks, keep)
@@ -196,10 +196,10 @@ class SimulationBatch:
           ValueError: if there is no such split.
         """
         require_state(state)
-        self.simulation.setup.check_split(split)
+        self.simulation.check_split(split)
         measured = to_host(self._compiled.evaluate(state, self._hparams, self._rows[split]))
         asked = jax.tree.map(lambda values: values[:, : self.size], measured)
-        return self.simulation.setup.summarize(split, asked)
+        return self.simulation.summarize(split, asked)
 
 
 def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:

@@ -51,7 +51,7 @@ def check_billboard(
     * Numbers *computed* from the population in a function's closure (a mean, a vocabulary);
       `Simulation.init` refuses rows there. If a factory makes the simulation from a population,
       give it as `build`: the second run then uses the simulation of the altered data.
-    * The numbers of rows, which stay the same, and data named in `Simulation.setup.public`.
+    * The numbers of rows, which stay the same, and data named in `Simulation.public`.
     * Leaks in the releases themselves, which the mechanism's `event` bounds and `fedjaxsim audit`
       tests. The record replaces all of `release` but the charged noise multiplier.
 
@@ -73,7 +73,7 @@ def check_billboard(
     m = simulation.num_clients
     for client in clients or ():
         checks.count(0, m - 1, client=client)
-    simulation.setup.check_rounds(hparams, 0, rounds, None)
+    simulation.check_rounds(hparams, 0, rounds, None)
     first = _with_tape(simulation, hparams, rounds)
     begun = state = first.init(seed, hparams)
     records = []
@@ -153,9 +153,9 @@ class _Tape(NamedTuple):
 
 def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) -> Simulation:
     """Return the simulation with a mechanism that records and plays back, in one program."""
-    mechanism, arrays = simulation.mechanism, simulation.setup.check(hparams)
+    mechanism, arrays = simulation.mechanism, simulation.check(hparams)
     key = jax.random.key(0, impl="threefry2x32")
-    message = simulation.setup.message_shapes(key, arrays)
+    message = simulation.message_shapes(key, arrays)
 
     def one_release():
         zero, state = mechanism.zero(message, simulation.num_clients), mechanism.init(arrays)

@@ -46,7 +46,7 @@ def path(
     """(values) -> what all clients predict with after each round, (T, d, m); compiled once."""
     algorithm = mpmtl(TASK, penalty=penalty, acceleration=acceleration, server_map=server_map)
     sim = behind(algorithm, gaussian_gram(penalty.endswith("group-sparse")))
-    program, rows = sim.program, sim.setup.rows["train"]
+    program, rows = sim.program, sim.rows["train"]
 
     @jax.jit
     def run(hparams):
@@ -58,7 +58,7 @@ def path(
 
     predict = jax.vmap(algorithm.predict, (None, 0, None, 0))
     return lambda values: np.moveaxis(
-        np.asarray(run(sim.setup.check(sim.hyperparameters(**values))))[..., 0, :], 1, 2
+        np.asarray(run(sim.check(sim.hyperparameters(**values))))[..., 0, :], 1, 2
     )
 
 

@@ -53,7 +53,7 @@ def test_no_system_diverges_on_bounded_tables_at_its_default_step(name):
     experiment = prepare(config, simulation_of(config, bounded(x[0], y[0])))
     simulation, hparams = experiment.simulation, experiment.hparams.as_arrays()
     assert float(experiment.hparams.learning_rate) <= 1 / (FEATURES + 1)
-    program, rows = simulation.program, simulation.setup.rows["train"]
+    program, rows = simulation.program, simulation.rows["train"]
 
     def loss_of_one(fields):
         own = dataclasses.replace(rows, fields=rows.fields | fields)

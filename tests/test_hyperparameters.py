@@ -36,7 +36,7 @@ WORDS = {STEP: USUAL_STEP}  # a rate in words is 1: all take part
 RATE, WEIGHT = Hyperparameter("rate", 0.5), Hyperparameter("weight", help="of the penalty.")
 
 
-def simulation(algorithm, sampling=None, mechanism=None):
+def simulation(algorithm, sampling=None, mechanism=fjs.gaussian()):
     steps = fjs.Minibatches(2, steps=1)
     sampling = sampling or fjs.full_participation()
     return fjs.Simulation(algorithm, POPULATION, sampling, steps, mechanism)
@@ -48,11 +48,11 @@ def simulation(algorithm, sampling=None, mechanism=None):
 @pytest.mark.parametrize(
     ("algorithm", "sampling", "mechanism", "expected"),
     [
-        (fjs.fedavg(TASK), None, None, {"learning_rate", "server_learning_rate", *NOISE}),
+        (fjs.fedavg(TASK), None, fjs.gaussian(), {"learning_rate", "server_learning_rate", *NOISE}),
         (
             fjs.fedprox(TASK),
             fjs.poisson(0.3),
-            None,
+            fjs.gaussian(),
             {"learning_rate", "server_learning_rate", "mu", "sampling_rate", *NOISE},
         ),
         (fjs.local(TASK), None, fjs.no_release(), {"learning_rate"}),
@@ -82,9 +82,9 @@ def test_a_simulation_has_those_that_its_parts_read(algorithm, sampling, mechani
 def test_a_sampling_rate_that_is_not_given_is_that_of_the_sampler():
     sim = simulation(fjs.fedavg(TASK), fjs.poisson(0.3))
     assert sim.hyperparameters().sampling_rate == 0.3
-    hparams = sim.setup.check(sim.hyperparameters())
-    assert float(sim.sampling.rate(hparams)) == pytest.approx(0.3, abs=1e-7)
-    assert float(simulation(fjs.fedavg(TASK)).sampling.rate(Hyperparameters())) == 1.0
+    hparams = sim.check(sim.hyperparameters())
+    assert float(sim.sampler.rate(hparams)) == pytest.approx(0.3, abs=1e-7)
+    assert float(simulation(fjs.fedavg(TASK)).sampler.rate(Hyperparameters())) == 1.0
 
 
 def names(part):
@@ -120,12 +120,12 @@ def test_what_is_declared_is_what_is_read(name):
             return super().__getattr__(name)
 
     jax.tree_util.register_pytree_with_keys_class(Watched)
-    values = sim.setup.check(sim.hyperparameters())
+    values = sim.check(sim.hyperparameters())
     watched = Watched(**{name: getattr(values, name) for name in values})
     key = jax.random.key(0, impl="threefry2x32")
     state = jax.eval_shape(sim.program.init, key, watched)
-    jax.eval_shape(sim.program.step, state, watched, sim.setup.rows["train"])
-    jax.eval_shape(sim.program.evaluate, state, watched, sim.setup.rows["train"])
+    jax.eval_shape(sim.program.step, state, watched, sim.rows["train"])
+    jax.eval_shape(sim.program.evaluate, state, watched, sim.rows["train"])
     assert read == set(sim.records)
 
 
@@ -230,7 +230,7 @@ def test_only_a_schedule_may_have_a_value_for_each_round(value):
         sim.hyperparameters(noise_multiplier=np.ones((2, 2)))
     # Shapes are known while values are traced.
     with pytest.raises(ValueError, match="lam"):
-        jax.eval_shape(lambda lam: sim.setup.check(sim.hyperparameters(lam=lam)), jnp.ones(3))
+        jax.eval_shape(lambda lam: sim.check(sim.hyperparameters(lam=lam)), jnp.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_those_of_another_simulation_are_refused():
         lambda hparams: other.init(0, hparams),
         lambda hparams: other.run(state, hparams, 1),
         lambda hparams: other.round(state, hparams),
-        lambda hparams: other.setup.check(hparams),
+        lambda hparams: other.check(hparams),
     ]
     for use in uses:
         with pytest.raises(ValueError, match="hyperparameters"):
@@ -274,7 +274,7 @@ def test_those_of_another_simulation_are_refused():
         other.init(0, {"lam": 0.1})  # pyright: ignore[reportArgumentType]
     # Their order and where they were made do not matter.
     values = {name: getattr(other.hyperparameters(), name) for name in reversed(other.records)}
-    assert set(other.setup.check(Hyperparameters(**values))) == set(other.records)
+    assert set(other.check(Hyperparameters(**values))) == set(other.records)
 
 
 def test_they_do_not_change_but_by_copies():

@@ -25,7 +25,7 @@ LAYERS = (
     ("data",),
     ("hyperparameters", "metrics"),
     ("kernels", "factories", "extras", "notebook", "signals", "store", "divergence"),
-    ("checks",),
+    ("checks", "keys"),
 )
 """From the top down. Modules of one layer do not import each other."""
 

@@ -13,15 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.kernels import products, threefry
 from fedjaxsim.kernels.permutation import permuted
 from fedjaxsim.privacy.messages import widened
 
 PyTree = Any
-_KEY = 2**32 - 3
-"""Folded into a client's context key; an algorithm folds in small numbers."""
 
 
 class Compression(NamedTuple):
@@ -58,7 +56,7 @@ def compressed(algorithm: Algorithm, compression: Compression) -> Algorithm:
         if not jax.tree.leaves(message):
             raise ValueError("the algorithm sends nothing, so there is nothing to compress")
         message = products.dense(widened(message))
-        key = threefry.fold_in(context.key, _KEY)
+        key = threefry.fold_in(context.key, keys.COMPRESSION)
         return personal, compression.apply(key, message), metrics
 
     return algorithm._replace(client=client, message_bytes=compression.size)

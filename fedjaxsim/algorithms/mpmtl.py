@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
@@ -68,9 +68,6 @@ _MAPS = {
     "group-sparse": group_sparse,
     "relationship": relationship,
 }
-
-_EXAMPLE_NOISE = 0x6578616D
-"""Folded into a client's key for the noise that protects its examples."""
 
 
 class Published(NamedTuple):
@@ -217,7 +214,7 @@ def mpmtl(
         message = z - step
         clipped = clip_by_global_norm(message, hparams.clip).message
         if protect_examples:
-            key = threefry.fold_in(context.key, _EXAMPLE_NOISE)
+            key = threefry.fold_in(context.key, keys.EXAMPLE_NOISE)
             message = clipped = _noised(clipped, hparams, key)
         kept = None if z_q is None else after(z_q - step, hat_q)
         return Personal(after(clipped, hat), kept), message, {"loss": loss}

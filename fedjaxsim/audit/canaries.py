@@ -194,7 +194,7 @@ def audit(
             f"canaries times runs must be at least {FEWEST}, got {len(ids)} times {runs}"
         )
 
-    rate = float(audited.sampling.rate(hparams.as_arrays()))
+    rate = float(audited.sampler.rate(hparams.as_arrays()))
     m, root = audited.num_clients, jax.random.key(seed, impl="threefry2x32")
 
     def one_run(simulation, run):
@@ -286,7 +286,7 @@ def _audited(
 ) -> tuple[Simulation, np.ndarray, np.ndarray]:
     """Return the simulation with canaries, their ids (n,) and directions (n, p)."""
     key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
-    message = simulation.setup.message_shapes(key, arrays)
+    message = simulation.message_shapes(key, arrays)
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(message))
     if size == 0:
         raise ValueError("the algorithm sends nothing, so there is nothing to audit")

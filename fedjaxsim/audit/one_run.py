@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.audit.attacks import OVERSHOOT
 from fedjaxsim.data.population import Population
@@ -34,8 +35,6 @@ REFUTING = 0.9999
 """Confidence with which a reported guarantee is called refuted."""
 _SHARES = (1.0, 0.25, 0.0625)
 """Shares of the canaries on which an audit guesses; each has its part of the significance."""
-_COINS = 2**32 - 3
-"""Folded into the key of `init` for the canaries' coins."""
 _LARGEST = 60.0
 """Largest lower bound on ε that is looked for."""
 
@@ -140,14 +139,14 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
       ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
         another shape than a message, or canaries would take the places of real clients.
     """
-    setup, scheme = simulation.setup, simulation.sampling.scheme
+    scheme = simulation.sampler.scheme
     if scheme.kind not in ("poisson", "full", "groups"):
         raise ValueError(
             "audit_canaries needs poisson, full or groups sampling: in cohorts of a fixed size "
             f"canaries take the places of clients, got {scheme.kind} sampling"
         )
-    setup.check_in_memory()
-    shapes = setup.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams.as_arrays())
+    simulation.check_in_memory()
+    shapes = simulation.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams.as_arrays())
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     if not 1 <= canaries <= size:
         raise ValueError(
@@ -201,7 +200,7 @@ def _with_canaries(
 
     def init(key, hparams):
         shared, personal = algorithm.init(key, hparams)
-        coins = threefry.bits(threefry.fold_in(key, _COINS), (canaries,))
+        coins = threefry.bits(threefry.fold_in(key, keys.COINS), (canaries,))
         directions = Directions.draw(canaries, size)
         return _Shared(shared, directions, jnp.zeros(size), (coins & 1).astype(bool)), personal
 

@@ -38,8 +38,8 @@ class Rounds:
     """The compiled rounds of a simulation, with no evaluation between them."""
 
     def __init__(self, simulation: Simulation, hparams: Hyperparameters):
-        self._simulation, self._hparams = simulation, simulation.setup.check(hparams)
-        self._functions, self._rows = simulation.setup.compiled, simulation.setup.placed
+        self._simulation, self._hparams = simulation, simulation.check(hparams)
+        self._functions, self._rows = simulation.compiled, simulation.placed
 
     def start(self, seed: int = 0) -> Any:
         """Return the state before the first round."""
@@ -54,7 +54,7 @@ class Rounds:
     def evaluate(self, state: Any) -> Any:
         """Evaluate every client on its test rows."""
         measured = self._functions.evaluate(state, self._hparams, self._rows["test"])
-        return self._simulation.setup.summarize("test", measured)
+        return self._simulation.summarize("test", measured)
 
 
 def measure(experiment: Experiment) -> Record:
@@ -72,7 +72,7 @@ def measure(experiment: Experiment) -> Record:
     config, simulation = experiment.config, experiment.simulation
     run = Rounds(simulation, experiment.hparams)
     length = min(config.eval_every, config.rounds)
-    devices = simulation.setup.devices or tuple(jax.devices()[:1])
+    devices = simulation.devices or tuple(jax.devices()[:1])
 
     def repeat(segments: int) -> tuple[float, float]:
         state = run.start(config.seed)
@@ -90,7 +90,7 @@ def measure(experiment: Experiment) -> Record:
     running, of_devices = peak_bytes(), device_peak_bytes(devices)
     segments = min(max(1, math.ceil(LONG_ENOUGH / second)), config.rounds // length)
     turns = [repeat(segments) for _ in range(REPETITIONS)]
-    rate = float(simulation.sampling.rate(experiment.hparams.as_arrays()))
+    rate = float(simulation.sampler.rate(experiment.hparams.as_arrays()))
     return {
         "rounds_per_second": segments * length / statistics.median(took for took, _ in turns),
         "evaluation_seconds": statistics.median(evaluation for _, evaluation in turns),
@@ -101,7 +101,7 @@ def measure(experiment: Experiment) -> Record:
         "state_mb": bytes_of(experiment.state_shapes) / MB,
         "data_mb": bytes_of(simulation.population.fields) / MB,
         "clients_per_round": rate * simulation.num_clients,
-        "chunk_size": simulation.setup.chunk_size_for(experiment.hparams),
+        "chunk_size": simulation.chunk_size_for(experiment.hparams),
         "devices": len(devices),
     }
 

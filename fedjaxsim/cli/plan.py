@@ -8,8 +8,8 @@ from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
 if TYPE_CHECKING:
-    from fedjaxsim.engine.target import Target
     from fedjaxsim.runs.build import Experiment
+    from fedjaxsim.runs.target import Target
 
 
 def plan(
@@ -42,9 +42,9 @@ def plan(
     wanted = devices if device is None else None
     Machines("all" if wanted is None else str(wanted)).start()
     from fedjaxsim.engine.devices import require
-    from fedjaxsim.engine.target import Target
     from fedjaxsim.report.files import print_json
     from fedjaxsim.runs.build import checked
+    from fedjaxsim.runs.target import Target
 
     if device is None:
         require(wanted)
@@ -68,18 +68,18 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
     the host's rows, in place of which a single device reads its own.
     """
     from fedjaxsim.engine.shape_bytes import bytes_of
-    from fedjaxsim.engine.target import compile_for
     from fedjaxsim.runs.memory import host_bytes, private_bytes
+    from fedjaxsim.runs.target import compile_for
 
-    compiled = compile_for(target, experiment.simulation.setup, experiment.hparams)
-    setup, need = compiled.setup, compiled.need
-    number = len(setup.devices or (None,))
+    compiled = compile_for(target, experiment.simulation, experiment.hparams)
+    sim, need = compiled.simulation, compiled.need
+    number = len(sim.devices or (None,))
     parts = need._asdict() | {"process": 0, "host_states": 0}
     needs, has = need.peak, target.backend.memory
     if target.backend.platform == "cpu":
-        rows = 0 if number == 1 and not setup.streamed else need.rows
+        rows = 0 if number == 1 and not sim.streamed else need.rows
         parts |= {"rows": rows, "process": private_bytes()}
-        if setup.streamed:
+        if sim.streamed:
             personal = experiment.state_shapes.personal, experiment.state_shapes.consumed
             parts["host_states"] = bytes_of(personal)
         needs = parts["process"] + parts["host_states"] + number * need._replace(rows=rows).peak
@@ -87,11 +87,11 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
     return {
         "device": target.name,
         "devices": number,
-        "placement": "streamed" if setup.streamed else "in memory",
-        "clients": setup.num_clients,
-        "cohort": setup.sampler.scheme.capacity,
+        "placement": "streamed" if sim.streamed else "in memory",
+        "clients": sim.num_clients,
+        "cohort": sim.sampler.scheme.capacity,
         "chunk_size": compiled.chunk_size,
-        "chunk_map": setup.layout.chunk_map,
+        "chunk_map": sim.layout.chunk_map,
         **parts,
         "needs": needs,
         "has": has,

@@ -208,7 +208,7 @@ def prepare_resume(
             "with new noise"
         )
     simulation = experiment.simulation
-    simulation.setup.check_rounds(experiment.hparams, 0, total, config.eval_every)
+    simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)
     stage = Stage(experiment, directory, total, earlier=earlier)
 
     def work() -> int:
@@ -293,7 +293,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     print_table([{"run": name, **done.summary}])
     _warn_of(stage, done)
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
-    if config.get("learning_rate", 0) is None and simulation.setup.bounds_steps:
+    if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         print(f"learning rate {number(float(hparams.learning_rate))}: 1/L, so no step expands")
     if done.audit is not None:
         print(done.audit)
@@ -305,7 +305,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     file = None if stage.path is None else stage.path / GUARANTEE
     print_guarantee(done.report, file, explain=explain)
     if not explain:
-        parts = stage.experiment.simulation.setup.public
+        parts = stage.experiment.simulation.public
         choices = [each for each in done.state.privacy.public if each not in parts]
         for sentence in (*choices, *({NO_RELEASE} & {*done.report.assumed})):
             print(sentence)

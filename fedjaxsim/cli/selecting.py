@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjaxsim import store
+from fedjaxsim import keys, store
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.stopping import stoppable
@@ -26,8 +26,6 @@ from fedjaxsim.runs.sweep_runs import SweepRuns, program_of, read_sweep
 from fedjaxsim.signals import stopped
 
 SELECTION, MODEL = "selection.json", "model.npz"
-_SELECTION = 2**32 - 4
-"""Folded into the seed's key: the keys of the runs that are drawn."""
 _UNREPLACED = "the price of a selection is known for zero-out"
 _ASSUMED = (
     "Published are the best run's release, settings and score. The number of runs and all other "
@@ -67,7 +65,7 @@ def prepare_selection(
 
     def work() -> int:
         seed = candidates[0].config.seed
-        rng = np.random.default_rng([seed, _SELECTION])
+        rng = np.random.default_rng([seed, keys.SELECTION])
         drawn = [int(rng.integers(len(candidates))) for _ in range(runs.draw(rng))]
         # Without a bar or lines: a log would tell the number of runs, which is secret.
         with stoppable(lambda: "nothing was selected") as stop:
@@ -113,7 +111,7 @@ def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experimen
         if kind not in simulations:
             check_own_code(experiment)
         simulations[kind] = experiment.simulation
-        charges = (*experiment.simulation.setup.prepared, experiment.planned())
+        charges = (*experiment.simulation.prepared, experiment.planned())
         if why := next(filter(None, map(no_guarantee, charges)), ""):
             raise ValueError(f"a candidate has no guarantee: {why}")
         if not experiment.simulation.population.splits["validation"].count.any():
@@ -122,7 +120,7 @@ def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experimen
     shared = {
         "delta": {experiment.delta for experiment in found},
         "number of clients": {experiment.simulation.num_clients for experiment in found},
-        "sampling": {experiment.simulation.sampling.scheme.kind for experiment in found},
+        "sampling": {experiment.simulation.sampler.scheme.kind for experiment in found},
     }
     for name, values in shared.items():
         if len(values) > 1:
@@ -139,7 +137,7 @@ def _report(
 ) -> Report:
     charges = [
         [
-            *each.simulation.setup.prepared,
+            *each.simulation.prepared,
             each.planned(),
             _plan(each, noise, largest).spend(each.simulation.num_clients),
         ]
@@ -151,7 +149,7 @@ def _report(
     public = dict.fromkeys(
         sentence
         for each in candidates
-        for sentence in (*each.simulation.setup.public, *each.config.public)
+        for sentence in (*each.simulation.public, *each.config.public)
     )
     return Report(
         tuple(
@@ -160,7 +158,7 @@ def _report(
                 first.delta,
                 each.adjacency,
                 each.view,
-                first.simulation.sampling.scheme.kind,
+                first.simulation.sampler.scheme.kind,
                 "rdp_selection",
                 "upper_bound" if each.adjacency == "zero_out" else "none",
                 tuple(dict.fromkeys((*each.assumptions, *public, _ASSUMED))),
@@ -176,7 +174,7 @@ def _report(
 def _key(seed: int, number: int) -> jax.Array:
     """Return the key of one run, which no plain run of the seed draws from."""
     key = jax.random.key(seed, impl="threefry2x32")
-    return jax.random.fold_in(jax.random.fold_in(key, _SELECTION), number)
+    return jax.random.fold_in(jax.random.fold_in(key, keys.SELECTION), number)
 
 
 def _run(experiment: Experiment, key: jax.Array, noise: float, largest: float, stop: Any) -> Any:

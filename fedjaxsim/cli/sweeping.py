@@ -293,7 +293,7 @@ def _chunks(
     for family in families:
         simulation, experiments = family.simulation, family.experiments
         all_hparams = [experiment.hparams for experiment in experiments.values()]
-        each = bytes_per_run(simulation.setup, all_hparams[0])
+        each = bytes_per_run(simulation.program, simulation.population, all_hparams[0])
         fitting = max(1, int(plan.options.memory * _GB // each))
         # The places of a program follow from the plan or from the checkpoint that it resumes, not
         # from the runs left: otherwise a checkpoint would not fit the program that reads it.

@@ -2,11 +2,9 @@
 
 import numpy as np
 
+from fedjaxsim import keys
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import check_seed
-
-_STREAM = 0x68_6F_6C_64
-"""Separates this stream from others of the same seed."""
 
 
 def hold_out(population: Population, fraction: float, seed: int) -> tuple[Population, Population]:
@@ -34,6 +32,6 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
             f"at least 2 clients must be held out and 2 be left, but {fraction} of {clients} "
             f"clients are {count}"
         )
-    order = np.random.default_rng((seed, _STREAM)).permutation(clients)
+    order = np.random.default_rng((seed, keys.HELD_OUT)).permutation(clients)
     left, held_out = np.sort(order[count:]), np.sort(order[:count])
     return population.of_clients(left), population.of_clients(held_out)

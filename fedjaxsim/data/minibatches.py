@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.data.batch import Batch as Batch
 from fedjaxsim.data.batch import ProtectedBatch, Protection, Reader, UnprotectedError
 from fedjaxsim.kernels import threefry
@@ -22,10 +22,6 @@ from fedjaxsim.kernels.traces import current_trace, noted_losses
 Carry = TypeVar("Carry")
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
-
-
-_EXAMPLES = 2**32 - 5
-"""Stream of the keys of examples among those of a round's minibatches."""
 
 
 class BatchReadOptions(NamedTuple):
@@ -284,7 +280,7 @@ class ClientData:
 
     def _with_keys(self, batch: Callable[[jax.Array], Batch]) -> Callable[[jax.Array], Batch]:
         """Give the examples of the minibatches of a round their keys."""
-        key, size = threefry.fold_in(self._key, _EXAMPLES), self.minibatches.size
+        key, size = threefry.fold_in(self._key, keys.EXAMPLES), self.minibatches.size
 
         def of(index):
             number = index * size + jnp.arange(size)

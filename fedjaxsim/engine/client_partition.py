@@ -1,6 +1,6 @@
 """The clients whose states a program holds: all, those of one device, or those fetched for a round.
 
-`AllClients` is the plain partition and defines the interface of the others.
+`AllClients` is the plain partition, whose methods the others replace.
 """
 
 import dataclasses
@@ -53,10 +53,6 @@ class AllClients:
     def total(self, sums: PyTree) -> PyTree:
         """Add up sums over all partitions."""
         return sums
-
-
-ClientPartition = AllClients
-"""The type of every partition."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 import jax
 
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.setup import Setup
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 
@@ -13,15 +14,16 @@ _MANY = 1000
 """Number of runs for which the layout is chosen: memory matters with many runs."""
 
 
-def bytes_per_run(setup: Setup, hparams: Hyperparameters) -> int:
+def bytes_per_run(program: Program, population: Population, hparams: Hyperparameters) -> int:
     """Estimate from above the bytes that one more run in a batched program needs.
 
     Args:
-      setup: the setup of one run.
+      program: of one run.
+      population: the clients.
       hparams: hyperparameters of any of the runs.
     """
-    hparams, program = hparams.as_arrays(), setup.program
-    rows = Rows.shapes(setup.population, "train", setup.algorithm)
+    hparams = hparams.as_arrays()
+    rows = Rows.shapes(population, "train", program.algorithm)
     state = jax.eval_shape(program.init, jax.random.key(0, impl="threefry2x32"), hparams)
     row_bytes = bytes_of(state.personal) / program.num_clients
     layout = program.layout.for_settings(_MANY, _MANY * row_bytes)

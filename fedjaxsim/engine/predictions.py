@@ -99,7 +99,7 @@ def coefficients_of(population: Population, models: PyTree) -> dict[str, np.ndar
     """
     x = population.columns.get("x")
     is_linear = isinstance(models, dict) and models.keys() <= {"kernel", "bias"}
-    kernel = np.asarray(models["kernel"], np.float64) if is_linear else np.zeros(0)
+    kernel: Any = np.asarray(models["kernel"], np.float64) if is_linear else np.zeros(0)
     if x is None or kernel.ndim != 3 or kernel.shape[2] != len(x.names):
         raise ValueError(
             "only linear models of a table's columns have coefficients: sim.models(state, hparams) "
@@ -107,11 +107,13 @@ def coefficients_of(population: Population, models: PyTree) -> dict[str, np.ndar
         )
     m, c, _ = kernel.shape
     # y = centre_y + half_y (b + Σ_j w_j (x_j − centre_j)/half_j)
-    target = population.columns.get("y") if c == 1 else None
-    target = Columns(("y",)) if target is None else target
-    slopes = target.half_range[0] * kernel / np.array(x.half_range)
-    bias = target.half_range[0] * np.asarray(models.get("bias", np.zeros((m, c))), np.float64)
-    bias = target.centre[0] + bias - slopes @ np.array(x.centre)
+    target = population.columns.get("y")
+    if target is None or len(target.names) != c:  # classes
+        target = Columns(("y",) * c)
+    half, centre = np.array(target.half_range), np.array(target.centre)
+    slopes = half[:, None] * kernel / np.array(x.half_range)
+    bias = half * np.asarray(models.get("bias", np.zeros((m, c))), np.float64)
+    bias = centre + bias - slopes @ np.array(x.centre)
     values = np.concatenate([bias[..., None], slopes], axis=2)
     features = ["(intercept)", *x.names]
     table = {"client": np.repeat(population.names, c * len(features))}

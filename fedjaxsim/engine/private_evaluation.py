@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
@@ -32,8 +32,6 @@ from fedjaxsim.privacy.events import (
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.messages import Messages
 
-_EVALUATION = 2**32 - 3
-"""Folded into a run's key for the noise of its evaluations."""
 _PLACES = 1
 
 
@@ -192,4 +190,4 @@ def prepared(
 
 def key_of(state: SimulationState) -> jax.Array:
     """Return the key of a state's evaluations, distinct from every key of its rounds."""
-    return jax.random.fold_in(state.key, _EVALUATION)
+    return jax.random.fold_in(state.key, keys.EVALUATION)

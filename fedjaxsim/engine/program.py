@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import accounts_of, charged, costs_of
-from fedjaxsim.engine.client_partition import ClientPartition
+from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -42,8 +43,6 @@ from fedjaxsim.privacy.mechanisms.base import Accumulator, Release
 from fedjaxsim.privacy.samplers import Cohort, Sampler
 
 PyTree = Any
-_ORDER = 2**32 - 1
-"""Folded into the clients' key for the whole run; rounds are numbered below 2³¹."""
 
 
 class Draw(NamedTuple):
@@ -128,7 +127,7 @@ class Program:
     measure: Callable[[PyTree, ClientData, int], ClientMetrics]
     minibatches: Minibatches
     layout: Layout
-    partition: ClientPartition
+    partition: AllClients
     no_charges: Callable[[], tuple[Charges, ...]]
     charge: Callable[..., Charges] = ledger.charge
     runs: Runs | None = None
@@ -147,7 +146,7 @@ class Program:
 
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """Return the state before the first round."""
-        init_key, key = jax.random.split(key)[0], run_key(key)
+        init_key, key = jax.random.split(key)
         shared, personal = self.algorithm.init(init_key, hparams)
         clients = self.partition.size
 
@@ -257,8 +256,8 @@ class Program:
 
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
         """Draw a round from the run's key and the round alone, so rounds can be drawn ahead."""
-        keys = threefry.split(state.key, 3)
-        for_sampling, for_clients, for_noise = keys[0], keys[1], keys[2]
+        own = threefry.split(state.key, 3)
+        for_sampling, for_clients, for_noise = own[0], own[1], own[2]
         # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
         correlated = self.mechanism.event.of_whole_run
         for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), int(correlated))
@@ -268,7 +267,7 @@ class Program:
             cohort=self.sampling.answering(cohort, clients, state.round),
             rate=self.sampling.rate(hparams),
             clients=clients,
-            order=threefry.fold_in(for_clients, _ORDER),
+            order=threefry.fold_in(for_clients, keys.ORDER),
             noise=for_noise if correlated else threefry.fold_in(for_noise, state.round),
         )
 

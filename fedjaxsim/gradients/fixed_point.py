@@ -69,11 +69,11 @@ def implicit_hypergradient(
     if tolerance is None:
         tolerance = math.sqrt(float(jnp.finfo(jnp.result_type(float)).eps))
     a_round, measure = _compile(simulation)
-    rows = simulation.setup.rows["train"]
+    rows = simulation.rows["train"]
 
     def function(state, hparams):
         check_names(names, hparams)
-        simulation.setup.check(hparams)
+        simulation.check(hparams)
         z = hparams.get("noise_multiplier", 0.0)
         if "noise_multiplier" in names or np.any(np.asarray(z) > 0):
             raise ValueError(
@@ -180,10 +180,10 @@ def _compile(simulation: Simulation):
 
 def _require_equal_rounds(simulation: Simulation) -> None:
     """Raise ValueError if anything is drawn in a round."""
-    if not simulation.sampling.takes_all:
+    if not simulation.sampler.takes_all:
         raise ValueError(
             "a fixed point needs all clients in every round, got "
-            f"{simulation.sampling.scheme.kind!r} sampling or clients that do not always answer"
+            f"{simulation.sampler.scheme.kind!r} sampling or clients that do not always answer"
         )
     largest = int(simulation.population.splits["train"].count.max())
     minibatches = simulation.minibatches

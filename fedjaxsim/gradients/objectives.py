@@ -43,8 +43,8 @@ def mean_metric(
       ValueError: if there is no such split or it has no rows. When the objective is first used, if
         the task has no such metric.
     """
-    simulation.setup.check_split(split)
-    rows, population = simulation.setup.rows[split], simulation.population
+    simulation.check_split(split)
+    rows, population = simulation.rows[split], simulation.population
     counts = targets_of(population, split, simulation.task)
     present = int(np.sum(counts > 0))
     if present == 0:

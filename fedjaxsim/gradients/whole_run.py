@@ -79,7 +79,7 @@ def hypergradient(
     objective = objective if isinstance(objective, Partial) else Partial(objective)
     run = _run(simulation, rounds, mode, delta, segment)
     differentiate = jax.jit(_forward(run) if mode == "forward" else jax.value_and_grad(run))
-    rows = simulation.setup.rows["train"]
+    rows = simulation.rows["train"]
 
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
@@ -100,10 +100,10 @@ def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment:
     """Return the objective of a run; its first argument holds the chosen hyperparameters."""
     program = simulation.program.with_capped_batches()
     if mode == "reverse":
-        program = reversible(program, simulation.setup.rows["train"])
+        program = reversible(program, simulation.rows["train"])
 
     def run(chosen, epsilon, key, hparams, rows, objective):
-        simulation.setup.check_start(key, hparams)
+        simulation.check_start(key, hparams)
         epsilon = chosen.get(EPSILON, epsilon)
         hparams = hparams.replace(**{name: chosen[name] for name in chosen if name != EPSILON})
         if epsilon is not None:
@@ -179,9 +179,9 @@ def epsilon_by_sampling_rate(
       ValueError: if ε does not depend on p (sampling is not Poisson, p is 1, or nothing private is
         released), or the run could not be done.
     """
-    scheme, event = simulation.sampling.scheme, simulation.mechanism.event
-    simulation.setup.check(hparams)
-    simulation.setup.check_rounds(hparams, 0, rounds, None)
+    scheme, event = simulation.sampler.scheme, simulation.mechanism.event
+    simulation.check(hparams)
+    simulation.check_rounds(hparams, 0, rounds, None)
     rate = float(np.asarray(hparams.get("sampling_rate", 1.0)))
     if scheme.kind != "poisson" or event.kind != "gaussian" or rate >= 1:
         raise ValueError(
@@ -212,7 +212,7 @@ def _check(
 ) -> None:
     """Check that the run can be done, as far as values of hyperparameters are known."""
     if epsilon is not None:
-        scheme, event = simulation.sampling.scheme, simulation.mechanism.event
+        scheme, event = simulation.sampler.scheme, simulation.mechanism.event
         if scheme.kind not in ("poisson", "full") or event.kind != "gaussian":
             raise ValueError(
                 "z(ε) is known for Gaussian noise with Poisson sampling or full participation, got "
@@ -227,6 +227,6 @@ def _check(
                 f"number where epsilon is given, got {np.shape(hparams.noise_multiplier)} of them"
             )
         hparams = hparams.replace(noise_multiplier=1.0)
-    simulation.setup.check(hparams)
+    simulation.check(hparams)
     if on_host(hparams.get("noise_multiplier", 0.0)) is not None:
-        simulation.setup.check_rounds(hparams, 0, rounds, None)
+        simulation.check_rounds(hparams, 0, rounds, None)

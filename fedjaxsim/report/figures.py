@@ -483,9 +483,9 @@ def _with_spent(label: str, rows: Rows) -> str:
     return f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
 
 
-def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
-    """Frame the best finite cell, if there is one."""
-    if np.isfinite(grid).any():
+def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool | None) -> None:
+    """Frame the best finite cell, if there is one and the metric has a direction."""
+    if upwards is not None and np.isfinite(grid).any():
         at = (np.nanargmax if upwards else np.nanargmin)(grid)
         row, column = map(int, np.unravel_index(at, grid.shape))
         looks: dict[str, Any] = {"fill": False, "ec": COLOURS[1], "lw": 2.2, "zorder": 4}

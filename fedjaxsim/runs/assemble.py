@@ -75,7 +75,7 @@ def simulation_of(
         devices=jax.devices() if divided else None,
         streamed=config.streamed,
     )
-    check_accountant(config, simulation.sampling.scheme, simulation.mechanism.event)
+    check_accountant(config, simulation.sampler.scheme, simulation.mechanism.event)
     return simulation
 
 

@@ -109,7 +109,7 @@ class Experiment:
     def planned(self, begin: int = 0, end: int | None = None) -> PrivacySpend:
         """Return the charges of rounds `begin` to `end`; by default of all rounds."""
         end = self.config.rounds if end is None else end
-        return self.simulation.setup.planned(self.hparams, begin, end)
+        return self.simulation.planned(self.hparams, begin, end)
 
     @property
     def evaluations(self) -> EvaluationPlan | None:
@@ -142,7 +142,7 @@ class Experiment:
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
         silent = not self.simulation.mechanism.event.releases
-        if silent and self.simulation.setup.examples is None:
+        if silent and self.simulation.examples is None:
             return ()
         key = jax.random.key(self.config.seed, impl="threefry2x32")
         return (draws_of(key, self.config.rounds),)
@@ -157,7 +157,7 @@ class Experiment:
             "resolved": {
                 "rounds": self.config.rounds,
                 "clients": self.simulation.num_clients,
-                "capacity": self.simulation.sampling.scheme.capacity,
+                "capacity": self.simulation.sampler.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,
                 **ends,
                 "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
@@ -169,8 +169,8 @@ class Experiment:
                 },
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
-                "chunk_size": self.simulation.setup.chunk_size_for(self.hparams),
-                "chunk_map": self.simulation.setup.layout.chunk_map,
+                "chunk_size": self.simulation.chunk_size_for(self.hparams),
+                "chunk_map": self.simulation.layout.chunk_map,
             },
             "versions": versions(),
         }
@@ -240,8 +240,8 @@ def checked(
             )
     delta = _delta(config, simulation.num_clients)
     hparams = resolved(config, simulation)
-    simulation.setup.check(hparams)
-    simulation.setup.check_rounds(hparams, 0, config.rounds, config.eval_every)
+    simulation.check(hparams)
+    simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if config.audit_canaries is not None:
         simulation = with_canaries(simulation, hparams, config.audit_canaries)
     experiment = Experiment(config, simulation, hparams, delta)
@@ -280,8 +280,8 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
       ValueError: for a value out of range, an ε that no noise reaches, or if less than one client
         is expected in all rounds.
     """
-    sampler, event = simulation.sampling, simulation.mechanism.event
-    step = simulation.setup.step_size
+    sampler, event = simulation.sampler, simulation.mechanism.event
+    step = simulation.step_size
     hparams = fill_settings(config, simulation.records, sampler.rate, step)
     scheme = sampler.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
@@ -300,7 +300,7 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
             event=event,
             accountant=config.get("accountant"),
             budget=config.spread,
-            before=simulation.setup.prepared,
+            before=simulation.prepared,
         )
         hparams = hparams.replace(noise_multiplier=z)
     if "noise_multiplier" in hparams:
@@ -328,7 +328,7 @@ def _declared(config: RunConfig) -> Iterator[None]:
 def _check_start(experiment: Experiment) -> None:
     """Check that a run can start, and has an ε that can be computed."""
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
-    simulation.setup.check_start(config.seed, hparams)
+    simulation.check_start(config.seed, hparams)
     _ = experiment.evaluations  # refuses bad numbers
     if config.get("budget_epsilon") is not None:
         _ = experiment.budget  # refuses one without a round
@@ -336,8 +336,8 @@ def _check_start(experiment: Experiment) -> None:
         simulation.mechanism.event.kind in ("gaussian", "correlated")
         and experiment.noise_multiplier > 0
     ):
-        charges = (*simulation.setup.prepared, experiment.planned())
-        spent(charges, experiment.delta, accountant=simulation.setup.accountant)
+        charges = (*simulation.prepared, experiment.planned())
+        spent(charges, experiment.delta, accountant=simulation.accountant)
 
 
 def check_memory(experiment: Experiment) -> None:
@@ -349,14 +349,14 @@ def check_memory(experiment: Experiment) -> None:
     config, simulation = experiment.config, experiment.simulation
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
-    batches = simulation.setup.layout.chunk_size * config.get("batch_size", 10) * row
+    batches = simulation.layout.chunk_size * config.get("batch_size", 10) * row
     host, device = host_bytes(), backend.memory()
     of_devices = host if device is None else device * jax.local_device_count()
-    if device is not None and not simulation.setup.streamed:
+    if device is not None and not simulation.streamed:
         rows = sum(value.nbytes for value in fields)
         _check_memory(rows, of_devices, "rows", "stream them (--streamed)")
     _check_memory(batches, of_devices, "minibatches", "batch-size or chunk-size must be smaller")
-    states = host if simulation.setup.streamed else of_devices
+    states = host if simulation.streamed else of_devices
     leaves, _ = jax.tree_util.tree_flatten_with_path(experiment.state_shapes.personal)
     what, needed = "states", 2 * bytes_of(experiment.state_shapes)
     if leaves:

@@ -168,7 +168,7 @@ def execute(
         "compile_seconds": recorded.compile_seconds,
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
-        "device_peak_bytes": device_peak_bytes(simulation.setup.devices or jax.devices()[:1]),
+        "device_peak_bytes": device_peak_bytes(simulation.devices or jax.devices()[:1]),
     }
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
     if directory is not None and is_first():
@@ -202,12 +202,12 @@ def spent_in_all(
     experiment: Experiment, begin: SimulationState | None = None, rounds: int | None = None
 ) -> float:
     """Return the ε of all stages up to a run of some rounds; inf without a guarantee."""
-    setup = experiment.simulation.setup
-    before = setup.prepared
+    simulation = experiment.simulation
+    before = simulation.prepared
     if begin is not None:
-        before = ledger.charged(setup.with_account(begin).privacy)
+        before = ledger.charged(simulation.with_account(begin).privacy)
     charged = (*before, experiment.planned(end=rounds))
-    return spent(charged, experiment.delta, accountant=experiment.simulation.setup.accountant)
+    return spent(charged, experiment.delta, accountant=simulation.accountant)
 
 
 def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
@@ -226,9 +226,9 @@ def about(experiment: Experiment) -> Mapping[str, str]:
 
 def code_of(experiment: Experiment) -> str:
     """Return a fingerprint of a run's trace and its users' modules, without what they import."""
-    config, setup = experiment.config, experiment.simulation.setup
+    config, sim = experiment.config, experiment.simulation
     trace = config.get("trace") if config.availability == "recorded" else None
-    names = own_modules((setup.algorithm, setup.mechanism, setup.sampler))
+    names = own_modules((sim.algorithm, sim.mechanism, sim.sampler))
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
     read = [Path(file).read_bytes() for file in (*files, trace) if file]
     return settings_digest([content.hex() for content in read])
@@ -250,7 +250,7 @@ def _guarantee(
     report = simulation.guarantee(state, experiment.delta, planned=planned, later=later)
     if released <= done:
         return report
-    state, more = simulation.setup.with_account(state), experiment.planned(done, released)
+    state, more = simulation.with_account(state), experiment.planned(done, released)
     charges = ledger.charged(state.privacy)
     place = [each[:2] for each in charges].index(more[:2])
     counts = collections.Counter[tuple[float, float]]()
@@ -263,7 +263,7 @@ def _guarantee(
         charges.append(experiment.evaluations.spend(simulation.num_clients, most))
     draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
     found = guarantees_of(
-        charges, experiment.delta, simulation.setup.accountant, draws=draws,
+        charges, experiment.delta, simulation.accountant, draws=draws,
         assumed=report.assumed, limit=state.privacy.limit, left=max(released, planned) - done,
         later=later,
     )  # fmt: skip

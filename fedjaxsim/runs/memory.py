@@ -30,9 +30,9 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
     hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
     sends = simulation.mechanism.event.releases
     state = jax.eval_shape(simulation.program.init, key, hparams)
-    size, sampler = simulation.algorithm.message_bytes or bytes_of, simulation.sampling
+    size, sampler = simulation.algorithm.message_bytes or bytes_of, simulation.sampler
     return {
-        "message_bytes": size(simulation.setup.message_shapes(key, hparams)) if sends else 0,
+        "message_bytes": size(simulation.message_shapes(key, hparams)) if sends else 0,
         "server_bytes": bytes_of((state.shared, state.mechanism)),
         "cohort": simulation.num_clients * float(sampler.answer_rate(sampler.rate(hparams))),
     }

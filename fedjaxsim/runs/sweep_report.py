@@ -179,9 +179,9 @@ def _runs_by_key(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
 def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     """Return the report of each distinct noise schedule, with its runs."""
     schedules = _runs_by_key(
-        (((*one.simulation.setup.prepared, one.planned()),
+        (((*one.simulation.prepared, one.planned()),
           np.float32(one.noise_multiplier).item(), one.delta,
-          (*one.config.public, *one.simulation.setup.public)), run)
+          (*one.config.public, *one.simulation.public)), run)
         for run, one in experiments.items()
     )  # fmt: skip
     return [

@@ -65,7 +65,7 @@ class SeedGradient:
         check_names(wrt, hparams)
         if keys.ndim != 1:
             raise ValueError(f"keys must have shape (S,), got {keys.shape}")
-        simulation.setup.check_start(keys[0], hparams)
+        simulation.check_start(keys[0], hparams)
         self.mode: Mode = mode or ("forward" if len(wrt) <= MOST_FORWARD else "reverse")
         self.runs = len(keys) * (1 + len(wrt) if self.mode == "forward" else REVERSE_RUNS)
         self._simulation, self._hparams, self._keys = simulation, hparams, keys
@@ -86,7 +86,7 @@ class SeedGradient:
         Raises:
           ValueError: if a hyperparameter is out of range.
         """
-        hparams = self._simulation.setup.check(self._hparams.replace(**point))
+        hparams = self._simulation.check(self._hparams.replace(**point))
         values, gradients = self._measure(self._keys if keys is None else keys, hparams)
         slopes = {name: np.asarray(each, np.float64) for name, each in gradients.items()}
         return ObjectiveValue(np.asarray(values, np.float64), slopes)

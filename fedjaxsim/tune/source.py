@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import keys
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -20,8 +21,6 @@ from fedjaxsim.tasks.task import Task, check_rows
 VALIDATION_FRACTION = 0.2
 """Fraction of each client's training rows to tune on, by default."""
 
-_STREAM = 0x74_75_6E_65
-"""Folded into the key of the final run, so that the runs of a tuning have other random numbers."""
 _FIXED = "The final run's guarantee is that of a run whose hyperparameters were fixed beforehand."
 _STATEMENTS = {
     "validation": (
@@ -123,9 +122,9 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
 
     The final run, of seed `seed`, has none of these keys.
     """
-    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _STREAM)
-    keys = jax.random.split(key, 2 * count)
-    return keys[:count], keys[count:]
+    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), keys.TUNING)
+    both = jax.random.split(key, 2 * count)
+    return both[:count], both[count:]
 
 
 def metric_of(task: Task, population: Population, asked: str | None) -> str:

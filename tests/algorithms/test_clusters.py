@@ -35,8 +35,8 @@ def test_one_cluster_is_the_plain_algorithm():
             np.testing.assert_allclose(b[0], a, rtol=1e-12)
         chex.assert_trees_all_close(one.personal, plain.personal, rtol=1e-12)
         chex.assert_trees_all_equal(plain.privacy.charges, one.privacy.charges)
-        assert sim.setup.public == population.public + task.public
-        assert [text[:27] for text in set(other.setup.public) - set(sim.setup.public)] == [
+        assert sim.public == population.public + task.public
+        assert [text[:27] for text in set(other.public) - set(sim.public)] == [
             "The clusters of the clients"
         ]
 

@@ -13,7 +13,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.ledger import charged
-from fedjaxsim.privacy.mechanisms import no_release
+from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import squared
@@ -70,7 +70,7 @@ def test_the_releases_of_ditto_are_those_of_fedavg_and_without_lam_its_models_th
     values = {"lam": 0.0, "clip": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
     states = {}
     for algorithm in (fedavg, ditto, local):
-        mechanism = no_release() if algorithm is local else None
+        mechanism = no_release() if algorithm is local else gaussian()
         sim = Simulation(
             algorithm(task), population, poisson(1.0), Minibatches(4, steps=3), mechanism
         )

@@ -223,7 +223,7 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
 def test_a_head_never_leaves_its_client(order):
     sim = Simulation(dpfedmtl(MLP, order=order), CLIENTS, full_participation(), batches(1))
     hparams = sim.hyperparameters(learning_rate=0.3, clip=0.5, noise_multiplier=0.1)
-    message = sim.setup.message_shapes(jax.random.key(0), hparams.as_arrays())
+    message = sim.message_shapes(jax.random.key(0), hparams.as_arrays())
     assert paths_of(message) == ["Dense_0/bias", "Dense_0/kernel"]
     check_billboard(sim, hparams, rounds=2, clients=[1])
 
@@ -301,9 +301,7 @@ def without_effect(names, algorithm="dpfedmtl-as-published", **parts):
 def test_a_run_reads_head_clip_and_noise():
     prepared = prepare(config(head=("bias",), clip=2.0, noise_multiplier=0.4, order="head-first"))
     assert (prepared.hparams.clip, prepared.hparams.noise_multiplier) == (2.0, 0.4)
-    message = prepared.simulation.setup.message_shapes(
-        jax.random.key(0), prepared.hparams.as_arrays()
-    )
+    message = prepared.simulation.message_shapes(jax.random.key(0), prepared.hparams.as_arrays())
     assert paths_of(message) == ["kernel"]
     # Without noise nothing is clipped, as elsewhere.
     assert prepare(config(head=("bias",))).hparams.clip == np.inf

@@ -120,7 +120,7 @@ def program_of(steps):
 
     def gaps(problem, rate, noise):
         """(SEEDS, ROUNDS + 1); noise is σS, so σ = noise/(2C/M)."""
-        hparams = sim.setup.check(
+        hparams = sim.check(
             sim.hyperparameters(
                 learning_rate=rate,
                 clip=CLIP,
@@ -128,7 +128,7 @@ def program_of(steps):
             )
         )
         keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), SEEDS)
-        rows = sim.with_population(problem.population).setup.rows["train"]
+        rows = sim.with_population(problem.population).rows["train"]
         return problem.gap(*map(np.asarray, many(keys, hparams, rows)))
 
     return gaps

@@ -10,7 +10,7 @@ from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.mechanisms import no_release
+from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import squared
@@ -25,7 +25,7 @@ def test_one_client_alone_does_gradient_descent(algorithm):
     # λ = 0 and m = 1; with a clip that does not bind the server adds the whole update.
     with jax.enable_x64(True):
         population, task = least_squares([12])
-        mechanism = no_release() if algorithm is local else None
+        mechanism = no_release() if algorithm is local else gaussian()
         sim = Simulation(
             algorithm(task), population, full_participation(), Minibatches(12, epochs=3), mechanism
         )

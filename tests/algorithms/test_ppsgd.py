@@ -67,14 +67,12 @@ def randomness(sampling, seed, rate, rounds):
 
     def minibatch(t, client):
         key = jax.random.fold_in(jax.random.fold_in(clients_key, t), client)
-        data = sim.setup.rows["train"].of(
-            client, jax.random.split(key)[0], sim.minibatches, sim.setup.layout
-        )
+        data = sim.rows["train"].of(client, jax.random.split(key)[0], sim.minibatches, sim.layout)
         nothing = Batch({"x": jnp.zeros((BATCH, 3)), "y": jnp.zeros(BATCH)}, jnp.zeros(BATCH))
         return data.fold(lambda _, batch: batch._replace(keys=None), nothing).fields
 
     def one(t):
-        cohort = sim.sampling.draw(sampling_key, t, hparams.as_arrays())
+        cohort = sim.sampler.draw(sampling_key, t, hparams.as_arrays())
         present = jnp.zeros(N, bool).at[cohort.ids].max(cohort.mask)
         noise = noise_like(noise_key(state, t), state.shared.value, jnp.ones(()))
         return present, jax.vmap(minibatch, (None, 0))(t, jnp.arange(N)), noise

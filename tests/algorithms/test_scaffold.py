@@ -59,7 +59,7 @@ def test_many_rounds_of_noise_name_the_message_that_forgets_it(system, forgetful
             warnings.simplefilter("always")
             for z, rounds in ((1.0, 400), (1.0, 100), (0.0, 400)):
                 hparams = sim.hyperparameters(clip=1.0, noise_multiplier=z)
-                sim.setup.check_rounds(hparams, 0, rounds, None)
+                sim.check_rounds(hparams, 0, rounds, None)
         assert [f'message="{forgetful}" forgets it' in str(each.message) for each in found] == [
             True
         ] * said

@@ -156,7 +156,7 @@ def assert_noised(sim, state, weight):
 
     Each row has the gradient −x, clipped to 1; `weight` times their mean is the difference.
     """
-    silos = sim.setup.examples.silos
+    silos = sim.examples.silos
     assert silos.gradients == 2
     x = sim.population.fields["x"].reshape(-1, 8, D)
     clipped = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1)

@@ -50,7 +50,7 @@ def given(sim):
 def refusal(sim):
     """The one line in which functions are refused."""
     with pytest.raises(ValueError) as refused:  # noqa: PT011
-        sim.setup.check_start(0, given(sim))
+        sim.check_start(0, given(sim))
     message = str(refused.value)
     assert "\n" not in message
     return message
@@ -173,10 +173,10 @@ def test_an_array_that_outlasts_a_client_is_refused():
 def test_a_collective_finds_no_axis():
     sim = simulation(lambda data, context: jax.lax.psum(mean(data), AXIS))
     with pytest.raises(NameError, match=AXIS):
-        sim.setup.check_start(0, given(sim))
+        sim.check_start(0, given(sim))
     own_axis = jax.vmap(lambda x: jax.lax.psum(x, "mine"), axis_name="mine")
     sim = simulation(lambda data, context: own_axis(jnp.ones(3) * mean(data))[0])
-    sim.setup.check_start(0, given(sim))
+    sim.check_start(0, given(sim))
 
 
 def test_a_state_from_elsewhere_does_not_spare_the_check():
@@ -296,7 +296,7 @@ def test_a_view_cannot_be_copied_into_another_clients():
 def test_a_closure_holds_shapes_alone_when_functions_are_traced():
     sim = simulation(lambda data, context: rows_of_all(data)["x"].mean())
     with pytest.raises((AttributeError, TypeError)):
-        sim.setup.check_start(0, given(sim))
+        sim.check_start(0, given(sim))
 
 
 def stealthy(data, context):
@@ -340,7 +340,7 @@ def test_an_array_with_rows_is_refused_wherever_it_is_used(array):
         )
     )
     sim = simulation(server=lambda shared, *_: jax.tree.map(lambda w: w + array.mean(), shared))
-    sim.setup.check_start(0, given(sim))  # a number computed of rows cannot be told
+    sim.check_start(0, given(sim))  # a number computed of rows cannot be told
 
 
 def test_other_arrays_are_not_taken_for_rows():
@@ -351,7 +351,7 @@ def test_other_arrays_are_not_taken_for_rows():
         lambda data, context: mean(data) * sum(jnp.asarray(array).sum() for array in innocent)
     )
     assert np.isfinite(total)
-    sim.setup.check_start(0, given(sim))
+    sim.check_start(0, given(sim))
 
 
 # --- checks, targets and stages -------------------------------------------------------------------
@@ -418,9 +418,9 @@ def test_a_warm_start_sees_one_client(keeps):
 
 def test_a_guarantee_says_what_is_assumed_of_own_code():
     own = simulation(lambda data, context: mean(data))
-    assert any(__name__ in sentence and "keep nothing" in sentence for sentence in own.setup.public)
+    assert any(__name__ in sentence and "keep nothing" in sentence for sentence in own.public)
     plain = with_parts(own, algorithm=GOOD)
-    assert plain.setup.public == ()
+    assert plain.public == ()
 
     def silent(*args):
         """Return the sum without noise, at the charge of noise."""
@@ -439,5 +439,5 @@ def test_a_guarantee_says_what_is_assumed_of_own_code():
         ("mechanism", {"mechanism": plain.mechanism._replace(release=silent)}),
         ("sampler", {"sampling": whole._replace(for_clients=lambda m: draws)}),
     ):
-        [sentence] = with_parts(plain, **changed).setup.public
+        [sentence] = with_parts(plain, **changed).public
         assert sentence.startswith(f"The {what} of {__name__}")

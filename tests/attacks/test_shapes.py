@@ -22,7 +22,7 @@ POPULATION, TASK = classification([5] * M)
     ],
 )
 def test_a_value_for_each_client_or_coordinate_is_refused(name, value, mechanism):
-    sim = fjs.Simulation(fjs.fedavg(TASK), POPULATION, fjs.poisson(0.5), None, mechanism)
+    sim = fjs.Simulation(fjs.fedavg(TASK), POPULATION, fjs.poisson(0.5), mechanism=mechanism)
     given = {"clip": 1.0, "noise_multiplier": 1.0}
     if name == "count_noise":
         given["count_noise"] = 10.0

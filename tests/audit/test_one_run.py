@@ -105,7 +105,7 @@ def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
 def test_runs_whose_canaries_would_prove_nothing_are_refused():
     population, task = classification([6] * 5)
 
-    def refused(match, sampling=None, mechanism=None, canaries=3):
+    def refused(match, sampling=None, mechanism=fjs.gaussian(), canaries=3):
         sampling = fjs.full_participation() if sampling is None else sampling
         sim = fjs.Simulation(fjs.fedavg(task), population, sampling, mechanism=mechanism)
         with pytest.raises(ValueError, match=match):

@@ -14,11 +14,11 @@ from problems import HANGS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.plan import planned
 from fedjaxsim.engine.layout import default_layout
-from fedjaxsim.engine.target import _GPUS, Target, compile_for
 from fedjaxsim.extras import missing
 from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.runs.build import checked
 from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.target import _GPUS, Target, compile_for
 from fedjaxsim.simulation import with_parts
 
 M, ROWS, FEATURES, CLASSES = 10, 6, 5, 3
@@ -80,11 +80,11 @@ def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count):
     experiment = experiment_of(algorithm="ditto", clip=1.0, noise_multiplier=1.0)
     devices = tuple(jax.devices()[:count])
     several = with_parts(experiment.simulation, devices=devices if count > 1 else None)
-    found = compile_for(Target.here(), several.setup, experiment.hparams)
+    found = compile_for(Target.here(), several, experiment.hparams)
     need = found.need
     assert need.states == M * OWN // count
     assert need.rows == M * ROWS * ROW // count + 2 * 2 * 4 * M  # ranges of two splits everywhere
-    state, rows = several.init(0, experiment.hparams), several.setup.placed
+    state, rows = several.init(0, experiment.hparams), several.placed
     used = {split: rows[split] for split in ("train", "test")}
     assert bytes_on(devices[0], (state, used)) == need.rows + need.states + need.server
     for program, working in ((found.rounds, need.rounds), (found.evaluation, need.evaluation)):
@@ -98,7 +98,7 @@ def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count):
 def test_a_streamed_run_needs_a_cohort_on_the_device_and_the_states_on_the_host():
     experiment = experiment_of(algorithm="local", streamed=True)
     found = planned(experiment, Target.here())
-    cohort = experiment.simulation.sampling.scheme.capacity
+    cohort = experiment.simulation.sampler.scheme.capacity
     assert found["host_states"] == M * OWN
     assert found["states"] == 2 * cohort * OWN
     assert found["rows"] >= cohort * ROWS // 2 * ROW
@@ -126,9 +126,9 @@ def test_layouts_are_those_of_the_device_that_is_planned_for():
         assert default_layout(10**6) == dataclasses.replace(
             default_layout(10**6), chunk_map="vmap", memory=10**9
         )
-        setup = dataclasses.replace(experiment.simulation.setup, devices=None)
+        sim = dataclasses.replace(experiment.simulation, devices=None)
         # Everything fits, so that all of a cohort run at once.
-        assert setup.chunk_size_for(experiment.hparams) == setup.sampler.scheme.capacity
+        assert sim.chunk_size_for(experiment.hparams) == sim.sampler.scheme.capacity
     assert default_layout(10**6).scans
 
 

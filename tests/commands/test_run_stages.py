@@ -58,7 +58,7 @@ def test_the_charges_of_both_stages_are_composed(stages):
     delta = first.summary()["delta"]
 
     def epsilon(*entries: Entry) -> float:
-        scheme, event = simulation.sampling.scheme, simulation.mechanism.event
+        scheme, event = simulation.sampler.scheme, simulation.mechanism.event
         return spent([PrivacySpend(scheme, event, entries)], delta)
 
     both = epsilon(Entry(2.0, 1.0, 2), Entry(3.0, 1.0, 3))
@@ -133,7 +133,7 @@ def test_fine_tuning_starts_where_the_run_ended_and_costs_nothing(stages, tmp_pa
     assert "finetune mean" in printed
     # In Python: from the states of the run, all clients, the settings that fine-tuning reads.
     earlier, tuned = (prepare(read_toml(each.path / "config.toml")) for each in (before, after))
-    assert tuned.simulation.sampling.scheme.kind == "full"
+    assert tuned.simulation.sampler.scheme.kind == "full"
     state = before.load_state(earlier.init())
     begun = tuned.simulation.start_from(state, tuned.hparams, earlier.simulation, earlier.hparams)
     ended, _ = tuned.simulation.run(begun, tuned.hparams, 3, eval_every=1)

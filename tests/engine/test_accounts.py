@@ -26,7 +26,7 @@ def given(sim, **changes):
     return read_by(sim, **(values | changes))
 
 
-def simulation(sampling, mechanism=None, algorithm=fjs.fedavg):
+def simulation(sampling, mechanism=fjs.gaussian(), algorithm=fjs.fedavg):
     population, task = classification([4] * M)
     return fjs.Simulation(
         algorithm(task), population, sampling, fjs.Minibatches(2, steps=1), mechanism

@@ -177,8 +177,8 @@ def test_clients_answer_in_their_window_with_the_probability_of_the_others():
     ):
         spread = np.sqrt(trials * rate * (1 - rate))
         assert np.all(np.abs(counted - trials * rate) < 5 * spread)
-    assert np.isclose(sim.sampling.answer_rate(jnp.asarray(p)), p * (1 - lost) * 2 / 3)
-    assert float(sim.sampling.rate(hparams)) == p
+    assert np.isclose(sim.sampler.answer_rate(jnp.asarray(p)), p * (1 - lost) * 2 / 3)
+    assert float(sim.sampler.rate(hparams)) == p
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_part_of_the_steps_is_rounded_up_and_consumed(minibatches, most):
     rows = np.asarray(sim.population.splits["train"].count)
     assert minibatches.epochs is None or most == [2 * -(-n // 2) for n in rows]
     hparams = sim.hyperparameters(clip=0.5)
-    assert sim.program.client_bytes(hparams.as_arrays(), sim.setup.rows["train"]) > 0
+    assert sim.program.client_bytes(hparams.as_arrays(), sim.rows["train"]) > 0
     state, metrics = sim.round(sim.init(0, hparams), hparams)
     steps = np.ceil(TRACE[0] * np.asarray(most))
     np.testing.assert_array_equal(state.personal, steps)

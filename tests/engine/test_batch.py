@@ -67,7 +67,7 @@ def test_seeds_as_one_program_are_the_runs_of_each_seed(clients):
                 one = jax.tree.map(lambda leaf: leaf[run], getattr(state, name))  # noqa: B023
                 close(numbers(one), numbers(getattr(alone, name)))
             close(metrics["loss"][run], history[-1].metrics["loss"])
-            own = sim.program.evaluate(alone, hparams, sim.setup.rows["test"])
+            own = sim.program.evaluate(alone, hparams, sim.rows["test"])
             close(found.sums["loss"][run], own.sums["loss"])
 
 

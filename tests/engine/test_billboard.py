@@ -44,7 +44,7 @@ def check(simulation, clients=(VICTIM, M - 1), sampling_rate=0.5, **settings):
     check_billboard(simulation, hparams, clients=clients, **settings)
 
 
-def build(algorithm, mechanism=None, minibatches=None, population=CLIENTS, **settings):
+def build(algorithm, mechanism=gaussian(), minibatches=None, population=CLIENTS, **settings):
     minibatches = minibatches or Minibatches(4, steps=1)
     return Simulation(algorithm, population, poisson(1.0), minibatches, mechanism, **settings)
 

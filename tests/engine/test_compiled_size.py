@@ -75,12 +75,10 @@ def operations_of(
         chunk_map=chunk_map,
         chunk_size=chunk_size,
     )
-    hparams = sim.setup.check(
-        read_by(sim, learning_rate=0.1, lam=0.0, clip=1.0, noise_multiplier=1.0)
-    )
+    hparams = sim.check(read_by(sim, learning_rate=0.1, lam=0.0, clip=1.0, noise_multiplier=1.0))
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     segment = functools.partial(sim.program.rounds, rounds=rounds)
-    return operations(jax.make_jaxpr(segment)(state, hparams, sim.setup.rows["train"]).jaxpr)
+    return operations(jax.make_jaxpr(segment)(state, hparams, sim.rows["train"]).jaxpr)
 
 
 def test_operations_inside_loops_are_counted():
@@ -145,9 +143,7 @@ def test_mp_mtl_forms_no_matrix_for_every_task(chunk_map):
         Minibatches(1, steps=1),
         chunk_map=chunk_map,
     )
-    hparams = sim.setup.check(
-        read_by(sim, learning_rate=0.1, lam=0.0, clip=1.0, noise_multiplier=1.0)
-    )
+    hparams = sim.check(read_by(sim, learning_rate=0.1, lam=0.0, clip=1.0, noise_multiplier=1.0))
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
-    traced = jax.make_jaxpr(sim.program.step)(state, hparams, sim.setup.rows["train"])
+    traced = jax.make_jaxpr(sim.program.step)(state, hparams, sim.rows["train"])
     assert m * (d + 1) <= largest(traced.jaxpr) < 2 * m * (d + 1)

@@ -263,8 +263,8 @@ def test_the_model_is_asked_once_for_a_batch(fully_optimized):
         sim = Simulation(pmtl(task), CLIENTS, full_participation(), Minibatches(4, steps=2))
         hparams = sim.hyperparameters(**VALUES).as_arrays()
         state = sim.init(0, hparams)
-        evaluate: Any = sim.setup.compiled.evaluate
-        compiled = evaluate.lower(state, hparams, sim.setup.placed["test"]).compile()
+        evaluate: Any = sim.compiled.evaluate
+        compiled = evaluate.lower(state, hparams, sim.placed["test"]).compile()
         return str(compiled.as_text()).count(" dot(")
 
     assert products(OWN) == products(TASK._replace(streaming_metrics={})) > 0

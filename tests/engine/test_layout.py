@@ -147,7 +147,7 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     sim = linear(features=5)
     hparams = read_by(sim, **VALUES).as_arrays()
     rows, state = (
-        sim.setup.rows["train"],
+        sim.rows["train"],
         jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
     )
     client = sim.program.client_bytes(hparams, rows)
@@ -155,7 +155,7 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     for fitting, size in ((30, 30), (12, 10), (3, 3), (0, 2)):  # of 30 places
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
-        assert sim.setup.chunk_size_for(hparams) == size
+        assert sim.chunk_size_for(hparams) == size
         batched = shapes_of(jax.make_jaxpr(sim.program.step)(state, hparams, rows).jaxpr)
         # The kernels of a batch of clients, and of no other number of them.
         assert {shape[0] for shape in batched if shape[1:] == (3, 5)} - {30, 1} == {size} - {30}
@@ -166,18 +166,18 @@ def test_each_of_several_devices_counts_what_lies_on_it(pretend):
     devices = jax.devices()[:2]
     sim = linear(features=5, devices=devices)
     hparams = read_by(sim, **VALUES).as_arrays()
-    assert sim.setup.chunk_size_for(hparams) == 15  # of 30 clients
+    assert sim.chunk_size_for(hparams) == 15  # of 30 clients
     rows, state = (
-        sim.setup.placed["train"],
+        sim.placed["train"],
         jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
     )
     fields, ranges = bytes_of(rows.fields), bytes_of((rows.start, rows.count))
     held = fields // 2 + ranges + bytes_of(state.personal) // 2
-    pretend(held + 4 * 5 * sim.program.client_bytes(hparams, sim.setup.rows["train"]))
+    pretend(held + 4 * 5 * sim.program.client_bytes(hparams, sim.rows["train"]))
     sim = linear(features=5, devices=devices)
-    advance = jax.make_jaxpr(
-        lambda state: sim.setup.compiled.rounds(state, hparams, rows, rounds=2)
-    )(state)
+    advance = jax.make_jaxpr(lambda state: sim.compiled.rounds(state, hparams, rows, rounds=2))(
+        state
+    )
     batched = {shape[0] for shape in shapes_of(advance.jaxpr) if shape[1:] == (3, 5)}
     assert batched - {1, 15, 30} == {5}
 
@@ -186,8 +186,8 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     pretend(2**40)
     sim = linear(150)
     hparams = read_by(sim, **VALUES)
-    assert sim.setup.chunk_size_for(hparams) == 150
-    for suits in (sim.setup.layout.for_settings(2, 4.0), sim.program.with_capped_batches().layout):
+    assert sim.chunk_size_for(hparams) == 150
+    for suits in (sim.layout.for_settings(2, 4.0), sim.program.with_capped_batches().layout):
         plan = suits.for_memory(0, 0, 1, 150)
         assert plan.chunk_size == 50  # three even chunks
 
@@ -228,7 +228,7 @@ def of_problem(problem, name, **settings):
 
 def four_at_once(sim):
     """Bytes of memory of which a quarter of what is free holds the work of four clients."""
-    hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.setup.rows["train"]
+    hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.rows["train"]
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     held = bytes_of((rows, state.personal, state.consumed))
     return held + 4 * 4 * sim.program.client_bytes(hparams, rows)
@@ -251,7 +251,7 @@ def test_forms_of_an_accelerator_give_what_those_of_a_cpu_give(problem, name, pr
             sim = of_problem(problem, name)
             pretend(four_at_once(sim))
             sim = of_problem(problem, name)
-            assert (sim.setup.layout.chunk_map, sim.setup.chunk_size_for(hparams)) == (
+            assert (sim.layout.chunk_map, sim.chunk_size_for(hparams)) == (
                 "vmap",
                 4,
             )  # 4, 4, and 2
@@ -270,10 +270,10 @@ def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem
     pretend(2**40)
     sim = of_problem(problem, "pmtl")
     hparams = read_by(sim, **VALUES).as_arrays()
-    rows = sim.setup.rows["train"]
+    rows = sim.rows["train"]
     client = sim.program.client_bytes(hparams, rows)
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
-    layout = dataclasses.replace(sim.setup.layout, memory=four_at_once(sim))
+    layout = dataclasses.replace(sim.layout, memory=four_at_once(sim))
     program = dataclasses.replace(sim.program, layout=layout)
     several = jax.jit(lambda state: program.rounds(state, hparams, rows, 2)[0], donate_argnums=0)
     plan = several.lower(state).compile().memory_analysis()
@@ -316,13 +316,13 @@ def test_sorted_by_length_a_round_is_the_same():
     ends = []
     for changes in ({}, {"by_length": False}, {"longest": 8}):
         sim = Simulation(*parts, chunk_map="vmap", chunk_size=6)
-        assert sim.setup.layout.by_length
+        assert sim.layout.by_length
         program = dataclasses.replace(
-            sim.program, layout=dataclasses.replace(sim.setup.layout, **changes)
+            sim.program, layout=dataclasses.replace(sim.layout, **changes)
         )
         hparams = sim.hyperparameters(learning_rate=0.1, clip=0.5, noise_multiplier=0.3)
         state = program.init(jax.random.key(0), hparams.as_arrays())
-        rows = sim.setup.rows["train"]
+        rows = sim.rows["train"]
         ends.append(program.rounds(state, hparams.as_arrays(), rows, 3)[0].shared)
     chex.assert_trees_all_close(ends[0], ends[1], rtol=0, atol=2e-8)
     chex.assert_trees_all_close(ends[0], ends[2], rtol=0, atol=2e-8)
@@ -401,11 +401,11 @@ def test_rounds_of_everyone_copy_no_states():
     population, task = classification([4 + k % 5 for k in range(150)], 400)
     parts = task, population, full_participation(), Minibatches(3, steps=2)
     sim = simulation_of("pmtl", *parts, chunk_map="scan")
-    assert sim.setup.layout.scans
-    hparams = sim.setup.check(sim.hyperparameters(learning_rate=0.01, clip=0.2))
+    assert sim.layout.scans
+    hparams = sim.check(sim.hyperparameters(learning_rate=0.01, clip=0.2))
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     several = functools.partial(sim.program.rounds, rounds=2)
-    compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.setup.rows["train"])
+    compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.rows["train"])
     text = compiled.compile().as_text()
     assert text
     states = r"f32\[150,3,400\]"

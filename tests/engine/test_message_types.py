@@ -19,7 +19,7 @@ from fedjaxsim.tasks import softmax
 M = 6
 
 
-def sending(message, problem, mechanism=None):
+def sending(message, problem, mechanism=fjs.gaussian()):
     """Everyone sends `message(client id)` in every round; the billboard is the last release."""
     population, task = problem
 

@@ -24,7 +24,7 @@ WHOLE, TASK = least_squares([4, 5, 6, 4, 5, 6, 7], features=2)
 THERE, NEW = hold_out(WHOLE, 0.4, seed=0)
 
 
-def simulation(algorithm, population, mechanism=None):
+def simulation(algorithm, population, mechanism=gaussian()):
     batches = Minibatches(2, steps=2)
     return Simulation(algorithm, population, full_participation(), batches, mechanism)
 

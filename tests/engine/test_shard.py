@@ -128,7 +128,7 @@ def test_a_device_holds_its_own_clients_and_their_rows():
     for leaf in jax.tree.leaves(state.personal):
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [2, 2]
     x = population.fields["x"].astype(np.float32)
-    pieces = [np.asarray(s.data) for s in sim.setup.placed["train"].fields["x"].addressable_shards]
+    pieces = [np.asarray(s.data) for s in sim.placed["train"].fields["x"].addressable_shards]
     np.testing.assert_array_equal(pieces[0], x[:43])  # the larger half
     np.testing.assert_array_equal(pieces[1], x[35:])
     assert len(pieces[1]) == 43
@@ -158,7 +158,7 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
         x[0] = 0
     first = x.ctypes.data
     sim = Simulation(pmtl(task), population, full_participation(), EPOCHS)
-    assert sim.setup.rows["train"].fields["x"].unsafe_buffer_pointer() == first
+    assert sim.rows["train"].fields["x"].unsafe_buffer_pointer() == first
     # Rows have 128 bytes. Of 78 rows, the first two clients have 43: both pieces have 44.
     sharded = shard(sim.program, mesh_of(jax.devices()[:2], CLIENTS))
     divided = sharded.place(population)["train"].fields["x"]

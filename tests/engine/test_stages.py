@@ -20,7 +20,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.state import PARTS, SimulationState
 from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS
-from fedjaxsim.privacy.mechanisms import no_release
+from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.pure import pure
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation, with_parts
@@ -49,7 +49,7 @@ def following(sim, state, before):
     return sim.start_from(state, given(sim), before, given(before))
 
 
-def simulation(factory, mechanism=None, population=POPULATION):
+def simulation(factory, mechanism=gaussian(), population=POPULATION):
     clients = full_participation()
     return Simulation(factory(TASK), population, clients, Minibatches(2, steps=1), mechanism)
 
@@ -59,7 +59,7 @@ def ended():
     """Simulations by algorithm, each with a state after two rounds; more compile nothing."""
     found = {}
     for factory in (fedavg, local, pmtl, ppsgd):
-        sim = simulation(factory, no_release() if factory is local else None)
+        sim = simulation(factory, no_release() if factory is local else gaussian())
         found[factory] = sim, after(sim, given(sim), 2)
     return found
 

@@ -144,7 +144,7 @@ def test_what_does_not_stream_is_refused(pair, problem):
     with pytest.raises(ValueError, match="round"):
         sim.round(sim.init(0, hparams_of(sim)), hparams_of(sim))
     with pytest.raises(ValueError, match="rows"):
-        _ = sim.setup.rows
+        _ = sim.rows
     parts = (pmtl(task), population, full_participation(), Minibatches(2, epochs=1))
     with pytest.raises(ValueError, match="streamed"):
         Simulation(*parts, streamed=True)

@@ -27,7 +27,7 @@ CLIENTS, TASK = classification([10] * 4)
 def build(
     algorithm: Any,
     population: Any = CLIENTS,
-    mechanism=None,
+    mechanism=gaussian(),
     minibatches=None,
     **settings: Any,
 ):
@@ -40,7 +40,7 @@ def refusal(make):
 
     def start():
         simulation = make()
-        simulation.setup.check_start(0, read_by(simulation, **VALUES))
+        simulation.check_start(0, read_by(simulation, **VALUES))
 
     with pytest.raises(ValueError) as refused:  # noqa: PT011
         start()
@@ -178,9 +178,9 @@ def test_functions_are_traced_once_whatever_the_seed():
     simulation = build(once)
     for seed in (0, 1):
         hparams = read_by(simulation, **VALUES, learning_rate=0.1 * seed + 0.1)
-        simulation.setup.check_start(seed, hparams)
+        simulation.check_start(seed, hparams)
     with pytest.raises(AssertionError, match="traced"):
-        build(once).setup.check_start(0, hparams)
+        build(once).check_start(0, hparams)
 
 
 def test_a_client_that_reads_everybodys_rows_is_refused():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from problems import least_squares
 
-from fedjaxsim import fedprox, local, no_release, pmtl
+from fedjaxsim import fedprox, gaussian, local, no_release, pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.splitting import split
 from fedjaxsim.gradients.fixed_point import implicit_hypergradient
@@ -22,7 +22,7 @@ def simulation(algorithm, minibatches=None, sampling=None):
     population = split(population, validation=0.2)
     minibatches = minibatches or Minibatches(1000, epochs=2)
     sampling = sampling or full_participation()
-    mechanism = no_release() if algorithm is local else None
+    mechanism = no_release() if algorithm is local else gaussian()
     return Simulation(algorithm(task), population, sampling, minibatches, mechanism)
 
 

@@ -167,7 +167,7 @@ def test_the_price_of_privacy_is_paid_in_noise():
         # z(ε) spends ε, the run is the one with that z, and derivatives follow the chain rule.
         @jax.jit
         def z(epsilon):
-            rate = sim.sampling.rate(base.as_arrays())
+            rate = sim.sampler.rate(base.as_arrays())
             return noise_multiplier_in_jit(epsilon, delta, rate, T)
 
         hparams = base.replace(noise_multiplier=z(epsilon))

@@ -259,10 +259,8 @@ def test_a_round_holds_no_gradient_of_a_client():
         )
         hparams = sim.hyperparameters(learning_rate=0.1, clip=1.0, noise_multiplier=1.0)
         state = sim.init(0, hparams)
-        one_round: Any = sim.setup.compiled.step
-        compiled[name] = one_round.lower(
-            state, hparams.as_arrays(), sim.setup.rows["train"]
-        ).compile()
+        one_round: Any = sim.compiled.step
+        compiled[name] = one_round.lower(state, hparams.as_arrays(), sim.rows["train"]).compile()
 
     def of_clients(program):  # arrays with axes 50, d and c, in any order
         shapes = {
@@ -306,7 +304,7 @@ def test_clients_who_share_a_linear_model_are_evaluated_in_batches():
         hparams = sim.hyperparameters(learning_rate=0.1)
         state = sim.init(0, hparams)
         found.append(sim.evaluate(state, hparams, "train"))
-        inputs = state, hparams.as_arrays(), sim.setup.rows["train"]
+        inputs = state, hparams.as_arrays(), sim.rows["train"]
         texts.append(str(jax.make_jaxpr(sim.program.evaluate)(*inputs)))
     for name, values in found[0].values.items():
         np.testing.assert_allclose(values, found[1].values[name], rtol=1e-5)

@@ -84,21 +84,21 @@ def test_the_guarantee_assumes_that_the_first_weights_hold_no_data():
     sim, hparams = of_head()
     state, _ = sim.round(sim.init(0, hparams), hparams)
     assert any("starts from hold nothing" in each for each in sim.guarantee(state).assumed)
-    assert not any("starts from" in each for each in simulation(whole()[0]).setup.public)
+    assert not any("starts from" in each for each in simulation(whole()[0]).public)
 
 
 def test_only_the_trained_part_is_kept_and_sent():
     sim, hparams = of_head()
     hparams, trained = hparams.as_arrays(), CLASSES * (WIDTH + 1)
-    message = sim.setup.message_shapes(jax.random.key(0), hparams)
+    message = sim.message_shapes(jax.random.key(0), hparams)
     assert sum(leaf.size for leaf in jax.tree.leaves(message)) == trained
-    state, rows = sim.init(0, hparams), sim.setup.placed
+    state, rows = sim.init(0, hparams), sim.placed
     assert bytes_of(state.personal) == 4 * trained * POPULATION.num_clients
     chex.assert_trees_all_close(
         rows["train"].frozen, {f"hidden/{k}": v for k, v in whole()[1]["hidden"].items()}
     )
     for function, given in (("step", "train"), ("evaluate", "test")):
-        text = getattr(sim.setup.compiled, function).lower(state, hparams, rows[given]).as_text()
+        text = getattr(sim.compiled, function).lower(state, hparams, rows[given]).as_text()
         constants = re.findall(r"constant dense<([^>]*)>", text)
         assert max(map(len, constants)) < FEATURES * WIDTH  # characters
 

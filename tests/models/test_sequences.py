@@ -188,8 +188,8 @@ def test_states_messages_and_noise_are_float32_around_a_model_in_bfloat16():
     minibatches = fjs.Minibatches(4, steps=1)
     sim = fjs.Simulation(fjs.pmtl(task), population, fjs.full_participation(), minibatches)
     hparams = sim.hyperparameters(learning_rate=0.1, lam=0.1, clip=1.0, noise_multiplier=1e-3)
-    key, _ = sim.setup.check_start(0, hparams)
-    message = sim.setup.message_shapes(key, sim.setup.check(hparams))
+    key, _ = sim.check_start(0, hparams)
+    message = sim.message_shapes(key, sim.check(hparams))
     state, _ = sim.round(sim.init(key, hparams), hparams)
     for leaf in jax.tree.leaves((message, state.shared, state.personal)):
         assert leaf.dtype == jnp.float32
@@ -248,7 +248,7 @@ def shapes(config):
         params["output"]["kernel"].shape,
         params["embedding"]["embedding"].shape,
         x,
-        sim.setup.public,
+        sim.public,
     )
 
 
@@ -273,7 +273,7 @@ def test_numbers_are_no_tokens_and_text_is_no_numbers(text, tmp_path):
     x = np.arange(12, dtype=np.int32).reshape(4, 3)
     np.savez(path, x=x, y=np.array([0, 1, 0, 1]), client=np.array([0, 0, 1, 1]))
     config = run_config(data=f"npz:{path}", model="transformer", hidden=(4,), test_fraction=0.5)
-    sentences = prepare(config).simulation.setup.public
+    sentences = prepare(config).simulation.public
     assert sentences[0].startswith(
         "The number of tokens, 12, is the largest of them of all clients"
     )

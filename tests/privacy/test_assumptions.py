@@ -26,17 +26,17 @@ from fedjaxsim.simulation import Simulation, with_parts
 CLIENTS, TASK = classification([10] * 4)
 
 
-def build(algorithm=None, population=CLIENTS, mechanism=None):
+def build(algorithm=None, population=CLIENTS, mechanism=gaussian()):
     algorithm = pmtl(TASK) if algorithm is None else algorithm
     sampling = full_participation()
     return Simulation(algorithm, population, sampling, Minibatches(3, steps=1), mechanism)
 
 
 def test_without_such_numbers_nothing_is_named():
-    assert build(mechanism=gaussian()).setup.public == ()
-    assert build(ppsgd(TASK, objective="average")).setup.public == ()
+    assert build(mechanism=gaussian()).public == ()
+    assert build(ppsgd(TASK, objective="average")).public == ()
     # A number that is one for all is a setting, and no number of a client.
-    assert build(ppsgd(TASK, objective="weighted", sizes=3)).setup.public == ()
+    assert build(ppsgd(TASK, objective="weighted", sizes=3)).public == ()
 
 
 def test_a_simulation_names_what_each_part_names_once():
@@ -47,17 +47,17 @@ def test_a_simulation_names_what_each_part_names_once():
         gaussian()._replace(public=("of the mechanism",)),
     )
     everything = ("of the data", "of two", "of the task", "of the algorithm", "of the mechanism")
-    assert sim.setup.public == everything
-    assert with_parts(sim, algorithm=pmtl(task)).setup.public == (
+    assert sim.public == everything
+    assert with_parts(sim, algorithm=pmtl(task)).public == (
         *everything[:3],
         "of the mechanism",
     )
     # An algorithm brings its task.
-    assert with_parts(sim, algorithm=pmtl(TASK)).setup.public == (
+    assert with_parts(sim, algorithm=pmtl(TASK)).public == (
         *everything[:2],
         "of the mechanism",
     )
-    assert sim.with_population(CLIENTS).setup.public == (
+    assert sim.with_population(CLIENTS).public == (
         "of the task",
         "of the algorithm",
         "of two",
@@ -66,9 +66,9 @@ def test_a_simulation_names_what_each_part_names_once():
 
 
 def test_weights_and_sizes_of_clients_are_named():
-    (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).setup.public
+    (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).public
     assert divisor.startswith("M = Σ m_i, the divisor of the weighted objective, is taken as")
-    (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).setup.public
+    (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).public
     assert weights.startswith("The clients' weights, and their sum")
 
 
@@ -108,7 +108,7 @@ def test_a_division_by_label_is_named():
 
 def test_what_the_command_line_reads_is_named():
     def of(**settings):
-        return simulation_of(run_config(**settings), CLIENTS).setup.public
+        return simulation_of(run_config(**settings), CLIENTS).public
 
     classes = (
         "The number of classes, 3, is the largest label of all clients and one more; it is taken "

@@ -181,7 +181,7 @@ def test_a_ledger_that_lost_its_draws_leaves_no_epsilon(sim):
 
 def test_many_seeds_at_once_have_a_record_each(sim):
     keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    hparams, rows = values(sim).as_arrays(), sim.setup.rows["train"]
+    hparams, rows = values(sim).as_arrays(), sim.rows["train"]
 
     def run(key):
         return sim.program.rounds(sim.program.init(key, hparams), hparams, rows, 2)[0].privacy

@@ -75,7 +75,7 @@ def test_its_own_cost_is_reported_and_shown_on_the_way():
     assert exact is not None
     assert exact <= float(sim.epsilon(state, DELTA)) < 2.5 * exact
     # As a release of which nothing is known but its ε it would cost more.
-    spend = sim.setup.planned(hparams)._replace(event=fjs.privacy.Pure())
+    spend = sim.planned(hparams)._replace(event=fjs.privacy.Pure())
     spend = spend._replace(entries=(Entry(Z, 1.0, ROUNDS),))
     pure = fjs.privacy.report([spend], DELTA).find("zero_out").epsilon
     assert pure is not None

@@ -59,13 +59,11 @@ def test_a_round_outside_of_clients_multiplies_in_full_precision(system, mechani
             if name in VALUES or record.default is None
         }
     )
-    program = dataclasses.replace(
-        sim.setup.program, algorithm=without_clients(sim.setup.program.algorithm)
-    )
+    program = dataclasses.replace(sim.program, algorithm=without_clients(sim.program.algorithm))
     state = jax.eval_shape(program.init, jax.random.key(0), hparams.as_arrays())
 
     def a_round(state, hparams):
-        after, _ = program.step(state, hparams, sim.setup.rows["train"])
+        after, _ = program.step(state, hparams, sim.rows["train"])
         return sim.epsilon(after, 1e-3)
 
     traced = jax.make_jaxpr(a_round)(state, hparams.as_arrays())

@@ -768,14 +768,14 @@ def test_a_run_is_differentiable_through_its_private_gradients():
     sim = fjs.Simulation(
         fjs.fedavg(PRIVATE), POPULATION, fjs.full_participation(), fjs.Minibatches(SIZE, steps=1)
     )
-    state, rows = sim.init(0, values(sim)), sim.setup.rows["train"]
+    state, rows = sim.init(0, values(sim)), sim.rows["train"]
 
-    def after(z, program=sim.setup.program):
+    def after(z, program=sim.program):
         hparams = values(sim).as_arrays().replace(example_noise_multiplier=z)
         later, _ = program.step(state, hparams, rows)
         return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(later.shared.params))
 
-    of_reverse = functools.partial(after, program=reversible(sim.setup.program, rows))
+    of_reverse = functools.partial(after, program=reversible(sim.program, rows))
     slope, step = jax.jit(jax.grad(of_reverse))(jnp.float32(0.7)), 0.05
     plain = jax.jit(after)
     wanted = (plain(jnp.float32(0.7 + step)) - plain(jnp.float32(0.7 - step))) / (2 * step)

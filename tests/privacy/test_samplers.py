@@ -98,7 +98,7 @@ def test_the_rate_is_the_share_of_the_clients():
             with pytest.raises(ValueError, match="'sampling_rate'"):
                 simulation.hyperparameters(sampling_rate=rate)
         hparams = simulation.hyperparameters()
-        assert float(simulation.sampling.rate(hparams)) == float(drawn.rate(HPARAMS))
+        assert float(simulation.sampler.rate(hparams)) == float(drawn.rate(HPARAMS))
 
 
 def test_sizes_that_cannot_be_are_refused():

@@ -117,7 +117,7 @@ def test_a_run_with_a_sampler_of_ones_own_is_refused_before_it_starts():
         sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
         hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
         if not refused:
-            sim.setup.check_start(0, hparams)
+            sim.check_start(0, hparams)
             continue
         with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
             sim.init(0, hparams)
@@ -145,6 +145,6 @@ def test_a_sampler_is_tested_with_all_hyperparameters():
     sampling = poisson(P)._replace(for_clients=lambda m: POISSON._replace(draw=draw))
     sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
     hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
-    sim.setup.check_start(0, hparams)
+    sim.check_start(0, hparams)
     with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
-        sim.setup.check_start(0, hparams.replace(clip=0.5))
+        sim.check_start(0, hparams.replace(clip=0.5))

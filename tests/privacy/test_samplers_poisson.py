@@ -164,12 +164,12 @@ def test_poisson_sampling_alone_reads_a_rate_and_draws_with_its_own_unless_given
     full = Simulation(fedavg(task), population, full_participation())
     with pytest.raises(ValueError, match="'sampling_rate'"):
         full.hyperparameters(sampling_rate=0.5)
-    assert float(full.sampling.rate(full.hyperparameters())) == 1
+    assert float(full.sampler.rate(full.hyperparameters())) == 1
     sampled = Simulation(fedavg(task), population, poisson(0.25, max_rate=0.5))
-    assert sampled.sampling.scheme == poisson(0.5).for_clients(10).scheme
+    assert sampled.sampler.scheme == poisson(0.5).for_clients(10).scheme
     for given, p in (({}, 0.25), ({"sampling_rate": 0.5}, 0.5)):
         hparams = sampled.hyperparameters(**given).as_arrays()
-        assert float(sampled.sampling.rate(hparams)) == p
+        assert float(sampled.sampler.rate(hparams)) == p
 
 
 def test_the_default_places_suit_the_largest_rate():
@@ -185,4 +185,4 @@ def test_by_default_ten_clients_are_expected_or_a_fifth(clients, rate):
     sim = Simulation(fedavg(task), population, poisson())
     p = np.asarray(sim.hyperparameters(noise_multiplier=1.0).sampling_rate)
     np.testing.assert_allclose(p, rate, rtol=1e-6)
-    assert sim.sampling.scheme.capacity == default_capacity(clients, rate)
+    assert sim.sampler.scheme.capacity == default_capacity(clients, rate)

@@ -72,8 +72,8 @@ def test_every_mechanism_has_a_flag(name):
 def test_every_sampler_has_a_flag(name, rate):
     given = ["--sampling-rate", "0.3"] if name == "poisson" else NEEDS.get(name, [])
     found = experiment(*SMALL, "--sampling", name, *given, "--epsilon", "2")
-    assert found.simulation.sampling.rate(found.hparams) == rate
-    scheme = found.simulation.sampling.scheme
+    assert found.simulation.sampler.rate(found.hparams) == rate
+    scheme = found.simulation.sampler.scheme
     assert scheme.kind == {"passes": "capped"}.get(name, name)
     assert found.noise_multiplier > 0
 

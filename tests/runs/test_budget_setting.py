@@ -46,7 +46,7 @@ def test_without_a_schedule_nothing_is_different():
     one, other = prepare(plain), prepare(named)
     for found in (one, other):
         assert isinstance(found.hparams.noise_multiplier, float)
-        assert found.simulation.setup.ledger_entries == LEDGER_ENTRIES
+        assert found.simulation.ledger_entries == LEDGER_ENTRIES
     assert one.hparams == other.hparams
     assert one.resolved()["resolved"] == other.resolved()["resolved"]
     assert "noise_first" not in one.resolved()["resolved"]
@@ -155,7 +155,7 @@ def test_tuning_on_other_clients_scales_the_noise_of_every_round():
     source = find_source(asked, None, clips=False)
     expected = np.asarray(Budget.parse("geometric:0.8").noise(2.0, T)) * (5 / 15)
     np.testing.assert_allclose(source.hparams.noise_multiplier, expected, rtol=1e-6)
-    source.simulation.setup.check_rounds(source.hparams, 0, T, None)
+    source.simulation.check_rounds(source.hparams, 0, T, None)
 
 
 @pytest.mark.thorough

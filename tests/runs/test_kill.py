@@ -269,11 +269,9 @@ def test_a_stage_does_not_start_from_less_than_was_released(experiment, tmp_path
 
 @pytest.mark.thorough
 def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_path):
-    setup = experiment.simulation.setup
-    assert setup.devices is not None
-    alone = Simulation(
-        setup.algorithm, setup.population, setup.sampling, setup.minibatches, setup.mechanism
-    )
+    sim = experiment.simulation
+    assert sim.devices is not None
+    alone = Simulation(sim.algorithm, sim.population, sim.sampling, sim.minibatches, sim.mechanism)
     one = dataclasses.replace(experiment, simulation=alone)
     directory = RunDirectory(tmp_path / "copy")
     shutil.copytree(undisturbed.path, directory.path)
@@ -312,7 +310,7 @@ def test_a_finished_run_is_extended_and_spends_what_all_its_rounds_cost(
     assert spent > 3.0
     entry = Entry(experiment.noise_multiplier, 0.4, 10)
     simulation = experiment.simulation
-    charged = PrivacySpend(simulation.sampling.scheme, simulation.mechanism.event, (entry,))
+    charged = PrivacySpend(simulation.sampler.scheme, simulation.mechanism.event, (entry,))
     assert report([charged], experiment.delta).find("zero_out").epsilon == pytest.approx(spent)
 
 

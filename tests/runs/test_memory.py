@@ -7,7 +7,7 @@ import optax
 import pytest
 from problems import classification, read_by
 
-from fedjaxsim import fedavg, local, no_release, pmtl, ppsgd
+from fedjaxsim import fedavg, gaussian, local, no_release, pmtl, ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.memory import bytes_per_run
@@ -38,7 +38,7 @@ def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     sim, runs = simulation(), 32
     base = sim.hyperparameters(clip=1.0)
     many = SimulationBatch(sim, [base.replace(learning_rate=0.01 * (i + 1)) for i in range(runs)])
-    rows = sim.setup.rows["train"]
+    rows = sim.rows["train"]
     hparams = many._hparams
     state = jax.eval_shape(many.program.init, jax.random.key(0, impl="threefry2x32"), hparams)
     compiled: Any = many.program.compiled().rounds
@@ -49,7 +49,7 @@ def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     data = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     of_one = (needed - data) * devices / runs
-    assert of_one < bytes_per_run(sim.setup, base) < 10 * of_one
+    assert of_one < bytes_per_run(sim.program, sim.population, base) < 10 * of_one
 
 
 def test_bytes_up_and_down_are_those_of_the_parameters():
@@ -58,7 +58,7 @@ def test_bytes_up_and_down_are_those_of_the_parameters():
     parameters = (4 + 1) * 64 + (64 + 1) * 3
     sampling, once = poisson(0.25, max_rate=0.3), Minibatches(5, epochs=1)
 
-    def of(algorithm, mechanism=None):
+    def of(algorithm, mechanism=gaussian()):
         simulation = Simulation(algorithm, population, sampling, once, mechanism)
         told = traffic(simulation, read_by(simulation, clip=1.0))
         return told["message_bytes"], told["server_bytes"], told["cohort"]

@@ -96,7 +96,7 @@ def computed(algorithm: str, **changed: Any) -> str:
 
     # Numbers that nothing reads do not become constants of the code.
     model = simulation.task.init(key)
-    code = jax.make_jaxpr(work)(simulation.setup.rows, model, model)
+    code = jax.make_jaxpr(work)(simulation.rows, model, model)
     numbers = [np.asarray(const).tolist() for const in code.consts if not _is_key(const)]
     return re.sub(r"0x[0-9a-f]+", "", str(code)) + str(numbers)
 

@@ -201,7 +201,7 @@ def test_all_of_the_traceback_is_shown_on_demand(monkeypatch, capsys):
     first, second, *others = capsys.readouterr().err.splitlines()
     assert first.endswith("mycode.py:24: NameError: name 'tsk' is not defined")
     assert second == "Traceback (most recent call last):"
-    assert sum("setup.py" in line for line in others) > 0
+    assert sum("simulation.py" in line for line in others) > 0
 
 
 def test_our_own_errors_are_no_errors_of_the_user(monkeypatch):

@@ -28,7 +28,7 @@ def table(tmp_path):
 def test_the_names_of_classes_say_how_many_there_are(table):
     config = run_config(data=table, **COLUMNS)
     population = whole_population_of(config)
-    known = simulation_of(config, population).setup.public
+    known = simulation_of(config, population).public
     assert not any("number of classes" in sentence for sentence in known)
     assert any("names of the classes" in sentence for sentence in known)
 

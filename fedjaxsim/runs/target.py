@@ -21,13 +21,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjaxsim import extras
 from fedjaxsim.engine.devices import SAME, mesh_of
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.setup import Setup
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, pieces_of, specs_of_rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import DRAWS, Turn, block_of, draws_of, functions_of_fetched
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend
+from fedjaxsim.simulation import Simulation
 
 PyTree = Any
 
@@ -148,14 +148,14 @@ class Compiled(NamedTuple):
     """The programs of a run, compiled.
 
     Attributes:
-      setup: of the run on the target's devices.
+      simulation: of the run on the target's devices.
       rounds: the program of some rounds, or of one if the run is streamed.
       evaluation: the program of an evaluation.
       need: bytes on each device.
       chunk_size: clients of a chunk.
     """
 
-    setup: Setup
+    simulation: Simulation
     rounds: Any
     evaluation: Any
     need: Need
@@ -163,13 +163,13 @@ class Compiled(NamedTuple):
 
 
 def compile_for(
-    target: Target, setup: Setup, hparams: Hyperparameters, rounds: int = 2
+    target: Target, simulation: Simulation, hparams: Hyperparameters, rounds: int = 2
 ) -> Compiled:
     """Compile a run's programs for the devices of a target; nothing is allocated there.
 
     Args:
       target: the devices; a streamed run takes the first.
-      setup: of the run.
+      simulation: of the run.
       hparams: of the run.
       rounds: rounds of one program.
     """
@@ -179,21 +179,23 @@ def compile_for(
             # Donation is decided for this process's devices, and a warning if they have none.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", UserWarning)
-            several = len(target.devices) > 1 and not setup.streamed
-            setup = dataclasses.replace(setup, devices=target.devices if several else None)
+            several = len(target.devices) > 1 and not simulation.streamed
+            simulation = dataclasses.replace(
+                simulation, devices=target.devices if several else None
+            )
         hparams = hparams.as_arrays()
-        lower = _Lowering(target, setup)
-        state = jax.eval_shape(setup.program.init, _key(), hparams)
-        if setup.streamed:
+        lower = _Lowering(target, simulation)
+        state = jax.eval_shape(simulation.program.init, _key(), hparams)
+        if simulation.streamed:
             found = lower.streamed(state, hparams)
         else:
             found = lower.resident(state, hparams, rounds)
-        return Compiled(setup, *found, setup.chunk_size_for(hparams))
+        return Compiled(simulation, *found, simulation.chunk_size_for(hparams))
 
 
 class _Lowering(NamedTuple):
     target: Target
-    setup: Setup
+    simulation: Simulation
 
     def compile(self, function: Any, *shapes: PyTree, **static: Any) -> Any:
         traced = function.trace(*shapes, **static)
@@ -203,7 +205,7 @@ class _Lowering(NamedTuple):
 
     def placed(self, tree: PyTree, specs: Any = SAME) -> PyTree:
         """Return the shapes of a tree on the target's devices."""
-        several = self.setup.devices is not None
+        several = self.simulation.devices is not None
         if self.target.lowering is None and not several:
             return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
         mesh = mesh_of(self.target.devices[: None if several else 1], CLIENTS)
@@ -220,11 +222,11 @@ class _Lowering(NamedTuple):
     def resident(
         self, state: SimulationState, hparams: Hyperparameters, rounds: int
     ) -> tuple[Any, Any, Need]:
-        setup, program = self.setup, cast(Any, self.setup.transformed)
-        population, devices = setup.population, len(setup.devices or (None,))
+        simulation, program = self.simulation, cast(Any, self.simulation.transformed)
+        population, devices = simulation.population, len(simulation.devices or (None,))
         rows: dict[str, Rows] = {}
         for split in ("train", "test"):
-            each = Rows.shapes(population, split, setup.algorithm)
+            each = Rows.shapes(population, split, simulation.algorithm)
             specs: Any = SAME
             if devices > 1:
                 length = devices * pieces_of(population, devices)[1]
@@ -236,7 +238,7 @@ class _Lowering(NamedTuple):
                 specs = specs_of_rows(each)
             rows[split] = self.placed(each, specs)
         # One device keeps a client's state unless their number is not a multiple of the devices'.
-        even = setup.num_clients % devices == 0
+        even = simulation.num_clients % devices == 0
         specs: Any = program.specs(state) if devices > 1 and even else SAME
         state, hparams = self.placed(state, specs), self.placed(hparams)
         functions: Any = program.compiled()
@@ -251,11 +253,11 @@ class _Lowering(NamedTuple):
         )  # fmt: skip
 
     def streamed(self, state: SimulationState, hparams: Hyperparameters) -> tuple[Any, Any, Need]:
-        setup, program = self.setup, self.setup.program
-        cohort, population = setup.sampler.scheme.capacity, setup.population
-        of_all = bytes_of((state.personal, state.consumed)) // setup.num_clients
+        simulation, program = self.simulation, self.simulation.program
+        cohort, population = simulation.sampler.scheme.capacity, simulation.population
+        of_all = bytes_of((state.personal, state.consumed)) // simulation.num_clients
         work, measure = map(jax.jit, functions_of_fetched(program))
-        placed: Mapping[str, Any] = setup.transformed.place(population)
+        placed: Mapping[str, Any] = simulation.transformed.place(population)
 
         def states(clients: int) -> PyTree:
             return jax.tree.map(
@@ -290,12 +292,12 @@ class _Lowering(NamedTuple):
         number: Any = jax.ShapeDtypeStruct((), np.int32)
         earlier = jax.ShapeDtypeStruct((cohort,), np.int32)
         turn = Turn(draws, number, fetched("train", cohort), states(cohort), earlier)
-        block = block_of(setup.num_clients, of_all)
+        block = block_of(simulation.num_clients, of_all)
         turn, rows = self.placed(turn), self.placed(fetched("test", block))
         hparams = self.placed(hparams)
         advance = self.compile(work, self.placed(with_states(cohort)), turn, hparams)
         evaluate = self.compile(measure, self.placed(with_states(block)), hparams, rows)
-        own, server = cohort * of_all, bytes_of(state) - setup.num_clients * of_all
+        own, server = cohort * of_all, bytes_of(state) - simulation.num_clients * of_all
         # A round reads states as fetched and those of the round before.
         need = Need(bytes_of(turn.rows), 2 * own, server, _working(advance), 0)
         others = bytes_of(rows) + block * of_all + _working(evaluate)
