@@ -35,6 +35,7 @@ _ARGUMENTS = {
         "predict_with_data": "shared, personal, data, hparams, client_id",
         "example_epsilon": "hparams",
         "message_bytes": "message",
+        "curvature": "loss, hparams",
         "check": "hparams",
     },
     "warm_start": {"published": "shared", "start": "hparams, published, own"},
@@ -48,6 +49,7 @@ _ARGUMENTS = {
         "targets": "fields",
         "on_model": "model",
         "predict": "params, fields",
+        "curvature": "square",
     },
     "sampling": {"for_clients": "num_clients"},
     "sampler": {"draw": "key, round, hparams", "rate": "hparams", "check": "hparams"},
@@ -61,7 +63,7 @@ _ARGUMENTS = {
 }
 _OPTIONAL = (
     "predict_with_data", "example_epsilon", "message_bytes", "start", "divergence", "targets",
-    "track", "on_model", "predict",
+    "track", "on_model", "predict", "curvature",
 )  # fmt: skip
 """Functions that a part may lack."""
 

@@ -17,6 +17,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import cnn, mlp
+from fedjaxsim.privacy.mechanisms.base import gaussian
 from fedjaxsim.privacy.mechanisms.client_noise import plain_mean
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.build import prepare
@@ -197,8 +198,8 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
     sims = {
         name: Simulation(algorithm, CLIENTS, poisson(1.0), Minibatches(4, steps=1), mechanism)
         for name, algorithm, mechanism in [
-            ("fedavg", fjs.fedavg(LINEAR), None),
-            ("central", dpfedmtl(LINEAR, head="bias"), None),
+            ("fedavg", fjs.fedavg(LINEAR), gaussian()),
+            ("central", dpfedmtl(LINEAR, head="bias"), gaussian()),
             ("published", dpfedmtl_as_published(LINEAR, head="bias"), plain_mean()),
         ]
     }

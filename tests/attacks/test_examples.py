@@ -197,7 +197,7 @@ def test_a_released_evaluation_is_charged_to_examples():
 def test_examples_of_a_run_that_may_stop_are_charged_for_what_was_planned():
     """ε of the rounds done, at a stop that follows from releases, is met with 3.2 δ."""
     done, planned, z = 100, 400, 30.0
-    limit = PrivacyLimit(20.0, 1e-3, 8, 10.0)
+    limit = PrivacyLimit(20.0, 1e-3, ())
     unknown = of_examples(report([charge([10], z, done)], 1e-3, limit=limit))
     assert unknown.epsilon is None
     assert "planned is not known" in unknown.reason

@@ -33,7 +33,8 @@ def test_a_run_leaves_models_and_predictions(table, ask, refused):
     found, frame = pd.read_parquet(table / "said.parquet"), pd.read_csv(table / "all.csv")
     assert found.columns.tolist() == ["client", "row", "target", "prediction"]
     ann = frame[frame.who == "ann"]
-    unit = ann[["age", "size"]].to_numpy() / np.linalg.norm(ann[["age", "size"]], axis=1)[:, None]
+    sizes = np.asarray(ann[["age", "size"]])
+    unit = sizes / np.linalg.norm(sizes, axis=1)[:, None]
     own = models.loc["ann"]
     wanted = own["(intercept)"] + unit @ own[["age / ‖x‖", "size / ‖x‖"]].to_numpy()
     of_ann = found[found.client == "ann"]

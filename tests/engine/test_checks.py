@@ -20,7 +20,7 @@ POPULATION, TASK = classification([4, 5, 6, 7])
 GOOD, MECHANISM = fjs.fedavg(TASK), fjs.gaussian()
 
 
-def simulation(algorithm: Any = GOOD, mechanism: Any = None, sampling: Any = None):
+def simulation(algorithm: Any = GOOD, mechanism: Any = MECHANISM, sampling: Any = None):
     sampling = sampling or fjs.full_participation()
     batches = fjs.Minibatches(2, steps=1)
     return fjs.Simulation(algorithm, POPULATION, sampling, batches, mechanism)

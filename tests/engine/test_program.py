@@ -21,6 +21,7 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.divergence import DivergingWarning
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import noise_like
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -232,7 +233,8 @@ def test_a_broken_client_is_counted_and_hurts_no_other():
     broken = dataclasses.replace(population, fields={"x": x, "y": population.fields["y"]})
     sim = Simulation(pmtl(task), broken, full_participation(), EPOCH)
     hparams = sim.hyperparameters(lam=0.1, clip=1.0)
-    state, (segment,) = sim.run(sim.init(0, hparams), hparams, 4)
+    with pytest.warns(DivergingWarning, match="column 'x0'"):
+        state, (segment,) = sim.run(sim.init(0, hparams), hparams, 4)
     assert segment.metrics["nonfinite"].sum() >= 1
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.shared))
     healthy = np.asarray(state.personal["kernel"])[[0, 1, 3]]

@@ -111,7 +111,8 @@ def test_a_round_is_that_of_a_model_whose_frozen_part_gets_no_gradient():
     x = np.asarray(jax.nn.relu(POPULATION.fields["x"] @ hidden["kernel"] + hidden["bias"]))
     start = {"kernel": params["out"]["kernel"].T, "bias": params["out"]["bias"]}
     plain = linear((WIDTH,), CLASSES)._replace(init=lambda key: start, features=None)
-    represented = dataclasses.replace(POPULATION, fields=POPULATION.fields | {"x": x})
+    fields = POPULATION.fields | {"x": x}
+    represented = dataclasses.replace(POPULATION, fields=fields, columns={})
     other = simulation(plain, represented)
     quiet = hparams.replace(noise_multiplier=0.0)
     one, _ = sim.round(sim.init(0, quiet), quiet)

@@ -77,7 +77,8 @@ def test_sums_of_gradients_of_examples_are_products_in_full_precision():
     fields = {"x": jnp.ones((8, 3)), "y": jnp.zeros(8, jnp.int32)}
     batch = fjs.Batch(fields, jnp.ones(8))
     words = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32)
-    drawn = Sampled(*words, jnp.int32(8), jax.random.key(0), jnp.float32(8))
+    key = jax.random.key(0)
+    drawn = Sampled(*words, jnp.int32(8), key, jnp.float32(8), key)
     noise = GradientNoise(8, 8, jnp.float32(1), jnp.float32(1))
     for form, wanted in ((task, 3), (task._replace(layers=None), 0)):
         traced = jax.make_jaxpr(
