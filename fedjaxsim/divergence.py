@@ -82,5 +82,5 @@ def _cause(population: Any) -> str:
         return ""
     return (
         f", and so may scaling: column {population.columns['x'].names[column]!r} holds numbers up "
-        f"to {sizes[column]:.3g}, the largest of all features"
+        f"to {sizes[column]:.3g}, the largest of all features (--range; fjs.data.scale)"
     )

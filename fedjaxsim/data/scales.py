@@ -1,7 +1,7 @@
 """Ranges of columns, mapped to [-1, 1].
 
-One learning rate suits columns of one size only. Public ranges cost nothing; the private ranges of
-`privacy.scale_privately` cost some ε; no ε covers the ranges of all rows.
+One learning rate suits columns of one size only. Public ranges cost nothing; no ε covers the ranges
+of all rows.
 """
 
 import dataclasses

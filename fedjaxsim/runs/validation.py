@@ -130,7 +130,7 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
     if config.model not in OF_TOKENS and (ratio := _unevenness(population)) > _UNEVEN:
         found.append(
             f"the largest feature is {ratio:.1g} times the median one, so no learning rate suits "
-            "both: scale features to about [-1, 1] by public numbers, in the data"
+            "both: bring columns to [-1, 1] by their public ranges (range; fjs.data.scale)"
         )
     if config.loss == "squared" and labels is not None and population.generate is None:
         values = np.unique(labels)

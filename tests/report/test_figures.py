@@ -307,7 +307,7 @@ def default(*tables: dict) -> dict[str, Figure]:
         settings = plan.values(index)
         rows = [
             {"round": t, "train_loss": 1.0,
-             "test_accuracy": 0.01 * t + 0.1 * run.get("learning_rate"),
+             "test_accuracy": 0.01 * t + 0.1 * (run.get("learning_rate") or 0.1),
              "epsilon": run.target_epsilon if t and run.target_epsilon < math.inf else None,
              "epsilon_replace": None, "delta": run.get("delta") or 0.1, "failed": False}
             for t in ROUNDS
