@@ -212,6 +212,12 @@ def test_the_commands_run(name, tmp_path, monkeypatch):
     """All but those that want data of others, or minutes; with few rounds."""
     monkeypatch.chdir(tmp_path)
     write_own_code(tmp_path, monkeypatch)
+    rng = np.random.default_rng(0)
+    people = []
+    for k in range(240):
+        age, school = rng.uniform(18, 65), rng.integers(8, 16)
+        people.append(f"p{k % 12},{age},{school},{20 + k % 12 + 0.3 * age + rng.normal()}")
+    (tmp_path / "pay.csv").write_text("\n".join(["who,age,school,pay", *people]))
     shown = [shlex.split(command, comments=True) for command in commands(ROOT / name)]
     for program, *arguments in shown:
         kind = arguments[0]

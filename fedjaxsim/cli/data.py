@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.settings import RunConfig
@@ -48,18 +48,29 @@ def data(
         from fedjaxsim.report.plots import check_path
 
         check_path(out)
+    from fedjaxsim.data import table_columns
     from fedjaxsim.data.describe import describe, in_words
     from fedjaxsim.data.folder import save_folder
     from fedjaxsim.report.files import print_json
     from fedjaxsim.runs.build import population_of
 
-    population = population_of(settings)
+    columns = _columns(settings) if what == "show" else None
+    try:
+        population = population_of(settings)
+    except ValueError:
+        if columns is not None and not json:  # beside the error, what to do about each column
+            print(table_columns.in_words(columns))
+        raise
     if what == "convert" and out is not None:
         save_folder(out, population)
 
     def work() -> int:
-        found = describe(population)
-        print_json(found) if json else print(in_words(found))
+        found = describe(population) | ({} if columns is None else {"columns": columns})
+        if json:
+            print_json(found)
+        else:
+            lines = [] if columns is None else [table_columns.in_words(columns)]
+            print("\n".join([*lines, in_words(found)]))
         if what == "show" and out is not None:
             from fedjaxsim.report import plots
             from fedjaxsim.report.population import population_figure
@@ -70,6 +81,21 @@ def data(
         return 0
 
     return work
+
+
+def _columns(settings: RunConfig) -> list[dict[str, Any]] | None:
+    """Describe the columns of a table; None of other data."""
+    from fedjaxsim.data.scales import ranges_of, ranges_of_file
+    from fedjaxsim.data.table_columns import READERS, columns_of
+
+    source, _, path = settings.data.partition(":")
+    if source not in READERS or not path:
+        return None
+    scale = settings.get("scale") or "none"
+    scaled = None if scale == "all" else [*ranges_of(settings.get("range") or ())]
+    if scaled is not None and scale != "none":
+        scaled += ranges_of_file(scale)
+    return columns_of(source, path, settings.arguments("data"), scaled)
 
 
 def _check(path: str, *, json: bool) -> Callable[[], int]:

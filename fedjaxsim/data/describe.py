@@ -76,6 +76,35 @@ def majority_accuracy(population: Population, split: str = "test", *, own: bool 
     return float(np.mean(hits[total > 0] / total[total > 0])) if total.any() else float("nan")
 
 
+def between_clients(population: Population) -> float | None:
+    """Compute the intraclass correlation ICC(1) of a numeric target, of training rows.
+
+    With the mean squares MSB between and MSW within k clients it is (MSB − MSW) / (MSB + (n₀ − 1)
+    MSW), n₀ = (N − Σ n²/N) / (k − 1) (Donner 1986): the share of the target's variance that lies
+    between clients. It may be slightly negative.
+
+    Returns:
+      the correlation; None without a target of one number a row, for classes by name, and where
+      clients have no more than one row each.
+    """
+    y, ranges = population.fields.get("y"), population.splits["train"]
+    if y is None or y.ndim != 1 or "y" in population.categories:
+        return None
+    counts = ranges.count[ranges.count > 0]
+    rows, k = int(counts.sum()), len(counts)
+    if k < 2 or rows == k:
+        return None
+    values = y[ranges.all_rows()].astype(np.float64)
+    values -= values.mean()
+    client = np.repeat(np.arange(k), counts)
+    means = np.bincount(client, values) / counts
+    between = np.sum(counts * means**2) / (k - 1)
+    within = np.sum((values - means[client]) ** 2) / (rows - k)
+    usual = (rows - np.sum(counts.astype(np.float64) ** 2) / rows) / (k - 1)
+    total = between + (usual - 1) * within
+    return float((between - within) / total) if total > 0 else None
+
+
 def describe(population: Population) -> dict[str, Any]:
     """Return statistics of a population by name; None for one that does not apply.
 
@@ -98,6 +127,7 @@ def describe(population: Population) -> dict[str, Any]:
         "labels": None,
         "majority_accuracy": None,
         "own_majority_accuracy": None,
+        "between_clients": between_clients(population),
     }
     y = population.fields.get("y")
     if y is not None and y.dtype.kind in "iu":
@@ -133,6 +163,12 @@ def in_words(found: Mapping[str, Any]) -> str:
             "test accuracy of always saying the most frequent label, mean over clients: "
             f"{found['majority_accuracy']:.3f} "
             f"(each client its own: {found['own_majority_accuracy']:.3f})"
+        )
+    if found["between_clients"] is not None:
+        lines.append(
+            f"variance of the target between clients: {found['between_clients']:.2f} of all "
+            "(intraclass correlation of training rows, not private); the larger, the more personal "
+            "models can help"
         )
     return "\n".join(lines)
 

@@ -211,11 +211,11 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
     _check_features(table, features, roles)
     for name in (*roles.taken, *features):
         _require_complete(table[name])
-    is_text = roles.x in features and _is_text(table[roles.x])
-    if roles.length is not None and not is_text:
+    texts_alone = roles.x in features and is_text(table[roles.x])
+    if roles.length is not None and not texts_alone:
         raise ValueError("length cuts texts: name their column as x")
     public = []
-    if is_text:
+    if texts_alone:
         texts = table[features[0]].to_list()
         refuse_files(texts, f"column {features[0]!r}")
         arrays, public = characters(texts, roles.length)
@@ -280,8 +280,8 @@ def _features(table: "DataFrame", roles: Roles) -> list[str]:
 def _check_features(table: "DataFrame", features: list[str], roles: Roles) -> None:
     """Check that one column at most holds text or has missing values; name all of them."""
     encoded = (roles.x, *roles.one_hot)
-    texts = [name for name in features if name not in encoded and _is_text(table[name])]
-    missing = [name for name in features if _missing(table[name]).any()]
+    texts = [name for name in features if name not in encoded and is_text(table[name])]
+    missing = [name for name in features if missing_values(table[name]).any()]
     if len({*texts, *missing}) > 1:
         found = [f"hold text ({_listed(texts)})"] if texts else []
         found += [f"have missing values ({_listed(missing)})"] if missing else []
@@ -292,18 +292,18 @@ def _check_features(table: "DataFrame", features: list[str], roles: Roles) -> No
         )
 
 
-def _missing(column: "Series") -> np.ndarray:
+def missing_values(column: "Series") -> np.ndarray:
     """Return whether each value is missing, (N,)."""
     missing = column.is_null()
     if column.dtype.is_float():
         missing = missing | column.is_nan()
-    elif _is_text(column):
+    elif is_text(column):
         missing = missing | (column == "")
     return missing.to_numpy().astype(bool)
 
 
 def _require_complete(column: "Series") -> None:
-    missing = _missing(column)
+    missing = missing_values(column)
     if missing.any():
         raise ValueError(
             f"column {column.name!r} has {missing.sum()} missing values in {len(column)} rows, the "
@@ -312,7 +312,8 @@ def _require_complete(column: "Series") -> None:
         )
 
 
-def _is_text(column: "Series") -> bool:
+def is_text(column: "Series") -> bool:
+    """Return whether a column holds text."""
     import narwhals.stable.v2 as nw
 
     return column.dtype in (nw.String, nw.Categorical, nw.Enum)
@@ -381,7 +382,8 @@ def _of_plain_columns(table: "DataFrame") -> "DataFrame":
     return nw.from_native(native, eager_only=True)
 
 
-def _is_numeric(column: "Series") -> bool:
+def is_numeric(column: "Series") -> bool:
+    """Return whether a column holds numbers or truth values."""
     import narwhals.stable.v2 as nw
 
     return column.dtype.is_numeric() or column.dtype == nw.Boolean
@@ -398,7 +400,7 @@ def _numbers(
         column = table[name]
         if name in one_hot:
             names, place = _levels(column)
-            if len(names) > max(_FEW, len(place) / 2):
+            if not encodable(len(names), len(place)):
                 raise ValueError(
                     f"column {name!r} has {len(names)} values in {len(place)} rows, too many to "
                     "encode (one-hot): leave it out (drop)"
@@ -406,7 +408,7 @@ def _numbers(
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             called += [(f"{name}={value}", 1.0) for value in names.tolist()]
             continue
-        if not _is_numeric(column):
+        if not is_numeric(column):
             raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
         given = column.to_numpy()
         values = to_float32(given)
@@ -430,8 +432,13 @@ def _numbers(
     }
 
 
+def encodable(values: int, rows: int) -> bool:
+    """Return whether distinct values of a column of text become one column each."""
+    return values <= max(_FEW, rows / 2)
+
+
 def _why_no_feature(column: "Series", features: list[str]) -> str:
-    if _is_text(column):
+    if is_text(column):
         values = [str(value) for value in column.to_list()]
         row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
         return (
@@ -484,10 +491,10 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
     if _holds_lists(column):
         return _sequences(column, "y")
     values = column.to_numpy()
-    if _is_text(column):
+    if is_text(column):
         names, classes = _levels(column)
         found = {"y": classes.astype(np.int32), "categories.y": names}
-    elif _is_numeric(column):
+    elif is_numeric(column):
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
     else:
         raise ValueError(

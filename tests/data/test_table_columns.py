@@ -1,0 +1,84 @@
+"""The columns of a table, as pandas sees them, and the flags that make features of them."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import f_oneway
+
+from fedjaxsim.cli import main
+from fedjaxsim.data.describe import between_clients
+from fedjaxsim.data.population import Population
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng, n = np.random.default_rng(0), 60
+    frame = pd.DataFrame(
+        {
+            "who": [f"p{k % 6}" for k in range(n)],
+            "age": rng.integers(18, 70, n),
+            "part": rng.random(n).round(3),
+            "job": rng.choice(["baker", "smith"], n),
+            "note": [f"note {k}" for k in range(n)],
+            "gap": np.where(np.arange(n) == 7, np.nan, 0.5 + np.arange(n) / 100),
+            "pay": rng.normal(30, 5, n).round(2),
+        }
+    )
+    frame.to_csv("pay.csv", index=False)
+    return frame
+
+
+SHOW = "data show --data csv:pay.csv --client who --target pay"
+
+
+def test_what_stops_a_table_is_shown_with_flags_that_mend_it(table, capsys):
+    assert main(SHOW.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert "must be public knowledge" in shown.out
+    flags = re.search("(?m)^flags: (.*)$", shown.out)
+    assert flags is not None
+    assert flags[1] == ("--one-hot job --drop note,gap --range age=LOW:HIGH --range pay=LOW:HIGH")
+    pasted = flags[1].replace("LOW:HIGH", "0:100")
+    assert main([*SHOW.split(), *pasted.split()]) == 0
+    assert "flags:" not in capsys.readouterr().out
+    everything = f"{SHOW} --one-hot job --drop note,gap --loss squared --scale all"
+    assert main(everything.split()) == 2  # a loss is none of the data
+    assert main(everything.replace("--loss squared ", "").split()) == 0
+    assert "flags:" not in capsys.readouterr().out
+
+
+def test_facts_of_columns_are_those_of_pandas(table, capsys):
+    assert main([*f"{SHOW} --one-hot job --drop note,gap --json".split()]) == 0
+    columns = json.loads(capsys.readouterr().out)["columns"]
+    assert [each["name"] for each in columns] == list(table.columns)
+    assert {each["name"]: each["role"] for each in columns} == {
+        "who": "client", "age": "feature", "part": "feature", "job": "one-hot",
+        "note": "dropped", "gap": "dropped", "pay": "target",
+    }  # fmt: skip
+    for each in columns:
+        column = table[each["name"]]
+        assert each["distinct"] == column.nunique()
+        assert each["missing"] == column.isna().sum()
+        if each["type"] != "string":
+            np.testing.assert_allclose(each["values"], [column.min(), column.max()])
+
+
+@pytest.mark.parametrize("counts", [[4, 4, 4], [2, 9, 1, 5]])
+def test_the_part_of_variance_between_clients_is_that_of_an_analysis_of_variance(counts):
+    rng = np.random.default_rng(1)
+    groups = [rng.normal(k, 1, n) for k, n in enumerate(counts)]
+    y = np.concatenate(groups)
+    population = Population.from_flat({"x": np.zeros((len(y), 1)), "y": y}, counts)
+    sizes = np.array(counts, float)
+    usual = (sizes.sum() - (sizes**2).sum() / sizes.sum()) / (len(sizes) - 1)
+    ratio = f_oneway(*groups).statistic
+    found = between_clients(population)
+    assert found is not None
+    np.testing.assert_allclose(found, (ratio - 1) / (ratio + usual - 1), rtol=1e-6)
+    classes = Population.from_flat({"x": np.zeros((2, 1)), "y": np.array([0, 1])}, [1, 1])
+    assert between_clients(classes) is None
