@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import Program
@@ -107,10 +106,9 @@ def coefficients_of(population: Population, models: PyTree) -> dict[str, np.ndar
         )
     m, c, _ = kernel.shape
     # y = centre_y + half_y (b + Σ_j w_j (x_j − centre_j)/half_j)
-    target = population.columns.get("y")
-    if target is None or len(target.names) != c:  # classes
-        target = Columns(("y",) * c)
-    half, centre = np.array(target.half_range), np.array(target.centre)
+    target, half, centre = population.columns.get("y"), np.ones(c), np.zeros(c)
+    if target is not None and len(target.names) == c:  # not of classes
+        half, centre = np.array(target.half_range), np.array(target.centre)
     slopes = half[:, None] * kernel / np.array(x.half_range)
     bias = half * np.asarray(models.get("bias", np.zeros((m, c))), np.float64)
     bias = centre + bias - slopes @ np.array(x.centre)
