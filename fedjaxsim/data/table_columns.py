@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjaxsim.data.describe import readable
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.table import Roles, encodable, is_numeric, is_text, missing_values
 from fedjaxsim.data.table_files import read_csv, read_parquet
 from fedjaxsim.extras import importing
@@ -41,9 +42,15 @@ def columns_of(
     """
     with importing("tables"):
         import narwhals.stable.v2 as nw
+        from narwhals.exceptions import DuplicateError
 
     client = arguments.get("client")
-    table = nw.from_native(READERS[source](path, client), eager_only=True)
+    with in_file(path):
+        try:
+            table = nw.from_native(READERS[source](path, client), eager_only=True)
+            names = table.columns
+        except DuplicateError as error:
+            raise ValueError(f"columns must have distinct names: {error}") from error
     known = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **known})
     named: dict[str | None, str] = dict.fromkeys(roles.targets, "target")
@@ -51,26 +58,27 @@ def columns_of(
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
     return [
         _facts(table[name], named.get(name, "feature"), scaled is None or name in scaled)
-        for name in table.columns
+        for name in names
     ]
 
 
 def _facts(column: "Series", role: str, scaled: bool) -> dict[str, Any]:
     absent = missing_values(column)
-    missing, values = int(absent.sum()), column.to_numpy()[~absent]
+    missing = int(absent.sum())
     ends: list[Any] = []
     if is_numeric(column):
-        found = np.unique(values.astype(np.float64))
+        found = np.unique(column.to_numpy()[~absent].astype(np.float64))
         ends = [float(found[0]), float(found[-1])] if len(found) else []
     else:
-        found = np.unique(values.astype(str))
-        ends = found[:_SHOWN].tolist() if is_text(column) else []
+        values = zip(column.to_list(), absent, strict=True)
+        found = sorted({str(value) for value, gone in values if not gone})
+        ends = found[:_SHOWN] if is_text(column) else []
     distinct = len(found)
     needed = None
     of_numbers = role == "feature" or (role == "target" and column.dtype.is_float())
     if role == "feature" and (missing or distinct < 2):
         needed = f"--drop {column.name}"
-    elif role == "feature" and not is_numeric(column):
+    elif role == "feature" and not is_numeric(column) and not column.dtype.is_nested():
         encodes = is_text(column) and encodable(distinct, len(column))
         needed = f"--{'one-hot' if encodes else 'drop'} {column.name}"
     elif of_numbers and not scaled and is_numeric(column) and max(map(abs, ends), default=0) > 1:
@@ -92,7 +100,7 @@ def in_words(columns: Sequence[Mapping[str, Any]]) -> str:
     for each in columns:
         numbers = [f"{end:.6g}" for end in each["values"] if isinstance(end, float)]
         values = " to ".join(numbers) or ", ".join(readable(text) for text in each["values"])
-        values += ", …" if not numbers and each["distinct"] > len(each["values"]) else ""
+        values += ", …" if not numbers and each["distinct"] > len(each["values"]) > 0 else ""
         facts = (each["type"], values, str(each["distinct"]), str(each["missing"]))
         rows.append((readable(each["name"]), each["role"], *facts, each["flag"] or ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -15,7 +15,9 @@ def test_what_a_run_would_have_is_shown(tmp_path, capsys):
     flags = f"--data csv:{tmp_path}/a.csv --client who --target y --test-fraction 0.2"
     assert main(["data", "show", *flags.split(), "--out", str(tmp_path / "a.png")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["clients: 2", "rows: 20 (train 16, validation 0, test 4)"]
+    assert lines[0].split() == ["column", "role", "type", "values", "distinct", "missing"]
+    begin = lines.index("clients: 2")
+    assert lines[begin + 1] == "rows: 20 (train 16, validation 0, test 4)"
     assert "labels: 4 different: 0, 1, 2, 3" in lines
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 

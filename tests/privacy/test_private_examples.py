@@ -780,8 +780,8 @@ def test_a_run_is_differentiable_through_its_private_gradients():
     plain = jax.jit(after)
     wanted = (plain(jnp.float32(0.7 + step)) - plain(jnp.float32(0.7 - step))) / (2 * step)
     assert slope == pytest.approx(float(wanted), rel=1e-2)
-    with pytest.raises(ValueError, match="exact sums have no derivative"):
-        jax.jit(lambda z: jax.jvp(after, (z,), (jnp.float32(1),))[1])(jnp.float32(0.7))
+    forward = jax.jit(lambda z: jax.jvp(after, (z,), (jnp.float32(1),))[1])(jnp.float32(0.7))
+    assert forward == pytest.approx(float(wanted), rel=1e-2)
 
 
 # --- ε --------------------------------------------------------------------------------------------
