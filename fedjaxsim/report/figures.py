@@ -1,4 +1,4 @@
-"""Figures of the table of results: curves over rounds, quality against ε, maps, clients."""
+"""Figures of the table of results: curves over rounds, quality against ε, clients."""
 
 import difflib
 import math
@@ -20,7 +20,6 @@ from fedjaxsim.report.labels import (
     epsilon_label,
     key_label,
     line_styles,
-    value_label,
 )  # fmt: skip
 from fedjaxsim.report.plots import (
     COLOURS,
@@ -39,11 +38,8 @@ from fedjaxsim.report.results import System, best_first, curve, default_metric, 
 with importing("plots"):
     import matplotlib as mpl
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm, Normalize
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Rectangle
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 _BEST: dict[str, Any] = {"color": "black", "ls": (0, (1, 2)), "zorder": 4, "label": "best of all"}
@@ -273,58 +269,6 @@ def _require_rows(rows: Rows) -> str:
     return rows[0]["metric"]
 
 
-@mpl.rc_context({**STYLE, "axes.grid": False})
-def heat_figure(rows: Rows, *, x: str, y: str, title: str, panels: Sequence[str] = ()) -> Figure:
-    """Draw the end of an envelope for all pairs of values of the keys `x` and `y`.
-
-    The best of a panel is framed; if `x` is the noise, the best of each column, because quality at
-    one ε says nothing about another. A cross marks cells in which all settings failed. Up to two
-    panels have numbers in their cells; more are small.
-
-    Raises:
-      ValueError: if there is no row.
-    """
-    metric = _require_rows(rows)
-    rows = [row for row in rows if None not in (row[x], row[y])]
-    upwards = metrics.of_column(metric).larger_is_better
-    across, up = (sorted({row[key] for row in rows}) for key in (x, y))
-    colours = mpl.colormaps["viridis" if upwards else "viridis_r"].with_extremes(bad="0.85")
-    known = [row["value"] for row in rows if row["value"] is not None]
-    limits = (min(known), max(known)) if known else (0, 1)
-    norm = (LogNorm if _scale_of(metric, rows) == "log" else Normalize)(*limits)
-    small = len(list(grouped(rows, panels))) > 2
-    width, height = (0.17, 0.17) if small else (0.46, 0.36)
-    size = width * max(len(across), 3) + 0.9, height * max(len(up), 5) + 0.7
-    framed = title if upwards is None else f"{title}; best framed"
-    figure, axes = _make_panels(rows, panels, framed, size)
-    for (_, of_panel), panel in axes:
-        grid = np.full((len(up), len(across)), math.nan)
-        for row in of_panel:
-            if row["value"] is not None:
-                grid[up.index(row[y]), across.index(row[x])] = row["value"]
-        panel.imshow(grid, cmap=colours, norm=norm, origin="lower", aspect="auto")
-        for (row, column), value in np.ndenumerate(grid):
-            if not np.isfinite(value):
-                panel.text(column, row, "×", ha="center", va="center", fontsize=7)
-            elif not small:
-                dark = (norm(value) < 0.5) == bool(upwards)
-                text = f"{value:.3f}" if 0.01 <= abs(value) < 10 else number(value)
-                colour = "white" if dark else "black"
-                panel.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
-        for part in np.eye(len(across)) if x in NOISE else np.ones((1, len(across))):
-            if upwards is not None:
-                _frame_best(panel, np.where(part, grid, np.nan), upwards)
-        for axis, key, values in ((panel.xaxis, x, across), (panel.yaxis, y, up)):
-            every = 2 if small and len(values) > 5 else 1
-            labels = [value_label(key, value) for value in values[::every]]
-            axis.set_ticks(range(0, len(values), every), labels)
-    figure.supxlabel(key_label(x))
-    figure.supylabel(key_label(y))
-    mappable = ScalarMappable(norm, colours)
-    figure.colorbar(mappable, ax=[panel for _, panel in axes], label=metrics.label(metric))
-    return figure
-
-
 @mpl.rc_context(STYLE)
 def trade_off_figure(
     rows: Rows, *, noise: Sequence[str], family: Sequence[str], title: str, best: bool = True
@@ -446,13 +390,13 @@ def _legend_beside(figure: Figure, keys: Sequence[str], **given: Any) -> None:
 
 
 def _make_panels(
-    rows: Rows, keys: Sequence[str], title: str, size: tuple[float, float] | None = None
+    rows: Rows, keys: Sequence[str], title: str
 ) -> tuple[Figure, list[tuple[tuple[Combination, list[Record]], Axes]]]:
-    """Make a panel of `size` (inches) for the rows of each combination, at most five in a row."""
+    """Make a panel for the rows of each combination, at most five in a row."""
     groups = list(grouped(rows, keys))
     in_a_row = math.ceil(len(groups) / math.ceil(len(groups) / 5))
     above = math.ceil(len(groups) / in_a_row)
-    width, height = size or (2.8 if in_a_row > 2 else 3.6, 2.3 if above > 1 else 2.7)
+    width, height = 2.8 if in_a_row > 2 else 3.6, 2.3 if above > 1 else 2.7
     figure = picture(title, max(width * in_a_row + 2.0, 5.0), height * above + 0.6)
     axes = list(figure.subplots(above, in_a_row, sharex=True, sharey=True, squeeze=False).flat)
     for unused in axes[len(groups) :]:
@@ -481,12 +425,3 @@ def _with_spent(label: str, rows: Rows) -> str:
     if None in spent or not max(spent) > 0:
         return label
     return f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
-
-
-def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool | None) -> None:
-    """Frame the best finite cell, if there is one and the metric has a direction."""
-    if upwards is not None and np.isfinite(grid).any():
-        at = (np.nanargmax if upwards else np.nanargmin)(grid)
-        row, column = map(int, np.unravel_index(at, grid.shape))
-        looks: dict[str, Any] = {"fill": False, "ec": COLOURS[1], "lw": 2.2, "zorder": 4}
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, clip_on=False, **looks))

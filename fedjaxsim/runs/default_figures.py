@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from fedjaxsim.extras import importing
-from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_figure
+from fedjaxsim.report.figures import envelope_figure, trade_off_figure
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
 from fedjaxsim.report.progress import number
@@ -15,7 +15,6 @@ with importing("plots"):
     from matplotlib.figure import Figure
 
 _MOST_PANELS = 10
-_MOST_MAPS = 20
 _MOST_LINES = 12
 _FIRST_LINES = ("algorithm", "personalization", "lam")
 
@@ -29,9 +28,7 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
     takes no best.
 
     Returns:
-      By file name: `envelopes.png`; `trade_off.png` where runs differ in ε; `heat.png` where two
-      numbers are swept besides it, or one with it, in at most twenty panels: one for each
-      algorithm and level of noise.
+      By file name: `envelopes.png`; `trade_off.png` where runs differ in ε.
     """
     keys = [key for key in sweep.columns if key != "seed"]
     values = {key: {run.settings[key] for run in runs} for key in keys}
@@ -75,19 +72,6 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
             last(best(shown), shown), noise=noise, family=family, title=title(shown),
             best=takes_best,
         )  # fmt: skip
-    numbers = [key for key in rest if not any(isinstance(value, str) for value in values[key])]
-    numbers.sort(key=lambda key: key not in sweep.best_over)
-    one_each = len(noise) == len(numbers) == 1
-    apart = [key for key in ("algorithm",) if key in varied and key not in sweep.best_over]
-    for x, y in itertools.combinations([*noise, *numbers] if one_each else numbers, 2):
-        small = [key for key in (*apart, *panels) if key not in (x, y)]
-        if _crosses(runs, small, x, y):
-            if _combinations(runs, small) <= _MOST_MAPS:
-                shown = [*small, x, y]
-                figures["heat.png"] = heat_figure(
-                    last(best(shown), shown), x=x, y=y, panels=small, title=title(shown)
-                )
-            break
     return figures
 
 
@@ -110,15 +94,6 @@ def _line_keys(sweep: SweepRuns, runs: Sequence[Run], keys: Sequence[str]) -> li
     while len(kept) > 1 and _combinations(runs, kept) > _MOST_LINES:
         kept.pop()
     return kept
-
-
-def _crosses(runs: Sequence[Run], panels: Sequence[str], x: str, y: str) -> bool:
-    """Return whether some panel combines several values of `x` with several of `y`."""
-    for _, alike in grouped([run.settings for run in runs], panels):
-        cells = {(one[x], one[y]) for one in alike if None not in (one[x], one[y])}
-        if len(cells) > max((len(set(axis)) for axis in zip(*cells, strict=True)), default=0):
-            return True
-    return False
 
 
 def _combinations(runs: Sequence[Run], keys: Sequence[str]) -> int:

@@ -41,7 +41,7 @@ with importing("tables"):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-PICTURES = ("envelopes.png", "trade_off.png", "heat.png")
+PICTURES = ("envelopes.png", "trade_off.png")
 PAGE = "report.html"
 CHECKPOINT = "checkpoint"
 ROWS = "rows.jsonl"

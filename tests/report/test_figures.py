@@ -6,9 +6,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
-from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_figure
+from fedjaxsim.report.figures import envelope_figure, trade_off_figure
 from fedjaxsim.report.labels import combination_label, line_styles
 from fedjaxsim.report.plots import save
 from fedjaxsim.report.results import Run, envelope, last
@@ -49,11 +48,6 @@ def xs(line: Line2D) -> list[float]:
 
 def ys(line: Line2D) -> list[float]:
     return np.asarray(line.get_ydata(), np.float64).tolist()
-
-
-def frames(axes: Axes) -> list[tuple[float, float]]:
-    """The lower left corners of the framed cells."""
-    return [patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle)]
 
 
 def axis_names(figure: Figure) -> tuple[str, str]:
@@ -168,16 +162,6 @@ def test_the_seven_lines_that_lead_most_are_in_colour_and_the_others_grey(tmp_pa
     assert drawn(figure, tmp_path) == b"\x89PNG"
 
 
-def test_three_maps_are_small_and_have_no_numbers():
-    table = final(results((0.0, 1.0, 8.0)), [])
-    figure = heat_figure(
-        table, x="learning_rate", y="personalization", panels=["noise_multiplier"], title="t"
-    )
-    first = left_axes(figure)[0]
-    assert [text.get_text() for text in first.texts] == ["×"]
-    assert [frames(panel) for panel in left_axes(figure)] == [[(0.5, 1.5)]] * 2 + [[(0.5, -0.5)]]
-
-
 def final(table: list[Run], best_over: list[str], metric: str = "test_accuracy") -> list[dict]:
     others = [key for key in KEYS if key not in best_over]
     return last(envelope(table, KEYS, best_over, metric), others)
@@ -232,34 +216,6 @@ def test_what_releases_nothing_is_a_level_line_or_stands_with_the_others():
     assert ys(lines["best of all"]) == [0.5, 0.6]
 
 
-def test_a_map_has_the_final_value_of_each_pair_and_frames_the_best(tmp_path):
-    table = final(results((0.0, 8.0)), [])
-    figure = heat_figure(
-        table, x="learning_rate", y="personalization", panels=["noise_multiplier"], title="t"
-    )
-    first, second = left_axes(figure)
-    assert [text.get_text() for text in first.get_xticklabels()] == ["0.1", "0.3"]
-    assert [text.get_text() for text in first.get_yticklabels()] == ["0 (local)", "1", "∞ (global)"]
-    assert axis_names(figure) == ("η", "personalization")
-    cells = {text.get_position(): text.get_text() for text in first.texts}
-    assert cells[1, 2] == f"{accuracy(math.inf, 0, 0.3, 10):.3f}"
-    assert cells[0, 2] == "×"
-    assert len(cells) == 6
-    # The best η is 0.3; the best level is global without noise and local with much of it.
-    assert [frames(panel) for panel in (first, second)] == [[(0.5, 1.5)], [(0.5, -0.5)]]
-    assert drawn(figure, tmp_path) == b"\x89PNG"
-
-
-def test_a_map_over_noise_frames_the_best_of_each_level_of_it():
-    table = final(results((0.0, 8.0)), ["learning_rate"])
-    figure = heat_figure(table, x="noise_multiplier", y="personalization", title="t")
-    axes = figure.axes[0]
-    assert frames(axes) == [(-0.5, 1.5), (0.5, -0.5)]
-    risks = final(results((0.0, 8.0), "test_excess_risk"), ["learning_rate"], "test_excess_risk")
-    figure = heat_figure(risks, x="noise_multiplier", y="personalization", title="t")
-    assert frames(figure.axes[0]) == [(-0.5, -0.5), (0.5, 1.5)]
-
-
 def test_figures_of_a_sweep_in_which_all_failed_are_drawn(tmp_path):
     table = results((0.0, 1.0), "test_excess_risk")
     for row in itertools.chain(*(run.rows for run in table)):
@@ -270,7 +226,6 @@ def test_figures_of_a_sweep_in_which_all_failed_are_drawn(tmp_path):
     figures = [
         envelope_figure(found, panels=[noise], lines=[level], title="t"),
         trade_off_figure(end, noise=[noise], family=[level], title="t"),
-        heat_figure(end, x=noise, y=level, title="t"),
     ]
     for figure in figures:
         assert drawn(figure, tmp_path) == b"\x89PNG"
@@ -324,25 +279,14 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
     assert set(figures) == {"envelopes.png"}
     assert legend_texts(figures["envelopes.png"]) == ["0.1", "0.3", "best of all"]
     figures = default({**rates, "lam": (0.1, 1.0, 3.0), "epsilon": (1.0, math.inf)})
-    assert set(figures) == {"envelopes.png", "trade_off.png", "heat.png"}
+    assert set(figures) == {"envelopes.png", "trade_off.png"}
     curves = figures["envelopes.png"]
     assert [axes.get_title() for axes in left_axes(curves)] == [ONE, "ε = ∞ (no noise)"]
     assert legend_texts(curves)[:4] == ["0.1", "1", "3", "best of all"]
     assert curves.get_suptitle() == "PMTL on digits; δ = 0.1; best over η; mean of 2 seeds"
     assert legend_texts(figures["trade_off.png"]) == ["0.1", "1", "3", "best of all"]
-    axes = left_axes(figures["heat.png"])
-    assert [panel.get_title() for panel in axes] == [ONE, "ε = ∞ (no noise)"]
-    assert axis_names(figures["heat.png"]) == ("η", "λ")
     for figure in figures.values():
         assert drawn(figure, tmp_path) == b"\x89PNG"
-    maps = default({"algorithm": ("pmtl", "ditto"), "lam": (0.1, 1.0), "learning_rate": (0.1, 0.3)})
-    assert [axes.get_title() for axes in left_axes(maps["heat.png"])] == ["Ditto", "PMTL"]
-
-
-def test_keys_that_no_run_is_given_together_have_no_map():
-    apart = [{"learning_rate": (0.1, 0.3)}, {"lam": (0.2, 1.0), "clip": (2.0, 3.0)}]
-    assert axis_names(default(*apart)["heat.png"]) == ("λ", "C")
-    assert "heat.png" not in default(*apart[:1], {"lam": (0.2, 1.0)})
 
 
 @pytest.mark.thorough

@@ -144,7 +144,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
 )
 def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, tables, message):
     add(directory(tmp_path), *rows_of(2))
-    (tmp_path / "heat.png").write_bytes(b"")
+    (tmp_path / "trade_off.png").write_bytes(b"")
     other = resolve_sweep(base, tables)
     with pytest.raises(ValueError, match=f"{message}.*--overwrite"):
         directory(tmp_path, other)
