@@ -107,6 +107,9 @@ class Algorithm(NamedTuple):
         up as the algorithm stands; None if it does not.
       curvature: the largest curvature that a step with `hparams.learning_rate` meets, from that of
         the loss: the default η is 1/L, with which no step expands. None keeps the usual default.
+      averages_statistics: whether clients send the change of a model's running statistics
+        (BatchNorm) with that of its parameters, and the server moves its own by the mean, whatever
+        its optimizer. Without it no message may hold them.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
@@ -125,3 +128,4 @@ class Algorithm(NamedTuple):
     message_bytes: Callable[[PyTree], int] | None = None
     noise_adds_up: str | None = None
     curvature: Curvature | None = None
+    averages_statistics: bool = False

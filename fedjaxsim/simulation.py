@@ -52,7 +52,7 @@ from fedjaxsim.privacy.assumptions import NEW_CLIENTS, default_delta, no_guarant
 from fedjaxsim.privacy.budget import entries
 from fedjaxsim.privacy.events import MOST_ROUNDS, Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
-from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, gaussian
+from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistics, gaussian
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.privacy.samplers.law import check_own
 from fedjaxsim.tasks.task import check_rows
@@ -806,6 +806,8 @@ class Simulation:
         for name, record in self.records.items():
             record.check(getattr(hparams, name))
         check_noise(hparams)
+        if self.task.track is not None and self.algorithm.averages_statistics:
+            check_statistics(hparams)
         for part in (self.algorithm, self.mechanism, self.sampler):
             part.check(hparams)
         # In one order, so that one program serves them wherever they were made.

@@ -73,12 +73,12 @@ def apfl(
             (v, alpha), w_i, first = carry
             both, difference = mixed(Personal(v, alpha), w_i)
             gradient = task.gradient(both, batch)
-            v = moved(v, -eta * alpha, gradient)
+            v = task.tracked(v, moved(v, -eta * alpha, gradient), batch)
             if adaptive:
                 slope = jax.tree.map(lambda d, g: jnp.sum(d * g), difference, gradient)
                 slope = jax.tree.reduce(jnp.add, slope).astype(alpha.dtype)
                 alpha = jnp.clip(alpha - first * eta * slope, 0, 1)
-            w_i = moved(w_i, -eta, task.gradient(w_i, batch))
+            w_i = task.tracked(w_i, moved(w_i, -eta, task.gradient(w_i, batch)), batch)
             return Personal(v, alpha), w_i, 0 * first
 
         personal, w_i, _ = data.fold(step, (personal, w, jnp.ones(())))

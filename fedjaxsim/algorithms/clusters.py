@@ -101,6 +101,7 @@ def in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
         return for_all(shared), personal
 
     return algorithm._replace(
+        averages_statistics=False,
         init=init,
         client=client,
         server=server,

@@ -59,7 +59,9 @@ def compressed(algorithm: Algorithm, compression: Compression) -> Algorithm:
         key = threefry.fold_in(context.key, keys.COMPRESSION)
         return personal, compression.apply(key, message), metrics
 
-    return algorithm._replace(client=client, message_bytes=compression.size)
+    return algorithm._replace(
+        client=client, message_bytes=compression.size, averages_statistics=False
+    )
 
 
 def quantize(*, bits: int = 8) -> Compression:

@@ -56,6 +56,7 @@ def fedavg(
         task,
         warm_start=WarmStart(start, published),
         curvature=optimizers.curvature(local_optimizer),
+        averages_statistics=True,
     )
 
 

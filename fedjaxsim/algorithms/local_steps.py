@@ -73,9 +73,7 @@ def local_steps(
             grads = jax.tree.map(jnp.add, grads, jax.grad(penalty)(params, batch))
         updates, state = optimizer.update(grads, state, params)
         moved = optax.apply_updates(params, updates)
-        # Running statistics are replaced: no gradient, pull or optimizer moves them.
-        moved = moved if task.track is None else task.track(params, moved, batch)
-        return moved, state
+        return task.tracked(params, moved, batch), state
 
     return data.fold(step, (params, optimizer.init(params)), epochs)[0]
 

@@ -69,4 +69,7 @@ def pfedme(
         return theta, update, {}
 
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
-    return algorithm._replace(curvature=optimizers.curvature("sgd", PULL.name))
+    # w_i is no result of steps on batches, so it has no statistics of its own.
+    return algorithm._replace(
+        curvature=optimizers.curvature("sgd", PULL.name), averages_statistics=False
+    )

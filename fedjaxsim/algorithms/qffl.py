@@ -55,4 +55,4 @@ def qffl(
         update = products.dense(products.unsealed(update))
         return personal, jax.tree.map(lambda u: weight.astype(u.dtype) * u, update), metrics
 
-    return plain._replace(client=client)
+    return plain._replace(client=client, averages_statistics=False)  # its weights do not add to 1

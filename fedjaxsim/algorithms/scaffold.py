@@ -86,8 +86,8 @@ def scaffold(
         correction = jax.tree.map(jnp.subtract, d, d_i)
 
         def step(y, batch):
-            y = moved(y, -hparams.learning_rate, task.gradient(y, batch))
-            return moved(y, 1 / divisor.astype(float), correction)
+            stepped = moved(y, -hparams.learning_rate, task.gradient(y, batch))
+            return task.tracked(y, moved(stepped, 1 / divisor.astype(float), correction), batch)
 
         y = data.fold(step, x)
         update = jax.tree.map(jnp.subtract, y, x)
@@ -111,4 +111,5 @@ def scaffold(
         warm_start=WarmStart(start, lambda shared: shared.model.params),
         noise_adds_up='message="steps"' if message == "update" else None,
         curvature=optimizers.curvature(),
+        averages_statistics=message == "update",
     )

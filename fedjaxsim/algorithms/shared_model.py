@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from fedjaxsim.algorithm import Algorithm, Client, ServerOptimizer, WarmStart
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -83,7 +84,10 @@ def with_personal(
 def server_step(
     server_optimizer: ServerOptimizer,
 ) -> Callable[[SharedModel, PyTree, Hyperparameters, jax.Array], SharedModel]:
-    """Return the `server` function that steps along the mean update (Reddi et al. 2021, Alg. 1)."""
+    """Return the `server` function that steps along the mean update (Reddi et al. 2021, Alg. 1).
+
+    Running statistics become the mean of the clients'; no optimizer moves them.
+    """
 
     def server(shared, release, hparams, round_):
         del round_
@@ -91,7 +95,11 @@ def server_step(
         updates, state = server_optimizer(hparams).update(
             pseudo_gradient, shared.optimizer, shared.params
         )
-        return SharedModel(optax.apply_updates(shared.params, updates), state)
+        params = optax.apply_updates(shared.params, updates)
+        if isinstance(params, dict) and STATISTICS in params:
+            of_clients = moved(shared.params[STATISTICS], 1, release[STATISTICS])
+            params = params | {STATISTICS: of_clients}
+        return SharedModel(params, state)
 
     return server
 

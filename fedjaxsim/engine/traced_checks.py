@@ -117,7 +117,7 @@ def _a_round(
     kept, message, metrics = _several("client", returned, "personal, message, metrics")
     _require_alike("client", "a personal state", personal, kept)
     message = _message(message, mechanism)
-    if algorithm.task.track is not None:
+    if algorithm.task.track is not None and not algorithm.averages_statistics:
         _check_statistics(message)
     _check_metrics(metrics)
     predicted = algorithm.predict(shared, personal, hparams, client_id)
@@ -219,8 +219,9 @@ def _check_statistics(message: PyTree) -> None:
         for path, _ in _leaves(message)
     ):
         raise _RefusedError(
-            "the model keeps running statistics (BatchNorm), which must stay with their clients, "
-            "and this algorithm sends all parameters: use fedbn, fedper, fedrep, dpfedmtl or local"
+            "the model keeps running statistics (BatchNorm), which this algorithm would send with "
+            "all parameters and cannot average: use fedavg without noise, or fedbn, fedper, "
+            "fedrep, dpfedmtl or local, which keep them with their clients"
         )
 
 

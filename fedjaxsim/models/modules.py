@@ -1,6 +1,6 @@
 """Modules of other libraries as models, with parameters as nested dicts of arrays, by name.
 
-Running statistics of BatchNorm (linen, equinox) are kept beside the parameters, as "statistics".
+Running statistics of BatchNorm are kept beside the parameters, as "statistics".
 Random layers, such as dropout, draw by the keys of a minibatch's examples in training, and are off
 elsewhere. Modules with other variables are refused.
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from flax import nnx
 
 _STATISTICS = (
-    "use GroupNorm or LayerNorm in place of BatchNorm, or BatchNorm by from_flax or from_equinox: "
-    "others would be neither bounded nor noised"
+    "running statistics of BatchNorm are the only ones that are moved, so use its layer, or "
+    "GroupNorm or LayerNorm, which have none"
 )
 _OF_BATCHES = "batch_stats"
 _TRAINING = {"train": True, "deterministic": False}
@@ -134,35 +134,43 @@ def from_nnx(
 
     Args:
       make: `(rngs) -> module`, such as `lambda rngs: nnx.Linear(64, 10, rngs=rngs)`. The module is
-        called with x (b, ...); its only variables are of type `nnx.Param`. Random layers are
-        switched by `module.train()` and `module.eval()`, and draw by the key of a minibatch's
-        first example.
+        called with x (b, ...); its only variables are of type `nnx.Param`, and those of BatchNorm.
+        Random layers and BatchNorm are switched by `module.train()` and `module.eval()`; layers
+        draw by the key of a minibatch's first example. With BatchNorm give `steps`, whose batches
+        are full: one that is not is filled up with its rows in turn.
       output_layer: name of the output layer, if there is one: an attribute of the module.
       wrt: filter of the trained parameters, such as `nnx.LoRAParam`; by default all are trained.
         The others are frozen as `make(nnx.Rngs(0))` returns them, so it loads their values; see
         `trainable`.
 
     Raises:
-      ValueError: if `make` is no such function, or the module has other variables, such as batch
-        statistics; as `trainable`.
+      ValueError: if `make` is no such function, or the module has other variables; as `trainable`.
     """
     from flax import nnx
 
     require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     read = nnx.Param if wrt is None else (nnx.Param, nnx.BatchStat)
-    graph, like, random, others = nnx.split(module, read, nnx.RngState, ...)
-    kinds = [type(variable) for _, variable in nnx.to_flat_state(others)]
-    _refuse_statistics(module, (kind.__name__ for kind in kinds))
-    like, random = nnx.to_flat_state(like), nnx.to_flat_state(random)
+    kinds = (read, nnx.BatchStat, nnx.RngState)
+    graph, *states, others = nnx.split(module, *kinds, ...)
+    unknown = [type(variable) for _, variable in nnx.to_flat_state(others)]
+    _refuse_statistics(module, (kind.__name__ for kind in unknown))
+    like, kept, random = map(nnx.to_flat_state, states)
+
+    def values_of(module, kind):
+        found = nnx.to_flat_state(nnx.state(module, kind))
+        return unflatten_dict({_strings(path): variable[...] for path, variable in found})
 
     def init(key):
-        params = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), read))
-        return unflatten_dict({_strings(path): variable[...] for path, variable in params})
+        module = make(nnx.Rngs(key))
+        statistics = {STATISTICS: values_of(module, nnx.BatchStat)} if kept else {}
+        return values_of(module, read) | statistics
 
     def made(params, key):
         values = flatten_dict(params)
         flat = [(path, param.replace(values[_strings(path)])) for path, param in like]
+        for path, statistic in kept:
+            flat.append((path, statistic.replace(values[STATISTICS, *_strings(path)])))
         for number, (path, state) in enumerate(random):
             of_stream = issubclass(type(state), nnx.RngKey)
             new = jax.random.fold_in(key, number) if of_stream else jnp.zeros((), jnp.uint32)
@@ -171,29 +179,23 @@ def from_nnx(
 
     def apply(params, x):
         module = made(params, jax.random.key(0))
-        if wrt is not None or random:
-            module.eval()  # frozen statistics normalize, and nothing is random
+        if wrt is not None or random or kept:
+            module.eval()  # running statistics normalize, and nothing is random
         return module(x)
 
     def train(params, x, weight, keys):
-        del weight
-        if keys is None:
-            return apply(params, x), None
-        module = made(params, keys[0])
+        if random and keys is None:
+            return apply(params, x), params.get(STATISTICS)
+        module = made(params, jax.random.key(0) if keys is None else keys[0])
         module.train()
         if wrt is not None:
             module.set_attributes(use_running_average=True, raise_if_not_found=False)
-        return module(x), None
+        outputs = module(_in_turn(x, weight) if kept else x)
+        return outputs, values_of(module, nnx.BatchStat) if kept else None
 
-    model = Model(init, apply, output_layer, train=train if random else None)
-    if wrt is None:
-        return model
-
-    def trained(key):
-        part = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), wrt))
-        return unflatten_dict({_strings(path): variable[...] for path, variable in part})
-
-    return _partly(model, trained)
+    trains = train if random or kept else None
+    model = Model(init, apply, output_layer, train=trains, keeps_statistics=bool(kept))
+    return model if wrt is None else _partly(model, lambda key: values_of(make(nnx.Rngs(key)), wrt))
 
 
 def from_equinox(
@@ -334,11 +336,16 @@ def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | No
     def train(params, x, weight, keys):
         if draws and keys is None:
             return apply(params, x), params[STATISTICS]
-        rows = jnp.sum(weight > 0, dtype=jnp.int32)
-        outputs, state = called(params, x[jnp.arange(len(x)) % jnp.maximum(rows, 1)], False, keys)
+        outputs, state = called(params, _in_turn(x, weight), False, keys)
         return outputs, statistics_of(state)
 
     return Model(init, apply, output_layer, train=train, keeps_statistics=True)
+
+
+def _in_turn(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Fill up a batch whose last rows are padding with its first ones, for layers without masks."""
+    rows = jnp.sum(weight > 0, dtype=jnp.int32)
+    return x[jnp.arange(len(x)) % jnp.maximum(rows, 1)]
 
 
 def _drops(module: Any) -> bool:

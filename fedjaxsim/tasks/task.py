@@ -77,7 +77,7 @@ class Task(NamedTuple):
       frozen: the frozen weights of the model, see `Model`.
       track: `(params, moved, batch) -> params`: `moved`, the parameters after a local step from
         `params` on a batch, with the running statistics after that batch, see `Model.train`; None
-        without them. No message may hold them.
+        without them. Call `tracked`.
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
       predict: `(params, fields) -> {name: (b, ...)}`, which reads no labels: "prediction", and in a
@@ -121,6 +121,18 @@ class Task(NamedTuple):
           batch: a minibatch, from `data.fold`.
         """
         return batch.gradient(self, params)
+
+    def tracked(self, params: PyTree, moved: PyTree, batch: Batch) -> PyTree:
+        """Return `moved`, the parameters after a step, with the running statistics after it.
+
+        They are replaced: no gradient, pull or optimizer moves them.
+
+        Args:
+          params: before the step.
+          moved: after it.
+          batch: the step's minibatch.
+        """
+        return moved if self.track is None else self.track(params, moved, batch)
 
 
 def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:

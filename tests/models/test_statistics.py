@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm: kept by clients, moved by local steps, never sent or noised."""
+"""Running statistics of BatchNorm: kept by clients, or averaged where nothing is noised."""
 
 import functools
 
@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import fedjaxsim as fjs
-from fedjaxsim.models import from_equinox, from_flax, in_bfloat16, trainable
+from fedjaxsim.models import from_equinox, from_flax, from_nnx, in_bfloat16, trainable
 from fedjaxsim.tasks import squared
 
 MOMENTUM, EPS, ETA, SIZES = 0.9, 1e-5, 0.2, (5, 8)
@@ -21,6 +22,15 @@ class Linen(nn.Module):
     def __call__(self, x, train):
         x = nn.BatchNorm(not train, momentum=MOMENTUM, epsilon=EPS, name="bn")(x)
         return nn.Dense(1, name="out")(x)
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.bn = nnx.BatchNorm(2, momentum=MOMENTUM, epsilon=EPS, rngs=rngs)
+        self.out = nnx.Linear(2, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.bn(x))
 
 
 class Equinox(eqx.Module):
@@ -50,8 +60,8 @@ def clients():
     return [{"x": rng.normal(3, 2, (n, 2)), "y": rng.normal(size=n)} for n in SIZES]
 
 
-def simulation(algorithm, model, **parts):
-    population = fjs.Population.from_clients(clients())
+def simulation(algorithm, model, rows=None, **parts):
+    population = fjs.Population.from_clients(clients() if rows is None else rows)
     # Two steps of all rows; the first client's batches have three rows of padding.
     batches = fjs.Minibatches(8, epochs=2)
     return fjs.Simulation(
@@ -60,15 +70,17 @@ def simulation(algorithm, model, **parts):
 
 
 class ByHand:
-    """FedBN of one normalized layer and a linear one, in numpy."""
+    """FedBN, or FedAvg, of one normalized layer and a linear one, in numpy."""
 
-    def __init__(self, w, b):
+    def __init__(self, w, b, rows=None):
         self.w, self.b = w, b
+        self.rows = clients() if rows is None else rows
         self.own = [[np.ones(2), np.zeros(2), np.zeros(2), np.ones(2)] for _ in SIZES]
 
-    def round(self):
+    def round(self, averages=False):
+        """Take a round of FedBN, or with `averages` of FedAvg."""
         updates = []
-        for k, rows in enumerate(clients()):
+        for k, rows in enumerate(self.rows):
             x, y, (gamma, beta, mean, var) = rows["x"], rows["y"], self.own[k]
             w, b = self.w.copy(), self.b
             for _ in range(2):
@@ -91,6 +103,9 @@ class ByHand:
             old + np.mean([update[at] for update in updates], axis=0)
             for at, old in enumerate((self.w, self.b))
         )
+        if averages:
+            means = [np.mean(of_clients, axis=0) for of_clients in zip(*self.own, strict=True)]
+            self.own = [means for _ in SIZES]
 
 
 def test_fedbn_is_the_algorithm_by_hand():
@@ -116,6 +131,50 @@ def test_fedbn_is_the_algorithm_by_hand():
         losses.append(np.mean((normed @ hand.w + hand.b - rows["y"]) ** 2) / 2)
     evaluated = sim.evaluate(state, hparams, "train").values["loss"]
     np.testing.assert_allclose(evaluated, losses, rtol=1e-4)
+
+
+def in_linen(params):
+    """Return the parameters of the models here in the order of `ByHand`: W, b, γ, β, mean, var."""
+    out, bn = params["out"], params["bn"]
+    statistics = params["statistics"]["bn"]
+    return out["kernel"][..., 0], out["bias"], bn["scale"], bn["bias"], *statistics.values()
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_fedavg_averages_statistics(library):
+    x, y = clients()[1].values()
+    # Linen masks the rows that a batch lacks; nnx takes full ones.
+    rows = clients() if library == "linen" else [{"x": x, "y": y}, {"x": 2 * x - 1, "y": -y}]
+    sim = simulation(fjs.fedavg, linen() if library == "linen" else from_nnx(Nnx), rows)
+    hparams = sim.hyperparameters(learning_rate=ETA)
+    state = sim.init(0, hparams)
+    hand = ByHand(np.float64(state.shared.params["out"]["kernel"][:, 0]), 0.0, rows)
+    for _ in range(3):
+        state, _ = sim.round(state, hparams)
+        hand.round(averages=True)
+    expected = hand.w, [hand.b], *hand.own[0]
+    for leaf, by_hand in zip(in_linen(state.shared.params), expected, strict=True):
+        np.testing.assert_allclose(leaf, by_hand, rtol=1e-4, atol=1e-5)
+
+
+AVERAGING = ("fedavgm", "fedyogi", "fedprox", "scaffold", "ditto", "apfl", "pmtl", "perfedavg")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [*AVERAGING, "fedala"])
+def test_one_client_alone_publishes_its_own_statistics(name):
+    rows = clients()[1]
+    population = fjs.Population.from_clients([rows])
+    batches = fjs.Minibatches(8, epochs=2)
+    algorithm = getattr(fjs, name)(squared(linen()))
+    sim = fjs.Simulation(algorithm, population, fjs.full_participation(), batches)
+    hparams = sim.hyperparameters(learning_rate=ETA)
+    state, _ = sim.round(sim.init(0, hparams), hparams)
+    shared = getattr(state.shared, "model", state.shared)
+    statistics, x = shared.params["statistics"]["bn"], rows["x"]
+    np.testing.assert_allclose(statistics["mean"], (1 - MOMENTUM**2) * x.mean(0), rtol=1e-4)
+    var = MOMENTUM**2 + (1 - MOMENTUM**2) * x.var(0)
+    np.testing.assert_allclose(statistics["var"], var, rtol=1e-4)
 
 
 def test_statistics_are_not_noised_and_stay_with_their_client():
@@ -156,10 +215,15 @@ def test_layers_with_statistics_are_personal_whatever_their_name(make):
 
 
 def test_an_algorithm_that_would_send_statistics_is_refused():
-    for algorithm in (fjs.fedavg, fjs.pmtl, fjs.ditto, fjs.scaffold):
+    for algorithm in (fjs.qffl, fjs.pfedme, fjs.feddyn):
         sim = simulation(algorithm, linen())
         with pytest.raises(ValueError, match="running statistics"):
             sim.init(0, sim.hyperparameters())
+    # Those that average them do it without noise and clipping.
+    sim = simulation(fjs.fedavg, linen())
+    for values in ({"clip": 1.0}, {"clip": 1.0, "noise_multiplier": 1.0}):
+        with pytest.raises(ValueError, match=r"GroupNorm .*models\.trainable.*fedbn"):
+            sim.init(0, sim.hyperparameters(**values))
 
     # Statistics of rows without noise are nothing that examples could be private in.
     def private(task):

@@ -8,6 +8,7 @@ from fedjaxsim.privacy.mechanisms.base import Mechanism as Mechanism
 from fedjaxsim.privacy.mechanisms.base import Release as Release
 from fedjaxsim.privacy.mechanisms.base import accumulate as accumulate
 from fedjaxsim.privacy.mechanisms.base import check_noise as check_noise
+from fedjaxsim.privacy.mechanisms.base import check_statistics as check_statistics
 from fedjaxsim.privacy.mechanisms.base import gaussian as gaussian
 from fedjaxsim.privacy.mechanisms.base import no_release as no_release
 from fedjaxsim.privacy.mechanisms.base import noise_like as noise_like

@@ -149,6 +149,17 @@ def check_noise(hparams: Hyperparameters) -> None:
         )
 
 
+def check_statistics(hparams: Hyperparameters) -> None:
+    """Raise ValueError if a mean of running statistics would be clipped or noised."""
+    z, clip_norm = on_host(hparams.get("noise_multiplier", 0)), on_host(hparams.get("clip", np.inf))
+    if (z is not None and np.any(z > 0)) or (clip_norm is not None and np.any(clip_norm < np.inf)):
+        raise ValueError(
+            "the running statistics of BatchNorm are averaged only without noise and clipping: "
+            "use GroupNorm or LayerNorm, freeze them with models.trainable, or keep them with "
+            "their clients (fedbn, fedper, fedrep, dpfedmtl, local)"
+        )
+
+
 def zeros(shapes: PyTree, num_clients: int = 0) -> Accumulator:
     """Return the accumulator of no messages, for sums of these shapes."""
     del num_clients
