@@ -6,6 +6,7 @@ Programs that tests compile are not kept: neither here nor in the processes that
 import gc
 import os
 import signal
+import sys
 
 import hypothesis
 import jax
@@ -17,6 +18,9 @@ from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
 
 os.environ["FEDJAXSIM_COMPILATION_CACHE"] = "off"
+# Of 3 s that a process needs to import the package, 2 s read its text where bytecode is not kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 _FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 """XLA's newer generator of code for fused operations takes longer than all the rest of a test, and
 parts to compile in parallel more than the whole. Only JAX 0.10 has the older one."""
