@@ -228,7 +228,7 @@ class _Tuning:
             "seeds": question.seeds,
             "rounds": config.rounds,
             "rule": question.rule,
-            "mode": self.measure.mode,
+            "mode": type(self.measure.mode).__name__.lower(),
             "runs_per_step": self.measure.runs,
             "clients": {"tuning": tuning, "run": final},
             "noise_multiplier": {

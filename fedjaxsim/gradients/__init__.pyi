@@ -1,5 +1,7 @@
 # The public names of `fedjaxsim.gradients`, for type checkers and `lazy_loader`.
-from .fixed_point import implicit_hypergradient as implicit_hypergradient
+from .fixed_point import Implicit as Implicit
+from .modes import Forward as Forward
+from .modes import Reverse as Reverse
 from .objectives import mean_metric as mean_metric
 from .seeds import Estimate as Estimate
 from .seeds import over_seeds as over_seeds

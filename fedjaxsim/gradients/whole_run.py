@@ -10,7 +10,6 @@ Axes: m clients, T rounds.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,13 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from fedjaxsim import checks
+from fedjaxsim.gradients.modes import Forward, Mode, Run
 from fedjaxsim.gradients.objectives import EPSILON, Gradient, Objective, check_names
-from fedjaxsim.gradients.reverse import reversible, run_rounds, segment_length
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit, noise_multiplier_in_jit
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
-
-Mode = Literal["forward", "reverse"]
 
 
 def hypergradient(
@@ -36,16 +33,13 @@ def hypergradient(
     rounds: int,
     wrt: str | Sequence[str],
     *,
-    mode: Mode = "forward",
+    mode: Mode | None = None,
     delta: float | None = None,
-    segment: int | None = None,
 ) -> Callable[..., tuple[jax.Array, Gradient]]:
     """Return the value and the gradient of an objective of the state after T rounds.
 
-    Forward mode carries one derivative of the state for every number in `wrt` through the rounds:
-    its time grows with their number, its memory does not grow with T. Reverse mode takes two to
-    four times the time of a run for any number of derivatives, and keeps part of every round (see
-    `reverse.segment_length`). Both give the same numbers.
+    `Forward()` and `Reverse()` give the same numbers at different costs. `Implicit()` gives the
+    derivative of the fixed point that rounds without random draws lead to.
 
     At fixed ε: given an ε, the returned function uses the noise multiplier z(ε, δ, p, T) that
     spends it by the in-jit RDP bound. "epsilon" in `wrt` is then the derivative along that curve,
@@ -57,10 +51,8 @@ def hypergradient(
       rounds: T.
       wrt: names of hyperparameters, and "epsilon"; not "sampling_rate", which decides a discrete
         draw. A noise schedule (T,) has a derivative for each round.
-      mode: "forward" for few numbers, "reverse" for many.
+      mode: by default `Forward()`, for few numbers; `Reverse()` for many, or `Implicit()`.
       delta: δ of ε; by default `default_delta(m)`.
-      segment: in reverse mode, the number of rounds that are recomputed together; by default the
-        number that needs the least memory. T keeps all rounds, which saves a third of the time.
 
     Returns:
       A function `(key, hparams, epsilon=None) -> (value, gradient)`: (), and by name. It is
@@ -68,18 +60,28 @@ def hypergradient(
       `Simulation.init` or `Simulation.run` would, and if `wrt` names something discrete.
 
     Raises:
-      ValueError: if T or the segment is below 1, or the mode is unknown.
+      ValueError: if T is below 1, the mode is none, or rounds have no fixed point for `Implicit()`.
     """
     checks.count(rounds=rounds)
-    checks.one_of(get_args(Mode), mode=mode)
-    if segment is not None:
-        checks.count(segment=segment)
+    mode = Forward() if mode is None else mode
+    if not hasattr(mode, "differentiate"):
+        raise ValueError(f"mode must be Forward(), Reverse() or Implicit(), got {mode!r}")
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     delta = default_delta(simulation.num_clients) if delta is None else delta
     objective = objective if isinstance(objective, Partial) else Partial(objective)
-    run = _run(simulation, rounds, mode, delta, segment)
-    differentiate = jax.jit(_forward(run) if mode == "forward" else jax.value_and_grad(run))
-    rows = simulation.rows["train"]
+    program, rows = simulation.program.with_capped_batches(), simulation.rows["train"]
+
+    def begin(chosen, epsilon, key, hparams):
+        simulation.check_start(key, hparams)
+        epsilon = chosen.get(EPSILON, epsilon)
+        hparams = hparams.replace(**{name: chosen[name] for name in chosen if name != EPSILON})
+        if epsilon is not None:
+            rate = program.sampling.rate(hparams)
+            z = noise_multiplier_in_jit(epsilon, delta, rate, rounds)
+            hparams = hparams.replace(noise_multiplier=z * program.mechanism.event.zero_out)
+        return program.init(key, hparams), hparams
+
+    differentiate = mode.differentiate(Run(program, begin, rows, rounds))
 
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
@@ -91,47 +93,9 @@ def hypergradient(
             epsilon = jnp.asarray(epsilon, float)
         if EPSILON in names:
             chosen[EPSILON], epsilon = epsilon, None
-        return differentiate(chosen, epsilon, key, hparams, rows, objective)
+        return differentiate(chosen, rows, objective, epsilon, key, hparams)
 
     return function
-
-
-def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment: int | None):
-    """Return the objective of a run; its first argument holds the chosen hyperparameters."""
-    program = simulation.program.with_capped_batches()
-    if mode == "reverse":
-        program = reversible(program, simulation.rows["train"])
-
-    def run(chosen, epsilon, key, hparams, rows, objective):
-        simulation.check_start(key, hparams)
-        epsilon = chosen.get(EPSILON, epsilon)
-        hparams = hparams.replace(**{name: chosen[name] for name in chosen if name != EPSILON})
-        if epsilon is not None:
-            rate = program.sampling.rate(hparams)
-            z = noise_multiplier_in_jit(epsilon, delta, rate, rounds)
-            hparams = hparams.replace(noise_multiplier=z * program.mechanism.event.zero_out)
-        state = program.init(key, hparams)
-        length = rounds
-        if mode == "reverse":
-            length = segment_length(program, state, rounds) if segment is None else segment
-        state = run_rounds(program, state, hparams, rows, rounds, length)
-        return objective(state, hparams)
-
-    return run
-
-
-def _forward(run: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, Gradient]]:
-    """Return `jax.value_and_grad` of a run in forward mode."""
-
-    def twice(*arguments):
-        value = run(*arguments)
-        return value, value
-
-    def differentiate(*arguments):
-        gradient, value = jax.jacfwd(twice, has_aux=True)(*arguments)
-        return value, gradient
-
-    return differentiate
 
 
 def price_of_privacy(

@@ -10,17 +10,16 @@ import jax
 import numpy as np
 
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
+from fedjaxsim.gradients.modes import Forward, Mode, Reverse
 from fedjaxsim.gradients.objectives import check_names, mean_metric
 from fedjaxsim.gradients.seeds import map_seeds
-from fedjaxsim.gradients.whole_run import Mode, hypergradient
+from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune.descent import ObjectiveValue, Point
 
 MOST_FORWARD = 5
 """Largest k of forward mode, which costs 1 + k runs and keeps nothing of the rounds."""
-REVERSE_RUNS = 4
-"""Run-equivalents of reverse mode: two runs forwards, and two for the way back."""
 _SEEDS = divided("seeds")
 
 
@@ -38,7 +37,7 @@ class SeedGradient:
       keys: (S,) typed keys.
       metric: a metric of the task.
       split: rows of the metric.
-      mode: "forward" or "reverse"; by default forward for at most `MOST_FORWARD` hyperparameters.
+      mode: by default `Forward()` for at most `MOST_FORWARD` hyperparameters, else `Reverse()`.
 
     Attributes:
       mode: the mode.
@@ -66,8 +65,8 @@ class SeedGradient:
         if keys.ndim != 1:
             raise ValueError(f"keys must have shape (S,), got {keys.shape}")
         simulation.check_start(keys[0], hparams)
-        self.mode: Mode = mode or ("forward" if len(wrt) <= MOST_FORWARD else "reverse")
-        self.runs = len(keys) * (1 + len(wrt) if self.mode == "forward" else REVERSE_RUNS)
+        self.mode = mode or (Forward() if len(wrt) <= MOST_FORWARD else Reverse())
+        self.runs = len(keys) * self.mode.runs(len(wrt))
         self._simulation, self._hparams, self._keys = simulation, hparams, keys
         self._rounds, self._metric, self._split = rounds, metric, split
         objective = mean_metric(simulation, metric, split)

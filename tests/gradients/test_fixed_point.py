@@ -10,7 +10,7 @@ from problems import least_squares
 from fedjaxsim import fedprox, gaussian, local, no_release, pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.splitting import split
-from fedjaxsim.gradients.fixed_point import implicit_hypergradient
+from fedjaxsim.gradients.fixed_point import Implicit
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -26,6 +26,10 @@ def simulation(algorithm, minibatches=None, sampling=None):
     return Simulation(algorithm(task), population, sampling, minibatches, mechanism)
 
 
+def limit(sim, rounds, wrt):
+    return hypergradient(sim, mean_metric(sim), rounds, wrt, mode=Implicit())
+
+
 @pytest.mark.thorough
 def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
     # Fixed points of the updates are a family: w̃ − η_s · (mean of w_k) is conserved.
@@ -34,8 +38,8 @@ def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
         hparams = sim.hyperparameters(learning_rate=0.3, lam=0.5)
         objective = mean_metric(sim)
         state, _ = sim.run(sim.init(0, hparams), hparams, 200)
-        implicit = implicit_hypergradient(sim, objective, ("lam", "learning_rate"))
-        value, gradient = implicit(state, hparams)
+        implicit = limit(sim, 200, ("lam", "learning_rate"))
+        value, gradient = implicit(0, hparams)
         unrolled, slopes = hypergradient(sim, objective, 200, ("lam", "learning_rate"))(0, hparams)
         np.testing.assert_allclose(value, unrolled, rtol=1e-12)
         np.testing.assert_allclose(gradient["lam"], slopes["lam"], rtol=1e-6)
@@ -47,13 +51,15 @@ def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
         np.testing.assert_allclose(value, reported, rtol=1e-12)
 
         with pytest.raises(ValueError, match="server_learning"):
-            implicit_hypergradient(sim, objective, "server_learning_rate")(state, hparams)
-        with pytest.raises(ValueError, match="rounds"):
-            implicit(sim.init(0, hparams), hparams)
+            limit(sim, 200, "server_learning_rate")(0, hparams)
+        early = limit(sim, 2, "lam")
+        with pytest.raises(ValueError, match="more rounds"):
+            early(0, hparams)
+        assert np.isnan(jax.jit(early)(jax.random.key(0), hparams)[1]["lam"])
         with pytest.raises(ValueError, match="noise"):
-            implicit(state, hparams.replace(noise_multiplier=1.0, clip=1.0))
+            implicit(0, hparams.replace(noise_multiplier=1.0, clip=1.0))
         with pytest.raises(ValueError, match="sampling_rate"):
-            implicit_hypergradient(sim, objective, "sampling_rate")(state, hparams)
+            limit(sim, 200, "sampling_rate")(0, hparams)
 
 
 @pytest.mark.thorough
@@ -62,8 +68,7 @@ def test_fedprox_meets_its_isolated_fixed_point():
         sim = simulation(fedprox)
         hparams = sim.hyperparameters(learning_rate=0.3, mu=0.3)
         objective, names = mean_metric(sim), ("mu", "learning_rate", "server_learning_rate")
-        state, _ = sim.run(sim.init(0, hparams), hparams, 200)
-        _, gradient = implicit_hypergradient(sim, objective, names)(state, hparams)
+        _, gradient = limit(sim, 200, names)(0, hparams)
         _, slopes = hypergradient(sim, objective, 200, names)(0, hparams)
         for name in names:
             np.testing.assert_allclose(gradient[name], slopes[name], rtol=1e-6, atol=1e-12)
@@ -82,4 +87,4 @@ def test_fedprox_meets_its_isolated_fixed_point():
 def test_rounds_that_differ_have_no_fixed_point(changes, message):
     sim = simulation(pmtl, **changes)
     with pytest.raises(ValueError, match=message):
-        implicit_hypergradient(sim, mean_metric(sim), "lam")
+        limit(sim, 200, "lam")

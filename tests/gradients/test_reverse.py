@@ -8,6 +8,7 @@ from problems import least_squares
 
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
@@ -38,12 +39,12 @@ def bytes_of(mode, rounds):
 
 @pytest.mark.thorough
 def test_memory_of_forward_mode_does_not_grow_with_the_rounds():
-    assert bytes_of("forward", 1000) == bytes_of("forward", 10)
+    assert bytes_of(Forward(), 1000) == bytes_of(Forward(), 10)
 
 
 @pytest.mark.thorough
 def test_memory_of_reverse_mode_grows_as_the_root_of_the_rounds():
-    few, many = bytes_of("reverse", 256), bytes_of("reverse", 1024)
+    few, many = bytes_of(Reverse(), 256), bytes_of(Reverse(), 1024)
     assert many <= 2 * few
     # One round keeps no less than each client's row: keeping all rounds would take far more.
     assert many < 1024 * CLIENTS * (FEATURES + 1) * 4 / 4

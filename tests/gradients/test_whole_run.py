@@ -12,6 +12,7 @@ from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
+from fedjaxsim.gradients.modes import Reverse
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.gradients.seeds import over_seeds
 from fedjaxsim.gradients.whole_run import epsilon_by_sampling_rate, hypergradient, price_of_privacy
@@ -86,7 +87,7 @@ def reverse_of(name):
     """The derivatives of the same runs in reverse mode; 20 does not divide the rounds."""
     sim, *_ = case(name)
     segment = 20 if name == "ppsgd" else None
-    return hypergradient(sim, mean_metric(sim), T, read_names(sim), mode="reverse", segment=segment)
+    return hypergradient(sim, mean_metric(sim), T, read_names(sim), mode=Reverse(segment))
 
 
 def difference(value, at, step):
@@ -236,6 +237,14 @@ def test_names_without_a_derivative_are_refused(wrt, message):
     sim, hparams, *_ = case("pmtl")
     with pytest.raises(ValueError, match=message):
         hypergradient(sim, mean_metric(sim), T, wrt)(0, hparams)
+
+
+def test_a_mode_is_an_object():
+    sim, *_ = case("pmtl")
+    with pytest.raises(
+        ValueError, match=r"Forward\(\), Reverse\(\) or Implicit\(\), got 'reverse'"
+    ):
+        hypergradient(sim, mean_metric(sim), T, "lam", mode="reverse")  # pyright: ignore
 
 
 def test_at_a_fixed_epsilon_a_schedule_is_refused():

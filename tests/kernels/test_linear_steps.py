@@ -20,6 +20,7 @@ from fedjaxsim.data.minibatches import Minibatches, loss_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout, default_layout
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
@@ -236,9 +237,9 @@ def test_hypergradients_are_those_of_the_plain_form(always):
             )
             return [float(found[name]) for name in names]
 
-        expected = gradient(plain(task), "forward")
+        expected = gradient(plain(task), Forward())
         assert np.all(np.abs(expected) > 1e-4)
-        for mode in ("forward", "reverse"):
+        for mode in (Forward(), Reverse()):
             np.testing.assert_allclose(gradient(task, mode), expected, rtol=1e-10)
 
 

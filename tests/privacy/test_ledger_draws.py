@@ -17,6 +17,7 @@ import fedjaxsim as fjs
 from fedjaxsim.cli.program import main
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.state import state_of
+from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
@@ -196,7 +197,7 @@ def test_the_epsilon_of_a_run_has_derivatives_in_both_modes(sim):
     def spent(state, hparams):
         return sim.epsilon(state, DELTA)
 
-    for mode in ("forward", "reverse"):
+    for mode in (Forward(), Reverse()):
         function = hypergradient(sim, spent, 2, "noise_multiplier", mode=mode)
         value, slope = function(0, values(sim))
         assert 0 < float(value) < np.inf

@@ -8,6 +8,7 @@ from problems import least_squares
 from fedjaxsim import fedavg
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.splitting import split
+from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune.objective import SeedGradient
@@ -30,7 +31,7 @@ def test_gradients_are_those_of_finite_differences():
         hparams = sim.hyperparameters(noise_multiplier=0.5, clip=1.0)
         keys = jax.random.split(jax.random.key(7), 8)
         measure = SeedGradient(sim, hparams, T, tuple(START), keys[:4])
-        assert (measure.mode, measure.runs) == ("forward", 4 * 3)
+        assert (measure.mode, measure.runs) == (Forward(), 4 * 3)
 
         here, step = measure(START), 1e-5
         near = [START | {name: START[name] + move} for name in START for move in (-step, step)]
@@ -40,8 +41,8 @@ def test_gradients_are_those_of_finite_differences():
             np.testing.assert_allclose(here.gradients[name], slopes, rtol=1e-5)
         assert np.ptp(here.values) > 0
 
-        backwards = SeedGradient(sim, hparams, T, tuple(START), keys[4:], mode="reverse")
-        assert (backwards.mode, backwards.runs) == ("reverse", 4 * 4)
+        backwards = SeedGradient(sim, hparams, T, tuple(START), keys[4:], mode=Reverse())
+        assert (backwards.mode, backwards.runs) == (Reverse(), 4 * 4)
         same, other = backwards(START, keys[:4]), backwards(START)
         for name in START:
             np.testing.assert_allclose(same.gradients[name], here.gradients[name], rtol=1e-9)
