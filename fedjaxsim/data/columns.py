@@ -39,7 +39,9 @@ class Columns:
       bound: (d,) largest magnitude of stored training rows that is known without reading them, such
         as 1 for scaled and for encoded columns; by default unknown, ∞.
       norm: largest Euclidean norm of a stored row that is known without reading rows; by default
-        it follows from `bound`.
+        it follows from `bound` and `exclusive`.
+      exclusive: by how much the sum of squared bounds exceeds that of any row, since of the columns
+        that encode one, only one is not 0.
 
     Raises:
       ValueError: numbers do not fit the names, or names are not distinct.
@@ -50,6 +52,7 @@ class Columns:
     half_range: tuple[float, ...] = ()
     bound: tuple[float, ...] = ()
     norm: float = math.inf
+    exclusive: float = 0.0
 
     def __post_init__(self):
         d = len(self.names)
@@ -64,7 +67,8 @@ class Columns:
         if 0 in self.half_range:
             constant = self.names[self.half_range.index(0)]
             raise ValueError(f"half_range must not be 0, as it is for column {constant!r}")
-        norm = min(float(self.norm), math.sqrt(sum(each**2 for each in self.bound)))
+        of_bounds = sum(each**2 for each in self.bound) - self.exclusive
+        norm = min(float(self.norm), math.sqrt(of_bounds))
         object.__setattr__(self, "norm", norm)
 
     @property
@@ -119,8 +123,14 @@ class Columns:
             c + h * new for c, h, new in zip(self.centre, self.half_range, centre, strict=True)
         ]
         wide = [h * new for h, new in zip(self.half_range, half_range, strict=True)]
+        keeps = [c == 0 and h == 1 for c, h in zip(centre, half_range, strict=True)]
         return dataclasses.replace(
-            self, centre=tuple(moved), half_range=tuple(wide), bound=tuple(bound), norm=math.inf
+            self,
+            centre=tuple(moved),
+            half_range=tuple(wide),
+            bound=tuple(bound),
+            norm=math.inf,
+            exclusive=self._exclusive_of(keeps),
         )
 
     def chosen(self, kept: np.ndarray) -> Self:
@@ -131,7 +141,13 @@ class Columns:
             )
             for name in ("names", "centre", "half_range", "bound")
         }
-        return dataclasses.replace(self, **some)
+        return dataclasses.replace(self, **some, exclusive=self._exclusive_of(kept.tolist()))
+
+    def _exclusive_of(self, same: Sequence[bool]) -> float:
+        """Return `exclusive` if only columns without a bound change, 0 otherwise."""
+        bounded = (each < math.inf for each in self.bound)
+        changes = any(known and not stays for known, stays in zip(bounded, same, strict=True))
+        return 0.0 if changes else self.exclusive
 
 
 def columns_of(name: str, values: np.ndarray) -> Columns | None:

@@ -170,8 +170,8 @@ def check_folder(
 
 
 def _columns(named: dict[str, Any]) -> Columns:
-    lists = {name: tuple(each) for name, each in named.items() if name != "norm"}
-    return Columns(**lists, norm=named["norm"])
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items()}
+    return Columns(**fields)
 
 
 def _write(file: Path, values: np.ndarray) -> dict[str, Any]:

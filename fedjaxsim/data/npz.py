@@ -12,7 +12,8 @@ The arrays of a file:
 - optionally `preparations`: JSON of a list, see `Population.preparations`;
 - optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
 - optionally `columns.FIELD`: (d,) strings, the names of a field's columns, and `units.FIELD`,
-  (4, d) float64, their `centre`, `half_range` and `bound`, and the `norm` of rows; see `Columns`;
+  (5, d) float64, their `centre`, `half_range` and `bound`, and, of all of them, `norm` and
+  `exclusive`; see `Columns`;
 - optionally `held_out.NAME`, the same arrays of `Population.held_out`.
 
 Readers of tables and images return the same arrays, and `assemble` makes the population.
@@ -144,18 +145,18 @@ def described(population: Population, arrays: dict[str, np.ndarray]) -> Populati
 def _columns(names: tuple[str, ...], field: str, units: np.ndarray | None) -> Columns:
     if units is None:
         return Columns(names)
-    if units.shape != (4, len(names)) or units.dtype.kind != "f":
+    if units.shape != (5, len(names)) or units.dtype.kind != "f":
         raise ValueError(
-            f"{_UNITS}{field} must be (4, {len(names)}) floats, got {_described(units)}"
+            f"{_UNITS}{field} must be (5, {len(names)}) floats, got {_described(units)}"
         )
-    *each, norm = units.tolist()
-    return Columns(names, *map(tuple, each), norm=norm[0])
+    *each, norm, exclusive = units.tolist()
+    return Columns(names, *map(tuple, each), norm=norm[0], exclusive=exclusive[0])
 
 
 def arrays_of_columns(field: str, columns: Columns) -> dict[str, np.ndarray]:
     """Return the arrays `columns.FIELD` and `units.FIELD`."""
-    norm = (columns.norm,) * len(columns.names)
-    units = np.array([columns.centre, columns.half_range, columns.bound, norm])
+    of_all = np.full((len(columns.names), 2), [columns.norm, columns.exclusive]).T
+    units = np.array([columns.centre, columns.half_range, columns.bound, *of_all])
     return {_COLUMNS + field: np.array(columns.names), _UNITS + field: units}
 
 

@@ -395,7 +395,7 @@ def _numbers(
     """Return the array x, (N, d) float32, and its columns."""
     import narwhals.stable.v2 as nw
 
-    parts, called = [], []
+    parts, called, exclusive = [], [], 0
     for name in features:
         column = table[name]
         if name in one_hot:
@@ -407,6 +407,7 @@ def _numbers(
                 )
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             called += [(f"{name}={value}", 1.0) for value in names.tolist()]
+            exclusive += len(names) - 1
             continue
         if not is_numeric(column):
             raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
@@ -428,7 +429,7 @@ def _numbers(
     names, bounds = zip(*called, strict=True)
     return {
         "x": np.concatenate(parts, axis=1),
-        **arrays_of_columns("x", Columns(names, bound=bounds)),
+        **arrays_of_columns("x", Columns(names, bound=bounds, exclusive=exclusive)),
     }
 
 
