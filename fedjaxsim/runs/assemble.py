@@ -24,6 +24,7 @@ from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
+from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import SCALES, RunConfig
@@ -179,6 +180,9 @@ def _scaled(config: RunConfig, population: Population) -> Population:
     target = config.loss == "squared"
     if how == "all":
         return scale_by_rows(population, target=target)
+    if how == "private":
+        z, seed = config.get("scale_noise"), config.data_seed
+        return scale_privately(population, z, target=target, seed=seed)
     return population
 
 

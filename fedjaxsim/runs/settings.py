@@ -39,7 +39,7 @@ _EXAMPLES = ("example_epsilon", "example_noise_multiplier")
 EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES)
 """Pairs of settings of which a run is given one at most."""
 _PREPROCESS = ("drop-constant", "invert", "unit-rows")
-SCALES = ("none", "all")
+SCALES = ("none", "all", "private")
 """Ways to scale columns; others are files of public ranges."""
 OUTPUT = ("out", "overwrite", "quiet")
 """Settings of the output: the directory of results and the display of progress."""
@@ -89,7 +89,7 @@ DATA = (
         "partition_seed",
         int,
         None,
-        "Seed of the data alone: partition, split, held-out clients, synthetic rows.",
+        "Seed of the data alone: partition, split, held-out clients, synthetic rows, ranges.",
         shown="seed",
         least=0,
         most=2**32 - 1,
@@ -198,8 +198,13 @@ GROUPS = {
             ),
             Setting(
                 "scale", str, "none",
-                "Map columns to [-1, 1]: none, all (by all rows; no ε), or a TOML file of public "
-                "ranges.",
+                "Map columns to [-1, 1]: none, all (by all rows; no ε), private (by noisy votes, "
+                "charged), or a TOML file of public ranges.",
+            ),
+            Setting(
+                "scale_noise", float, None,
+                "z of the release of private ranges, charged as one round of all clients.",
+                shown="the most that m clients allow",
             ),
             Setting(
                 "range", tuple[str, ...], (),
@@ -543,6 +548,8 @@ class RunConfig:
         steps = [step for step in self.get("preprocess", ()) if step not in _PREPROCESS]
         if steps:
             raise ValueError(f"preprocess takes {', '.join(_PREPROCESS)}, got {steps[0]!r}")
+        if self.get("scale_noise") is not None and self.get("scale") != "private":
+            raise ValueError("scale-noise has no effect without scale private")
         one = self.system.one_minibatch
         if self.get("passes") is not None and not one and self.get("local_steps") is None:
             raise ValueError(f"passes need local-steps, got passes {self.get('passes')} alone")
