@@ -2,7 +2,8 @@
 
 Running statistics of BatchNorm are kept beside the parameters, as "statistics".
 Random layers, such as dropout, draw by the keys of a minibatch's examples in training, and are off
-elsewhere. Modules with other variables are refused.
+elsewhere. Modules with other variables are refused. Parameters of float32, which is flax's own
+default, are float64 where JAX computes in float64.
 """
 
 import functools
@@ -68,7 +69,8 @@ def from_flax(
 
     def init(key):
         made: Any = module.init(key, example(), **mode)
-        return made["params"] | ({STATISTICS: made[_OF_BATCHES]} if _OF_BATCHES in made else {})
+        statistics = {STATISTICS: made[_OF_BATCHES]} if _OF_BATCHES in made else {}
+        return _precise(made["params"] | statistics)
 
     def variables(params):
         if not keeps:
@@ -164,7 +166,7 @@ def from_nnx(
     def init(key):
         module = make(nnx.Rngs(key))
         statistics = {STATISTICS: values_of(module, nnx.BatchStat)} if kept else {}
-        return values_of(module, read) | statistics
+        return _precise(values_of(module, read) | statistics)
 
     def made(params, key):
         values = flatten_dict(params)
@@ -340,6 +342,14 @@ def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | No
         return outputs, statistics_of(state)
 
     return Model(init, apply, output_layer, train=train, keeps_statistics=True)
+
+
+def _precise(params: Any) -> Any:
+    """Convert float32 to the floats that JAX has, float64 under `jax_enable_x64`."""
+    usual = jnp.result_type(float)
+    return jax.tree.map(
+        lambda leaf: leaf.astype(usual) if leaf.dtype == jnp.float32 else leaf, params
+    )
 
 
 def _in_turn(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from flax import nnx
 from problems import classification
 
 import fedjaxsim as fjs
-from fedjaxsim.models import from_equinox, from_flax, from_nnx
+from fedjaxsim.models import from_equinox, from_flax, from_nnx, linear, mlp
 from fedjaxsim.tasks import softmax
 
 FEATURES, WIDTH, CLASSES = 4, 5, 3
@@ -66,6 +66,14 @@ MODELS = {
 }
 
 
+def linear_model():
+    return linear((FEATURES,), CLASSES)
+
+
+def mlp_model():
+    return mlp((FEATURES,), CLASSES, (WIDTH,))
+
+
 @pytest.fixture(params=MODELS, scope="module")
 def library(request):
     make, names = MODELS[request.param]
@@ -98,6 +106,17 @@ def test_a_module_starts_from_the_key_that_it_is_given(library):
     name = "kernel" if "kernel" in one else "weight"
     np.testing.assert_array_equal(one[name], again[name])
     assert np.any(one[name] != other[name])
+
+
+@pytest.mark.parametrize("make", [*(make for make, _ in MODELS.values()), linear_model, mlp_model])
+def test_parameters_and_gradients_have_the_precision_that_jax_has(make):
+    x = np.ones((2, FEATURES))
+    for enabled, kind in ((False, "float32"), (True, "float64")):
+        with jax.enable_x64(enabled):
+            model = make()
+            params = jax.eval_shape(model.init, jax.random.key(0))
+            slope = jax.eval_shape(jax.grad(lambda w, m=model: jnp.sum(m.apply(w, x))), params)
+        assert {leaf.dtype for leaf in jax.tree.leaves((params, slope))} == {jnp.dtype(kind)}
 
 
 def test_a_module_trains_under_noise_and_keeps_its_head(library):
