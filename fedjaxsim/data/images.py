@@ -97,9 +97,9 @@ def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
             files = [(one.name, file) for one in inside for file in _images(one)]
             found += [(split, client.name, name, file) for name, file in files]
             if not files:
-                raise ValueError(_emptiness(client, has_clients))
+                raise ValueError(_emptiness(client, root, has_clients))
     if not found:
-        raise ValueError(_emptiness(top, has_clients))
+        raise ValueError(_emptiness(top, top, has_clients))
     _warn_of_others(classes)
     return found
 
@@ -119,9 +119,9 @@ def _is_other(file: Path) -> bool:
     return file.suffix.lower() in _OTHERS and not file.name.startswith(".")
 
 
-def _emptiness(folder: Path, has_clients: bool) -> str:
+def _emptiness(folder: Path, root: Path, has_clients: bool) -> str:
     layout = "PATH/client/class/image.png" if has_clients else "PATH/class/image.png"
-    other = "; PATH/class/image.png needs a partition" if has_clients else ""
+    other = f"; {root}/class/image.png needs a partition" if has_clients else ""
     return f"{folder} holds no folders of images: the layout must be {layout}{other}"
 
 

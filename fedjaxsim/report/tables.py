@@ -66,6 +66,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
     ]
     notes = []
     meanings = {f"test_{MAJORITY}": "accuracy of always saying the most frequent label"}
+    meanings["test_failed"] = "clients whose model predicts NaN, which leaves a run without a value"
     meanings |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
     for key, words in meanings.items():
         known: dict[str, list[str]] = {}

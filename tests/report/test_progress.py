@@ -127,9 +127,11 @@ def test_below_the_table_is_what_a_constant_answer_reaches(capsys):
     assert header.split()[:5] == ["run", "accuracy", "p10", "p90", "aAUC"]
     assert last == "accuracy of always saying the most frequent label: 0.935"
     other = row | {"test_majority_accuracy": 0.5, "test_auc_undefined": 19}
+    other |= {"test_accuracy": None, "test_failed": 2}
     print_table([{"run": "a", **row}, {"run": "b", **other}])
-    assert capsys.readouterr().out.splitlines()[-2:] == [
+    assert capsys.readouterr().out.splitlines()[-3:] == [
         "accuracy of always saying the most frequent label: 0.935 (a), 0.5 (b)",
+        "clients whose model predicts NaN, which leaves a run without a value: 2 (b)",
         "clients left out of aAUC: 19 (b)",
     ]
     print_table(
