@@ -57,15 +57,14 @@ class Progress(Callback):
 
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
-        self._begin, self._seconds = int(state.round), 0.0
+        self._begin = int(state.round)
         bar = Bar(self._title, self.run.rounds, after=(COUNT,), quiet=self._quiet)
         self._bar = self.run.closing.enter_context(bar)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Show an evaluation, with the speed so far."""
-        self._seconds += segment.seconds
-        done = segment.round - self._begin
-        speed = done / self._seconds if self._seconds else None
+        done, seconds = segment.round - self._begin, self.run.clock.seconds["rounds"]
+        speed = done / seconds if done else None
         self.show(self.run.records(state, segment), speed)
 
     def show(self, records: Sequence[Record], speed: float | None) -> None:

@@ -23,18 +23,16 @@ _NONE = -1
 
 
 class Records(Callback):
-    """Keep the records of all evaluations, and the time taken.
+    """Keep the records of all evaluations.
 
     Attributes:
       rows: the records (see `Run.records`) of all evaluations.
-      seconds: time of rounds and evaluations since the start, without compilation.
-      compile_seconds: time of compilation.
     """
 
     initial = True
 
     def __init__(self):
-        self.rows, self.seconds, self.compile_seconds = list[Record](), 0.0, 0.0
+        self.rows = list[Record]()
 
     @property
     def memory(self) -> Any:
@@ -49,13 +47,10 @@ class Records(Callback):
         """Forget evaluations after `state`."""
         done = int(state.round)
         self.rows = [row for row in self.rows if 0 < done >= row["round"]]
-        self.seconds = self.compile_seconds = 0.0
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Add an evaluation."""
         self.rows += self.run.records(state, segment)
-        self.seconds += segment.seconds
-        self.compile_seconds += segment.compile_seconds
 
 
 class MetricsFile(Callback):
@@ -68,10 +63,6 @@ class MetricsFile(Callback):
     Args:
       path: the file; its folders are made.
       exact: whether numbers that are not finite are written as they are, not as null.
-
-    Attributes:
-      seconds: time of rounds and evaluations since the start, without compilation.
-      compile_seconds: time of compilation.
     """
 
     initial = True
@@ -80,7 +71,6 @@ class MetricsFile(Callback):
         self._path, self._exact = Path(path), exact
         self._last, self._bad = _NONE, None
         self._later: list[bytes] = []
-        self.seconds = self.compile_seconds = 0.0
 
     @property
     def memory(self) -> Any:
@@ -116,7 +106,6 @@ class MetricsFile(Callback):
         done = int(state.round)
         if done == 0 and self._last > _NONE:
             self._later = []  # another run with this callback
-        self.seconds = self.compile_seconds = 0.0
         if done == 0:
             self._last, self._bad = _NONE, None
         if is_first():
@@ -130,8 +119,6 @@ class MetricsFile(Callback):
         records = self.run.records(state, segment)
         if self._bad is None and not all(_is_finite(row.get("train_loss")) for row in records):
             self._bad = segment.round
-        self.seconds += segment.seconds
-        self.compile_seconds += segment.compile_seconds
         added = lines(records, exact=self._exact)
         before = [line for line in self._later if last_round([line]) <= segment.round]
         self._later = self._later[len(before) :]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjaxsim.factories import flag
+from fedjaxsim.report.progress import doing
 from fedjaxsim.runs.settings import RunConfig
 
 
@@ -56,13 +57,15 @@ def data(
 
     columns = _columns(settings) if what == "show" else None
     try:
-        population = population_of(settings)
+        with doing(f"reading {settings.data}", quiet=settings.quiet):
+            population = population_of(settings)
     except ValueError:
         if columns is not None and not json:  # beside the error, what to do about each column
             print(table_columns.in_words(columns))
         raise
     if what == "convert" and out is not None:
-        save_folder(out, population)
+        with doing(f"writing {out}", quiet=settings.quiet):
+            save_folder(out, population)
 
     def work() -> int:
         found = describe(population) | ({} if columns is None else {"columns": columns})

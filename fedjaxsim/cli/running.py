@@ -20,6 +20,7 @@ from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
+    doing,
     epsilon_text,
     number,
     print_guarantee,
@@ -88,7 +89,7 @@ def prepare_run(
         Logger(log, directory=config.out)  # refuse one that cannot be opened
     begin, earlier = None, []
     if start is None:
-        experiment = prepare(config)
+        experiment = _prepare(config)
         check_own_code(experiment)
         _agree(experiment, out=config.out is not None)
         if experiment.simulation.algorithm.warm_start.required:
@@ -103,7 +104,7 @@ def prepare_run(
         if config.clients_used == "held-out":
             resolved = RunDirectory(start).config().get("resolved", {})
             config = with_delta_of(config, resolved["delta"]) if "delta" in resolved else config
-        experiment = prepare(config)
+        experiment = _prepare(config)
         check_own_code(experiment)
         _agree(experiment, RunDirectory(start), out=config.out is not None)
         begin, earlier = start_from(start, experiment)
@@ -156,7 +157,7 @@ def prepare_resume(
         store.hold(path)
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
     config = read_toml(path / CONFIG)
-    experiment = prepare(config)
+    experiment = _prepare(config)
     _agree(experiment, directory, rounds=rounds)
     facts = about(experiment)
     last = directory.checkpoints(facts).last()
@@ -230,6 +231,11 @@ def prepare_resume(
         )  # fmt: skip
 
     return work
+
+
+def _prepare(config: RunConfig) -> Experiment:
+    with doing(f"reading {config.data} and checking the run", quiet=config.quiet):
+        return prepare(config)
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:

@@ -260,8 +260,9 @@ def _compute(
         rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
         for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
             row["epsilon_replace"] = epsilon
-        times = {"seconds": recorded.seconds, "compile_seconds": recorded.compile_seconds}
-        directory.add(rows, columns, **times)
+        spent = dict(recorded.run.clock.seconds)
+        compiling = spent.pop("compile")
+        directory.add(rows, columns, seconds=sum(spent.values()), compile_seconds=compiling)
 
     _first_alone(add)
 

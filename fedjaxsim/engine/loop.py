@@ -9,8 +9,8 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Adjacency, PrivacySpend, check_delta
 from fedjaxsim.privacy.guarantee import bound, spent
 
+_PHASES = "compile", "rounds", "evaluate", "write"
 _spent = functools.lru_cache(maxsize=1024)(spent)
 """The runs of a sweep often ask for the same ε."""
 
@@ -89,6 +90,7 @@ class RunLoop:
       size: S; None for one run, without an axis of runs.
       plan: the evaluations that one run releases; None for none.
       closing: resources that are closed when the run is over.
+      clock: seconds of each phase so far.
       course: round, training loss and means of test metrics of each segment so far.
     """
 
@@ -102,12 +104,14 @@ class RunLoop:
     closing: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack, init=False
     )
+    clock: "Clock" = dataclasses.field(default_factory=lambda: Clock(), init=False)
     course: list[Record] = dataclasses.field(default_factory=list, init=False)
     _recorded: Segment | None = dataclasses.field(default=None, init=False)
     _records: list[Record] = dataclasses.field(default_factory=list, init=False)
 
     def __post_init__(self):
         check_delta(self.delta)
+        self.evaluate = self.clock.phase("evaluate")(self.evaluate)
 
     def segments(
         self,
@@ -135,7 +139,8 @@ class RunLoop:
         steps = [each.segment if isinstance(each, Callback) else each for each in called]
         history: deque[Segment] = deque(maxlen=keep)
         done = int(state.round)
-        with self.closing, _Compiling() as compiling:
+        seconds = self.clock.seconds
+        with self.closing, self.clock:
             for each in hooked:
                 each.run = self
             goes_on = _all_go_on([each.start(state) for each in hooked])
@@ -145,31 +150,33 @@ class RunLoop:
                 segment = Segment(0, {}, self.evaluate(state, "test"), private=private)
                 initial = [each for each in hooked if each.initial]
                 goes_on = _all_go_on([each.segment(state, segment) for each in initial])
-            begin, compiled = time.perf_counter(), compiling.seconds
             while goes_on and done < self.rounds:
                 length = self.rounds - done
                 if eval_every is not None:
                     length = min(length, eval_every - done % eval_every)
-                state, metrics = self.advance(state, length)
-                # Fewer rounds than asked for where the budget of the state ends.
-                before, done, planned = done, int(state.round), done + length
+                begin, compiled = seconds["rounds"], seconds["compile"]
+                with self.clock.phase("rounds"):
+                    state, metrics = self.advance(state, length)
+                    # Fewer rounds than asked for where the budget of the state ends.
+                    before, done, planned = done, int(state.round), done + length
+                    metrics = {
+                        name: np.asarray(each)[: done - before] for name, each in metrics.items()
+                    }
                 if done == before:
                     break
-                metrics = {
-                    name: np.asarray(each)[: done - before] for name, each in metrics.items()
-                }
                 evaluation = self.evaluate(state, "test")
                 state, private = self._released(state)
-                now, since = time.perf_counter(), compiling.seconds - compiled
-                seconds = max(now - begin - since, 1e-9)
-                begin, compiled = now, compiling.seconds
-                segment = Segment(done, metrics, evaluation, seconds, since, private)
+                spent = seconds["rounds"] - begin, seconds["compile"] - compiled
+                segment = Segment(done, metrics, evaluation, *spent, private)
                 history.append(segment)
                 self.course += _course(segment, alone=not self.course and done == self.rounds)
-                goes_on = _all_go_on([step(state, segment) for step in steps]) and done == planned
+                with self.clock.phase("write"):
+                    answers = [step(state, segment) for step in steps]
+                goes_on = _all_go_on(answers) and done == planned
                 goes_on &= self.plan is None or private is not None
-            for each in hooked:
-                each.end(state)
+            with self.clock.phase("write"):
+                for each in hooked:
+                    each.end(state)
         return state, History(history)
 
     def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
@@ -280,14 +287,26 @@ def _course(segment: Segment, alone: bool) -> list[Record]:
     return [*rows[:-1], rows[-1] | {f"test_{name}": found.mean(name) for name in found.values}]
 
 
-class _Compiling:
-    """Seconds of tracing, lowering and compiling inside a `with` block."""
+class Clock:
+    """Seconds of the phases of a run: a phase inside another counts once, and so does compilation.
 
-    seconds = 0.0
+    Attributes:
+      seconds: of tracing, lowering and compiling, of rounds, evaluations, and what callbacks write.
+    """
 
-    def __enter__(self) -> Self:
+    def __init__(self):
+        self.seconds: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of a block, or of calls of a function."""
+        begin, before = time.perf_counter(), sum(self.seconds.values())
+        yield
+        inside = sum(self.seconds.values()) - before
+        self.seconds[name] += max(time.perf_counter() - begin - inside, 1e-9)
+
+    def __enter__(self) -> None:
         jax.monitoring.register_event_duration_secs_listener(self._listen)
-        return self
 
     def __exit__(self, *_: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._listen)
@@ -295,4 +314,4 @@ class _Compiling:
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         del kwargs
         if event.startswith("/jax/core/compile/"):
-            self.seconds += duration_secs
+            self.seconds["compile"] += duration_secs

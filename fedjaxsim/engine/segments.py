@@ -27,7 +27,7 @@ class Segment:
         algorithm's metrics, and "participants", "overflow", "clipped", "nonfinite",
         "noise_multiplier".
       evaluation: on the test split, after the last round.
-      seconds: time since the segment before, with its callbacks and without compilation.
+      seconds: time of the rounds alone, without compilation.
       compile_seconds: tracing, lowering and compiling since the segment before.
       private: the released evaluation on the validation split, if the run releases any.
     """

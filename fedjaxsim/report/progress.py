@@ -4,6 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -102,6 +103,11 @@ def print_rows(
         table.add_row(*row)
     console = Console()
     Console(width=None if console.is_terminal else 200).print(table)
+
+
+def doing(text: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
+    """Say on a terminal what a block does while it does it."""
+    return Console(stderr=True, quiet=quiet).status(f"{text} …")
 
 
 class Bar:

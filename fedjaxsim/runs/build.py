@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import math
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,14 @@ class Experiment:
       simulation: the engine, with its population.
       hparams: hyperparameters, with z resolved.
       delta: δ of the guarantee.
+      load_seconds: time of reading the data.
     """
 
     config: RunConfig
     simulation: Simulation
     hparams: Hyperparameters
     delta: float
+    load_seconds: float = 0.0
 
     @property
     def title(self) -> str:
@@ -227,9 +230,10 @@ def checked(
     """
     config.validate()
     fill_settings(config, config.records)
-    new = simulation is None
+    new, begin, load_seconds = simulation is None, time.perf_counter(), 0.0
     if simulation is None:
         population = population_of(config) if population is None else population
+        load_seconds = time.perf_counter() - begin
         check_data(config, population)
         simulation = simulation_of(config, population)
     for record in simulation.mechanism.hyperparameters:
@@ -244,7 +248,7 @@ def checked(
     simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if config.audit_canaries is not None:
         simulation = with_canaries(simulation, hparams, config.audit_canaries)
-    experiment = Experiment(config, simulation, hparams, delta)
+    experiment = Experiment(config, simulation, hparams, delta, load_seconds)
     if new:
         with _declared(config):
             _check_start(experiment)

@@ -7,7 +7,7 @@ A run directory holds
     checkpoints/    the whole state after the last round, and before; see `engine/checkpoint.py`
     guarantee.json  adjacency -> view -> accountant -> ε, δ and their assumptions
     summary.json    the last metrics, speed, whether the run was interrupted; written last
-    clients.csv     one line of test metrics per client
+    clients.csv     one line of test metrics per client; clients.parquet of more than a million
     curves.png      loss, quality and ε over rounds
     report.html     all of it for people, if asked for
     tensorboard/    event files, if asked for
@@ -24,13 +24,17 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from fedjaxsim import store
-from fedjaxsim.data.files import read_tables
+from fedjaxsim.data.files import read_tables, reading
+from fedjaxsim.extras import missing
 from fedjaxsim.report.files import (
     Record,
     make_directory,
     parse_json,
     read_json,
+    write_csv,
     write_tables,
 )
 from fedjaxsim.runs.settings_files import CONFIG, kind_of, looking_at
@@ -45,8 +49,11 @@ SUMMARY = "summary.json"
 CURVES = "curves.png"
 PAGE = "report.html"
 CLIENTS = "clients.csv"
+MANY_CLIENTS = "clients.parquet"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
+_MANY = 10**6
+"""Clients above which their table is a Parquet file: text of ten million takes half a minute."""
 _TEXTS = ("algorithm", "data", "model")
 _SUMMARIZED = (
     "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
@@ -80,7 +87,7 @@ class RunDirectory:
         """
         from fedjaxsim.engine.processes import is_first
 
-        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
+        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, MANY_CLIENTS, CHECKPOINTS)
         pictures = [CURVES, PAGE, TENSORBOARD]
         if is_first():
             make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)
@@ -157,8 +164,31 @@ class RunDirectory:
             return []
         return [str(each) for each in self.report().guarantees if each.unit == "example"]
 
+    def write_clients(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Write the table of clients; numbers that are not finite stay empty."""
+        if len(columns["name"]) <= _MANY or missing("tables"):
+            write_csv(self.path / CLIENTS, columns)
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        empty = {
+            name: ~np.isfinite(each) if each.dtype.kind == "f" else None
+            for name, each in columns.items()
+        }
+        table = pa.table({name: pa.array(each, mask=empty[name]) for name, each in columns.items()})
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd")
+        store.write(self.path / MANY_CLIENTS, sink.getvalue())
+
     def clients(self) -> list[dict[str, str]]:
         """Read the table of clients, a row each, by the names of its columns."""
+        if (self.path / MANY_CLIENTS).is_file():
+            import pyarrow.parquet as pq
+
+            with reading("Parquet file"):
+                table = pq.read_table(self.path / MANY_CLIENTS).to_pylist()
+            return [{k: "" if v is None else str(v) for k, v in row.items()} for row in table]
         text = self.read(CLIENTS).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=""))
         for row in rows:

@@ -17,6 +17,7 @@ from fedjaxsim.callbacks import Cadence
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning, diverging_from
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.loop import Clock
 from fedjaxsim.engine.own_code import own_modules
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Segment
@@ -26,11 +27,10 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Adjacency, Entry
 from fedjaxsim.privacy.guarantee import Report, spent
 from fedjaxsim.privacy.guarantee import report as guarantees_of
-from fedjaxsim.report.files import Record, strict, write_csv, write_json
-from fedjaxsim.report.progress import number
+from fedjaxsim.report.files import Record, strict, write_json
+from fedjaxsim.report.progress import doing, number
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import (
-    CLIENTS,
     CURVES,
     GUARANTEE,
     METRICS,
@@ -116,7 +116,7 @@ def execute(
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
     history: Sequence[Segment] = ()
-    first = int(state.round)
+    first, clock = int(state.round), Clock()
     if first < rounds:
         with warnings.catch_warnings(action="ignore", category=DivergingWarning):
             state, history = simulation.run(
@@ -129,6 +129,7 @@ def execute(
                 keep=1,
                 evaluate_privately=experiment.evaluations,
             )
+        clock = recorded.run.clock
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     report = _guarantee(experiment, state, rounds, 0 if file is None else file.released)
@@ -164,22 +165,26 @@ def execute(
         **audited,
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
-        "rounds_per_second": (done - first) / max(recorded.seconds, 1e-9),
-        "compile_seconds": recorded.compile_seconds,
+        "rounds_per_second": (done - first) / max(clock.seconds["rounds"], 1e-9),
+        "load_seconds": experiment.load_seconds,
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
         "device_peak_bytes": device_peak_bytes(simulation.devices or jax.devices()[:1]),
     }
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
-    if directory is not None and is_first():
-        write_csv(directory.path / CLIENTS, _clients(simulation.population, evaluation, report))
-        write_json(directory.path / GUARANTEE, report.to_json())
-        if missing("plots") is None:
-            from fedjaxsim.report import plots
+    files = directory if is_first() else None
+    with clock.phase("write"), doing("writing results", quiet=quiet or files is None):
+        if files is not None:
+            files.write_clients(_clients(simulation.population, evaluation, report))
+            write_json(files.path / GUARANTEE, report.to_json())
+            if missing("plots") is None:
+                from fedjaxsim.report import plots
 
-            figure = plots.run_figure(strict(rows), _figure_title(experiment))
-            plots.save(figure, directory.path / CURVES)
-        write_json(directory.path / SUMMARY, summary)  # after all other files
+                figure = plots.run_figure(strict(rows), _figure_title(experiment))
+                plots.save(figure, files.path / CURVES)
+    summary |= {f"{phase}_seconds": value for phase, value in clock.seconds.items()}
+    if files is not None:
+        write_json(files.path / SUMMARY, summary)  # after all other files
     return Executed(strict(summary), report, state, audit)
 
 
