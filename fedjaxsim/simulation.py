@@ -83,8 +83,11 @@ class Simulation:
       devices: JAX devices over which the clients are divided; by default the first one. A CPU has
         one for each core after `fjs.use_all_cores()`.
       streamed: whether a device holds the rows and states of one cohort; see `engine/stream.py`.
+      unchecked: whether functions may call back to Python, such as `jax.debug.print`, to be
+        debugged. Then no ε is reported for any round.
 
     Attributes:
+      accounts: the scheme and the event of each account that rounds are charged to.
       task: the algorithm's task.
       sampler: the sampler of cohorts of this population's clients.
       records: the hyperparameters that the parts declare, by name.
@@ -109,6 +112,7 @@ class Simulation:
     chunk_map: ChunkMap | None = None
     devices: Sequence[Any] | None = None
     streamed: bool = False
+    unchecked: bool = False
 
     def __post_init__(self):
         algorithm, mechanism = self.algorithm, self.mechanism
@@ -152,7 +156,9 @@ class Simulation:
             self.chunk_map,
         )
         self._lawful: set[str] = set()
-        self._accounts = accounts.accounts_of(algorithm, mechanism, self.sampler, self.examples)
+        self.accounts = accounts.accounts_of(
+            algorithm, mechanism, self.sampler, self.examples, unchecked=self.unchecked
+        )
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
             accounts.with_views(with_rate(algorithm, self.sampler), self.examples),
@@ -162,7 +168,8 @@ class Simulation:
             self.minibatches,
             self.layout,
             AllClients(m),
-            accounts.no_charges(self._accounts, self.ledger_entries, self.population.preparations),
+            self.accounts,
+            accounts.no_charges(self.accounts, self.ledger_entries, self.population.preparations),
             examples=self.examples,
         )
         if self.streamed:
@@ -309,7 +316,7 @@ class Simulation:
             rounds=rounds,
             sampling_rate=float(self.sampler.rate(self.check(hparams))),
             scheme=self.sampler.scheme,
-            event=self.mechanism.event,
+            event=self.accounts[0][1],
             accountant=self.accountant,
             before=self.prepared,
         )
@@ -437,7 +444,11 @@ class Simulation:
                 raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
             earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
             begin = functools.partial(
-                stages.first_states, self.algorithm, self.population, earlier.algorithm
+                stages.first_states,
+                self.algorithm,
+                self.population,
+                earlier.algorithm,
+                unchecked=self.unchecked,
             )
             shared, personal = jax.jit(begin)(key, hparams, state, earlier_hparams)
         fresh = self.compiled.init(key, hparams)
@@ -752,10 +763,10 @@ class Simulation:
     def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
         """Return a state of any simulation with accounts, and assumptions, of this one."""
         require_state(state)
-        accounts.require_protection(state.privacy, self._accounts)
+        accounts.require_protection(state.privacy, self.accounts)
         privacy = ledger.with_public(state.privacy, self.public)
         privacy = ledger.with_preparations(privacy, self.population.preparations)
-        for scheme, event in self._accounts:
+        for scheme, event in self.accounts:
             privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
         return dataclasses.replace(state, privacy=privacy)
 
@@ -764,7 +775,7 @@ class Simulation:
     ) -> SimulationState:
         """Return the state with ledger entries for `rounds` more rounds."""
         state, done = self.with_account(state), int(state.round)
-        scheme, event = self._accounts[0]
+        scheme, event = self.accounts[0]
         if not event.releases:
             return state
         z = np.asarray(hparams.get("noise_multiplier", 0.0))
@@ -781,7 +792,7 @@ class Simulation:
         self, hparams: Hyperparameters, begin: int = 0, end: int | None = None
     ) -> PrivacySpend:
         """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule."""
-        scheme, event = self._accounts[0]
+        scheme, event = self.accounts[0]
         hparams = hparams.as_arrays()
         noise = np.asarray(hparams.get("noise_multiplier", 0.0))
         end = (len(noise) if noise.ndim else begin + 1) if end is None else end
@@ -895,7 +906,9 @@ class Simulation:
         leaves = jax.tree.leaves((hparams, rows.fields))
         kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if kind not in self._traced:  # shared with simulations of other data
-            self._traced[kind] = trace_round(self.program, rows, key, hparams)
+            self._traced[kind] = trace_round(
+                self.program, rows, key, hparams, pure=not self.unchecked
+            )
         message, captured = self._traced[kind]
         if kind not in self._checked:
             check_captured(captured, self.population.fields)

@@ -117,7 +117,7 @@ def with_neighbours(
         if not isinstance(params, Neighbours):
             return model.apply(params, x)
         logits, found = model.apply(params.params, x), represent(params.params, x)
-        squares = jnp.sum(jnp.square(found[:, None] - params.keys), axis=-1)
+        squares = jnp.sum(jnp.square(found[:, None] - params.keys[None]), axis=-1)
         squares = jnp.where(params.labels >= 0, squares, jnp.inf)
         nearest, index = jax.lax.top_k(-squares, neighbours)
         present = jnp.isfinite(nearest)

@@ -92,7 +92,7 @@ def scaffold(
         y = data.fold(step, x)
         update = jax.tree.map(jnp.subtract, y, x)
         # A client whose minibatches are consumed keeps d_i and sends 0.
-        new = moved(d_i, steps > 0, jax.tree.map(jnp.subtract, update, d))
+        new = moved(d_i, jnp.where(steps > 0, 1.0, 0.0), jax.tree.map(jnp.subtract, update, d))
         if message == "steps":
             update = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), new)
         return new, update, {}

@@ -75,7 +75,7 @@ def _spectral(gram: jax.Array, threshold: jax.Array) -> jax.Array:
 
 
 def _matrix(vectors: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.matmul(vectors * values, vectors.T, precision=_HIGHEST)
+    return jnp.matmul(vectors * values[None], vectors.T, precision=_HIGHEST)
 
 
 @_spectral.defjvp

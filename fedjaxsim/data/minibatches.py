@@ -259,7 +259,7 @@ class ClientData:
             both = view._fold(counted, both)
         carry, total = both
         if noted and here:
-            self._set(_loss=total / jnp.maximum(times * view.num_steps(), 1))
+            self._set(_loss=total / jnp.maximum(times * view.num_steps(), 1).astype(total.dtype))
         return carry
 
     def _with_epochs(self, epochs: int | None) -> "tuple[ClientData, int]":

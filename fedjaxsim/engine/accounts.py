@@ -17,7 +17,14 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.calibration import equal_example_noise
-from fedjaxsim.privacy.events import EXAMPLE, Examples, PrivacyEvent, SamplingScheme, Silos
+from fedjaxsim.privacy.events import (
+    EXAMPLE,
+    Examples,
+    PrivacyEvent,
+    SamplingScheme,
+    Silos,
+    Unchecked,
+)
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
@@ -31,16 +38,18 @@ def accounts_of(
     mechanism: Mechanism,
     sampler: Sampler,
     examples: PrivacyEvent | None = None,
+    *,
+    unchecked: bool = False,
 ) -> tuple[Account, ...]:
     """Return the scheme and the event of each account that a run is charged to.
 
     The first is that of clients; `examples` is the event of a task that protects examples.
     """
-    m = sampler.scheme.clients
+    m, release = sampler.scheme.clients, Unchecked() if unchecked else mechanism.event
     event = EXAMPLE if algorithm.example_epsilon is not None else examples
     if event is None:
-        return ((sampler.scheme, mechanism.event),)
-    own = dataclasses.replace(mechanism.event, of_protected=True)
+        return ((sampler.scheme, release),)
+    own = dataclasses.replace(release, of_protected=not unchecked)
     # Whoever sees a client's message knows that it took part.
     return (sampler.scheme, own), (SamplingScheme("full", m, m), event)
 

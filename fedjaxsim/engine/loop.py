@@ -25,6 +25,7 @@ from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.events import Adjacency, PrivacySpend, check_delta
 from fedjaxsim.privacy.guarantee import bound, spent
 
@@ -236,7 +237,12 @@ class RunLoop:
         """Return an upper bound on each run's `epsilon` for zero-out, by RDP in milliseconds."""
         limit = state.privacy.limit
         most = math.inf if limit is None or self.delta < limit.delta else limit.epsilon
-        return [min(most, bound(charges, self.delta)) for charges in self._charges(state)]
+
+        def of_run(charges):
+            found = bound(charges, self.delta)
+            return found if any(map(no_guarantee, charges)) else min(most, found)
+
+        return list(map(of_run, self._charges(state)))
 
     def _charges(self, state: SimulationState) -> list[tuple[PrivacySpend, ...]]:
         """Return the charges of each run."""

@@ -16,7 +16,7 @@ from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.accounts import accounts_of, charged, costs_of
+from fedjaxsim.engine.accounts import Account, charged, costs_of
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
@@ -115,7 +115,8 @@ class Program:
       minibatches: of the local steps.
       layout: choices for speed.
       partition: the clients whose states this program holds.
-      no_charges: `() -> tuple`, the empty accounts; see `engine/accounts.py`.
+      accounts: the scheme and the event of each account; see `engine/accounts.py`.
+      no_charges: `() -> tuple`, the empty accounts.
       charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
       runs: the runs of a batched program; None for a single run.
       examples: the event of a round of clients that protect examples in gradients; else None.
@@ -128,6 +129,7 @@ class Program:
     minibatches: Minibatches
     layout: Layout
     partition: AllClients
+    accounts: tuple[Account, ...]
     no_charges: Callable[[], tuple[Charges, ...]]
     charge: Callable[..., Charges] = ledger.charge
     runs: Runs | None = None
@@ -311,7 +313,9 @@ class Program:
             consumed=worked.store.consumed,
         )
         participants = jnp.sum(drawn.cohort.mask, dtype=jnp.int32)
-        means = jax.tree.map(lambda total: total / participants, worked.metrics)
+        means = jax.tree.map(
+            lambda total: total / participants.astype(jnp.result_type(float)), worked.metrics
+        )
         return after, means | {
             "participants": participants,
             "overflow": drawn.cohort.overflow,
@@ -336,11 +340,10 @@ class Program:
         noise_multiplier: jax.Array,
     ) -> Ledger:
         """Return the ledger after the round."""
-        if not self.mechanism.event.releases and self.examples is None:
+        if not any(event.releases for _, event in self.accounts):
             return state.privacy
         costs = costs_of(self.algorithm, self.examples, hparams, (noise_multiplier, drawn.rate))
-        accounts = accounts_of(self.algorithm, self.mechanism, self.sampling, self.examples)
-        privacy = charged(state.privacy, accounts, self.charge, costs, state.round)
+        privacy = charged(state.privacy, self.accounts, self.charge, costs, state.round)
         return ledger.drew(privacy, state.key, state.round)
 
     def _broadcast(

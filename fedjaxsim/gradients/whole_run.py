@@ -143,7 +143,7 @@ def epsilon_by_sampling_rate(
       ValueError: if ε does not depend on p (sampling is not Poisson, p is 1, or nothing private is
         released), or the run could not be done.
     """
-    scheme, event = simulation.sampler.scheme, simulation.mechanism.event
+    scheme, event = simulation.accounts[0]
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, rounds, None)
     rate = float(np.asarray(hparams.get("sampling_rate", 1.0)))
@@ -176,7 +176,7 @@ def _check(
 ) -> None:
     """Check that the run can be done, as far as values of hyperparameters are known."""
     if epsilon is not None:
-        scheme, event = simulation.sampler.scheme, simulation.mechanism.event
+        scheme, event = simulation.accounts[0]
         if scheme.kind not in ("poisson", "full") or event.kind != "gaussian":
             raise ValueError(
                 "z(ε) is known for Gaussian noise with Poisson sampling or full participation, got "

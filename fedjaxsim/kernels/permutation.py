@@ -46,7 +46,7 @@ def by_ranks(key: jax.Array, position: jax.Array, count: jax.Array, most: int) -
         h = _mixed(element.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) ^ words[0])
         return _mixed(h + words[1])
 
-    other = jnp.arange(most, dtype=jnp.int32)
+    other = jnp.arange(most, dtype=jnp.int32)[None]
     mine, others = number(position)[:, None], number(other)
     before = (others < mine) | ((others == mine) & (other < position[:, None]))
     return jnp.sum(before & (other < count), axis=1, dtype=jnp.int32)

@@ -192,7 +192,7 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
 
     def apply(params, x):
         outputs = jax.lax.dot_general(params["kernel"], features(x), (((1,), (1,)), ((), ()))).T
-        return outputs + params["bias"] if bias else outputs
+        return outputs + params["bias"][None] if bias else outputs
 
     def shifted(params, x, shifts):
         return apply(params, x) + shifts[0], [features(x)]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import Prepared, PrivacySpend
+from fedjaxsim.privacy.events import Prepared, PrivacySpend, Unchecked
 
 TRUSTED_SERVER = (
     "A trusted server clips, sums and noises; clients see only what it publishes and their own."
@@ -138,6 +138,8 @@ def _of_sampling(charged: PrivacySpend) -> str:
 def no_guarantee(charged: PrivacySpend) -> str:
     """Return why no ε exists for rounds of one kind, or an empty string."""
     noise = [entry.noise_multiplier for entry in charged.entries]
+    if isinstance(charged.event, Unchecked):
+        return "functions were not checked (unchecked=True), so clients may leave rows anywhere"
     if charged.redrawn:
         return (
             "the state drew a round's random numbers twice or from a foreign key, so its noise may "

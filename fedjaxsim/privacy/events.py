@@ -305,6 +305,13 @@ class Unprotected(PrivacyEvent):
 
 
 @dataclasses.dataclass(frozen=True)
+class Unchecked(PrivacyEvent):
+    """Rounds of functions that were not checked, for debugging: no ε holds for anybody."""
+
+    kind = "unchecked"
+
+
+@dataclasses.dataclass(frozen=True)
 class Silos:
     """Poisson minibatches of clients whose gradients carry noise that protects examples.
 

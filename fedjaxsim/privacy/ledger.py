@@ -28,6 +28,7 @@ from fedjaxsim.privacy.events import (
     PrivacyLimit,
     PrivacySpend,
     SamplingScheme,
+    Unchecked,
     in_order,
 )
 
@@ -119,7 +120,7 @@ def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Char
         noise_multiplier=jnp.zeros(places),
         sampling_rate=jnp.zeros(places),
         rounds=jnp.zeros(places, jnp.int32),
-        overflowed=jnp.zeros((), bool),
+        overflowed=jnp.full((), isinstance(event, Unchecked)),  # no ε from the start
         next_round=jnp.zeros((), jnp.int32) if in_order(scheme, event) else None,
     )
 

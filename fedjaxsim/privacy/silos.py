@@ -28,8 +28,8 @@ from fedjaxsim.privacy.events import (
 
 def round_up(value: float) -> float:
     """Round ε or δ up to five significant digits."""
-    if value == 0:
-        return 0.0
+    if value == 0 or math.isinf(value):
+        return value
     unit = 10.0 ** (math.floor(math.log10(value)) - 4)
     return math.ceil(value / unit) * unit
 

@@ -48,7 +48,8 @@ def balanced_accuracy(
 
     def add(carry, params, batch):
         rows, hits, failed = carry
-        of_class = label(batch)[:, None] == jnp.arange(num_classes)
+        labels = label(batch)[:, None]
+        of_class = labels == jnp.arange(num_classes, dtype=labels.dtype)[None]
         of_class &= batch.weight[:, None] > 0
         right = correct(params, batch)
         hit = of_class & (right == 1)[:, None]
@@ -61,7 +62,7 @@ def balanced_accuracy(
     def value(carry):
         rows, hits, failed = carry
         recall = hits / jnp.maximum(rows, 1)  # 0 for a class that does not occur
-        return jnp.where(failed, jnp.nan, jnp.sum(recall) / jnp.sum(rows > 0))
+        return jnp.where(failed, jnp.nan, jnp.sum(recall) / jnp.sum(rows > 0, dtype=recall.dtype))
 
     return StreamingMetric(start, add, value)
 

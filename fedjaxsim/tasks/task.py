@@ -371,7 +371,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
       labels: (...) integers in [0, c).
     """
     shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    chosen = labels[..., None] == jnp.arange(logits.shape[-1])
+    classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    chosen = labels[..., None] == classes
     sizes = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))
     return sizes - jnp.sum(jnp.where(chosen, shifted, 0), axis=-1)
 
