@@ -16,6 +16,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
+from fedjaxsim.report import plots
 
 os.environ["FEDJAXSIM_COMPILATION_CACHE"] = "off"
 # Of 3 s that a process needs to import the package, 2 s read its text where bytecode is not kept.
@@ -25,6 +26,8 @@ _FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_c
 """XLA's newer generator of code for fused operations takes longer than all the rest of a test, and
 parts to compile in parallel more than the whole. Only JAX 0.10 has the older one."""
 _UNROLLED = threefry.words
+_DRAWN = plots.content
+_BLANK = plots.content(plots.picture("", 0.1, 0.1))
 
 
 def _compile_quickly() -> None:
@@ -60,6 +63,8 @@ def _hash_in_a_loop(key, x, y):
 
 _compile_quickly()
 threefry.words = _hash_in_a_loop
+# Of the time of a command, a tenth draws its pictures; of a sweep, most.
+plots.content = lambda figure, kind="png": _BLANK
 # Tracing makes many small objects that live: Python's collector would go through them again and
 # again, for a sixth of a test's time.
 gc.set_threshold(200_000, 20, 50)
@@ -82,6 +87,14 @@ def unrolled():
     threefry.words = _UNROLLED
     yield
     threefry.words = _hash_in_a_loop
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """For tests that are about pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "content", _DRAWN)
+        yield
 
 
 @pytest.fixture(scope="module")

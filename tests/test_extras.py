@@ -190,6 +190,7 @@ def test_what_draws_nothing_does_not_miss_pictures(bare, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.thorough
 def test_a_sweep_goes_on_without_pictures_and_says_so_first(tmp_path, monkeypatch, capsys):
     (tmp_path / "sweep.toml").write_text(SWEEP)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

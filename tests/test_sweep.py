@@ -261,7 +261,7 @@ def test_devices_that_settings_leave_idle_divide_the_clients():
 @pytest.mark.parametrize(
     ("name", "rate"),
     [
-        ("pmtl", 0.6),
+        pytest.param("pmtl", 0.6, marks=THOROUGH),
         pytest.param("mpmtl", 1.0, marks=THOROUGH),
         pytest.param("ppsgd", 0.6, marks=THOROUGH),
     ],

@@ -59,14 +59,14 @@ def product_of_two():
         # η = 1/2, y = 3 and 5. From (1, 1) the residuals are −2 and −4: (a, b) = (2, 2) and (3, 3).
         pytest.param("together", 1, None, np.inf, (2 + 3) / 2, [2, 3], marks=THOROUGH),
         # Then they are 1 and 4: a − 1/2·1·2 = 1, and 3 − 1/2·4·3 = −3; b is a.
-        ("together", 2, None, np.inf, (1 - 3) / 2, [1, -3]),
+        pytest.param("together", 2, None, np.inf, (1 - 3) / 2, [1, -3], marks=THOROUGH),
         # The copies moved by 0 and −4, of which −1 is left.
         ("together", 2, None, 1.0, 1 + (0 - 1) / 2, [1, -3]),
         # b first, with a = 1: 2 and 3. The residuals are −1 and −2: a = 1 + 1/2·1·2, 1 + 1/2·2·3.
         pytest.param("head-first", 1, None, np.inf, (2 + 4) / 2, [2, 3], marks=THOROUGH),
         # b halves its distance to y twice: 2.5 and 4. Then a, with residuals −1/2 and 17/16 of the
         # first client and −1 and 7 of the second: 1, 13/8, 19/64 and 1, 3, −11.
-        ("head-first", 2, None, np.inf, (19 / 64 - 11) / 2, [2.5, 4]),
+        pytest.param("head-first", 2, None, np.inf, (19 / 64 - 11) / 2, [2.5, 4], marks=THOROUGH),
         # τ = 2 and one epoch of the trunk.
         ("head-first", 1, 2, np.inf, (13 / 8 + 3) / 2, [2.5, 4]),
     ],

@@ -139,7 +139,7 @@ def program_of(steps):
     [
         pytest.param(DIVERSE, 1, 0.0, marks=pytest.mark.thorough),
         pytest.param(THEOREM, 1, 0.3, marks=pytest.mark.thorough),
-        (THEOREM, 1, 0.0),
+        pytest.param(THEOREM, 1, 0.0, marks=pytest.mark.thorough),
         pytest.param(THEOREM, 2, 0.3, marks=pytest.mark.thorough),
     ],
 )

@@ -200,6 +200,7 @@ def test_the_decomposed_model_is_algorithm_4_written_in_numpy():
     assert np.any(old_q == 0)
 
 
+@pytest.mark.thorough
 def test_as_noise_grows_the_models_are_those_of_each_client_alone():
     # Proposition 1: M → I, and what is left is gradient descent with the same η, T and ridge.
     values = PLAIN | {"lam": 0.5, "ridge": 0.05, "clip": 4.0}

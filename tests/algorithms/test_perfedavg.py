@@ -18,7 +18,9 @@ def gradient(design, targets, w):
     return design.T @ (design @ w - targets) / len(targets)
 
 
-@pytest.mark.parametrize("derivative", ["first-order", "hessian"])
+@pytest.mark.parametrize(
+    "derivative", [pytest.param("first-order", marks=pytest.mark.thorough), "hessian"]
+)
 def test_local_steps_are_those_of_algorithm_1_in_numpy(derivative: Derivative):
     with jax.enable_x64(True):
         population, task = least_squares([5])

@@ -57,6 +57,7 @@ def test_pmtl_center_is_the_mean_of_the_models_over_p():
             assert np.std(coefficients(state.personal), axis=0).max() > 0.01
 
 
+@pytest.mark.thorough
 def test_pmtl_center_never_forgets_noise():
     # w̃ − mean of w_k = the sum of all noise so far: Algorithm 1 sends w − w_k, which does not
     # depend on where w̃ has drifted, so nothing pulls w̃ back. (With everyone and no clip binding.)
@@ -101,7 +102,7 @@ def test_the_offset_forgets_all_but_the_last_noise():
         )
 
 
-@pytest.mark.parametrize("message", ["update", "offset"])
+@pytest.mark.parametrize("message", [pytest.param("update", marks=pytest.mark.thorough), "offset"])
 def test_both_messages_of_pmtl_are_their_formulas_worked_by_hand(message):
     # One weight and one row per client, (x, y) = (1, 2) and (1, 6), E = 1, η = 1/2, λ = 1: a step
     # takes w to w − (w − y)/2 − (w − w̃)/2 = (y + w̃)/2, wherever it was. p·m = 1, and C = 1.

@@ -161,6 +161,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.thorough
 def test_at_level_0_nothing_of_the_others_reaches_a_client():
     with jax.enable_x64(True):
         sim = simulation("poisson", "average", averaged=True)

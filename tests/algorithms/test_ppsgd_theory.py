@@ -101,6 +101,7 @@ def check_bound(sim, alpha, smoothness, variance, z, weights, rate):
 LEVELS = [(0.05, 0.3), (1 / N, 0.0), (1 / N, 0.3), (2.0, 0.0), (2.0, 0.3)]
 
 
+@pytest.mark.thorough
 def test_theorem_4_5():
     with jax.enable_x64(True):
         algorithm = ppsgd(TASK, parametrization="paper", averaged=True)

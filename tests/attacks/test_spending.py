@@ -1,9 +1,11 @@
 """An attack on evaluations that are released: one that nothing charges."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
+import pytest
 
 from fedjaxsim.cli import main
 
@@ -14,8 +16,18 @@ RUN = (
 )
 
 
-def test_a_run_killed_after_its_last_evaluation_is_extended_when_that_is_charged(refused, tmp_path):
-    assert main(RUN.split()) == 0
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A run that each test copies."""
+    folder = tmp_path_factory.mktemp("ended") / "run"
+    assert main([*RUN.split()[:-1], str(folder)]) == 0
+    return folder
+
+
+def test_a_run_killed_after_its_last_evaluation_is_extended_when_that_is_charged(
+    ended, refused, tmp_path
+):
+    shutil.copytree(ended, "run")
     released = json.loads((tmp_path / "run" / "guarantee.json").read_text())
     for name in ("checkpoints/3.state", "summary.json", "guarantee.json"):
         (tmp_path / "run" / name).unlink()
@@ -25,10 +37,10 @@ def test_a_run_killed_after_its_last_evaluation_is_extended_when_that_is_charged
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_with_its_settings_alone(
-    refused, tmp_path
+    ended, refused, tmp_path
 ):
     """Other messages under the noise of what was released would be subtracted."""
-    assert main(RUN.split()) == 0
+    shutil.copytree(ended, "run")
     for path in [*(tmp_path / "run" / "checkpoints").iterdir(), tmp_path / "run" / "summary.json"]:
         path.unlink()
     config = tmp_path / "run" / "config.toml"

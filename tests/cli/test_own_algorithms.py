@@ -52,6 +52,7 @@ def test_flags_a_file_and_python_are_one_run(own, mine):
     assert settings_of("run.toml", *flags(changed)) == expected.replace(**changed)
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_its_settings(mine):
     (mine / "run.toml").write_text(toml(SMALL, PFEDME))
     assert main(["run", "run.toml", "--quiet", "--out", "one"]) == 0
@@ -85,6 +86,7 @@ def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine, steps):
     assert len({row["test_loss"] for row in last}) == len(last)
 
 
+@pytest.mark.thorough
 def test_tune_takes_a_hyperparameter_of_ones_own(mine):
     small = ["--seeds", "2", "--steps", "3", "--quiet", "--out", "tuned"]
     command = ["tune", *flags(SMALL, PFEDME), "--wrt", "inner-learning-rate", *small]

@@ -31,7 +31,7 @@ def refuse(constant: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(tmp_path_factory, drawn) -> Path:
     """A private PMTL run and a local one of the same population."""
     folder = tmp_path_factory.mktemp("runs")
     private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", f"{folder}/pmtl"]

@@ -249,12 +249,13 @@ validation-fraction = 0.2
 rounds = 4
 eval-every = 2
 local-steps = 2
-algorithm = "local"
+algorithm = "pmtl"
+noise-multiplier = 0
 [search]
 seeds = [1000]
 learning-rate = [1e-9, 0.5, 1e30]
 [sweep]
-schedule = ["constant", "cosine"]
+lam = [0.1, 1.0]
 seed = [0, 1]
 """
 
@@ -267,15 +268,15 @@ def test_a_search_chooses_on_validation_rows_of_other_seeds(tmp_path, capsys):
     chosen = {}
     for row in tried:
         if not row["failed"]:
-            best = chosen.setdefault(row["schedule"], row)
+            best = chosen.setdefault(row["lam"], row)
             if row["validation_accuracy"] > best["validation_accuracy"]:
-                chosen[row["schedule"]] = row
+                chosen[row["lam"]] = row
     rows = [row for row in table(tmp_path) if row["round"] == 4]
-    assert {(row["schedule"], row["seed"]) for row in rows} == {
-        (name, seed) for name in ("constant", "cosine") for seed in (0, 1)
+    assert {(row["lam"], row["seed"]) for row in rows} == {
+        (lam, seed) for lam in (0.1, 1.0) for seed in (0, 1)
     }
     for row in rows:
-        assert row["learning_rate"] == chosen[row["schedule"]]["learning_rate"] > 1e-9
+        assert row["learning_rate"] == chosen[row["lam"]]["learning_rate"] > 1e-9
     clients = pq.read_table(tmp_path / "out" / "clients.parquet").to_pylist()
     for row in rows:
         own = [each["test_accuracy"] for each in clients if each["run"] == row["run"]]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from problems import every_system, least_squares, numbers, read_by, simulation_of
+from problems import least_squares, numbers, read_by, simulation_of
 from scipy.stats import norm
 
 import fedjaxsim as fjs
@@ -259,8 +259,11 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("name", every_system("pmtl"))
-def test_placements_agree_of_every_system(name):
+@pytest.mark.parametrize(
+    "name",
+    ["pmtl", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("scaffold", "mpmtl"))],
+)
+def test_placements_agree(name):
     """Messages are sparse, too; all placements but devices are of one system."""
     flaky = intermittent(dropout=0.3, least_work=0.2, period=3, window=2)
     kind = None if SYSTEMS[name].mechanism == "no-release" else top_k(kept=0.5)

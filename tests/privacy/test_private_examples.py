@@ -369,6 +369,8 @@ COUNTS = {
     "fedbn": 1,
 }  # fmt: skip
 """The gradients of a minibatch that each system takes; the others are refused."""
+QUICK = {"ditto", "pfedme"}
+"""Protected systems that `make test` runs."""
 
 
 @functools.cache
@@ -383,7 +385,13 @@ def network():
     return fjs.data.Population.from_clients(rows), fjs.tasks.softmax(model, 3)
 
 
-@pytest.mark.parametrize("name", sorted(SYSTEMS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] if name in COUNTS.keys() - QUICK else [])
+        for name in sorted(SYSTEMS)
+    ],
+)
 def test_every_system_is_protected_or_refused(name):
     """By law: gradients at run time, counted as their noise is drawn, are those charged."""
     system = SYSTEMS[name]

@@ -12,6 +12,8 @@ from fedjaxsim.report.plots import COLOURS, colours_of, marked_points, save
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.results import Run, systems, without_seed
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def run(algorithm, *, seed=0, epsilon: float | None = 2.0, data="digits", **settings):
     config = {"algorithm": algorithm, "seed": seed, "data": data, **settings}

@@ -14,6 +14,7 @@ from fedjaxsim.report.results import Run, envelope, last
 from fedjaxsim.runs.default_figures import default_figures
 from fedjaxsim.runs.sweep_runs import resolve_sweep
 
+pytestmark = pytest.mark.usefixtures("drawn")
 LEVELS = (0.0, 1.0, math.inf)
 RATES = (0.1, 0.3)
 ROUNDS = (0, 5, 10)

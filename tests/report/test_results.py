@@ -29,6 +29,7 @@ from fedjaxsim.report.results import (
     without_seed,
 )
 
+pytestmark = pytest.mark.usefixtures("drawn")
 ACCURACIES = {"pmtl": [0.5, 0.6, 0.8], "fedavg": [0.4, 0.5, 0.5], "local": [0.45, 0.65, 0.7]}
 EPSILON = {"pmtl": 2.0, "fedavg": 2.0, "local": None}
 

@@ -13,6 +13,7 @@ from fedjaxsim.report.results import estimate
 from fedjaxsim.runs.sweep_page import read_runs
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
 
+pytestmark = pytest.mark.usefixtures("drawn")
 ROOT = Path(__file__).parents[2]
 
 

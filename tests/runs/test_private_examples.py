@@ -14,9 +14,15 @@ SMALL = (
 )
 
 
-def test_each_client_has_its_epsilon(tmp_path, capsys):
+def test_each_client_has_its_epsilon_with_code_of_ones_own_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "mended.py").write_text(
+        "import fedjaxsim as fjs\nfrom fedjaxsim.hyperparameters import declared_by\n"
+        "@fjs.reads(*declared_by(fjs.fedavg))\ndef own(task):\n    return fjs.fedavg(task)\n"
+    )
     out = tmp_path / "out"
-    main([*SMALL.split(), "--algorithm", "fedavg", "--example-epsilon", "3", "--out", str(out)])
+    flags = ["--algorithm", "mended:own", "--example-epsilon", "3", "--out", str(out)]
+    assert main([*SMALL.split(), *flags]) == 0
     printed = capsys.readouterr().out
     assert "one client, no guarantee: no noise was added; one example, zero_out: ε of" in printed
     assert "; replace: ε of clients" in printed
@@ -26,19 +32,6 @@ def test_each_client_has_its_epsilon(tmp_path, capsys):
     found = json.loads((out / "guarantee.json").read_text())["example"]["clients"]["zero_out"]
     assert found["max"] == pytest.approx(max(float(row["example_epsilon"]) for row in rows))
     assert 2.9 < found["min"] <= found["max"] <= 3
-
-
-def test_code_of_ones_own_is_checked_with_its_examples_protected(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    (tmp_path / "mended.py").write_text(
-        "import fedjaxsim as fjs\nfrom fedjaxsim.hyperparameters import declared_by\n"
-        "@fjs.reads(*declared_by(fjs.fedavg))\ndef own(task):\n    return fjs.fedavg(task)\n"
-    )
-    out = tmp_path / "out"
-    flags = ["--algorithm", "mended:own", "--example-epsilon", "3", "--quiet", "--out", str(out)]
-    assert main([*SMALL.split(), *flags]) == 0
-    found = json.loads((out / "guarantee.json").read_text())["example"]["clients"]["zero_out"]
-    assert 2.9 < found["max"] <= 3
 
 
 @pytest.mark.parametrize(

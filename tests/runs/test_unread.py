@@ -187,13 +187,12 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
 @pytest.mark.parametrize(
     ("role", "name"),
     [
-        ("availability", "intermittent"),
         ("compression", "top-k"),
         *(
             pytest.param(*each, marks=pytest.mark.thorough)
             for each in (
-                ("availability", "recorded"), ("compression", "quantize"),
-                ("compression", "random-k"),
+                ("availability", "intermittent"), ("availability", "recorded"),
+                ("compression", "quantize"), ("compression", "random-k"),
             )
         ),
     ],

@@ -213,6 +213,7 @@ def test_our_own_errors_are_no_errors_of_the_user(monkeypatch):
         main(["run", "--clients", "6", "--algorithm", "mycode:algorithm"])
 
 
+@pytest.mark.thorough
 def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):
     text = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
     code = text.partition("## Write an algorithm")[2].split("```")[1].removeprefix("python\n")
