@@ -27,14 +27,18 @@ def is_own(name: str) -> bool:
 def find_own(role: str, path: str) -> Callable[..., Any]:
     """Import the factory "module:factory" of a user's part; it may be in the current folder.
 
+    "folder/file.py:factory" is the same as "folder.file:factory".
+
     Raises:
       ValueError: in one line, if there is no such module or function, or importing it fails.
     """
     name = f"{role} {path}"
     module_name, _, function = path.partition(":")
     if module_name.endswith(".py"):
-        stem = os.path.basename(module_name).removesuffix(".py")
-        raise ValueError(f"{name}: name a module, from its folder, as {stem}:{function}")
+        inside = os.path.relpath(module_name)
+        if inside.startswith(os.pardir):
+            raise ValueError(f"{name}: the file must be in or below {os.getcwd()}")
+        module_name = inside.removesuffix(".py").replace(os.sep, ".")
     package = module_name.partition(".")[0]
     if package != __name__.partition(".")[0]:
         _PACKAGES.add(package)

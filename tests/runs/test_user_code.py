@@ -157,7 +157,8 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
         ("--algorithm mycode:algoritm", "mycode .*'algoritm'.*'algorithm'"),
         ("--algorithm mycode:number", "mycode:number .*int"),
         ("--algorithm mycode:two", r"\(task\).*\(task, other\)"),
-        ("--algorithm mycode.py:two", "name a module, from its folder, as mycode:two"),
+        ("--algorithm mycode.py:two", r"\(task\).*\(task, other\)"),
+        ("--algorithm ../mycode.py:two", "the file must be in or below"),
         ("--algorithm mycode:nothing", r"nothing returns None: does it lack a `return`\?"),
         (
             "--model mycode:module",

@@ -1,0 +1,40 @@
+"""FedSAM (Qu et al.; ICML 2022): FedAvg whose clients step by sharpness-aware gradients.
+
+fedjaxsim run --algorithm experiments/gallery/fedsam.py:fedsam --data digits
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fedjaxsim as fjs
+from fedjaxsim.algorithms.local_steps import local_steps
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+
+RHO = fjs.Hyperparameter("rho", 0.05, "ρ, how far a step looks uphill.", symbol="ρ")
+
+
+@fjs.reads(LEARNING_RATE, RHO)
+def fedsam(task: fjs.Task) -> fjs.Algorithm:
+    """Step along ∇ℓ(v + ρ g/‖g‖) with g = ∇ℓ(v) of the same minibatch (Algorithm 1).
+
+    Args:
+      task: model and loss.
+    """
+
+    def client(shared, personal, data, hparams, context):
+        def gradient(v, batch):
+            g = task.gradient(v, batch)
+            scale = hparams.rho / (optax.tree.norm(g) + 1e-12)
+            return task.gradient(jax.tree.map(lambda a, b: a + scale * b, v, g), batch)
+
+        v = local_steps(shared, data, task, "sgd", hparams, context.round, gradient=gradient)
+        return personal, jax.tree.map(jnp.subtract, v, shared), {}
+
+    return fjs.Algorithm(
+        lambda key, hparams: (task.init(key), ()),
+        client,
+        lambda w, release, hparams, round_: jax.tree.map(jnp.add, w, release),
+        lambda w, personal, hparams, client_id: w,
+        task,
+    )

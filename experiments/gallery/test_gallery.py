@@ -1,0 +1,232 @@
+"""The gallery's algorithms beside loops over clients written by hand, and under noise."""
+
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjaxsim as fjs
+from fedjaxsim.models import mlp
+from fedjaxsim.runs.user_code import find_own
+from fedjaxsim.tasks import softmax
+
+ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
+NAMES = (
+    "fedbabu", "fedexp", "fednova", "fedproto", "fedrod", "fedsam", "lg_fedavg", "mime_lite",
+    "moon",
+)  # fmt: skip
+OTHERS = {
+    "fedbabu": {"tuning_rate": 0.2},
+    "fedexp": {"damping": 1e-3},
+    "fedproto": {"lam": 0.7},
+    "fedsam": {"rho": 0.4},
+    "mime_lite": {"beta": 0.6},
+    "moon": {"mu": 2.0, "temperature": 0.5},
+}
+
+
+def clients():
+    """Return two clients: four rows, and ten copies of one, so that any minibatches are equal."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 4)).astype(np.float32)
+    y = np.array([0, 1, 1, 0, 2], np.int32)
+    return [
+        {"x": x[:4], "y": y[:4]},
+        {"x": np.repeat(x[4:], 10, axis=0), "y": np.repeat(y[4:], 10)},
+    ]
+
+
+def factory(name):
+    return find_own(
+        "algorithm", os.path.relpath(pathlib.Path(__file__).with_name(f"{name}.py:{name}"))
+    )
+
+
+def simulation(name):
+    population = fjs.Population.from_clients(clients())
+    algorithm = factory(name)(softmax(mlp((4,), CLASSES, (5,)), CLASSES))
+    batches = fjs.Minibatches(5, epochs=EPOCHS)
+    return fjs.Simulation(algorithm, population, fjs.full_participation(), batches)
+
+
+def features(w, x):
+    return jax.nn.relu(x @ w["Dense_0"]["kernel"] + w["Dense_0"]["bias"])
+
+
+def outputs(w, x):
+    return features(w, x) @ w["Dense_1"]["kernel"] + w["Dense_1"]["bias"]
+
+
+def entropy(logits, y):
+    return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(y)), y])
+
+
+def loss(w, x, y):
+    return entropy(outputs(w, x), y)
+
+
+def plus(tree, other, rate=1.0):
+    return jax.tree.map(lambda a, b: a + rate * b, tree, other)
+
+
+def mean(trees):
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *trees)
+
+
+def norm(tree):
+    return np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def steps_of(x):
+    """Return the batch of every step: client 1 has its rows in two equal parts."""
+    return EPOCHS * (1 if len(x) == 4 else 2)
+
+
+GRADIENT = jax.grad(loss)
+
+
+def trained(w, x, y, gradient=GRADIENT):
+    for _ in range(steps_of(x)):
+        w = plus(w, gradient(w, x, y), -ETA)
+    return w
+
+
+class ByHand:
+    """A method an algorithm: from w, and each client's own state, those after a round."""
+
+    def fednova(self, w, own):
+        rows = [(c["x"], c["y"]) for c in clients()]
+        tau = np.array([steps_of(x) for x, _ in rows])
+        d = [
+            jax.tree.map(lambda leaf, t=t: leaf / t, plus(trained(w, *r), w, -1))
+            for r, t in zip(rows, tau, strict=True)
+        ]
+        return plus(w, mean(d), tau.mean()), own
+
+    def fedsam(self, w, own):
+        def gradient(v, x, y):
+            g = jax.grad(loss)(v, x, y)
+            return jax.grad(loss)(plus(v, g, 0.4 / norm(g)), x, y)
+
+        return mean([trained(w, c["x"], c["y"], gradient) for c in clients()]), own
+
+    def fedexp(self, pair, own):
+        w = pair[0]
+        deltas = [plus(trained(w, c["x"], c["y"]), w, -1) for c in clients()]
+        squares = np.mean([norm(delta) ** 2 for delta in deltas])
+        rate = max(1, squares / (2 * (norm(mean(deltas)) ** 2 + 1e-3)))
+        return (plus(w, mean(deltas), rate), w), own
+
+    def mime_lite(self, pair, own):
+        w, m = pair
+        moved = []
+        for c in clients():
+            moved.append(trained(w, c["x"], c["y"], lambda *a: mean_of(jax.grad(loss)(*a), m)))
+        gradient = mean([jax.grad(loss)(w, c["x"], c["y"]) for c in clients()])
+        return (mean(moved), mean_of(gradient, m)), own
+
+    def moon(self, w, own):
+        def cosine(a, b):
+            return jnp.sum(a * b, 1) / jnp.linalg.norm(a, axis=1) / jnp.linalg.norm(b, axis=1)
+
+        moved = []
+        for c, old in zip(clients(), own, strict=True):
+
+            def total(v, x, y, old=old):
+                z = features(v, x)
+                near, far = (jnp.exp(cosine(z, features(o, x)) / 0.5) for o in (w, old))
+                return loss(v, x, y) - 2.0 * jnp.mean(jnp.log(near / (near + far)))
+
+            moved.append(trained(w, c["x"], c["y"], jax.grad(total)))
+        return mean(moved), moved
+
+    def fedbabu(self, w, own):
+        def gradient(v, x, y):
+            g = jax.grad(loss)(v, x, y)
+            return g | {"Dense_1": jax.tree.map(jnp.zeros_like, g["Dense_1"])}
+
+        return mean([trained(w, c["x"], c["y"], gradient) for c in clients()]), own
+
+    def lg_fedavg(self, w, own):
+        moved = [
+            trained({"Dense_0": k["Dense_0"], "Dense_1": w["Dense_1"]}, c["x"], c["y"])
+            for k, c in zip(own, clients(), strict=True)
+        ]
+        shared = {"Dense_1": mean([v["Dense_1"] for v in moved])}
+        return shared, [{"Dense_0": v["Dense_0"]} for v in moved]
+
+    def fedrod(self, w, own):
+        moved, heads = [], []
+        for c, head in zip(clients(), own, strict=True):
+            x, y, v = c["x"], c["y"], w
+            log_counts = np.log(np.maximum(np.bincount(y, minlength=CLASSES), 1e-30))
+            for _ in range(steps_of(x)):
+                shared = jax.grad(lambda v, x, y, n=log_counts: entropy(outputs(v, x) + n, y))
+                of_head = jax.grad(lambda h, z, o, y: entropy(o + z @ h["kernel"] + h["bias"], y))(
+                    head, features(v, x), outputs(v, x), y
+                )
+                v, head = plus(v, shared(v, x, y), -ETA), plus(head, of_head, -ETA)
+            moved.append(v)
+            heads.append(head)
+        return mean(moved), heads
+
+    def fedproto(self, sums, own):
+        centres = sums["sums"] / np.maximum(sums["counts"], 1e-9)[:, None]
+        present = sums["counts"] > 0
+
+        def total(v, x, y):
+            apart = jnp.mean(jnp.square(features(v, x) - centres[y]), axis=1)
+            return loss(v, x, y) + 0.7 * jnp.mean(jnp.where(present[y], apart, 0))
+
+        moved, sent = [], []
+        for c, v in zip(clients(), own, strict=True):
+            v = trained(v, c["x"], c["y"], jax.grad(total))
+            of_rows = np.eye(CLASSES)[c["y"]]
+            z = np.asarray(features(v, c["x"]))
+            sent.append({"sums": of_rows.T @ z, "counts": of_rows.sum(0)})
+            moved.append(v)
+        return mean(sent), moved
+
+
+def mean_of(gradient, m):
+    return jax.tree.map(lambda g, old: 0.4 * g + 0.6 * old, gradient, m)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_is_its_loops_by_hand(name):
+    sim = simulation(name)
+    hparams = sim.hyperparameters(learning_rate=ETA, **OTHERS.get(name, {}))
+    state = sim.init(0, hparams)
+    shared = getattr(state.shared, "trunk", state.shared)
+    shared = getattr(shared, "params", shared)
+    own = [jax.tree.map(lambda leaf, k=k: leaf[k], state.personal) for k in range(2)]
+    expected = jax.tree.map(jnp.asarray, (shared, own))
+    for _ in range(ROUNDS):
+        state, _ = sim.round(state, hparams)
+        expected = getattr(ByHand(), name)(*expected)
+    found = getattr(state.shared, "trunk", state.shared)
+    found = getattr(found, "params", found), state.personal
+    personal = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected[1])
+    leaves = [jax.tree.leaves(found), jax.tree.leaves((expected[0], personal))]
+    for one, two in zip(*leaves, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_is_private_by_the_engine(name):
+    sim = simulation(name)
+    hparams = sim.hyperparameters(clip=0.5, noise_multiplier=1.0, **OTHERS.get(name, {}))
+    fjs.testing.check_billboard(sim, hparams, rounds=2)
+    state, _ = sim.run(sim.init(0, hparams), hparams, rounds=2)
+    # Two Gaussian releases of z = 1, whatever is in the message.
+    alone = simulation("fedsam")
+    same = alone.hyperparameters(clip=0.5, noise_multiplier=1.0)
+    after, _ = alone.run(alone.init(1, same), same, rounds=2)
+    ours, others = (
+        each.guarantee(end).find("zero_out").epsilon for each, end in ((sim, state), (alone, after))
+    )
+    assert ours == others
