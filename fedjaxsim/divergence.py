@@ -58,7 +58,8 @@ def diverging_from(rows: Sequence[Record]) -> int | None:
         loss = row.get("train_loss")
         if loss is None and not failed:
             continue  # nobody took part
-        bad = failed or (loss is not None and loss > _GROWTH * first)
+        most = first + (_GROWTH - 1) * abs(first)  # a loss of one's own may be negative
+        bad = failed or (loss is not None and loss > most)
         start = (row["round"] if start is None else start) if bad else None
     return start
 

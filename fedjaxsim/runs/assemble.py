@@ -16,7 +16,7 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.scales import ranges_of, ranges_of_file, scale, scale_by_rows
+from fedjaxsim.data.scales import Range, ranges_of, ranges_of_file, scale, scale_by_rows
 from fedjaxsim.data.transforms import as_classes, drop_constant_columns, invert, unit_rows
 from fedjaxsim.factories import make
 from fedjaxsim.models.model import Model, in_bfloat16
@@ -26,7 +26,7 @@ from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
-from fedjaxsim.runs.parts import OF_TOKENS
+from fedjaxsim.runs.parts import LOSSES, OF_TOKENS
 from fedjaxsim.runs.settings import SCALES, RunConfig
 from fedjaxsim.runs.user_code import is_own, make_own
 from fedjaxsim.runs.validation import SEVERAL, check_model
@@ -159,7 +159,7 @@ def whole_population_of(config: RunConfig) -> Population:
         **config.arguments("data"),
         **config.arguments("partition"),
     )
-    if config.loss != "squared":
+    if config.loss in LOSSES and config.loss != "squared":
         population = as_classes(population)
     if config.held_out_clients:
         kept, held_out = hold_out(population, config.held_out_clients, config.data_seed)
@@ -172,10 +172,7 @@ def whole_population_of(config: RunConfig) -> Population:
 
 def _scaled(config: RunConfig, population: Population) -> Population:
     """Scale columns as the settings ask: public ranges first, then those of the other columns."""
-    how, words = config.get("scale", "none"), config.get("range", ())
-    named = ranges_of(words)
-    if how not in SCALES:
-        named = ranges_of_file(how) | named
+    how, named = config.get("scale", "none"), given_ranges(config)
     population = scale(population, named) if named else population
     target = config.loss == "squared"
     if how == "all":
@@ -184,6 +181,12 @@ def _scaled(config: RunConfig, population: Population) -> Population:
         z, seed = config.get("scale_noise"), config.data_seed
         return scale_privately(population, z, target=target, seed=seed)
     return population
+
+
+def given_ranges(config: RunConfig) -> dict[str, Range]:
+    """Return the public ranges that the settings give, by column."""
+    how, named = config.get("scale", "none"), ranges_of(config.get("range", ()))
+    return named if how in SCALES else ranges_of_file(how) | named
 
 
 def _minibatches(config: RunConfig) -> Minibatches:
@@ -208,9 +211,11 @@ def _task(config: RunConfig, population: Population) -> Task:
     if "x" not in fields or "y" not in fields:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
     classes = population.categories.get("y")
-    outputs = 1
-    if fields["y"].ndim == 2 and config.loss in SEVERAL:
+    own, outputs = config.loss not in LOSSES, 1
+    if fields["y"].ndim == 2 and (own or config.loss in SEVERAL):
         outputs = fields["y"].shape[1]
+    if own:
+        outputs = config.get("outputs") or (outputs if classes is None else len(classes))
     if config.loss in _LOSSES:
         outputs = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
     public = []
@@ -233,6 +238,8 @@ def _task(config: RunConfig, population: Population) -> Task:
         task = (tasks.softmax_sequence if per_token else _LOSSES[config.loss])(model, outputs)
         if classes is None:  # otherwise their names give the number
             public.append(f"The number of classes, {outputs}, is the largest label")
+    elif own:
+        task = _part(config, "loss", Task, model, outputs)
     elif config.loss in SEVERAL:
         task = {"multilabel": tasks.multilabel, "squared": tasks.squared}[config.loss](
             model, outputs
@@ -240,7 +247,7 @@ def _task(config: RunConfig, population: Population) -> Task:
     else:
         task = tasks.logistic(model)
     made = " of all clients and one more; it is taken as public."
-    return task._replace(public=tuple(f"{sentence}{made}" for sentence in public))
+    return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
 
 
 def _algorithm(

@@ -17,7 +17,7 @@ _CLIENTS, _ROWS, _ROUNDS = 5, 6, 2
 
 
 def check_own_code(experiment: Experiment) -> None:
-    """Check that a user's algorithm or model keeps clients apart; see `check_billboard`.
+    """Check that a user's algorithm, model or loss keeps clients apart; see `check_billboard`.
 
     Parts of the package are not checked, nor anything with `trust_own_code`.
 
@@ -27,8 +27,8 @@ def check_own_code(experiment: Experiment) -> None:
     config = experiment.config
     if config.get("trust_own_code", True):  # not a setting of parts of the package
         return
-    parts = (config.parts["algorithm"], config.parts["model"])
-    own = [f"{part.role} {part.name}" for part in parts if is_own(part.name)]
+    parts = [config.parts.get(role) for role in ("algorithm", "model", "loss")]
+    own = [f"{part.role} {part.name}" for part in parts if part and is_own(part.name)]
     simulation, hparams = _of_few(experiment)
     try:
         check_billboard(simulation, hparams, rounds=min(_ROUNDS, config.rounds))

@@ -25,6 +25,14 @@ MODELS = {
     "gru": f"{_MODELS}.sequences:gru",
     "transformer": f"{_MODELS}.sequences:transformer",
 }
+_TASKS = "fedjaxsim.tasks.task"
+LOSSES = {
+    "softmax": f"{_TASKS}:softmax",
+    "one-vs-all": f"{_TASKS}:one_vs_all",
+    "squared": f"{_TASKS}:squared",
+    "logistic": f"{_TASKS}:logistic",
+    "multilabel": f"{_TASKS}:multilabel",
+}
 _COMPRESSION = "fedjaxsim.algorithms.compression"
 COMPRESSIONS = {
     "quantize": f"{_COMPRESSION}:quantize",
@@ -59,6 +67,11 @@ ROLES = {
     ),
     "model": Role(
         MODELS, ("input_shape", "num_outputs", "num_tokens", "last", "padding"), own=True
+    ),
+    "loss": Role(
+        LOSSES,
+        ("model", "num_outputs", "num_classes", "num_labels", "num_targets", "loss"),
+        own=True,
     ),
     "mechanism": Role(MECHANISMS, ("diagonal", "weights"), own=True),
     "sampling": Role(SAMPLERS, (), own=True),
@@ -208,6 +221,8 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
         "data": texts.get("data", "digits").partition(":")[0],
     }
     names |= {role: texts[role] for role in ("availability", "compression") if role in texts}
+    if is_own(texts.get("loss", "")):  # others have no settings
+        names["loss"] = texts["loss"]
     if _is_divided(texts.get("data", "digits"), given):
         names["partition"] = texts.get("partition", "dirichlet").partition(":")[0]
     return names

@@ -103,10 +103,11 @@ RUN = (
     _name("sampling", None, "Sampling of the cohorts", "poisson"),
     _name("availability", None, "When drawn clients answer", "always"),
     _name("compression", None, "Compression of a client's message", "none"),
-    Setting(
-        "loss", Literal["softmax", "one-vs-all", "squared", "logistic", "multilabel"], "softmax",
+    _name(
+        "loss",
+        "softmax",
         "Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1, multilabel several "
-        "targets 0/1.",
+        "targets 0/1",
     ),
     Setting(
         "compute", Literal["float32", "bfloat16"], "float32",
@@ -335,6 +336,17 @@ GROUPS = {
     ),
     "own algorithm": Group("algorithm", _is_own, _TRUST),
     "own model": Group("model", _is_own, _TRUST),
+    "own loss": Group(
+        "loss",
+        _is_own,
+        (
+            *_TRUST,
+            Setting(
+                "outputs", int, None, "Outputs of the model for your loss.",
+                shown="the classes of text, else the targets", least=1, most=_MILLION,
+            ),
+        ),
+    ),
 }  # fmt: skip
 """The groups that parts add to a run, in the order of help and of files."""
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _TAKES = {
-    "algorithm": "task", "model": "shape, outputs", "mechanism": "", "sampling": "",
-    "availability": "", "compression": "",
+    "algorithm": "task", "model": "shape, outputs", "loss": "model, outputs", "mechanism": "",
+    "sampling": "", "availability": "", "compression": "",
 }  # fmt: skip
 """Positional arguments of factories."""
 _PACKAGES: set[str] = set()

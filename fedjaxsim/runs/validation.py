@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.runs.parts import MODELS, OF_TOKENS
+from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.user_code import calling
 
@@ -61,7 +61,8 @@ def check_data(config: RunConfig, population: Population) -> None:
         )
     labels = population.fields.get("y")
     several = labels is not None and labels.ndim > 1 and config.model in numbers
-    if labels is not None and several and config.loss not in SEVERAL:
+    known = config.loss in LOSSES and config.loss not in SEVERAL
+    if labels is not None and several and known:
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}; "
             f"several targets need loss {' or '.join(SEVERAL)}"

@@ -8,10 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.linear_model import PoissonRegressor
 
 from fedjaxsim.cli import main
 from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.sweep_runs import read_sweep
@@ -80,6 +83,16 @@ def module(shape, outputs):
 
 def narrow(shape, outputs, *, hidden: int = 3):
     return fjs.models.mlp(shape, outputs, (hidden,))
+
+def poisson(model, outputs, *, offset: float = 0.0):
+    def losses(params, batch):
+        log_rate = model.apply(params, batch.fields["x"])[:, 0] + offset
+        return jax.numpy.exp(log_rate) - batch.fields["y"] * log_rate
+    return fjs.tasks.Task(
+        model.init,
+        lambda params, batch: batch.mean(losses(params, batch)),
+        lambda params, batch: {"likelihood": losses(params, batch)},
+    )
 """
 OWN: Any = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
 
@@ -112,6 +125,34 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
     assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
     assert "fedprox" in repr(simulation.algorithm.client)
+
+
+def test_a_loss_of_ones_own_is_fitted_as_scikit_learn_fits_it():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (80, 2))
+    visits = rng.poisson(np.exp(0.5 + x @ [1.0, -0.5]))  # integers, which are no classes here
+    frame = pd.DataFrame({"who": np.arange(80) % 2, "a": x[:, 0], "b": x[:, 1], "visits": visits})
+    frame = frame.assign(split=np.where(np.arange(80) < 60, "train", "test"))
+    frame.to_csv("visits.csv", index=False)
+    table = {"data": "csv:visits.csv", "client": "who", "target": "visits", "split": "split"}
+    table |= {"loss": "mycode:poisson", "offset": 0.25, "algorithm": "fedavg"}
+    descent = {"sampling": "full", "batch_size": 30, "learning_rate": 0.3, "rounds": 300}
+    experiment = prepare(run_config(**table, **descent))
+    check_own_code(experiment)
+    simulation, hparams = experiment.simulation, experiment.hparams
+    state, _ = simulation.run(simulation.init(0, hparams), hparams, 300)
+    fitted = PoissonRegressor(alpha=0, tol=1e-8).fit(x[:60], visits[:60])
+    np.testing.assert_allclose(state.shared.params["kernel"][0], fitted.coef_, atol=1e-3)
+    assert state.shared.params["bias"][0] + 0.25 == pytest.approx(fitted.intercept_, abs=1e-3)
+    assert set(simulation.evaluate(state, hparams).values) >= {"likelihood"}
+    with pytest.raises(ValueError, match=r"loss mycode:seven must take \(model, outputs\)"):
+        prepare(
+            run_config(
+                **{n: v for n, v in table.items() if n != "offset"} | {"loss": "mycode:seven"}
+            )
+        )
+    with pytest.raises(ValueError, match="loss must be softmax, "):
+        run_config(loss="poison")
 
 
 def test_files_and_sweeps_name_them_too(tmp_path):
