@@ -20,6 +20,7 @@ from jax import core
 
 from fedjaxsim import checks, keys
 from fedjaxsim.algorithm import Algorithm, Metrics
+from fedjaxsim.data.describe import white_paper
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning, diverging_from, is_finite, warning_of
@@ -190,6 +191,8 @@ class Simulation:
                 "a population that generates its minibatches has no epochs or passes; give steps, "
                 f"got {self.minibatches}"
             )
+        if found := white_paper(population):
+            warnings.warn(found, stacklevel=1)
         self.population = population
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._checked: set[Any] = set()

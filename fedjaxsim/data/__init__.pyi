@@ -29,6 +29,7 @@ from .table import from_dataframe as from_dataframe
 from .table import load_csv as load_csv
 from .table import load_parquet as load_parquet
 from .transforms import drop_constant_columns as drop_constant_columns
+from .transforms import invert as invert
 from .transforms import unit_rows as unit_rows
 
 __all__: list[str]

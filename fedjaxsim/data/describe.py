@@ -10,6 +10,8 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 
 _PADDING = -1
+_WHITE, _PIXELS, _SAMPLED = 0.75, 16, 1_000
+"""Mean from which on pixels in [0, 1] are white paper, the fewest of an image, and rows read."""
 _LISTED = 10
 """Most labels that are listed."""
 
@@ -105,6 +107,21 @@ def between_clients(population: Population) -> float | None:
     return float((between - within) / total) if total > 0 else None
 
 
+def white_paper(population: Population) -> str:
+    """Return a sentence on images of dark ink on white paper; "" of other data."""
+    x = population.fields.get("x")
+    if x is None or x.dtype.kind != "f" or math.prod(x.shape[1:]) < _PIXELS:
+        return ""
+    some = x[:_SAMPLED]
+    mean = float(some.mean())
+    if mean < _WHITE or some.min() < 0 or some.max() > 1:
+        return ""
+    return (
+        f"the mean of x is {mean:.2f}, as of images on white paper, 1: models learn the paper "
+        "first, so invert it (--preprocess invert; fjs.data.invert)"
+    )
+
+
 def describe(population: Population) -> dict[str, Any]:
     """Return statistics of a population by name; None for one that does not apply.
 
@@ -128,6 +145,7 @@ def describe(population: Population) -> dict[str, Any]:
         "majority_accuracy": None,
         "own_majority_accuracy": None,
         "between_clients": between_clients(population),
+        "white_paper": white_paper(population) or None,
     }
     y = population.fields.get("y")
     if y is not None and y.dtype.kind in "iu":
@@ -170,6 +188,8 @@ def in_words(found: Mapping[str, Any]) -> str:
             "(intraclass correlation of training rows, not private); the larger, the more personal "
             "models can help"
         )
+    if found["white_paper"] is not None:
+        lines.append(found["white_paper"])
     return "\n".join(lines)
 
 

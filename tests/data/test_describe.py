@@ -7,8 +7,15 @@ import pytest
 import scipy.stats
 from sklearn.dummy import DummyClassifier
 
-from fedjaxsim.data import Population
-from fedjaxsim.data.describe import describe, label_counts, majority_accuracy, skewness
+import fedjaxsim as fjs
+from fedjaxsim.data import Population, invert
+from fedjaxsim.data.describe import (
+    describe,
+    in_words,
+    label_counts,
+    majority_accuracy,
+    skewness,
+)
 from fedjaxsim.data.ranges import consecutive
 
 
@@ -84,3 +91,19 @@ def test_a_description_names_what_there_is():
     plain = describe(Population.from_flat({"x": np.zeros((2, 3, 4)), "y": [0.5, 1]}, [2]))
     assert plain["fields"] == {"x": ["float64", 3, 4], "y": ["float32"]}
     assert plain["labels"] is plain["majority_accuracy"] is None
+
+
+def test_white_paper_is_named_until_it_is_inverted():
+    rng = np.random.default_rng(0)
+    ink = np.where(rng.random((40, 28, 28)) < 0.9, 1.0, rng.random((40, 28, 28)))
+    white = Population.from_flat({"x": ink, "y": rng.integers(0, 3, 40)}, [20, 20])
+    said = in_words(describe(white))
+    assert f"the mean of x is {ink.mean():.2f}, as of images on white paper" in said
+    assert "--preprocess invert" in said
+    black = invert(white)
+    assert "white paper" not in in_words(describe(black))
+    task = fjs.tasks.softmax(fjs.models.linear((28, 28), 3), 3)
+    parts = (fjs.full_participation(), fjs.Minibatches(10, epochs=1))
+    with pytest.warns(UserWarning, match=r"fjs\.data\.invert"):
+        fjs.Simulation(fjs.fedavg(task), white, *parts)
+    fjs.Simulation(fjs.fedavg(task), black, *parts)
