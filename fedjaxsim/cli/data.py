@@ -88,16 +88,13 @@ def data(
 
 def _columns(settings: RunConfig) -> list[dict[str, Any]] | None:
     """Describe the columns of a table; None of other data."""
-    from fedjaxsim.data.scales import ranges_of, ranges_of_file
     from fedjaxsim.data.table_columns import READERS, columns_of
+    from fedjaxsim.runs.assemble import given_ranges
 
     source, _, path = settings.data.partition(":")
     if source not in READERS or not path:
         return None
-    scale = settings.get("scale") or "none"
-    scaled = None if scale == "all" else [*ranges_of(settings.get("range") or ())]
-    if scaled is not None and scale != "none":
-        scaled += ranges_of_file(scale)
+    scaled = None if settings.get("scale") in ("all", "private") else [*given_ranges(settings)]
     return columns_of(source, path, settings.arguments("data"), scaled)
 
 

@@ -185,14 +185,10 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
       roles: those of its columns.
       pixels: the features, (N, ...), to be used in place of the frame's.
     """
-    with importing("tables"):
-        import narwhals.stable.v2 as nw
-        from narwhals.exceptions import DuplicateError
-
     if isinstance(frame, str | os.PathLike):
         raise ValueError(f"from_dataframe needs a data frame; data.load_csv reads a path, {frame}")
     try:
-        table = _of_plain_columns(nw.from_native(_stored(frame), eager_only=True))
+        table = _of_plain_columns(of_distinct_columns(_stored(frame)))
         strange = next((name for name in table.columns if not isinstance(name, str)), None)
         if strange is not None:
             raise ValueError(
@@ -205,8 +201,6 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
         raise TypeError(
             f"from_dataframe needs a dataframe of {known}, got {type(frame)}"
         ) from error
-    except DuplicateError as error:
-        raise ValueError(f"columns must have distinct names: {error}") from error
     features = _features(table, roles) if pixels is None else []
     _check_features(table, features, roles)
     for name in (*roles.taken, *features):
@@ -239,6 +233,20 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
         public.append(f"Which values {of} may have is read from all clients' rows")
     arrays["public"] = np.array([f"{one} and taken as public." for one in public], dtype=str)
     return arrays
+
+
+def of_distinct_columns(frame: Any) -> "DataFrame":
+    """Return a data frame as narwhals reads it; raise a ValueError for names that stand twice."""
+    with importing("tables"):
+        import narwhals.stable.v2 as nw
+        from narwhals.exceptions import DuplicateError
+
+    try:
+        table = nw.from_native(frame, eager_only=True)
+        _ = table.columns  # which pyarrow checks late
+    except DuplicateError as error:
+        raise ValueError(f"columns must have distinct names: {error}") from error
+    return table
 
 
 def _check_names(table: "DataFrame", roles: Roles) -> None:

@@ -8,9 +8,15 @@ import numpy as np
 
 from fedjaxsim.data.describe import readable
 from fedjaxsim.data.files import in_file
-from fedjaxsim.data.table import Roles, encodable, is_numeric, is_text, missing_values
+from fedjaxsim.data.table import (
+    Roles,
+    encodable,
+    is_numeric,
+    is_text,
+    missing_values,
+    of_distinct_columns,
+)
 from fedjaxsim.data.table_files import read_csv, read_parquet
-from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     from narwhals.stable.v2 import Series
@@ -40,17 +46,8 @@ def columns_of(
       first few of text), numbers of "distinct" and "missing" ones, and the "flag" that it needs,
       or None. All of it is read from the rows: nothing of it is private.
     """
-    with importing("tables"):
-        import narwhals.stable.v2 as nw
-        from narwhals.exceptions import DuplicateError
-
-    client = arguments.get("client")
     with in_file(path):
-        try:
-            table = nw.from_native(READERS[source](path, client), eager_only=True)
-            names = table.columns
-        except DuplicateError as error:
-            raise ValueError(f"columns must have distinct names: {error}") from error
+        table = of_distinct_columns(READERS[source](path, arguments.get("client")))
     known = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **known})
     named: dict[str | None, str] = dict.fromkeys(roles.targets, "target")
@@ -58,7 +55,7 @@ def columns_of(
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
     return [
         _facts(table[name], named.get(name, "feature"), scaled is None or name in scaled)
-        for name in names
+        for name in table.columns
     ]
 
 

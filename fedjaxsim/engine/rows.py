@@ -145,7 +145,8 @@ class Rows:
           order: the key of the orders in which they are consumed, the same in all rounds; or None.
           share: (), the part of its local steps that the client does; None for all.
         """
-        index, count = self._index(client_id), self.counts(client_id)
+        index = self._index(client_id)
+        count = self._count(index)
         return ClientData(
             reader(self.fields, self.start[index], count),
             count,
@@ -162,7 +163,10 @@ class Rows:
 
     def counts(self, client_ids: jax.Array) -> jax.Array:
         """Return clients' numbers of rows; client m, who is none, has none."""
-        return self.count.at[self._index(client_ids)].get(mode="fill", fill_value=0)
+        return self._count(self._index(client_ids))
+
+    def _count(self, index: jax.Array) -> jax.Array:
+        return self.count.at[index].get(mode="fill", fill_value=0)
 
     def _index(self, client_ids: jax.Array) -> jax.Array:
         """Return the places of clients among those whose ranges are here."""

@@ -83,8 +83,8 @@ def scale_privately(
     if z > 1.0001 * _largest_noise(m, d):
         raise ValueError(
             f"private ranges of {d} columns with noise {z:g} need {_fewest_clients(z, d)} clients, "
-            f"got {m}: give columns public ranges, or take noise of at most "
-            f"{_largest_noise(m, d):.3g}, which costs more"
+            f"got {m}: give columns public ranges (--range; data.scale), or take noise of at most "
+            f"{_largest_noise(m, d):.3g}, at a higher ε"
         )
     train = population.splits["train"]
     rows = train.all_rows()
