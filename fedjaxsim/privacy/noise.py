@@ -48,7 +48,8 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"a draw of noise must have fewer than 2**32 numbers, got {size}")
-    words, half = jax.random.key_data(key), -(-size // 2)
+    # Of few numbers a CPU computes those beyond a multiple of 8 one by one.
+    words, half = jax.random.key_data(key), 8 * -(-size // 16)
 
     def draw(first: jax.Array) -> jax.Array:
         index = first + jax.lax.iota(jnp.uint32, half)

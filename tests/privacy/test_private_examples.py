@@ -528,7 +528,13 @@ def test_one_client_runs_dp_sgd():
         key = threefry.split(threefry.fold_in(drawn.clients, 0))[0]
         coin, noise = threefry.split(threefry.fold_in(key, 0))
         rate = np.float32(SIZE) / np.float32(7)
-        heads = np.asarray(threefry.bits(coin, (7,))) < np.floor(float(rate) * 2.0**32)
+        # Bit k of each row's number is the row's bit of word k.
+        pairs = threefry.words(
+            jax.random.key_data(coin), jnp.arange(16, dtype=np.uint32), jnp.uint32(0)
+        )
+        words = [*enumerate(np.stack(pairs, axis=1).ravel().tolist())]
+        numbers = [sum((word >> row & 1) << k for k, word in words) for row in range(7)]
+        heads = np.array(numbers) < np.floor(float(rate) * 2.0**32)
         total = {name: np.zeros(leaf.shape) for name, leaf in w.items()}
         for row in np.flatnonzero(heads):
             residual = w["kernel"] @ x[row] + w["bias"] - y[row]
