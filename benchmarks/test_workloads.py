@@ -1,5 +1,6 @@
 """The fixed workloads, which are files of settings."""
 
+import jax
 import pytest
 from common import WORKLOADS
 from work import work_of
@@ -41,7 +42,8 @@ def test_workloads_can_start_and_their_work_is_known(name):
     # A file stays a file of its own parts, and has few clients and small models here.
     changes = {key: value for key, value in small.items() if config.get(key)}
     experiment = prepare(config.replace(**changes))
-    state = experiment.simulation.init(0, experiment.hparams)
+    init, hparams = experiment.simulation.program.init, experiment.hparams.as_arrays()
+    state = jax.eval_shape(init, jax.random.key(0), hparams)
     work = work_of(experiment, state)
     assert min(work) > 0
     assert work.cohort <= 10

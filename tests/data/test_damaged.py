@@ -20,8 +20,9 @@ def test_a_mutated_file_is_read_or_refused(name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_thousand_mutated_files_are_read_or_refused(name):
-    assert list(damaged.problems(FORMATS[name], range(80, 1000))) == []
+def test_hundreds_of_mutated_files_are_read_or_refused(name):
+    """`python tests/damaged.py 10000` has more."""
+    assert list(damaged.problems(FORMATS[name], range(80, 330))) == []
 
 
 @pytest.mark.parametrize(

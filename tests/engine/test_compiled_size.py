@@ -28,12 +28,8 @@ HOW = {
     "passes": lambda n: Minibatches(2, steps=n, passes=n),
 }
 ROUNDS = [
-    *((name, how) for name in ("pmtl", "ditto") for how in HOW),
-    *(
-        pytest.param(name, "steps", marks=pytest.mark.thorough)
-        for name in LAWFUL
-        if name not in ("pmtl", "ditto")
-    ),
+    *(("pmtl", how) for how in HOW),
+    *(pytest.param(name, "steps", marks=pytest.mark.thorough) for name in LAWFUL if name != "pmtl"),
 ]
 MOST = 4000
 """Operations of a round, of which today's have 1,700 to 2,700.

@@ -226,7 +226,14 @@ def drawn():
     return sim, with_models(sim.init(0, sim.hyperparameters(**VALUES)))
 
 
-@pytest.mark.parametrize("layout", [{"chunk_map": "scan"}, {"chunk_map": "vmap"}, "devices"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"chunk_map": "scan"},
+        pytest.param({"chunk_map": "vmap"}, marks=pytest.mark.thorough),
+        pytest.param("devices", marks=pytest.mark.thorough),
+    ],
+)
 def test_folds_are_those_of_each_clients_own_rows(layout):
     layout = {"devices": jax.devices()[:2]} if layout == "devices" else layout
     sim, state = drawn()

@@ -62,7 +62,9 @@ def test_leaves_that_are_no_real_floating_numbers_are_refused_at_init(problem, l
         sim.init(0, sim.hyperparameters(clip=1.0, noise_multiplier=1.0))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.thorough)]
+)
 def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
     # 0.3 is not a number of 16 bits, and 1000 of its neighbour have a norm of 9.5.
     sim = sending(lambda k: jnp.full(1000, 0.3, dtype), problem)

@@ -123,6 +123,7 @@ def test_a_round_is_that_of_a_model_whose_frozen_part_gets_no_gradient():
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_devices_streams_and_batches_share_the_frozen_part():
     sampling = fjs.poisson(0.7)
     model, results = of_head()[0].task.model, []
@@ -261,7 +262,14 @@ def equinox_backbone():
     return from_equinox(make, "out", lambda leaf: eqx.is_array(leaf) and len(leaf) == CLASSES)
 
 
-@pytest.mark.parametrize("make", [linen_backbone, nnx_backbone, equinox_backbone])
+@pytest.mark.parametrize(
+    "make",
+    [
+        linen_backbone,
+        pytest.param(nnx_backbone, marks=pytest.mark.thorough),
+        pytest.param(equinox_backbone, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_pretrained_backbone_with_batch_norm_stays_fixed_below_a_trained_head(make):
     model = make()
     params = model.init(jax.random.key(1))

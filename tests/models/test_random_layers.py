@@ -119,6 +119,7 @@ def test_each_example_of_a_round_has_its_own_key():
     assert len(set(seen)) == 24
 
 
+@pytest.mark.thorough
 def test_a_run_with_dropout_is_the_same_on_every_layout():
     rng = np.random.default_rng(0)
     fields = {"x": rng.normal(size=(12, WIDTH)), "y": rng.integers(0, WIDTH, 12)}
