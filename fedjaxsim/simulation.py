@@ -5,6 +5,7 @@ mechanism fit together, and calls the compiled functions of their `Program` (`en
 The rounds between two evaluations are one compiled `lax.scan` whose state is donated.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -629,11 +630,11 @@ class Simulation:
           Params of the task, leaves (m, ...) on the host.
 
         Raises:
-          ValueError: if the simulation is streamed, or the state is none.
+          ValueError: if the state is none.
         """
         require_state(state)
-        self.check_in_memory()
-        return models_of(self.program, self.population, state, hparams.as_arrays())
+        with self._near_rows():
+            return models_of(self.program, self.population, state, hparams.as_arrays())
 
     def coefficients(
         self, state: SimulationState, hparams: Hyperparameters
@@ -677,12 +678,12 @@ class Simulation:
 
         Raises:
           ValueError: if a client is new and no model was published, columns differ, the task says
-            nothing of rows, the simulation is streamed, or the state is none.
+            nothing of rows, or the state is none.
         """
         require_state(state)
-        self.check_in_memory()
         rows = self.population if population is None else population
-        return predictions_of(self.program, self.population, state, hparams.as_arrays(), rows)
+        with self._near_rows():
+            return predictions_of(self.program, self.population, state, hparams.as_arrays(), rows)
 
     def guarantee(
         self,
@@ -879,6 +880,12 @@ class Simulation:
                 f"the noise schedule has {distinct} distinct values, but the ledger has "
                 f"{self.ledger_entries} places; set ledger_entries={distinct} or more"
             )
+
+    def _near_rows(self) -> contextlib.AbstractContextManager[Any]:
+        """Compute on the host if rows and states of all clients are there and fit no device."""
+        if self.streamed:
+            return jax.default_device(jax.local_devices(backend="cpu")[0])
+        return contextlib.nullcontext()
 
     def check_split(self, split: str) -> None:
         """Raise ValueError if there is no split of that name."""

@@ -54,6 +54,21 @@ def test_mean_squared_error_of_predictions_is_that_of_the_evaluation():
     np.testing.assert_allclose(errors.mean(), np.average(values, weights=counts), rtol=1e-5)
 
 
+def test_a_streamed_run_has_the_models_and_predictions_of_one_in_memory():
+    population, task = least_squares([4, 2, 7], test=0.3)
+    sampling, minibatches = fjs.poisson(), fjs.Minibatches(3, epochs=1)
+    sim = simulation_of("pmtl", task, population, sampling, minibatches)
+    hparams = read_by(sim, **VALUES, sampling_rate=0.7)
+    streamed = dataclasses.replace(sim, streamed=True)
+    state, same = (each.run(each.init(0, hparams), hparams, 3)[0] for each in (sim, streamed))
+    for found, want in (
+        (streamed.models(same, hparams), sim.models(state, hparams)),
+        (streamed.predict(same, hparams), sim.predict(state, hparams)),
+    ):
+        for name, each in want.items():
+            np.testing.assert_allclose(found[name], each, rtol=1e-5, atol=1e-6)
+
+
 def test_new_rows_go_to_the_clients_of_their_names():
     population, task = classification([5, 9, 4])
     sim, state, hparams = trained("pmtl", population, task)
