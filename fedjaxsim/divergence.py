@@ -72,6 +72,14 @@ def warning_of(start: int, population: Any) -> str:
     )
 
 
+def warning_of_messages(count: int) -> str:
+    """Return the warning of `count` messages that were not finite."""
+    return (
+        f"{count} messages of clients were not finite and counted as zero: a smaller learning rate "
+        "may help; the evaluations in which they occurred count them"
+    )
+
+
 def _cause(population: Any) -> str:
     """Return the feature of the largest numbers, if some are above 1, for the end of a sentence."""
     x = population.fields.get("x")

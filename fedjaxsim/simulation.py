@@ -24,7 +24,13 @@ from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.describe import white_paper
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.divergence import DivergingWarning, diverging_from, is_finite, warning_of
+from fedjaxsim.divergence import (
+    DivergingWarning,
+    diverging_from,
+    is_finite,
+    warning_of,
+    warning_of_messages,
+)
 from fedjaxsim.engine import accounts, private_evaluation, stages
 from fedjaxsim.engine.checks import check_parts, require_key, require_state, rounds_done
 from fedjaxsim.engine.client_partition import AllClients
@@ -591,6 +597,8 @@ class Simulation:
             plan=evaluate_privately,
         )
         state, history = run.segments(state, eval_every, callbacks, keep)
+        if run.nonfinite:
+            warnings.warn(warning_of_messages(run.nonfinite), DivergingWarning, stacklevel=2)
         start = diverging_from(run.course)
         noised = np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0)
         if start is not None and not (noised and is_finite(run.course[-1]["train_loss"])):

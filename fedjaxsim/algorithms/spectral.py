@@ -51,7 +51,7 @@ def common_threshold(gram: ArrayLike, weight: ArrayLike) -> jax.Array:
     positive = values > 0
     roots = jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1.0)), 0.0)
     weight = jnp.asarray(weight, roots.dtype)
-    count = jnp.arange(1, len(values) + 1)
+    count = jnp.arange(1, len(values) + 1, dtype=roots.dtype)
     return jnp.max(weight * jnp.cumsum(roots) / (1 + weight * count))
 
 

@@ -12,7 +12,7 @@ from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.stopping import stoppable
-from fedjaxsim.divergence import warning_of
+from fedjaxsim.divergence import warning_of, warning_of_messages
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.factories import flag
@@ -321,10 +321,7 @@ def _warn_of(stage: Stage, done: Executed) -> None:
     """Warn of messages that are not finite, and of a run that diverges or overspends."""
     summary, asked = done.summary, stage.experiment.config.target_epsilon
     if summary["nonfinite"]:
-        _warn(
-            f"{summary['nonfinite']} messages of clients were not finite and counted as zero: a "
-            "smaller learning rate may help; the evaluations in which they occurred count them"
-        )
+        _warn(warning_of_messages(summary["nonfinite"]))
     if summary["diverging"] is not None:
         _warn(warning_of(summary["diverging"], stage.experiment.simulation.population))
     if summary["epsilon"] is not None:

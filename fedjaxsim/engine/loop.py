@@ -93,6 +93,7 @@ class RunLoop:
       closing: resources that are closed when the run is over.
       clock: seconds of each phase so far.
       course: round, training loss and means of test metrics of each segment so far.
+      nonfinite: the number of messages that were not finite so far.
     """
 
     advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
@@ -107,6 +108,7 @@ class RunLoop:
     )
     clock: "Clock" = dataclasses.field(default_factory=lambda: Clock(), init=False)
     course: list[Record] = dataclasses.field(default_factory=list, init=False)
+    nonfinite: int = dataclasses.field(default=0, init=False)
     _recorded: Segment | None = dataclasses.field(default=None, init=False)
     _records: list[Record] = dataclasses.field(default_factory=list, init=False)
 
@@ -170,6 +172,7 @@ class RunLoop:
                 spent = seconds["rounds"] - begin, seconds["compile"] - compiled
                 segment = Segment(done, metrics, evaluation, *spent, private)
                 history.append(segment)
+                self.nonfinite += int(np.sum(metrics.get("nonfinite", 0)))
                 self.course += _course(segment, alone=not self.course and done == self.rounds)
                 with self.clock.phase("write"):
                     answers = [step(state, segment) for step in steps]

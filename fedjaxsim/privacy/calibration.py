@@ -317,8 +317,13 @@ def sampling_rate(
         plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency)
         return spent(*plan, budget=budget)
 
-    start = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
-    p = _search(cost, epsilon, start, 1.0, most=1.0)
+    def bound(p):
+        return spent(noise_multiplier, p, rounds, delta, scheme, event, adjacency, "rdp")
+
+    # A schedule changes this p little.
+    guess = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
+    start = _search(bound, epsilon, guess, 1.0, most=1.0, tolerance=0.05)
+    p = _search(cost, epsilon, start or guess, 1.0, most=1.0)
     if p is None or p < 2.0**-32:
         raise ValueError(
             f"no sampling_rate meets epsilon {epsilon} at delta {delta} with noise_multiplier "

@@ -139,7 +139,7 @@ def area_under_roc(
         below = jnp.searchsorted(ranked, ordinals, side="left")
         up_to = jnp.searchsorted(ranked, ordinals, side="right")
         wins = (below + up_to) / (2 * negatives)
-        share = jnp.sum(jnp.where(signs > 0, wins, 0)) / positives
+        share = jnp.sum(jnp.where(signs > 0, wins, 0)) / positives.astype(wins.dtype)
         return jnp.where(failed, jnp.nan, share)
 
     return StreamingMetric(start, add, value)

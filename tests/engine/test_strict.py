@@ -1,0 +1,60 @@
+"""JAX's own checkers pass every system: types and ranks that mix by accident, keys used twice."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from problems import classification, least_squares, read_by, simulation_of
+
+from fedjaxsim import tasks
+from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.models import linear
+from fedjaxsim.privacy.samplers import poisson
+
+VALUES = {"noise_multiplier": 0.7, "clip": 1.0, "learning_rate": 0.05, "sampling_rate": 0.5}
+QUICK = ("pmtl", "ppsgd", "scaffold", "dp-mtrl", "knn-per")
+NAMES = [
+    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.thorough])
+    for name, system in SYSTEMS.items()
+    if not system.variant_of
+]
+COUNTS = [5, 9, 6]
+
+
+def traced(name, population, task):
+    """Trace all functions of a run with types and ranks that must agree."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        sim = simulation_of(name, task, population, poisson(), Minibatches(4, epochs=2))
+        hparams = read_by(sim, **VALUES)
+        key, _ = sim.check_start(0, hparams)
+        begun = jax.eval_shape(sim.program.init, key, hparams.as_arrays())
+        for split, function in (("train", sim.program.step), ("test", sim.program.evaluate)):
+            jax.eval_shape(function, begun, hparams.as_arrays(), sim.rows[split])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_system_promotes_no_types_and_no_ranks(name):
+    problem = classification(COUNTS) if SYSTEMS[name].softmax else least_squares(COUNTS, test=0.25)
+    traced(name, *problem)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [(tasks.logistic(linear((4,), 1)), (20,)), (tasks.multilabel(linear((4,), 2), 2), (20, 2))],
+)
+def test_a_task_promotes_no_types_and_no_ranks(task, labels):
+    population, _ = classification(COUNTS)
+    y = np.random.default_rng(0).integers(0, 2, labels)
+    fields = {"x": population.fields["x"], "y": y}
+    traced("fedavg", dataclasses.replace(population, fields=fields, columns={}), task)
+
+
+def test_no_key_is_used_twice():
+    with jax.debug_key_reuse(True):
+        population, task = least_squares(COUNTS, test=0.25)
+        sim = simulation_of("pmtl", task, population, poisson(), Minibatches(4, steps=1))
+        hparams = read_by(sim, **VALUES)
+        state, _ = sim.run(sim.init(0, hparams), hparams, 1)
+        sim.round(sim.start_from(state, hparams), hparams)
