@@ -2,6 +2,7 @@
 
     python benchmarks/accelerator.py                 # on a card
     python benchmarks/accelerator.py --rehearse      # tiny sizes on a CPU
+    python benchmarks/accelerator.py --compile-only h100 v5e   # without a card: what would run
     fedjaxsim bench runs/accelerator/bench.json      # the table
 
 Every workload is measured as `fedjaxsim bench` does, in a process of its own: first all of them as
@@ -9,30 +10,41 @@ the defaults lay them out, then with other chunk sizes, named `WORKLOAD, chunks 
 has at most 90 seconds, and none starts when the time is over. Last comes a step of the CNN with
 each form of its convolutions. The file is written after each, so that Ctrl-C loses nothing. The
 numbers of a rehearsal say nothing about a card; clients run as batches, as they do on one.
+
+`--compile-only` compiles the workloads for devices that need not be there (extras cuda and tpu) and
+writes compiled.json: what a round starts there, and the time below which it cannot come.
 """
 
 import functools
+import importlib.metadata
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from common import WORKLOADS, Record, in_process, median_of
+from common import WORKLOADS, Record, in_process, median_of, update
+from compiled import PARTS, started_by_a_round
 from tyro.conf import Positional
+from work import work_of
 
 import fedjaxsim as fjs
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.bench.results import Results, in_child, print_results
 from fedjaxsim.kernels import winograd
 from fedjaxsim.models import convolution, network
-from fedjaxsim.report.progress import number
+from fedjaxsim.report.progress import number, print_rows
+from fedjaxsim.runs.build import checked
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.runs.target import Target, compile_for
 
 PATIENCE = 90
 """Seconds of a process, at most."""
@@ -41,6 +53,7 @@ USUAL = 64
 _LOW = {"compute": "bfloat16"}
 _MILLION = {"shape": (32,), "clients": 10**6, "rows": (3,), "batch_size": 2,
             "test_fraction": 1 / 3, "rounds": 20, "eval_every": 2}  # fmt: skip
+_TENTH = {"sampling": "poisson", "sampling_rate": 0.1, "local_steps": 2}
 WHAT: dict[str, tuple[str, Record]] = {
     "femnist-cnn-fedavg": ("femnist-cnn-fedavg", {}),
     "femnist-cnn-pmtl": ("femnist-cnn-pmtl", {}),
@@ -49,19 +62,34 @@ WHAT: dict[str, tuple[str, Record]] = {
     "femnist-cnn-pmtl-bfloat16": ("femnist-cnn-pmtl", _LOW),
     "softmax-10k-local": ("softmax-10k-own", {"algorithm": "local"}),
     "softmax-10k": ("softmax-10k", {}),
+    "softmax-1k-of-10k": ("softmax-10k", _TENTH),
+    "softmax-1k-of-10k-own": ("softmax-10k-own", _TENTH),
     "mlp-pmtl": ("mlp-pmtl", {}),
     "text-gru-pmtl": ("text-gru-pmtl", {}),
     "text-transformer-pmtl": ("text-transformer-pmtl", {}),
     "text-transformer-pmtl-bfloat16": ("text-transformer-pmtl", _LOW),
 }
 """The file of settings of each workload, and changes to it; what matters most comes first."""
+OF_SYSTEMS: dict[str, tuple[str, Record]] = {
+    name: (f"{'linear' if each.linear else 'mlp'}-{each.variant_of or name}", {"algorithm": name})
+    for name, each in SYSTEMS.items()
+}
+"""A workload of each system, which can be named too."""
+Device = Literal["h100", "v5e"]
+LAUNCH = 3e-6
+"""Seconds that a GPU takes to start a kernel."""
+SPEEDS: dict[Device, tuple[float, float]] = {"h100": (3.352e12, 494.7e12), "v5e": (819e9, 197e12)}
+"""Bytes and floating-point operations a second: products of float32 are TF32 on a GPU, and bfloat16
+on a TPU."""
+CYCLES = 1.5e9
+"""Cycles of a TPU v5e a second."""
 TINY = {"clients": 6, "hidden": (4,), "rounds": 1, "chunk_map": "vmap"}
 """Changes of a rehearsal, to the settings that a workload has."""
 
 
 def settings_of(name: str, rehearse: bool, **changes: object) -> Record:
     """Return the settings of a workload."""
-    file, of_workload = WHAT[name]
+    file, of_workload = (WHAT | OF_SYSTEMS)[name]
     config = read_toml(WORKLOADS / f"{file}.toml").replace(**of_workload)
     if rehearse:
         known = {*config.settings(), "chunk_map"}
@@ -118,6 +146,56 @@ def run(names: Sequence[str], minutes: float, rehearse: bool, out: Path) -> int:
     return 0
 
 
+def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Record:
+    """Compile a workload; return what a round starts, per round, and the least time it takes."""
+    experiment = checked(run_config(**settings_of(name, rehearse)))
+    batches = experiment.simulation.minibatches
+    rows = int(experiment.simulation.population.splits["train"].count.max())
+    steps = batches.steps or (batches.epochs or 1) * -(-rows // batches.size)
+    found = compile_for(target, experiment.simulation, experiment.hparams, rounds=8)
+    started = started_by_a_round(found.rounds.as_text(), steps)
+    work = work_of(experiment, experiment.state_shapes)
+    bandwidth, flops = SPEEDS[device]
+    starts = {"launches": LAUNCH * started.launches} if device == "h100" else {
+        "cycles": started.cycles / CYCLES}  # fmt: skip
+    bounds = {"bytes": work.bytes / bandwidth, "flops": work.flops / flops, **starts}
+    return {
+        "kernels": {part: started.kernels[part] for part in (*PARTS, "other")},
+        "launches": started.launches,
+        "waits": started.waits,
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "working_bytes": found.need.rounds,
+        "chunk_size": found.chunk_size,
+        "seconds": bounds,
+    }
+
+
+def compile_for_devices(
+    names: Sequence[str], devices: Sequence[Device], rehearse: bool, out: Path
+) -> int:
+    """Compile the workloads for devices that need not be there; print and write the table."""
+    packages = ("jax", "jaxlib", "jax-cuda12-plugin", "libtpu")
+    installed = {each.name for each in importlib.metadata.distributions()}
+    versions = {each: importlib.metadata.version(each) for each in packages if each in installed}
+    for device in devices:
+        target, rows = Target.named(device), []
+        for name in names:
+            found = compiled(name, target, device, rehearse)
+            update(out / "compiled.json", {f"{name} {device}": found | {"versions": versions}})
+            bound, least = max(found["seconds"].items(), key=lambda each: each[1])
+            rows.append([
+                name, f"{found['launches']} ({' + '.join(map(str, found['kernels'].values()))})",
+                str(found["waits"]), f"{found['bytes'] / 1e6:.0f}", f"{found['flops'] / 1e9:.2g}",
+                f"{found['working_bytes'] / 1e6:.0f}", f"{1e3 * least:.2g} ({bound})",
+            ])  # fmt: skip
+        parts = " + ".join((*PARTS, "other"))
+        head = [device, f"kernels ({parts})", "waits", "MB", "GFLOP", "working MB", "least ms"]
+        print_rows(head, rows, no_wrap=True)
+    print("compiled, not timed:", ", ".join(f"{each} {v}" for each, v in versions.items()))
+    return 0
+
+
 def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -162,22 +240,27 @@ def convolutions(rehearse: bool) -> dict[str, float]:
 def main(
     workloads: Positional[tuple[str, ...]] = (),
     rehearse: bool = False,
+    compile_only: tuple[Device, ...] = (),
     minutes: float = 10.0,
     out: Path = Path("runs/accelerator"),
 ) -> int:
     """Measure what a card does.
 
     Args:
-      workloads: some names; by default all.
-      rehearse: tiny sizes on a CPU.
+      workloads: some names, those of systems included; by default all but these.
+      rehearse: tiny sizes, on a CPU unless they are only compiled.
+      compile_only: devices to compile for, which need not be there; nothing is run.
       minutes: for everything but the convolutions.
       out: the folder of bench.json.
     """
-    if unknown := [name for name in workloads if name not in WHAT]:
+    if unknown := [name for name in workloads if name not in WHAT | OF_SYSTEMS]:
         raise SystemExit(f"unknown workload {unknown[0]!r}; there are {', '.join(WHAT)}")
-    if rehearse:
+    if rehearse or compile_only:
         os.environ["JAX_PLATFORMS"] = "cpu"
-    return run(workloads or list(WHAT), minutes, rehearse, out)
+    names = workloads or list(WHAT)
+    if compile_only:
+        return compile_for_devices(names, compile_only, rehearse, out)
+    return run(names, minutes, rehearse, out)
 
 
 if __name__ == "__main__":

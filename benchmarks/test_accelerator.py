@@ -1,11 +1,16 @@
 """The ten minutes with a card, with stand-ins for its processes."""
 
+import json
+import os
 import subprocess
+import sys
+from pathlib import Path
 
 import accelerator
 import pytest
 
 from fedjaxsim.bench.results import Results
+from fedjaxsim.extras import missing
 
 MACHINE = {"name": "here", "processor": "some", "cores": 2, "device_kind": "cpu", "devices": 2}
 
@@ -64,3 +69,51 @@ def test_ctrl_c_keeps_what_was_measured(answers, tmp_path):
 def test_nothing_starts_when_the_time_is_over(answers, tmp_path):
     assert accelerator.run(["softmax-10k"], 0.0, True, tmp_path) == 0
     assert not (tmp_path / "bench.json").exists()
+
+
+def compiling(device, *command):
+    """Run Python in the benchmarks' folder, where a device's compiler is installed."""
+    extra = "tpu" if device == "v5e" else "cuda"
+    if missing(extra) is not None:
+        pytest.skip(f"needs the extra {extra}")
+    # Their compilers end the process at a flag that is for CPUs alone.
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, cwd=Path(accelerator.__file__).parent,
+        stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("device", ["h100", "v5e"])
+def test_every_system_is_compiled_for_an_accelerator(device, tmp_path):
+    names = list(accelerator.OF_SYSTEMS)
+    flags = ["--rehearse", "--compile-only", device, "--out", str(tmp_path)]
+    compiling(device, "accelerator.py", *names, *flags)
+    found = json.loads((tmp_path / "compiled.json").read_text())
+    assert set(found) == {f"{name} {device}" for name in names}
+    assert all(each["launches"] > 0 for each in found.values())
+
+
+EIGHT = """
+from compiled import started_by_a_round
+from fedjaxsim.runs.build import checked
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.target import Target, compile_for
+
+experiment = checked(run_config(
+    data="random", shape=(10,), clients=16, rows=(20,), labels=3, algorithm="pmtl", local_steps=2,
+    sampling_rate=0.5, clip=1.0, noise_multiplier=1.0,
+))
+program = compile_for(Target.named("v5e", 8), experiment.simulation, experiment.hparams, rounds=8)
+print(*started_by_a_round(program.rounds.as_text(), steps=2).collectives.elements(), sep="\\n")
+"""
+
+
+@pytest.mark.thorough
+def test_a_round_on_eight_devices_has_one_collective_the_sum_of_the_accumulator():
+    [collective] = compiling("v5e", "-c", EIGHT).splitlines()
+    assert collective.startswith("all-reduce (")
+    # A message of 3 biases and 3 × 10 weights; integer counts follow once per program.
+    assert "f32[3]{" in collective
+    assert "f32[3,10]{" in collective

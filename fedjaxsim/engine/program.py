@@ -256,10 +256,10 @@ class Program:
 
     # --- the three parts of a round ---------------------------------------------------------------
 
+    @jax.named_scope("draw")
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
         """Draw a round from the run's key and the round alone, so rounds can be drawn ahead."""
-        own = threefry.split(state.key, 3)
-        for_sampling, for_clients, for_noise = own[0], own[1], own[2]
+        for_sampling, for_clients, for_noise = threefry.split(state.key, 3)
         # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
         correlated = self.mechanism.event.of_whole_run
         for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), int(correlated))
@@ -273,6 +273,7 @@ class Program:
             noise=for_noise if correlated else threefry.fold_in(for_noise, state.round),
         )
 
+    @jax.named_scope("work")
     def work(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
     ) -> CohortResult:
@@ -294,6 +295,7 @@ class Program:
         accumulator, metrics = self.partition.total((worked.accumulator, worked.metrics))
         return CohortResult(worked.store, accumulator, metrics)
 
+    @jax.named_scope("server")
     def server_update(
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: CohortResult
     ) -> tuple[SimulationState, Metrics]:
