@@ -71,7 +71,10 @@ WHAT: dict[str, tuple[str, Record]] = {
 }
 """The file of settings of each workload, and changes to it; what matters most comes first."""
 OF_SYSTEMS: dict[str, tuple[str, Record]] = {
-    name: (f"{'linear' if each.linear else 'mlp'}-{each.variant_of or name}", {"algorithm": name})
+    name: (
+        f"{'linear' if each.linear else 'mlp'}-{each.variant_of or name}",
+        {"algorithm": name} | ({} if each.linear else {"layer_norm": True}),
+    )
     for name, each in SYSTEMS.items()
 }
 """A workload of each system, which can be named too."""

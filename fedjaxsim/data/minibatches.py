@@ -15,13 +15,16 @@ import jax.numpy as jnp
 from fedjaxsim import checks, keys
 from fedjaxsim.data.batch import Batch as Batch
 from fedjaxsim.data.batch import ProtectedBatch, Protection, Reader, UnprotectedError
-from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.kernels.permutation import permuted
 from fedjaxsim.kernels.traces import current_trace, noted_losses
 
 Carry = TypeVar("Carry")
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
+
+_UNROLLED = 4
+"""Most local steps that an accelerator's program writes out."""
 
 
 class BatchReadOptions(NamedTuple):
@@ -315,7 +318,9 @@ class ClientData:
         if self.minibatches.passes is not None or self._share is not None:
             batch = one if self.minibatches.passes is None else self._with_keys(consumed)
             return _repeat(step, batch, carry, self.num_steps(), steps)
-        return jax.lax.scan(drawn, carry, jnp.arange(steps))[0]
+        # An accelerator starts a few kernels for the loop, and copies what it carries.
+        unroll = steps if backend.platform() != "cpu" and steps <= _UNROLLED else 1
+        return jax.lax.scan(drawn, carry, jnp.arange(steps), unroll=unroll)[0]
 
     def num_steps(self) -> jax.Array:
         """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""

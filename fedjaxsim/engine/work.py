@@ -20,7 +20,7 @@ from fedjaxsim.engine.layout import LEAST_IN_BATCH, Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.kernels import products, threefry
+from fedjaxsim.kernels import backend, products, threefry
 from fedjaxsim.kernels.in_place import put, take
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
@@ -149,6 +149,9 @@ def work(
         # With full participation a chunk's states are a piece of the store. Outside a loop each use
         # would read the piece again, and the store be copied for the use that writes.
         options = {"reverse": layout.rematerialize, "piece": full and layout.scans}
+        chunks = _chunks(part, jax.tree.leaves(store), size, num_clients)
+        # On an accelerator the host would wait for the branch, and the store be copied around it.
+        alone = chunks.mask.shape[0] == 1 and backend.platform() != "cpu"
 
         def run_chunk(operands):
             (store, accumulator, totals), (slots, ids, mask) = operands
@@ -159,14 +162,13 @@ def work(
             return put(store, slots, new, **options), accumulator, totals
 
         def body(carry, chunk):
-            if full or layout.rematerialize:
+            if full or alone or layout.rematerialize:
                 return run_chunk((carry, chunk)), None
             # Filled slots come first, so a chunk whose first slot is empty has none.
             return jax.lax.cond(
                 chunk.mask[0], run_chunk, lambda operands: operands[0], (carry, chunk)
             ), None
 
-        chunks = _chunks(part, jax.tree.leaves(store), size, num_clients)
         return jax.lax.scan(body, carry, chunks)[0]
 
     carry = store, mechanism.zero(products.shapes(message), num_clients), zero_metrics
@@ -302,7 +304,8 @@ def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, total
 
     def body(carry, chunk):
         operands = (*chunk, *carry)
-        if full:
+        # Batches without a filled slot are skipped by `work`.
+        if full or not (scans or layout.rematerialize):
             rows, accumulator, totals, messages = run(operands)
         else:
             filled = chunk[2] if scans else chunk[2][0]

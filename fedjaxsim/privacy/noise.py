@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels import backend, threefry
 
 _BRANCH = 6.25
 _CENTRE = (3.125, (
@@ -48,16 +48,19 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"a draw of noise must have fewer than 2**32 numbers, got {size}")
-    # Of few numbers a CPU computes those beyond a multiple of 8 one by one.
-    words, half = jax.random.key_data(key), 8 * -(-size // 16)
+    words = jax.random.key_data(key)
 
-    def draw(first: jax.Array) -> jax.Array:
-        index = first + jax.lax.iota(jnp.uint32, half)
+    def draw(first: jax.Array | int, count: int) -> jax.Array:
+        index = first + jax.lax.iota(jnp.uint32, count)
         high, low = threefry.words(words, jnp.zeros_like(index), index)
         return from_words(high, low, dtype)
 
+    if backend.platform() != "cpu":
+        return draw(0, size).reshape(shape)
     # Without a loop of two steps XLA recomputes the noise in every consumer.
-    halves = jax.lax.map(draw, np.array([0, half], np.uint32))
+    # Of few numbers a CPU computes those beyond a multiple of 8 one by one.
+    half = 8 * -(-size // 16)
+    halves = jax.lax.map(lambda first: draw(first, half), np.array([0, half], np.uint32))
     return halves.reshape(2 * half)[:size].reshape(shape)
 
 

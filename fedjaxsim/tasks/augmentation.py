@@ -26,7 +26,7 @@ def augmented(task: Task, augment: Augment) -> Task:
     def changed(batch: Batch) -> Batch:
         if batch.keys is None:
             return batch
-        keys, own = jax.vmap(threefry.split, out_axes=1)(batch.keys)  # random layers have others
+        keys, own = jax.vmap(threefry.split)(batch.keys)  # random layers have others
         return batch._replace(fields=jax.vmap(augment)(keys, batch.fields), keys=own)
 
     def loss(params, batch):

@@ -22,6 +22,7 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning
+from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import noise_like
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -85,6 +86,23 @@ def test_chunks_change_nothing(size, chunk_map):
         chex.assert_trees_all_close(learned(one), learned(two), rtol=1e-11, atol=1e-14)
         chex.assert_trees_all_close(first.metrics, second.metrics, rtol=1e-11)
         chex.assert_trees_all_close(first.evaluation.values, second.evaluation.values, rtol=1e-11)
+
+
+def test_the_program_of_an_accelerator_gives_the_same_numbers():
+    # One batch, also of a round without clients, and local steps and noise without loops.
+    with jax.enable_x64(True):
+        population, task = least_squares([4 + k for k in range(5)])
+        found = []
+        for platform in ("cpu", "gpu"):
+            with planning_for(Backend(platform, 10**9)):
+                sim = Simulation(
+                    pmtl(task), population, poisson(0.2), Minibatches(4, steps=2), chunk_map="vmap"
+                )
+                hparams = read_by(sim, **(PRIVATE | {"sampling_rate": 0.2}))
+                state, (segment,) = sim.run(sim.init(0, hparams), hparams, 8)
+            found.append((learned(state), segment.metrics))
+        assert 0 in found[0][1]["participants"]
+        chex.assert_trees_all_close(*found, rtol=1e-9, atol=1e-12)
 
 
 def test_segments_are_rounds_are_one_run():

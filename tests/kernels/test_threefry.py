@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.backend import Backend, planning_for
 
 pytestmark = pytest.mark.usefixtures("unrolled")
 KEY = jax.random.key(2**40 + 7, impl="threefry2x32")
@@ -21,8 +22,10 @@ def test_fold_in(number):
 
 
 def test_split_and_maps():
-    same(threefry.split(KEY), jax.random.split(KEY))
-    same(threefry.split(KEY, 5), jax.random.split(KEY, 5))
+    same(jnp.stack(threefry.split(KEY)), jax.random.split(KEY))
+    with planning_for(Backend("gpu", None)):
+        same(jnp.stack(threefry.split(KEY, 3)), jax.random.split(KEY, 3))
+    same(jnp.stack(threefry.split(KEY, 5)), jax.random.split(KEY, 5))
     keys, numbers = jax.random.split(KEY, 3), jnp.arange(3)
     same(jax.vmap(threefry.fold_in)(keys, numbers), jax.vmap(jax.random.fold_in)(keys, numbers))
 
