@@ -1,5 +1,6 @@
 """A state with a budget runs up to it, and no further, whoever runs it."""
 
+import dataclasses
 import functools
 import math
 
@@ -10,7 +11,7 @@ from problems import classification, read_by, same
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy import compose_reports, ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.events import Entry
 
@@ -101,16 +102,6 @@ def test_a_budget_comes_before_the_first_release_and_stays():
         started(sim, z=0.0)
 
 
-def test_a_checkpoint_keeps_the_budget(tmp_path):
-    sim = simulation()
-    state, hparams = started(sim)
-    folder = CheckpointFolder(tmp_path)
-    folder.save(0, state, {})
-    last = folder.last()
-    assert last is not None
-    assert last.state(sim.init(0, hparams)).privacy.limit == state.privacy.limit
-
-
 @pytest.mark.thorough
 def test_the_budget_ends_everywhere_after_the_same_round():
     placements = {}, {"devices": tuple(jax.devices()[:2])}, {"streamed": True}
@@ -126,3 +117,39 @@ def test_the_budget_ends_everywhere_after_the_same_round():
         np.testing.assert_allclose(
             jax.tree.leaves(one.shared)[0], jax.tree.leaves(other.shared)[0], rtol=1e-4, atol=1e-6
         )
+
+
+def test_a_killed_run_spends_no_planned_round_twice(tmp_path):
+    sim = simulation()
+    begun, hparams = started(sim)
+    whole, _ = sim.run(begun, hparams, 30, eval_every=2)
+    folder = CheckpointFolder(tmp_path)
+
+    def save_then_die(state, segment):
+        if segment.round > 4:
+            raise KeyboardInterrupt  # rounds 5 and 6 were released, and are in no checkpoint
+        folder.save(segment.round, state, {})
+
+    with pytest.raises(KeyboardInterrupt):
+        sim.run(started(sim)[0], hparams, 30, eval_every=2, callbacks=[save_then_die])
+    ends = []
+    for _ in range(2):  # killed and resumed again from the same file
+        saved = folder.last()
+        assert saved is not None
+        state = saved.state(sim.init(0, hparams))
+        assert int(state.round) == 4
+        state, _ = sim.run(state, hparams, 30, eval_every=3)
+        # Rounds that come again are the same releases, of the same numbers; no other one has room.
+        assert same(state, whole)
+        assert same(sim.round(state, hparams)[0], whole)
+        ends.append(sim.guarantee(state, DELTA))
+    assert ends[0].charges == ends[1].charges == sim.guarantee(whole, DELTA).charges
+    # With other noise they would be other releases from the same numbers: no two reports compose.
+    state = folder.last().state(sim.init(0, hparams))  # pyright: ignore[reportOptionalMemberAccess]
+    other, _ = sim.run(state, hparams.replace(noise_multiplier=4.0), 30)
+    with pytest.raises(ValueError, match="no joint ε"):
+        compose_reports([ends[0], sim.guarantee(other, DELTA)])
+    # A file from before the budget was set spends nothing beside it: the budget is in the state.
+    unlimited = dataclasses.replace(whole, privacy=dataclasses.replace(whole.privacy, limit=None))
+    with pytest.raises(ValueError, match="before the first release"):
+        sim.with_budget(unlimited, sim.budget(hparams, epsilon=EPSILON, delta=DELTA))
