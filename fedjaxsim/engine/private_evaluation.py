@@ -122,6 +122,20 @@ def _released(plan: EvaluationPlan, num_clients: int, better: bool):
     return jax.jit(release)
 
 
+@functools.partial(jax.jit, static_argnames=("place", "spend"))
+def _charged(
+    privacy: ledger.Ledger, key: jax.Array, number: jax.Array, place: int, spend: PrivacySpend
+) -> ledger.Ledger:
+    """Enter an evaluation; compiled, as some seventy operations would be one by one."""
+    z = spend.entries[0].noise_multiplier
+    return ledger.update(
+        ledger.drew(privacy, key, number, place),
+        spend.scheme,
+        spend.event,
+        lambda charges: ledger.charge(charges, z, 1.0, number),
+    )
+
+
 def evaluate(
     state: SimulationState, evaluation: Evaluation, plan: EvaluationPlan
 ) -> tuple[SimulationState, PrivateMetric | None]:
@@ -149,13 +163,7 @@ def evaluate(
     place = ledger.stream_of(privacy, key)
     assert place is not None, "`prepared` makes the record"
     number = int(privacy.draws[place].next_round)
-    z = spend.entries[0].noise_multiplier
-    privacy = ledger.update(
-        ledger.drew(privacy, key, number, place),
-        spend.scheme,
-        spend.event,
-        lambda charges: ledger.charge(charges, z, 1.0, number),
-    )
+    privacy = _charged(privacy, key, number, place, spend)
     if privacy.limit is not None and not allows(privacy.limit, privacy):
         return state, None
     own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)

@@ -324,8 +324,10 @@ def test_sorted_by_length_a_round_is_the_same():
         state = program.init(jax.random.key(0), hparams.as_arrays())
         rows = sim.rows["train"]
         ends.append(program.rounds(state, hparams.as_arrays(), rows, 3)[0].shared)
-    chex.assert_trees_all_close(ends[0], ends[1], rtol=0, atol=2e-8)
-    chex.assert_trees_all_close(ends[0], ends[2], rtol=0, atol=2e-8)
+    # In each of three rounds both runs round a weight, each by half a unit in its last place.
+    atol = 3 * np.spacing(np.abs(ends[0].params["kernel"]).max())
+    for other in ends[1:]:
+        chex.assert_trees_all_close(ends[0], other, rtol=0, atol=atol)
 
 
 def test_multiplications_of_a_step_by_hand():
