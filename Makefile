@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: test test-all lint types unit thorough demo docs release clean
+.PHONY: test test-all lint types unit thorough compiled demo docs release clean
 
 # Every capability and every law once; test-all adds repetitions over sizes, mechanisms and seeds.
 test: $(VENV)/ready
@@ -27,6 +27,11 @@ unit: $(VENV)/ready
 
 thorough: $(VENV)/ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m thorough
+
+# Every system, compiled for a TPU that is not there.
+compiled: $(VENV)/ready
+	$(INSTALL) --editable '.[tpu]'
+	$(BIN)/pytest -m thorough benchmarks/test_accelerator.py
 
 demo: $(VENV)/ready
 	$(BIN)/fedjaxsim demo --out runs/demo --overwrite
