@@ -35,6 +35,11 @@ PROBLEM = [
     "--accountant", "rdp",  # the fastest: an ε for each of many evaluations
 ]  # fmt: skip
 RUN = ["run", *PROBLEM, "--rounds", "1000", "--eval-every", "10", "--checkpoint-every", "10"]
+LARGE = [
+    "run", "--quiet", "--data", "random", "--clients", "1000000", "--rows", "2", "--shape", "8",
+    "--labels", "2", "--epsilon", "3", "--sampling-rate", "0.0001", "--local-steps", "1",
+    "--rounds", "400", "--eval-every", "100", "--checkpoint-every", "100", "--accountant", "rdp",
+]  # fmt: skip
 SWEEP = """
 data = "synthetic-stream"
 clients = 20
@@ -134,15 +139,15 @@ def kinds_of(folder: Path) -> dict[str, Work]:
         "run": Work(alone(RUN), of_run),
         "streamed run": Work(alone([*RUN, "--streamed"]), of_run),
         "two processes": Work(pair, of_run),
+        "a million": Work(alone(LARGE), of_run),
         "sweep": Work(alone(sweep), of_sweep, lambda out: False, resumes=False),
         "tuning": Work(alone(tune), of_tuning, is_tuned, resumes=False),
     }
 
 
 def of_run(out: Path) -> list[bytes]:
-    """Return the files of a run without times, and its last state."""
-    file = RunDirectory(out).checkpoints().last().file
-    state = file.read_bytes().partition(b"\n")[2][:-32]
+    """Return the files of a run without times, and its last checkpoint."""
+    state = RunDirectory(out).checkpoints().last().file.read_bytes()
     return [state, *((out / name).read_bytes() for name in (METRICS, GUARANTEE, CLIENTS))]
 
 

@@ -20,7 +20,6 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.models.model import Model
-from fedjaxsim.privacy import fixed_size
 from fedjaxsim.tasks import softmax
 
 # Warnings of fluke's own imports and deprecations.
@@ -55,7 +54,7 @@ def ours(algorithm, epochs=EPOCHS, **values) -> tuple[Any, Any, Any]:
     split = np.concatenate([[0] * n + [2] * TESTS for n in COUNTS])
     population = fjs.Population.from_rows(fields, clients, len(COUNTS), split)
     minibatches = fjs.Minibatches(max(COUNTS), epochs=epochs)
-    sim = fjs.Simulation(algorithm, population, fixed_size(cohort=COHORT), minibatches)
+    sim = fjs.Simulation(algorithm, population, fjs.fixed_size(cohort=COHORT), minibatches)
     exact = {"clip": jnp.inf, "noise_multiplier": 0.0}
     hparams = sim.hyperparameters(learning_rate=RATE, **exact, **values)
     state, arrays = sim.init(0, hparams), hparams.as_arrays()
