@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjaxsim.factories import flag
-from fedjaxsim.report.progress import doing
 from fedjaxsim.runs.settings import RunConfig
 
 
@@ -53,6 +52,7 @@ def data(
     from fedjaxsim.data.describe import describe, in_words
     from fedjaxsim.data.folder import save_folder
     from fedjaxsim.report.files import print_json
+    from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.build import population_of
 
     columns = _columns(settings) if what == "show" else None
