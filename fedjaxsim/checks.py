@@ -9,8 +9,6 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 
 def positive(**values: Any) -> None:
     """Require finite numbers above 0."""
@@ -56,7 +54,8 @@ def _require(
 ) -> None:
     for name, value in values.items():
         try:
-            good = bool(np.all(allowed(value)))
+            answer = allowed(value)
+            good = bool(answer.all() if hasattr(answer, "all") else answer)
         except TypeError:  # no number at all
             good = False
         if not good:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, noise_of, with_canaries
 from fedjaxsim.audit.noise import NoiseTest, noise_tests
 from fedjaxsim.data.population import with_other_rows
@@ -180,8 +181,7 @@ def audit(
       ValueError: if a number is out of range, there are fewer than 40 canaries in all, the
         algorithm sends nothing, or the simulation refuses the hyperparameters.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    checks.in_range("(0, 1)", confidence=confidence)
     delta = default_delta(simulation.num_clients) if delta is None else delta
     check_delta(delta)
     for name, number in (("runs", runs), ("rounds", rounds)):

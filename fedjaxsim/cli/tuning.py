@@ -122,11 +122,7 @@ def prepare_tune(
 
 
 def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
-    """Return the fields of the hyperparameters that are tuned.
-
-    Raises:
-      ValueError: if there are none, or one is given twice or cannot be tuned.
-    """
+    """Return the fields of the hyperparameters that are tuned."""
     names = tuple(name.replace("-", "_") for name in wrt)
     tunable = [name for name, record in config.records.items() if record.scale == "log"]
     allowed = ", ".join(map(flag, tunable))

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import Ranges
 
@@ -99,9 +100,7 @@ def _split_mix(origin: np.ndarray, number: np.ndarray) -> np.ndarray:
 
 def check_fractions(validation: float, test: float) -> None:
     """Raise ValueError unless both are in [0, 1) and leave some rows to train on."""
-    for name, fraction in (("validation", validation), ("test", test)):
-        if not 0 <= fraction < 1:
-            raise ValueError(f"{name} must lie in [0, 1), got {fraction}")
+    checks.in_range("[0, 1)", validation=validation, test=test)
     if validation + test >= 1:
         raise ValueError(f"validation + test must be less than 1, got {validation} + {test}")
 

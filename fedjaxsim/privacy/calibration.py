@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
@@ -84,8 +85,7 @@ def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
 
 def _as_drawn(sampling_rate: float) -> float:
     """Return the sampling rate, or its float32 neighbour if larger: the largest possible charge."""
-    if not 0 < sampling_rate <= 1:
-        raise ValueError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
+    checks.in_range("(0, 1]", sampling_rate=sampling_rate)
     return min(1.0, max(sampling_rate, float(np.float32(sampling_rate))))
 
 

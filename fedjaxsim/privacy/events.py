@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from fedjaxsim import checks
 from fedjaxsim.privacy.entries import ADJACENCIES as ADJACENCIES
 from fedjaxsim.privacy.entries import LARGEST_NOISE as LARGEST_NOISE
 from fedjaxsim.privacy.entries import MOST_ROUNDS as MOST_ROUNDS
@@ -72,9 +73,7 @@ class PrivacyEvent:
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}")
-        for name, value in (("zero_out", self.zero_out), ("replace", self.replace)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+        checks.positive(zero_out=self.zero_out, replace=self.replace)
         if not self.zero_out <= self.replace <= 2 * self.zero_out:
             raise ValueError(
                 f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
@@ -210,8 +209,7 @@ class Correlated(Gaussian):
         super().__post_init__()
         if self.bands < 1:
             raise ValueError(f"bands must be at least 1, got {self.bands}")
-        if not 0 < self.power <= 1:
-            raise ValueError(f"power must lie in (0, 1], got {self.power}")
+        checks.in_range("(0, 1]", power=self.power)
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
         """Return one release that costs as much as all rounds."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.factories import REQUIRED, Setting, flag
 from fedjaxsim.privacy.budget import Budget
@@ -553,8 +554,8 @@ class RunConfig:
                 "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
                 "releases are covered by a budget alone"
             )
-        if delta is not None and not 0 < delta < 1:
-            raise ValueError(f"delta must lie in (0, 1), got {delta}")
+        if delta is not None:
+            checks.in_range("(0, 1)", delta=delta)
         if self.get("hidden", (1,)) == ():
             raise ValueError("hidden must hold at least one width, got none")
         steps = [step for step in self.get("preprocess", ()) if step not in _PREPROCESS]

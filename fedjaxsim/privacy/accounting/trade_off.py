@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
+from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.profile import Profile
 from fedjaxsim.privacy.events import Adjacency, PrivacySpend
@@ -50,8 +51,7 @@ def trade_off(
       ValueError: if a type I error, (...), lies outside [0, 1].
     """
     alphas = np.asarray(type_one, np.float64)
-    if not np.all((alphas >= 0) & (alphas <= 1)):
-        raise ValueError(f"type_one must lie in [0, 1], got {type_one}")
+    checks.in_range("[0, 1]", type_one=alphas)
     costly = [each for each in charges if each.event.releases]
     mu = composition.exact_mu(costly, adjacency)
     if mu is not None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
 from fedjaxsim.kernels import integer_sums
 from fedjaxsim.privacy.events import (
@@ -219,8 +220,7 @@ def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
     if not (np.all(np.isfinite(w)) and np.all(w > 0)):
         raise ValueError(f"weights must be positive and finite, got {w.min()} to {w.max()}")
     largest = float(w.max()) if max_weight is None else max_weight
-    if not (np.isfinite(largest) and largest > 0):
-        raise ValueError(f"max_weight must be positive and finite, got {largest}")
+    checks.positive(max_weight=largest)
     return np.minimum(w / largest, 1.0)
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.kernels import threefry
 
 
@@ -61,10 +62,8 @@ def intermittent(
       ValueError: if an argument is out of range.
     """
     window = period if window is None else window
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
-    if not 0 < least_work <= 1:
-        raise ValueError(f"least_work must lie in (0, 1], got {least_work}")
+    checks.in_range("[0, 1)", dropout=dropout)
+    checks.in_range("(0, 1]", least_work=least_work)
     if period < 1 or not 1 <= window <= period:
         raise ValueError(f"window must lie in [1, period], got window {window}, period {period}")
     lost = np.uint32(dropout * 2.0**32)

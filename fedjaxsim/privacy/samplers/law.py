@@ -116,11 +116,7 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
 
 
 def _drawn(sampler: Sampler, hparams: Hyperparameters, keys: int, rounds: int) -> np.ndarray:
-    """Draw cohorts, (keys, rounds, m) bool.
-
-    Raises:
-      ValueError: if one has a client twice, or one that does not exist.
-    """
+    """Draw cohorts, (keys, rounds, m) bool, of clients that exist, each at most once."""
     m = sampler.scheme.clients
     several = jax.random.split(jax.random.key(0, impl="threefry2x32"), keys)
     asked = jnp.arange(keys * rounds, dtype=jnp.int32)
