@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 
 def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return an HTML table; text is escaped."""
@@ -56,6 +54,8 @@ def details(summary: str, sentences: Iterable[str]) -> str:
 
 def number(value: Any) -> str:
     """Format a number with four significant digits, or the range of an array."""
+    import numpy as np  # the command line shows a bar without it
+
     if np.ndim(value) == 0:
         return f"{value:.4g}"
     return f"{np.min(value):.4g} to {np.max(value):.4g}"
