@@ -20,7 +20,6 @@ from typing import Any
 import jax
 
 from fedjaxsim.engine.devices import require, use_devices
-from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment, prepare, versions
@@ -84,7 +83,7 @@ def measure(experiment: Experiment) -> Record:
 
         return seconds(advance), seconds(lambda: run.evaluate(state))
 
-    (first, _), peak = repeat(1), peak_bytes()
+    first, _ = repeat(1)
     forget_peak()
     second, _ = repeat(1)
     running, of_devices = peak_bytes(), device_peak_bytes(devices)
@@ -96,10 +95,7 @@ def measure(experiment: Experiment) -> Record:
         "evaluation_seconds": statistics.median(evaluation for _, evaluation in turns),
         "compile_seconds": max(0.0, first - second),
         "rounds_mb": (running - base) / MB,
-        "compiling_mb": (peak - base) / MB,
         "device_peak_mb": None if of_devices is None else of_devices / MB,
-        "state_mb": bytes_of(experiment.state_shapes) / MB,
-        "data_mb": bytes_of(simulation.population.fields) / MB,
         "clients_per_round": rate * simulation.num_clients,
         "chunk_size": simulation.chunk_size_for(experiment.hparams),
         "devices": len(devices),

@@ -1,4 +1,4 @@
-"""Measurements of all processes: their medians and ranges, one JSON file, and tables."""
+"""Measurements of all processes: their medians and ranges, one JSON file, and a table."""
 
 import dataclasses
 import json
@@ -8,21 +8,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from fedjaxsim.report.files import Record, write_json
 from fedjaxsim.report.progress import number, print_rows
 
 _MEDIANS = {
-    "compile_seconds": "compile s", "evaluation_seconds": "evaluation s",
-    "rounds_mb": "MB", "compiling_mb": "MB compiling",
+    "compile_seconds": "compile s", "evaluation_seconds": "evaluation s", "rounds_mb": "MB",
 }  # fmt: skip
-_COMPARED = {
-    "rounds_per_second": ("rounds/s", ("slower", "", "faster"), 0.0),
-    "compile_seconds": ("compile s", ("shorter", "", "longer"), 0.1),
-    "rounds_mb": ("MB", ("less", "", "more"), 1.0),
-}
-"""Unit, verdicts, and the value below which numbers count as equal."""
 
 
 class Spread(NamedTuple):
@@ -31,15 +24,6 @@ class Spread(NamedTuple):
     median: float
     least: float
     greatest: float
-
-    def over(self, old: "Spread", equal: float = 0.0) -> "Spread":
-        """Return the ratio of the medians to `old`, and its range over pairs of processes.
-
-        Values below `equal` count as `equal`.
-        """
-        now, then = (Spread(*(max(equal, value) for value in each)) for each in (self, old))
-        ratios = now.median / then.median, now.least / then.greatest, now.greatest / then.least
-        return Spread(*ratios)
 
     def __str__(self) -> str:
         """Return the median with its range, if it has one: `2.9 (2.7–3.1)`."""
@@ -80,31 +64,6 @@ class Results:
             runs[run] = {"settings": self.settings[run], "summary": summary, "processes": processes}
         write_json(path, {"machine": self.machine, "workloads": runs})
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file of `write`.
-
-        Raises:
-          FileNotFoundError: if there is no such file.
-          ValueError: if it holds something else.
-        """
-        if not path.is_file():
-            raise FileNotFoundError(f"no results {path}")
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            runs = record["workloads"]
-            results = cls(
-                dict(record["machine"]),
-                {run: dict(each.get("settings") or {}) for run, each in runs.items()},
-                {run: list(each["processes"]) for run, each in runs.items()},
-            )
-            if not all(results.spread(run, "rounds_per_second") for run in runs):
-                raise KeyError("rounds_per_second")
-            compare(results, results)
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise ValueError(f"{path} does not hold results of fedjaxsim bench") from error
-        return results
-
 
 def print_results(results: Results) -> None:
     """Print a line for each run: its speed, and medians of the rest."""
@@ -114,50 +73,6 @@ def print_results(results: Results) -> None:
         medians = [number(each and each.median) for each in found]
         rows.append([run, str(results.spread(run, "rounds_per_second")), *medians])
     print_rows(["run", "rounds/s", *_MEDIANS.values()], rows, no_wrap=True)
-
-
-def compare(new: Results, old: Results) -> list[list[str]]:
-    """Compare speed, compile time and memory of the runs that two results share.
-
-    A number is called faster or slower, shorter or longer, less or more only where every process of
-    one is beyond every process of the other. With five processes each, equal distributions come
-    apart like this once in 126 comparisons.
-
-    Returns:
-      Rows of texts: the run and, for each number, its ratio new/old with range, and the verdict.
-    """
-    rows = []
-    for run in (run for run in new.processes if run in old.processes):
-        row = [run]
-        for name, (_, verdicts, equal) in _COMPARED.items():
-            now, then = new.spread(run, name), old.spread(run, name)
-            ratio = now and then and now.over(then, equal)
-            row += [str(ratio or "–"), ""]
-            if ratio:
-                row[-1] = verdicts[1 + (ratio.least > 1) - (ratio.greatest < 1)]
-        rows.append(row)
-    return rows
-
-
-def print_comparison(new: Results, old: Results, name: str) -> None:
-    """Print `compare` as a table, and the differences from the machine and settings of `name`."""
-    rows = compare(new, old)
-    if not rows:
-        print(f"no run of {name} was measured here")
-        return
-    headings = [text for unit, _, _ in _COMPARED.values() for text in (f"{unit} new/old", "is")]
-    print_rows(["run", *headings], rows, no_wrap=True)
-    slower = ", ".join(row[0] for row in rows if row[2] == "slower")
-    print(f"in brackets the range over pairs of processes; slower: {slower or 'none'}")
-    for key in ("name", "processor", "cores", "device_kind", "devices"):
-        was, now = old.machine.get(key), new.machine.get(key)
-        if was != now:
-            print(f"not the same machine: {key} was {was!r} and is {now!r}")
-    for run, *_ in rows:
-        was, now = old.settings.get(run), new.settings.get(run)
-        if was and now and was != now:
-            other = [key for key in {**was, **now} if was.get(key) != now.get(key)]
-            print(f"not the same run: {run} has other {', '.join(other)}")
 
 
 def in_child(

@@ -20,17 +20,15 @@ def bench(
     settings: tuple[RunConfig, ...],
     repeats: int = 5,
     devices: str = "all",
-    compare: Path | None = None,
 ) -> Callable[[], int]:
     """Measure the speed and memory of runs.
 
     Args:
       files: TOML files, each with the settings of a run; flags win over them. Without a file the
-        flags describe the run. A single bench.json is shown, and nothing is measured.
+        flags describe the run.
       settings: The settings of each run.
       repeats: Processes that measure each run.
       devices: Devices that share the clients, all or a number; of a CPU, its cores.
-      compare: Earlier results to compare with, a bench.json.
 
     Raises:
       FileNotFoundError, ValueError: for bad input.
@@ -39,20 +37,13 @@ def bench(
     machines.validate()
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
-    from fedjaxsim.bench.results import Results
     from fedjaxsim.report.files import make_directory
 
-    shown = [file for file in files if file.suffix == ".json"]
-    if shown:
-        if files[1:]:
-            raise ValueError("results are shown alone: give one bench.json, or files of settings")
-        show, results = _printer(compare), Results.read(shown[0])
-        return lambda: show(results) or 0
-    runs, show, out = named(files, settings), _printer(compare), settings[0].out
+    runs, out = named(files, settings), settings[0].out
     if out is not None:
         make_directory(out, [RESULTS], "benchmark", overwrite=settings[0].overwrite)
     return lambda: _measure_all(
-        runs, out, show, repeats=repeats, devices=machines.count, quiet=settings[0].quiet
+        runs, out, repeats=repeats, devices=machines.count, quiet=settings[0].quiet
     )
 
 
@@ -71,7 +62,6 @@ def named(files: Sequence[Path], settings: Sequence[RunConfig]) -> dict[str, Run
 def _measure_all(
     runs: Mapping[str, RunConfig],
     out: Path | None,
-    show: "Callable[[Results], None]",
     *,
     repeats: int,
     devices: int | None,
@@ -82,12 +72,11 @@ def _measure_all(
     Args:
       runs: settings, by name.
       out: folder of bench.json, which is written after each process; None for none.
-      show: prints results.
       repeats: processes of each run.
       devices: the number of devices; None for all.
       quiet: no progress bar.
     """
-    from fedjaxsim.bench.results import Results
+    from fedjaxsim.bench.results import Results, print_results
     from fedjaxsim.cli.messages import INTERRUPTED, one_line, say
     from fedjaxsim.report.progress import COUNT, Bar, number
 
@@ -110,11 +99,11 @@ def _measure_all(
                 words = f"{name}  {number(speed)} rounds/s"
                 bar.show(f"{done}/{len(plan)}  {words}", completed=done, words=words)
     except KeyboardInterrupt:
-        show(results)
+        print_results(results)
         kept = "" if out is None else f"; {out / RESULTS} has what was measured"
         print(f"stopped by Ctrl-C{kept}", file=sys.stderr)
         return INTERRUPTED
-    show(results)
+    print_results(results)
     if out is not None and results.processes:
         print(f"files in {out}")
     for name, error in failures.items():
@@ -135,18 +124,3 @@ def _measure(name: str, config: RunConfig, devices: int | None, results: "Result
     results.machine = found.pop("machine")
     results.processes.setdefault(name, []).append(found)
     return found["rounds_per_second"]
-
-
-def _printer(earlier: Path | None) -> "Callable[[Results], None]":
-    """Read earlier results; return a function that prints results beside them."""
-    from fedjaxsim.bench.results import Results, print_comparison, print_results
-
-    before = None if earlier is None else Results.read(earlier)
-
-    def show(results: Results) -> None:
-        if results.processes:
-            print_results(results)
-        if before is not None:
-            print_comparison(results, before, str(earlier))
-
-    return show

@@ -130,14 +130,11 @@ def _with_settings(command: Command, words: Sequence[str], notes: list[str]) -> 
     if several is None:
         config, flags, others = _settings(command, words, notes)
         return Call(command, command.arguments(flags, others) | {"settings": config})
-    files, runs = [each for each in others if not each.endswith(".json")], []
-    for file in files or [None] * (not others):
-        line = [word for word in words if word not in files or word == file]
-        config, own, _ = _settings(command, line, notes)
+    runs = []
+    for file in others or [None]:
+        line = [word for word in words if word not in others or word == file]
+        config, flags, _ = _settings(command, line, notes)
         runs.append(config)
-        flags = own
-    if not runs:
-        require_known(command, flags)
     return Call(command, command.arguments(flags, others) | {"settings": tuple(runs)})
 
 
