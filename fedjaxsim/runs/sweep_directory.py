@@ -14,13 +14,16 @@ A sweep directory holds
 
 import dataclasses
 import io
+import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
+from fedjaxsim.divergence import failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.extras import importing
@@ -33,9 +36,7 @@ from fedjaxsim.report.files import (
     write_tables,
 )
 from fedjaxsim.report.results import LAST_COLUMNS
-from fedjaxsim.runs.settings import flag
-from fedjaxsim.runs.sweep_runs import SWEEP, SweepOptions, SweepRuns
-from fedjaxsim.runs.table import tidy
+from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns
 
 with importing("tables"):
     import pyarrow as pa
@@ -58,6 +59,7 @@ SELECTION = (
 """A sentence of every report of a sweep."""
 
 _METADATA = b"fedjaxsim"
+_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,30 +237,53 @@ def _check_same(path: Path, sweep: SweepRuns) -> None:
     if not (path / SWEEP).is_file():
         return
     try:
-        stored = read_tables(path / SWEEP)
-        fingerprint = stored["resolved"]["fingerprint"]
+        fingerprint = read_tables(path / SWEEP)["resolved"]["fingerprint"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path / SWEEP} is damaged ({error}): choose another directory or say --overwrite"
         ) from error
     if fingerprint != sweep.fingerprint:
-        old, new = _flat(stored), _flat(sweep.settings())
-        changes = [
-            f"{key} is {old.get(key, 'not set')} there and {new.get(key, 'not set')} here"
-            for key in dict.fromkeys([*old, *new])
-            if old.get(key) != new.get(key)
-        ] or ["another version resolved it"]
-        more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise ValueError(
-            f"{path} holds another sweep ({'; '.join(changes[:3])}{more}): choose another "
-            "directory or say --overwrite"
+            f"{path} holds another sweep (sweep.toml): choose another directory or say --overwrite"
         )
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that results depend on; a swept key has the number of its table."""
-    ignored = ("sweep", *SweepOptions.__dataclass_fields__, "resolved", "versions")
-    flat = {flag(key): value for key, value in settings.items() if key not in ignored}
-    for index, table in enumerate(settings.get("sweep", ())):
-        flat |= {f"{flag(key)} in sweep {index + 1}": values for key, values in table.items()}
-    return flat
+# --- the table of results -----------------------------------------------------------------------
+
+
+def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
+    """Return the table of results: one row per run and evaluation, by run and round.
+
+    Its columns are `run`; every swept key by its field name (`target_epsilon` for ε), null where a
+    run's table does not set it; `round`; `train_loss`; the evaluation's metrics; `epsilon` and
+    `epsilon_replace`, spent up to this round (joint DP, zero-out and replace; null without a
+    guarantee) at `delta`; and `failed`, from `divergence.failures`.
+
+    Args:
+      sweep: the runs of the sweep.
+      rows: one per run and evaluation, from each run's first one on: `run`, `round`, `train_loss`
+        (None if no client took part since the last evaluation), metrics by name, `epsilon`,
+        `epsilon_replace` (None or inf without a guarantee) and `delta`.
+    """
+    ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
+    fixed = {"run", *sweep.columns, "round", "train_loss", *LAST_COLUMNS}
+    metrics = [name for name in dict.fromkeys(itertools.chain(*ordered)) if name not in fixed]
+    by_run = [list(rows) for _, rows in itertools.groupby(ordered, key=lambda row: row["run"])]
+    swept = {rows[0]["run"]: sweep.values(int(rows[0]["run"])) for rows in by_run}
+    columns: dict[str, pa.Array] = {"run": pa.array([row["run"] for row in ordered], pa.int32())}
+    for key, name in zip(sweep.keys, sweep.columns, strict=True):
+        if name not in LAST_COLUMNS:
+            values = [swept[row["run"]][name] for row in ordered]
+            columns[name] = pa.array(values, _TYPES[sweep.value_type(key)])
+    columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
+    for name in ("train_loss", *metrics, *LAST_COLUMNS[:-1]):
+        columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
+    columns["failed"] = pa.array(itertools.chain(*map(failures, by_run)), pa.bool_())
+    return pa.table(columns)
+
+
+def _float(name: str, value: Any) -> float | None:
+    """Return None for an infinite ε, and NaN with the sign that JSON leaves it."""
+    if value is None or (name in LAST_COLUMNS and not math.isfinite(value)):
+        return None
+    return float(value) if value == value else math.nan

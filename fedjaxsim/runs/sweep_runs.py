@@ -49,8 +49,10 @@ _MOST_RUNS = 100_000
 _STATIC = ("sampling_rate",)
 """Hyperparameters on which the program itself depends."""
 
-Values = Mapping[str, tuple[Any, ...]]
-"""One table of a sweep: the values of each key, by field name."""
+Values = Mapping[str, Any]
+"""Values by name, as a file has them; each run converts its own."""
+Table = Mapping[str, Sequence[Any]]
+"""One table of a sweep: the values of each key."""
 
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(OUTPUT, "belongs on the command line, not in a sweep's file"),
@@ -117,9 +119,9 @@ class SweepRuns:
       choice: how values were chosen before, in a sentence; "" if they were not.
     """
 
-    base: Mapping[str, Any]
+    base: Values = dataclasses.field(compare=False)
     options: SweepOptions
-    tables: tuple[Values, ...]
+    tables: tuple[Table, ...] = dataclasses.field(compare=False)
     keys: tuple[str, ...]
     runs: tuple[RunConfig, ...]
     given: tuple[frozenset[str], ...]
@@ -197,7 +199,7 @@ class SweepRuns:
         return {**base, "sweep": tables}
 
 
-def columns_of(settings: Mapping[str, Any]) -> list[str]:
+def columns_of(settings: Values) -> list[str]:
     """Return `SweepRuns.columns` of a file that a sweep wrote."""
     keys = dict.fromkeys(key for table in settings["sweep"] for key in table)
     return [_column(key.replace("-", "_")) for key in keys]
@@ -221,7 +223,7 @@ def _cell(value: Any) -> Any:
 
 
 def resolve_sweep(
-    base: Mapping[str, Any], tables: Sequence[Values], options: SweepOptions | None = None
+    base: Values, tables: Sequence[Table], options: SweepOptions | None = None
 ) -> SweepRuns:
     """Resolve tables of values into runs.
 
@@ -270,9 +272,7 @@ def resolve_sweep(
     return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
 
 
-def _unread(
-    name: str, settings: Mapping[str, Any], table: Mapping[str, Sequence[Any]], where: str
-) -> ValueError:
+def _unread(name: str, settings: Values, table: Table, where: str) -> ValueError:
     """Return the error about a key that no run reads; raise it at once for an unknown key."""
     first = {**settings, **{key: values[0] for key, values in table.items()}}
     reasons = unread([name], first, settings_of(SweepOptions))
@@ -288,8 +288,8 @@ def _unread(
 class Candidate(NamedTuple):
     """A point of a search: values of a combination of a sweep, and of what is searched."""
 
-    place: Mapping[str, Any]
-    point: Mapping[str, Any]
+    place: Values
+    point: Values
     seeds: tuple[int, ...]
 
     @property
@@ -309,10 +309,10 @@ class Search:
       seeds: seeds of the runs that choose.
     """
 
-    base: Mapping[str, Any]
+    base: Values
     options: SweepOptions
-    tables: tuple[Values, ...]
-    boxes: tuple[Values, ...]
+    tables: tuple[Table, ...]
+    boxes: tuple[Table, ...]
     points: int | None
     seeds: tuple[int, ...]
 
@@ -338,18 +338,19 @@ class Search:
                 place = dict(zip(names, values, strict=True))
                 asked = displaced(self.base, place) | place
                 fields = table_of(asked).keys
-                place = {key: value for key, value in place.items() if key in fields}
+                run = run_config(**{n: value for n, value in asked.items() if n in fields})
+                place = {key: run.get(key) for key in place if key in fields}
                 if any(each.place == place for each in found):
                     continue  # what one system does not read is no other combination of it
-                run = run_config(**{n: value for n, value in asked.items() if n in fields})
-                read = {key: of for key, of in box.items() if key in fields and key not in place}
+                read = {key: tuple(map(fields[key].convert, of)) for key, of in box.items()
+                        if key in fields and key not in place}  # fmt: skip
                 found += [Candidate(place, point, seeds) for point in self._points(run, read)]
         unread = {key for key in self.keys if not any(key in each.point for each in found)}
         if unread:
             raise ValueError(f"no run reads {flag(min(unread))}, which [search] names")
         return tuple(found)
 
-    def _points(self, run: RunConfig, box: Values) -> list[dict[str, Any]]:
+    def _points(self, run: RunConfig, box: Table) -> list[dict[str, Any]]:
         """Return the points of one combination."""
         if not box:
             return [{}]
@@ -389,7 +390,7 @@ class Search:
         rounds = max(run.rounds for run in plan.runs)
         return resolve_sweep({**self.base, "eval_every": rounds}, tables, self._options())
 
-    def chosen(self, best: Sequence[Mapping[str, Any]], metric: str) -> SweepRuns:
+    def chosen(self, best: Sequence[Values], metric: str) -> SweepRuns:
         """Return the runs of the best candidates, whose values by column are in `best`."""
         kept = [
             each for each in self.candidates
@@ -412,7 +413,7 @@ class Search:
         return dataclasses.replace(self.options, best_over=self.keys)
 
 
-def _table(candidate: Candidate, seeds: tuple[int, ...]) -> Values:
+def _table(candidate: Candidate, seeds: tuple[int, ...]) -> Table:
     values = {**candidate.place, **candidate.point}
     return {**{key: (value,) for key, value in values.items()}, "seed": seeds}
 
@@ -440,69 +441,48 @@ def read_plan(
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: for a file that is not TOML, no table `[sweep]`, an unknown key (with the closest
-        known one), an empty list, a repeated value, or a value of the wrong type, each with its
-        place; and as `resolve_sweep`.
+      ValueError: for a file that is not TOML, no table `[sweep]` or an empty list; and as
+        `resolve_sweep`.
     """
     whole = content(path)
     with in_file(path):
-        common = whole.pop("search", None)
-        tables, boxes = _tables(whole.pop("sweep", None)), {}
-        for place, table in tables.items():
-            boxes[place] = table.pop("search", [{}])[0]
-        if common is None and any(boxes.values()):
-            raise ValueError("a search needs a table [search] with its seeds")
-        top = dict(entries(whole, _REFUSED))
-        options = {
-            name: setting.convert(top.pop(name))
-            for name, setting in settings_of(SweepOptions).items()
-            if name in top
-        }
-        settings = top if data is None else top | {"data": data}
-        check_parts(settings)
-        types = {place: _types(settings, table) for place, table in tables.items()}
-        every = {name: hint for found in reversed(types.values()) for name, hint in found.items()}
-        # A key that no run reads has no type: it stays as it is, and is refused below.
-        base = {
-            name: every[name].convert(value) if name in every else value
-            for name, value in settings.items()
-        }
-        values = [
-            {name: _converted(each, (every | types[place]).get(name), name, place)
-             for name, each in table.items()}
-            for place, table in tables.items()
-        ]  # fmt: skip
+        common, tables = whole.pop("search", None), _tables(whole.pop("sweep", None))
+        boxes = [table.pop("search", [{}])[0] for table in tables]
+        base = dict(entries(whole, _REFUSED))
+        known = settings_of(SweepOptions)
+        given = {name: known[name].convert(base.pop(name)) for name in [*base] if name in known}
+        options = SweepOptions(**given)
+        base |= {} if data is None else {"data": data}
+        check_parts(base)
         if seeds is not None:
-            values = [table | {"seed": tuple(seeds)} for table in values]
+            tables = [table | {"seed": list(seeds)} for table in tables]
         if common is not None:
-            return _search(base, values, SweepOptions(**options), common, [*boxes.values()], every)
-        return resolve_sweep(base, values, SweepOptions(**options))
+            return _search(base, options, tables, boxes, common)
+        if any(boxes):
+            raise ValueError("a search needs a table [search] with its seeds")
+        return resolve_sweep(base, tables, options)
 
 
-def _tables(sweep: Any) -> dict[str, dict[str, list[Any]]]:
-    """Return the tables by their place in the file; a value that is no list becomes one."""
+def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
+    """Return the tables of a file; a value that is no list becomes one."""
     if sweep is None:
         raise ValueError(
             "a sweep needs a table [sweep] that lists values, as in learning-rate = [0.1, 0.3]"
         )
-    if isinstance(sweep, dict):
-        places = {"[sweep]": sweep}
-    elif isinstance(sweep, list) and sweep and all(isinstance(table, dict) for table in sweep):
-        places = {f"[[sweep]] number {index + 1}": table for index, table in enumerate(sweep)}
-    else:
+    tables = [sweep] if isinstance(sweep, dict) else sweep
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         raise ValueError(f"sweep must be a table [sweep] or tables [[sweep]], got {sweep}")
     above = "is an option of the sweep: write it above the tables"
     refused = dict.fromkeys(settings_of(SweepOptions), above) | _REFUSED
-    found: dict[str, dict[str, list[Any]]] = {}
-    for place, table in places.items():
+    found = []
+    for number, table in enumerate(tables, 1):
+        place = "[sweep]" if table is sweep else f"[[sweep]] number {number}"
         if not table:
             raise ValueError(f"{place} is empty: it needs at least one key with its values")
-        found[place] = {
-            name: _listed(value) for name, value in entries(table, refused, f"{place}: ")
-        }
-        for name, values in found[place].items():
-            if not values:
-                raise ValueError(f"{flag(name)} in {place} must list at least one value, got []")
+        values = {name: _listed(of) for name, of in entries(table, refused, f"{place}: ")}
+        if empty := [name for name, of in values.items() if not of]:
+            raise ValueError(f"{flag(empty[0])} in {place} must list at least one value, got []")
+        found.append(values)
     return found
 
 
@@ -511,64 +491,17 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _search(
-    base: Mapping[str, Any],
-    tables: Sequence[Values],
-    options: SweepOptions,
-    common: Any,
-    boxes: Sequence[Any],
-    types: Mapping[str, Setting],
+    base: Values, options: SweepOptions, tables: Sequence[Table], boxes: Sequence[Any], common: Any
 ) -> Search:
     """Return the search of a file from its table [search] and those inside each [[sweep]]."""
-    where = "[search]: "
     if not isinstance(common, dict) or not all(isinstance(box, dict) for box in boxes):
         raise ValueError("search must be a table [search], and in a [[sweep]] table {…}")
-    found = dict(entries(common, _REFUSED, where))
+    found = dict(entries(common, _REFUSED, "[search]: "))
     points, seeds = found.pop("points", None), found.pop("seeds", None)
     if points is not None:
-        points = Setting("points", int).convert(points, "points in [search]")
-        if points < 1:
-            raise ValueError(f"points in [search] must be at least 1, got {points}")
+        points = Setting("points", int, least=1).convert(points, "points in [search]")
     if not isinstance(seeds, list) or not seeds:
         raise ValueError("[search] needs seeds, a list of those that choose, as in seeds = [1000]")
-    every = []
-    for box in boxes:
-        values = found | dict(entries(box, _REFUSED, where))
-        first = {name: of[0] for name, of in tables[len(every)].items()}
-        known = {**types, **table_of({**base, **first}).keys}
-        every.append({
-            name: _converted(_listed(of), known.get(name), name, "[search]")
-            for name, of in values.items()
-        })  # fmt: skip
-    return Search(base, options, tuple(tables), tuple(every), points, tuple(seeds))
-
-
-def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str, Setting]:
-    """Return the keys of the settings that some run of a table has, by name."""
-    # Strings and booleans may name parts, or choices within them.
-    choosing = {
-        name: values
-        for name, values in table.items()
-        if all(isinstance(value, str | bool) for value in values)
-    }
-    found: dict[str, Setting] = {}
-    for values in itertools.product(*choosing.values()):
-        found = {**table_of({**base, **dict(zip(choosing, values, strict=True))}).keys, **found}
-    return found
-
-
-def _converted(
-    values: list[Any], setting: Setting | None, name: str, place: str
-) -> tuple[Any, ...]:
-    """Convert the values of one key; an unknown key leaves them as they are."""
-    if setting is None:
-        return tuple(values)
-    found: list[Any] = []
-    for index, item in enumerate(values):
-        where = f"value {index + 1} of {flag(name)} in {place}"
-        value = setting.convert(item, where)
-        if isinstance(value, float) and math.isnan(value):
-            raise ValueError(f"{where} must be a number, got nan")
-        if value in found:
-            raise ValueError(f"{where} repeats value {found.index(value) + 1}, which is {item!r}")
-        found.append(value)
-    return tuple(found)
+    every = [found | dict(entries(box, _REFUSED, "[search]: ")) for box in boxes]
+    lists = [{name: _listed(of) for name, of in box.items()} for box in every]
+    return Search(base, options, tuple(tables), tuple(lists), points, tuple(seeds))

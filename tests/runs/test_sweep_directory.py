@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim import store
-from fedjaxsim.runs.sweep_directory import SweepDirectory
+from fedjaxsim.runs.sweep_directory import SweepDirectory, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, read_sweep, resolve_sweep
-from fedjaxsim.runs.table import tidy
 
 VERSIONS = {"fedjaxsim": "0.1.0", "jax": "0.10.0"}
 TABLES = [
@@ -125,28 +124,11 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     assert again.results()["run"].to_pylist() == [0] * 3 + [2] * 3
 
 
-@pytest.mark.parametrize(
-    ("base", "tables", "message"),
-    [
-        ({"rounds": 20}, TABLES, "rounds is 10 .*20"),
-        (
-            {"rounds": 10},
-            [{**TABLES[0], "lam": (0.1,)}, TABLES[1]],
-            r"lam in sweep 1 .*\[0.1, 0.3\].*\[0.1\]",
-        ),
-        (
-            {"rounds": 10},
-            TABLES[:1],
-            "algorithm in sweep 2 .*local-steps in sweep 2",
-        ),
-        ({"rounds": 1, "clip": 9.0, "learning_rate": 9.0, "alpha": 9.0}, TABLES, "and 1 more"),
-    ],
-)
-def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, tables, message):
+def test_another_sweep_is_refused(tmp_path):
     add(directory(tmp_path), *rows_of(2))
     (tmp_path / "trade_off.png").write_bytes(b"")
-    other = resolve_sweep(base, tables)
-    with pytest.raises(ValueError, match=f"{message}.*--overwrite"):
+    other = resolve_sweep({"rounds": 20}, TABLES)
+    with pytest.raises(ValueError, match=r"another sweep.*--overwrite"):
         directory(tmp_path, other)
     assert directory(tmp_path).finished() == {2}
     assert directory(tmp_path, other, overwrite=True).finished() == set()
