@@ -1,19 +1,24 @@
-"""Flags of several commands: devices and processes, and what is kept of a long work."""
+"""Flags of several commands: devices and processes, and how a run is watched and kept."""
 
 import dataclasses
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
-class Saving:
-    """Checkpoints of a long work.
+class Course:
+    """How a run is watched and kept.
 
     Attributes:
+      explain: Print the whole guarantee and its assumptions.
+      log: Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'.
       checkpoint_every: Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next
         evaluation; by default 1min, at most a twentieth of the time.
     """
 
+    explain: bool = False
+    log: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None
     checkpoint_every: str | None = None
 
 
@@ -50,6 +55,12 @@ class Machines:
         from fedjaxsim.cli.multiprocess import start_jax
 
         start_jax(self.count, self.coordinator, self.processes, self.process, cluster=self.cluster)
+
+    def together(self, prepare: Callable[[], Callable[[], int]]) -> Callable[[], int]:
+        """Prepare a command in all processes; see `multiprocess.in_all_processes`."""
+        from fedjaxsim.cli.multiprocess import in_all_processes
+
+        return in_all_processes(prepare, self.count)
 
     def validate(self) -> None:
         """Check the flags against each other.

@@ -27,7 +27,7 @@ from fedjaxsim.store import StorageError, release
 _HERE = "fedjaxsim.cli"
 COMMANDS = {
     "run": f"{_HERE}.run:run",
-    "resume": f"{_HERE}.resume:resume",
+    "resume": f"{_HERE}.run:resume",
     "sweep": f"{_HERE}.sweep:sweep",
     "tune": f"{_HERE}.tune:tune",
     "compare": f"{_HERE}.compare:compare",

@@ -1,13 +1,10 @@
-"""`fedjaxsim run`."""
+"""`fedjaxsim run` and `fedjaxsim resume`."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
-from fedjaxsim.cli.machines import Machines, Saving
+from fedjaxsim.cli.machines import Course, Machines
 from fedjaxsim.runs.settings import RunConfig
-
-LOGGERS = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 def run(
@@ -15,9 +12,7 @@ def run(
     *,
     settings: RunConfig,
     from_: Path | None = None,
-    explain: bool = False,
-    log: LOGGERS | None = None,
-    saving: Saving,
+    course: Course,
     machines: Machines,
 ) -> Callable[[], int]:
     """Run one federated simulation.
@@ -26,25 +21,36 @@ def run(
       config: TOML file with the same settings; flags win over it.
       settings: The settings of the run.
       from_: Start from the state of the run in this directory, on its data, settings and charges.
-      explain: Print the whole guarantee.
-      log: Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'.
-      saving: What is kept.
+      course: How it is watched and kept.
       machines: Devices.
     """
     del config
     if settings.streamed and (machines.count or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
     machines.start()
-    from fedjaxsim.cli.multiprocess import in_all_processes
     from fedjaxsim.cli.running import prepare_run
 
-    return in_all_processes(
-        lambda: prepare_run(
-            settings,
-            from_,
-            checkpoint_every=saving.checkpoint_every,
-            log=log,
-            explain=explain,
-        ),
-        machines.count,
-    )
+    return machines.together(lambda: prepare_run(settings, from_, course))
+
+
+def resume(
+    directory: Path,
+    *,
+    rounds: int | None = None,
+    quiet: bool = False,
+    course: Course,
+    machines: Machines,
+) -> Callable[[], int]:
+    """Resume an interrupted or killed run, or extend a finished one.
+
+    Args:
+      directory: Directory of the run; its config.toml holds the settings.
+      rounds: Total rounds, finished ones included; rounds beyond the plan spend more epsilon.
+      quiet: Print the result and errors only.
+      course: How it is watched and kept.
+      machines: Devices.
+    """
+    machines.start()
+    from fedjaxsim.cli.running import prepare_resume
+
+    return machines.together(lambda: prepare_resume(directory, rounds, course, quiet=quiet))

@@ -2,22 +2,21 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
+from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.divergence import warning_of, warning_of_messages
 from fedjaxsim.engine import processes
-from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
-from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
     doing,
@@ -31,6 +30,7 @@ from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import (
     FIXED,
     Executed,
+    Stage,
     about,
     code_of,
     describe_stages,
@@ -48,45 +48,14 @@ from fedjaxsim.signals import stopped
 RESUME = "fedjaxsim resume"
 
 
-class Stage(NamedTuple):
-    """A checked run with its start."""
-
-    experiment: Experiment
-    directory: RunDirectory | None
-    rounds: int
-    begin: SimulationState | None = None
-    earlier: Sequence[Record] = ()
-
-    @property
-    def path(self) -> Path | None:
-        """Path of the directory."""
-        return None if self.directory is None else self.directory.path
-
-
-def prepare_run(
-    config: RunConfig,
-    start: Path | None,
-    *,
-    checkpoint_every: str | None,
-    log: str | None,
-    explain: bool,
-) -> Callable[[], int]:
-    """Check all input of a run; return a function that runs it and gives the exit code.
-
-    Args:
-      config: settings of the run.
-      start: directory of the run to start from.
-      checkpoint_every: rounds or time, for `Cadence.parse`.
-      log: name of a logger.
-      explain: whether the whole guarantee is printed.
+def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callable[[], int]:
+    """Check all input of a run, or of a stage after that in `start`; return the work.
 
     Raises:
       FileNotFoundError: if the data are missing.
       ValueError: for bad settings.
     """
-    cadence = Cadence.parse(checkpoint_every)
-    if log is not None:
-        Logger(log, directory=config.out)  # refuse one that cannot be opened
+    watched = _watched(course, config.out)
     begin, earlier = None, []
     if start is None:
         experiment = _prepare(config)
@@ -121,37 +90,23 @@ def prepare_run(
         if begin is not None and begin.privacy.limit is None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-        return _run(
-            stage, explain=explain, quiet=config.quiet, log=log,
-            cadence=cadence,
-        )  # fmt: skip
+        return _run(stage, explain=course.explain, quiet=config.quiet, **watched)
 
     return work
 
 
 def prepare_resume(
-    path: Path,
-    rounds: int | None,
-    *,
-    checkpoint_every: str | None,
-    log: str | None,
-    quiet: bool,
-    explain: bool,
+    path: Path, rounds: int | None, course: Course, *, quiet: bool
 ) -> Callable[[], int]:
-    """Check that a run can resume; return a function that resumes it and gives the exit code.
-
-    `rounds` is the total; other arguments are those of `prepare_run`.
+    """Check that a run can resume, to a total of `rounds`; return the work.
 
     Raises:
       FileNotFoundError: if the directory holds no run, or its data are missing.
       ValueError: if the run is finished, or its files are damaged or inconsistent.
     """
-    cadence = Cadence.parse(checkpoint_every)
     if (kind := kind_of(path)) != "run":
         raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
-    if log is not None:
-        Logger(log, directory=path)  # refuse one that cannot be opened
-    directory = RunDirectory(path)
+    watched, directory = _watched(course, path), RunDirectory(path)
     tables = directory.config()
     if processes.is_first():
         store.hold(path)
@@ -225,10 +180,7 @@ def prepare_resume(
                 f"{last.file} was written with {other}, so numbers may differ in their last "
                 "digits from an undisturbed run"
             )
-        return _run(
-            stage, explain=explain, quiet=quiet, log=log,
-            cadence=cadence,
-        )  # fmt: skip
+        return _run(stage, explain=course.explain, quiet=quiet, **watched)
 
     return work
 
@@ -236,6 +188,13 @@ def prepare_resume(
 def _prepare(config: RunConfig) -> Experiment:
     with doing(f"reading {config.data} and checking the run", quiet=config.quiet):
         return prepare(config)
+
+
+def _watched(course: Course, path: Path | None) -> dict[str, Any]:
+    """Return options of `execute`; a logger that cannot be opened is refused."""
+    if course.log is not None:
+        Logger(course.log, directory=path)
+    return {"log": course.log, "cadence": Cadence.parse(course.checkpoint_every)}
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
@@ -274,10 +233,7 @@ def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
         return after if path is None else f"{after}; {RESUME} {shlex.quote(str(path))} continues"
 
     with stoppable(kept) as stop:
-        done = execute(
-            stage.experiment, stage.directory, stop, rounds=stage.rounds, begin=stage.begin,
-            earlier=stage.earlier, **options,
-        )  # fmt: skip
+        done = execute(stage, stop, **options)
     print_results(stage, done, explain=explain)
     if path is not None:
         print(f"files in {path}")

@@ -12,6 +12,7 @@ from fedjaxsim import keys, store
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.stopping import stoppable
+from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.privacy import selection
@@ -19,10 +20,9 @@ from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
 from fedjaxsim.report.files import make_directory, strict, write_json
 from fedjaxsim.report.progress import print_guarantee
-from fedjaxsim.runs.build import Experiment, prepare
+from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.directory import GUARANTEE
-from fedjaxsim.runs.own_check import check_own_code
-from fedjaxsim.runs.sweep_runs import SweepRuns, program_of, read_sweep
+from fedjaxsim.runs.sweep_runs import SweepRuns, read_sweep
 from fedjaxsim.signals import stopped
 
 SELECTION, MODEL = "selection.json", "model.npz"
@@ -102,21 +102,15 @@ def prepare_selection(
 
 
 def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experiment]:
-    """Prepare all runs; those that differ in hyperparameters share a simulation."""
-    simulations: dict[Any, Any] = {}
-    found = []
-    for run in plan.runs:
-        kind = program_of(run)
-        experiment = prepare(run, simulations.get(kind))
-        if kind not in simulations:
-            check_own_code(experiment)
-        simulations[kind] = experiment.simulation
+    """Prepare all runs, and check that each may be published."""
+    by_run = {k: each for family in families_of(plan) for k, each in family.experiments.items()}
+    found = [experiment for _, experiment in sorted(by_run.items())]
+    for experiment in found:
         charges = (*experiment.simulation.prepared, experiment.planned())
         if why := next(filter(None, map(no_guarantee, charges)), ""):
             raise ValueError(f"a candidate has no guarantee: {why}")
         if not experiment.simulation.population.splits["validation"].count.any():
             raise ValueError("select-privately needs rows to validate on: validation-fraction")
-        found.append(experiment)
     shared = {
         "delta": {experiment.delta for experiment in found},
         "number of clients": {experiment.simulation.num_clients for experiment in found},

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fedjaxsim.cli.machines import Machines, Saving
+from fedjaxsim.cli.machines import Machines
 
 
 def sweep(
@@ -16,7 +16,7 @@ def sweep(
     score_noise: float | None = None,
     score_largest: float = 1.0,
     quiet: bool = False,
-    saving: Saving,
+    checkpoint_every: str | None = None,
     machines: Machines,
 ) -> Callable[[], int]:
     """Run a grid of settings as one program, and draw the best of each family.
@@ -31,11 +31,10 @@ def sweep(
       score_noise: z of the noise on the validation metric by which it is selected.
       score_largest: Public bound to which clients' metrics are clipped for that.
       quiet: Print the result and errors only.
-      saving: What is kept.
+      checkpoint_every: Rounds or time between checkpoints, as for `run`.
       machines: Devices.
     """
     machines.start()
-    from fedjaxsim.cli.multiprocess import in_all_processes
     from fedjaxsim.cli.sweeping import prepare_sweep
 
     if (select_privately is None) != (score_noise is None):
@@ -52,14 +51,5 @@ def sweep(
             largest=score_largest,
             overwrite=overwrite,
         )
-    return in_all_processes(
-        lambda: prepare_sweep(
-            config,
-            out,
-            data,
-            checkpoint_every=saving.checkpoint_every,
-            overwrite=overwrite,
-            quiet=quiet,
-        ),
-        machines.count,
-    )
+    how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
+    return machines.together(lambda: prepare_sweep(config, out, data, **how))

@@ -35,7 +35,7 @@ _GB = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
-class _Family:
+class Family:
     """Runs that differ in hyperparameters and seeds, for which one program is compiled.
 
     Attributes:
@@ -123,7 +123,7 @@ def _prepared(
 ) -> Callable[[], int]:
     """Check runs, and return a function that does them; runs that choose have no report."""
     cadence = Cadence.parse(checkpoint_every)
-    families = _families(plan)
+    families = families_of(plan)
     for family in families:
         _check_metric(plan, family)
         if chooses and not _validates(family.simulation):
@@ -189,8 +189,9 @@ def _draw(plan: SweepRuns, directory: SweepDirectory, runs: Sequence[Run], best:
             plots.save(figure, (directory.path / name).with_suffix(ending))
 
 
-def _families(plan: SweepRuns) -> list[_Family]:
-    families: dict[Any, _Family] = {}
+def families_of(plan: SweepRuns) -> list[Family]:
+    """Prepare all runs of a sweep; those of a family share a simulation."""
+    families: dict[Any, Family] = {}
     for group in plan.groups():
         first = plan.runs[group[0]]
         # Numbers of rows follow from the seed of the data.
@@ -199,7 +200,7 @@ def _families(plan: SweepRuns) -> list[_Family]:
         if kind not in families:
             experiment = prepare(first)
             check_own_code(experiment)
-            families[kind] = _Family(experiment.simulation, [])
+            families[kind] = Family(experiment.simulation, [])
         family = families[kind]
         family.groups.append({run: prepare(plan.runs[run], family.simulation) for run in group})
     return list(families.values())
@@ -209,7 +210,7 @@ def _validates(simulation: Simulation) -> bool:
     return bool(simulation.population.splits["validation"].count.any())
 
 
-def _check_metric(plan: SweepRuns, family: _Family) -> None:
+def _check_metric(plan: SweepRuns, family: Family) -> None:
     """Check that the runs have the metric that they are judged by."""
     wanted = plan.options.metric
     names = next(iter(family.experiments.values())).metrics
@@ -288,7 +289,7 @@ def _first_alone(write: Callable[[], None]) -> None:
 
 
 def _chunks(
-    plan: SweepRuns, families: Sequence[_Family], done: set[int], checkpoint: Checkpoint | None
+    plan: SweepRuns, families: Sequence[Family], done: set[int], checkpoint: Checkpoint | None
 ) -> Iterator[_Chunk]:
     """Cut the unfinished runs into chunks that fit the memory budget."""
     for family in families:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from fedjaxsim.cli.machines import Machines, Saving
+from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
 
@@ -19,7 +19,7 @@ def tune(
     metric: str | None = None,
     public_data: str | None = None,
     explain: bool = False,
-    saving: Saving,
+    checkpoint_every: str | None = None,
 ) -> Callable[[], int]:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
@@ -38,7 +38,7 @@ def tune(
       metric: Smooth metric to minimize; by default loss.
       public_data: Data to tune on instead of the run's; they are read without protection.
       explain: Print the whole guarantee of the final run and its assumptions.
-      saving: What is kept.
+      checkpoint_every: Rounds or time between checkpoints of the final run, as for `run`.
     """
     del config
     Machines().start()
@@ -48,6 +48,6 @@ def tune(
     return prepare_tune(
         settings,
         question,
-        checkpoint_every=saving.checkpoint_every,
+        checkpoint_every=checkpoint_every,
         explain=explain,
     )

@@ -13,7 +13,7 @@ import optax
 
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.messages import say
-from fedjaxsim.cli.running import Stage, print_results
+from fedjaxsim.cli.running import print_results
 from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
@@ -24,7 +24,7 @@ from fedjaxsim.report.results import difference
 from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import about, execute
+from fedjaxsim.runs.execute import Stage, about, execute
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
@@ -280,8 +280,9 @@ class _Tuning:
             directory.checkpoints(about(experiment)).last()
         except ValueError:  # The checkpoint is damaged, or has other hyperparameters.
             RunDirectory.create(directory.path, overwrite=True)
-        done = execute(experiment, directory, self.stop, quiet=config.quiet, cadence=self.cadence)
-        print_results(Stage(experiment, directory, config.rounds), done, explain=self.explain)
+        stage = Stage(experiment, directory)
+        done = execute(stage, self.stop, quiet=config.quiet, cadence=self.cadence)
+        print_results(stage, done, explain=self.explain)
         return not done.summary["interrupted"]
 
 

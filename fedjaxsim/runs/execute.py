@@ -44,6 +44,29 @@ FIXED = "settings", "data"
 """What a run keeps to its end."""
 
 
+class Stage(NamedTuple):
+    """A run to execute.
+
+    Attributes:
+      experiment: from `prepare`.
+      directory: directory of its files; None writes none. A run with a checkpoint there resumes.
+      rounds: rounds at the end; None for those of the settings.
+      begin: state before the first round, if this is a stage after others.
+      earlier: the stages before, from `stage_of`.
+    """
+
+    experiment: Experiment
+    directory: RunDirectory | None
+    rounds: int | None = None
+    begin: SimulationState | None = None
+    earlier: Sequence[Record] = ()
+
+    @property
+    def path(self) -> Path | None:
+        """Path of the directory."""
+        return None if self.directory is None else self.directory.path
+
+
 class Executed(NamedTuple):
     """Results of a run: content of `summary.json`, guarantee, last state, the audit inside it."""
 
@@ -54,35 +77,27 @@ class Executed(NamedTuple):
 
 
 def execute(
-    experiment: Experiment,
-    directory: RunDirectory | None,
+    stage: Stage,
     stop: Event,
     *,
     quiet: bool = False,
     log: str | None = None,
     cadence: Cadence = Cadence(),  # noqa: B008 - it is immutable
-    rounds: int | None = None,
-    begin: SimulationState | None = None,
-    earlier: Sequence[Record] = (),
 ) -> Executed:
     """Run an experiment, and write its files from the first of several processes.
 
     Args:
-      experiment: from `prepare`.
-      directory: directory of its files; None writes none. A run with a checkpoint there resumes.
+      stage: the run.
       stop: event that ends the run after the segment in flight, with all files.
       quiet: no progress bar.
       log: name of a logger, see `callbacks.Logger`.
       cadence: intervals between checkpoints.
-      rounds: rounds at the end; by default the settings' rounds.
-      begin: state before the first round, if this is a stage after others.
-      earlier: the stages before, from `stage_of`.
     """
+    experiment, directory, rounds, begin, earlier = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
     state = experiment.init() if begin is None else begin
-    state = with_public(state, config.public)
-    path = None if directory is None else directory.path
+    state, path = with_public(state, config.public), stage.path
     recorded, file = callbacks.Records(), None
     if path is not None:
         recorded = file = callbacks.MetricsFile(path / METRICS)

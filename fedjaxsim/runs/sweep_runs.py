@@ -330,7 +330,7 @@ class Search:
         """
         found = []
         for table, box in zip(self.tables, self.boxes, strict=True):
-            seeds = table.get("seed", (self.base.get("seed", 0),))
+            seeds = tuple(table.get("seed", (self.base.get("seed", 0),)))
             if twice := sorted({*seeds} & {*self.seeds}):
                 raise ValueError(f"seed {twice[0]} both chooses ([search]) and tests ([sweep])")
             names = [key for key in table if key != "seed"]

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.sweeping import _families
+from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.assemble import population_of
@@ -148,7 +148,7 @@ def test_seeds_may_share_their_data_and_weights_by_rows_follow_the_data(tmp_path
     sweep = "clients = 20\nrounds = 2\nweights = 'rows'\n{}[[sweep]]\nseed = [0, 1]\n"
     for extra, count in (("", 2), ("partition-seed = 0\n", 1)):
         (tmp_path / "a.toml").write_text(sweep.format(extra))
-        assert len(_families(read_sweep(tmp_path / "a.toml"))) == count
+        assert len(families_of(read_sweep(tmp_path / "a.toml"))) == count
 
 
 def test_they_may_be_swept(tmp_path):

@@ -32,7 +32,7 @@ from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs import execute as execution
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import about, execute
+from fedjaxsim.runs.execute import Stage, about, execute
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import start_from
@@ -62,7 +62,7 @@ def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) 
 
 
 def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = None) -> None:
-    execute(experiment, directory, Event(), quiet=True, cadence=EVERY, rounds=rounds)
+    execute(Stage(experiment, directory, rounds), Event(), quiet=True, cadence=EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +159,8 @@ class Model:
             patched.setattr(CheckpointFolder, "prepared", noting)
             patched.setattr(store, "os", self._disk)
             with contextlib.suppress(KilledError, StorageError):
-                execute(
-                    self.experiment, self.directory, event, quiet=True, cadence=EVERY,
-                    rounds=self.rounds,
-                )  # fmt: skip
+                stage = Stage(self.experiment, self.directory, self.rounds)
+                execute(stage, event, quiet=True, cadence=EVERY)
 
     def power_cut(self, n: int) -> None:
         self.go(n)
