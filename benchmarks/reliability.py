@@ -158,7 +158,7 @@ def of_sweep(out: Path) -> list[bytes]:
 
 def of_tuning(out: Path) -> list[bytes]:
     """Return the files of a tuning, and those of its final run."""
-    files = [(out / name).read_bytes() for name in ("path.json", "path.csv", "tuned.toml")]
+    files = [(out / name).read_bytes() for name in ("path.json", "tuned.toml")]
     return [*files, *of_run(out / "run")]
 
 

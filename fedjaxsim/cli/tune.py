@@ -1,5 +1,6 @@
 """`fedjaxsim tune`."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -8,16 +9,33 @@ from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
 
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Options that a tuning depends on, besides the settings of a run.
+
+    Attributes:
+      wrt: Positive hyperparameters to tune, as learning-rate,clip; without it, the error lists
+        those of the algorithm.
+      seeds: S, runs per point, whose mean is minimized; all points share the seeds.
+      steps: Most points to try besides the start.
+      rule: Optimizer of optax that proposes the steps.
+      metric: Smooth metric to minimize; by default loss.
+      public_data: Data to tune on instead of the run's; they are read without protection.
+    """
+
+    wrt: tuple[str, ...] = ()
+    seeds: int = 4
+    steps: int = 20
+    rule: Literal["adam", "lion"] = "adam"
+    metric: str | None = None
+    public_data: str | None = None
+
+
 def tune(
     config: Path | None = None,
     *,
     settings: RunConfig,
-    wrt: tuple[str, ...] = (),
-    seeds: int = 4,
-    steps: int = 20,
-    rule: Literal["adam", "lion"] = "adam",
-    metric: str | None = None,
-    public_data: str | None = None,
+    question: Question,
     explain: bool = False,
     checkpoint_every: str | None = None,
 ) -> Callable[[], int]:
@@ -30,24 +48,12 @@ def tune(
     Args:
       config: TOML file with the same settings; flags win over it.
       settings: The settings of the final run.
-      wrt: Positive hyperparameters to tune, as learning-rate,clip; without it, the error lists
-        those of the algorithm.
-      seeds: S, runs per point, whose mean is minimized; all points share the seeds.
-      steps: Most points to try besides the start.
-      rule: Optimizer of optax that proposes the steps.
-      metric: Smooth metric to minimize; by default loss.
-      public_data: Data to tune on instead of the run's; they are read without protection.
+      question: What is tuned, and how.
       explain: Print the whole guarantee of the final run and its assumptions.
       checkpoint_every: Rounds or time between checkpoints of the final run, as for `run`.
     """
     del config
     Machines().start()
-    from fedjaxsim.cli.tuning import Question, prepare_tune
+    from fedjaxsim.cli.tuning import prepare_tune
 
-    question = Question(wrt, seeds, steps, rule, metric, public_data)
-    return prepare_tune(
-        settings,
-        question,
-        checkpoint_every=checkpoint_every,
-        explain=explain,
-    )
+    return prepare_tune(settings, question, checkpoint_every=checkpoint_every, explain=explain)

@@ -1,11 +1,10 @@
 """The command `fedjaxsim tune`: a descent, its test on fresh seeds, and the run with its result."""
 
 import dataclasses
-import difflib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.running import print_results
 from fedjaxsim.cli.stopping import stoppable
+from fedjaxsim.cli.tune import Question
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly
@@ -53,23 +53,8 @@ _REASONS = {
 }
 
 
-class Question(NamedTuple):
-    """Options that a tuning depends on, besides the settings of a run."""
-
-    wrt: Sequence[str]
-    seeds: int
-    steps: int
-    rule: str
-    metric: str | None
-    public_data: str | None
-
-
 def prepare_tune(
-    config: RunConfig,
-    question: Question,
-    *,
-    checkpoint_every: str | None,
-    explain: bool,
+    config: RunConfig, question: Question, *, checkpoint_every: str | None, explain: bool
 ) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code.
 
@@ -103,7 +88,7 @@ def prepare_tune(
         simulation, source.hparams, config.rounds, names, keys, metric=metric, split=source.split
     )
     cadence = Cadence.parse(checkpoint_every)
-    asked = [config.settings(), *question]
+    asked = [config.settings(), dataclasses.asdict(question)]
     data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
     directory = TuneDirectory.open(
         config.out, settings_digest(asked, data), overwrite=config.overwrite
@@ -128,17 +113,15 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     allowed = ", ".join(map(flag, tunable))
     if not names:
         raise ValueError(f"wrt must name at least one of {allowed}, got nothing")
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    for name in names:
+        if names.count(name) > 1:
             raise ValueError(f"wrt names {flag(name)} twice")
-        if name in tunable:
-            continue
-        close = difflib.get_close_matches(name, tunable, n=1)
-        reason = _REASONS.get(name) or (f"did you mean {flag(close[0])!r}?" if close else "")
-        raise ValueError(
-            f"{flag(name)} cannot be tuned with {config.algorithm}{reason and f' ({reason})'}; it "
-            f"can be tuned in {allowed}"
-        )
+        if name not in tunable:
+            why = f" ({_REASONS[name]})" if name in _REASONS else ""
+            raise ValueError(
+                f"{flag(name)} cannot be tuned with {config.algorithm}{why}; it can be tuned in "
+                f"{allowed}"
+            )
     return names
 
 
@@ -231,7 +214,7 @@ class _Tuning:
                 "tuning": equally_costly(noise),
                 "run": source.final.noise_multiplier,
             },
-            "asked": question._asdict(),
+            "asked": dataclasses.asdict(question),
             "guarantee": f"{RUN}/guarantee.json",
             "versions": versions(),
         }

@@ -1,14 +1,13 @@
 """Gradient descent on hyperparameters with an optax optimizer; bad steps are taken back.
 
-A step multiplies a hyperparameter: its coordinate is log h. Hyperparameters named as `plain` may be
-0 or negative, and their coordinate is h. Coordinates are 0 at the start.
+A step multiplies a hyperparameter: its coordinate is log h, and 0 at the start.
 
 Axes: S seeds, k hyperparameters.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import optax
@@ -54,8 +53,7 @@ class Step:
     Attributes:
       point: the hyperparameters.
       objective: the objective and its gradient at the point.
-      gradient: by name, the derivative of the mean over seeds with respect to log h, or to h if
-        plain.
+      gradient: by name, the derivative of the mean over seeds with respect to log h.
       gradient_error: by name, the standard error of `gradient`.
       accepted: whether the descent went there.
       radius: the largest change of a coordinate that was allowed; infinite at the start.
@@ -102,7 +100,6 @@ def descend(
     steps: int,
     optimizer: optax.GradientTransformation = OPTIMIZER,
     bounds: Mapping[str, tuple[float, float]] | None = None,
-    plain: Collection[str] = (),
     cost: float = 1.0,
     on_step: Callable[[Step], bool | None] | None = None,
 ) -> TuningTrace:
@@ -116,37 +113,31 @@ def descend(
 
     Args:
       measure: `(point) -> ObjectiveValue`, e.g. a `SeedGradient`.
-      start: hyperparameters by name; positive, except for plain ones.
+      start: hyperparameters by name, all positive.
       steps: number of points to try besides the start, at least 1.
       optimizer: optimizer of the coordinates (k,).
       bounds: by name, the smallest and the largest value allowed; none by default.
-      plain: hyperparameters that move on a linear scale.
       cost: run-equivalents of one call of `measure`.
       on_step: called with the start and every step tried; returning False stops.
 
     Raises:
       ValueError: if there are no hyperparameters or steps, the start is not within the bounds or
-        not positive, or a name in `bounds` or `plain` is unknown.
+        not positive, or a name in `bounds` is unknown.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    low, high = _limits(start, bounds or {}, plain)
-    is_log = np.array([name not in plain for name in start])
+    low, high = _limits(start, bounds or {})
     first = np.array(list(start.values()), np.float64)
     tried: list[Step] = []
 
-    def coordinates(values):
-        with np.errstate(divide="ignore"):
-            logs = np.log(np.where(is_log, np.maximum(values, 0) / np.where(is_log, first, 1), 1))
-        return np.where(is_log, logs, values - first)
-
-    lowest, highest = coordinates(low), coordinates(high)
+    with np.errstate(divide="ignore"):
+        lowest, highest = np.log(low / first), np.log(high / first)
 
     def visit(at, radius, kept):
-        values = np.where(is_log, first * np.exp(np.where(is_log, at, 0)), first + at)
-        point = dict(zip(start, map(float, np.clip(values, low, high)), strict=True))
+        values = np.clip(first * np.exp(at), low, high)
+        point = dict(zip(start, map(float, values), strict=True))
         found = measure(point)
-        slopes = {n: g * (1 if n in plain else point[n]) for n, g in found.gradients.items()}
+        slopes = {name: each * point[name] for name, each in found.gradients.items()}
         with np.errstate(invalid="ignore"):
             slope = {name: float(np.mean(slopes[name])) for name in start}
             error = {name: _standard_error(slopes[name]) for name in start}
@@ -199,23 +190,19 @@ def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:
 
 
 def _limits(
-    start: Mapping[str, float],
-    bounds: Mapping[str, tuple[float, float]],
-    plain: Collection[str],
+    start: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check the start, and return the smallest and largest values, (k,) each."""
     if not start:
         raise ValueError("there must be at least one hyperparameter to tune, got none")
-    for given, kind in ((bounds, "bounds"), (plain, "plain")):
-        for name in given:
-            if name not in start:
-                raise ValueError(f"{kind} must be of {', '.join(start)}, got {name!r}")
-    limits = [bounds.get(name, (-math.inf, math.inf)) for name in start]
+    for name in bounds:
+        if name not in start:
+            raise ValueError(f"bounds must be of {', '.join(start)}, got {name!r}")
+    limits = [bounds.get(name, (0.0, math.inf)) for name in start]
     for (name, value), (low, high) in zip(start.items(), limits, strict=True):
-        if not math.isfinite(value) or (name not in plain and value <= 0):
-            wanted = "finite" if name in plain else "positive and finite, on a log scale"
-            raise ValueError(f"{name} must start at a value that is {wanted}, got {value}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must start at a positive, finite value, got {value}")
         if not low <= value <= high:
             raise ValueError(f"{name} must start within [{low}, {high}], got {value}")
     lows, highs = np.array(limits, np.float64).T
-    return lows, highs
+    return np.maximum(lows, 0), highs

@@ -3,7 +3,6 @@
 A tuning's directory holds
 
     path.json   every step, the test of the result on fresh seeds, and the privacy statement
-    path.csv    every step, one line each
     path.png    the picture of both
     tuned.toml  the settings of the final run, for `fedjaxsim run`
     run/        the final run, as `fedjaxsim run` writes it
@@ -21,7 +20,6 @@ from fedjaxsim.report.files import (
     Record,
     make_directory,
     read_json,
-    write_csv,
     write_json,
     write_tables,
 )
@@ -30,7 +28,6 @@ from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.tune.descent import NOT_FINITE, ObjectiveValue, Point, Step
 
 PATH_JSON = "path.json"
-PATH_CSV = "path.csv"
 PICTURE = "path.png"
 TUNED = "tuned.toml"
 RUN = "run"
@@ -67,7 +64,7 @@ class TuneDirectory:
             ended = run.is_finished() or opened.saved.get("stopped") == NOT_FINITE
             if opened.saved.get("fingerprint") == fingerprint and not ended:
                 return opened
-        names = (PATH_JSON, PATH_CSV, TUNED)
+        names = (PATH_JSON, TUNED)
         make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE, PAGE])
         RunDirectory.create(run.path, overwrite=overwrite)
         return cls(path, fingerprint, {})
@@ -85,25 +82,19 @@ class TuneDirectory:
         return read_json(self.path / PATH_JSON)
 
     def write_path(self, record: Record, steps: Sequence[Step]) -> None:
-        """Write the trace so far, as JSON and as CSV with empty cells for non-finite numbers."""
-        rows: list[Record] = []
-        columns: dict[str, list[Any]] = {}
-        for index, step in enumerate(steps):
-            names = ("runs", "accepted", "radius", "value")
-            numbers = {"step": index, **{name: getattr(step, name) for name in names}}
-            slopes = {"gradient": step.gradient, "gradient_error": step.gradient_error}
-            by_seed = {"values": step.objective.values, "slopes": step.objective.gradients}
-            rows.append({**numbers, "point": step.point, **slopes, **by_seed})
-            named = {f"{k}_{name}": v for k, each in slopes.items() for name, v in each.items()}
-            for name, value in (numbers | step.point | named).items():
-                columns.setdefault(name, []).append(value)
+        """Write the trace so far."""
+        names = ("runs", "accepted", "radius", "value", "point", "gradient", "gradient_error")
+        rows = [
+            {"step": index, **{name: getattr(step, name) for name in names},
+             "values": step.objective.values, "slopes": step.objective.gradients}
+            for index, step in enumerate(steps)
+        ]  # fmt: skip
         write_json(
             self.path / PATH_JSON, {"fingerprint": self.fingerprint, **record, "steps": rows}
         )
-        write_csv(self.path / PATH_CSV, columns)
 
     def write_tuned(self, config: RunConfig) -> None:
-        """Write the settings of the final run, with the statement on their choice in `public`."""
+        """Write the settings of the final run."""
         write_tables(self.path / TUNED, config.settings())
 
 

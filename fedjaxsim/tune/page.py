@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedjaxsim import metrics
-from fedjaxsim.report.files import Record, read_json
+from fedjaxsim.report.files import read_json
 from fedjaxsim.report.page import reading, render
 from fedjaxsim.report.progress import number
 from fedjaxsim.report.symbols import key_label, remember
@@ -47,18 +47,6 @@ def tune_page(path: Path) -> bytes:
             ],
             "settings": (path / TUNED).read_text(encoding="utf-8"),
             "file": TUNED,
-            "commands": [_command(record), ["fedjaxsim", "run", TUNED]],
+            "commands": [["fedjaxsim", "run", TUNED]],
         }  # fmt: skip
         return render("tune", **final | of_tuning)
-
-
-def _command(record: Record) -> list[str]:
-    """Return a command that tunes again from the same start."""
-    words, asked = ["fedjaxsim", "tune", TUNED], record["asked"]
-    start = record["steps"][0]["point"]
-    for name, value in start.items():
-        words += [f"--{flag(name)}", repr(value)]
-    words += ["--wrt", ",".join(map(flag, start))]
-    for name in ("seeds", "steps", "rule", "metric", "public_data"):
-        words += [] if asked[name] is None else [f"--{flag(name)}", str(asked[name])]
-    return words

@@ -1,11 +1,8 @@
 """`fedjaxsim tune`, from its flags to its files."""
 
-import csv
-import html
 import json
 import math
 import re
-import shlex
 from typing import Any
 
 import numpy as np
@@ -45,7 +42,7 @@ def finished(tmp_path_factory):
 
 def test_all_files_are_written(finished):
     folder, _ = finished
-    names = {"path.json", "path.csv", "path.png", "tuned.toml", "run"}
+    names = {"path.json", "path.png", "tuned.toml", "run"}
     assert {path.name for path in folder.iterdir()} == names
     assert (folder / "path.png").read_bytes().startswith(b"\x89PNG")
 
@@ -63,9 +60,6 @@ def test_the_path_states_every_step_and_what_it_cost(finished):
     assert best["value"] == min(step["value"] for step in steps if step["accepted"])
     for step in steps:
         assert step["value"] == pytest.approx(np.mean(step["values"]))
-    with open(folder / "path.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["clip"]) for row in rows] == [s["point"]["clip"] for s in steps]
     assert len(re.findall(r"^step \d/2  loss ", printed, re.MULTILINE)) == 3
 
 
@@ -161,21 +155,6 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
         assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes()
 
 
-@pytest.mark.thorough
-def test_the_command_on_its_page_tunes_again_bit_for_bit(finished, tmp_path):
-    folder, _ = finished
-    page = tmp_path / "page.html"
-    assert main(["report", str(folder), "--out", str(page)]) == 0
-    command = re.search(r"^.*fedjaxsim (tune tuned.toml .*) --out DIR$", page.read_text(), re.M)
-    assert command is not None
-    words = shlex.split(html.unescape(command[1]))
-    words[1] = str(folder / words[1])
-    assert main([*words, "--out", str(tmp_path / "again")]) == 0
-    assert read(tmp_path / "again")["steps"] == read(folder)["steps"]
-    for name in ("metrics.jsonl", "guarantee.json"):
-        assert (tmp_path / "again/run" / name).read_bytes() == (folder / "run" / name).read_bytes()
-
-
 def test_a_tuning_is_not_overwritten(finished, capsys):
     folder, _ = finished
     assert main([*SMALL, *PRIVATE, "--out", str(folder)]) == 2
@@ -201,7 +180,7 @@ def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
     [
         (
             "--wrt lamda",
-            "lamda.*'lam'",
+            "lamda .*lam",
         ),
         ("--wrt ,", "wrt "),
         ("--wrt sampling-rate", "discrete"),

@@ -163,16 +163,6 @@ def test_bounds_hold_and_end_the_descent():
     assert path.stopped == descent.BOUNDED
 
 
-def test_plain_hyperparameters_may_pass_zero():
-    def measure(point):
-        return ObjectiveValue(
-            np.array([(point["h"] + 1) ** 2]), {"h": np.array([2 * (point["h"] + 1)])}
-        )
-
-    path = descend(measure, {"h": 0.0}, steps=1, optimizer=optax.sgd(0.25), plain=("h",))
-    assert path.steps[1].point["h"] == pytest.approx(-0.5)
-
-
 def test_it_ends_when_no_short_step_helps():
     path = descend(scripted([0.0, *[1.0] * 20]), {"h": 1.0}, steps=20, optimizer=SGD)
     assert path.stopped == descent.SHORT
@@ -213,11 +203,10 @@ def test_a_start_that_is_not_finite_ends_it():
     [
         ({}, {}, "hyperparameter"),
         ({"h": 0.0}, {}, "^h "),
-        ({"h": math.inf}, {"plain": ("h",)}, "^h "),
+        ({"h": math.inf}, {}, "^h "),
         ({"h": 1.0}, {"steps": 0}, "steps"),
         ({"h": 1.0}, {"bounds": {"h": (2.0, 3.0)}}, "^h "),
         ({"h": 1.0}, {"bounds": {"g": (2.0, 3.0)}}, "bounds"),
-        ({"h": 1.0}, {"plain": ("g",)}, "plain"),
     ],
 )
 def test_bad_input_is_refused(start, options, message):

@@ -32,11 +32,6 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     assert len(page.alternatives) == 3
     assert ["z: tuning, final run", "1.5, 2"] in page.tables["Settings of the tuning"]
     assert (path / "tuned.toml").read_text() in page.text
-    again = (
-        "fedjaxsim tune tuned.toml --learning-rate 0.1 --wrt learning-rate --seeds 2 --steps 2 "
-        "--rule adam --public-data 'csv:a file.csv' --out DIR"
-    )
-    assert again in page.text
     write_tuning(tmp_path / "untested", test=None)
     assert main(["report", str(tmp_path / "untested")]) == 0
     assert "not tested on fresh seeds" in read(tmp_path / "untested" / "report.html").text
