@@ -37,9 +37,9 @@ _OF_ALGORITHM = ("algorithm", "mechanism", "sampling")
 """The roles that help for an algorithm shows: it sends, so they are its own, too."""
 
 
-def show_commands(group: str, commands: Sequence[Command]) -> None:
-    """Show the commands of the program, or of a group of them."""
-    print(f"usage: fedjaxsim {group and group + ' '}COMMAND [--flag VALUE ...]\n")
+def show_commands(commands: Sequence[Command]) -> None:
+    """Show the commands of the program."""
+    print("usage: fedjaxsim COMMAND [--flag VALUE ...]\n")
     print("Private, personalized federated learning, simulated. See also --version.\n")
     for command in commands:
         print(_row(command.name, command.summary))

@@ -1,200 +1,138 @@
-"""`fedjaxsim privacy`: ε of a plan, calibration to a target ε, trade-off curves.
-
-All take numbers instead of a run, and answer by the accountants that a run reports with.
-"""
+"""`fedjaxsim privacy`: what a plan costs, or what meets an ε, by the accountants of runs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedjaxsim.factories import flag
 from fedjaxsim.privacy.budget import Budget
-from fedjaxsim.privacy.events import ADJACENCIES, GAUSSIAN, Adjacency, PrivacySpend
+from fedjaxsim.privacy.events import (
+    ADJACENCIES,
+    GAUSSIAN,
+    Adjacency,
+    PrivacySpend,
+)
 from fedjaxsim.privacy.hypothetical import Cohorts, check, report, resolve
 
-if TYPE_CHECKING:
-    from fedjaxsim.privacy.guarantee import Report
 
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A guarantee to meet.
-
-    Attributes:
-      epsilon: Target ε, in nats.
-      delta: Total δ.
-      adjacency: Adjacency of the target.
-      budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
-        constant noise of the same total cost. Constant where rounds are solved for.
-      json: Print JSON instead of text.
-    """
-
-    epsilon: float
-    delta: float
-    adjacency: Adjacency = "zero_out"
-    budget: str | None = None
-    json: bool = False
-
-
-def epsilon(
+def privacy(
     *,
-    noise_multiplier: float,
-    rounds: int,
+    epsilon: float | None = None,
     delta: float,
+    noise_multiplier: float | None = None,
+    rounds: int | None = None,
     cohorts: Cohorts,
+    adjacency: Adjacency | None = None,
     budget: str | None = None,
     accountant: str | None = None,
+    out: Path | None = None,
     json: bool = False,
 ) -> Callable[[], int]:
-    """Compute the ε of a planned run, in both adjacencies.
+    """Compute the ε of a plan, or the noise, rounds or sampling rate that meets an ε.
+
+    Without --epsilon, a plan has the ε of its noise, rounds and sampling. With it, leave out one of
+    them: the smallest noise multiplier, the most rounds (2³¹ − 1 if any number does) or the largest
+    rate of Poisson sampling that meets it is found, with the report of that plan.
 
     Args:
+      epsilon: Target ε, in nats.
+      delta: Total δ.
       noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
       rounds: T.
-      delta: Total δ.
       cohorts: Sampling.
+      adjacency: Adjacency of the target; by default zero_out.
       budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
-        constant noise of the same total cost.
-      accountant: pld or rdp; by default the tighter one.
+        constant noise of the same total cost. Constant where rounds are solved for.
+      accountant: pld or rdp, for a plan's ε; by default the tighter one.
+      out: Figure of the error rates that the guarantee forces on every test for one client's data:
+        .png, .pdf or .svg.
       json: Print JSON instead of text.
     """
-    check(noise_multiplier, rounds)
+    if out is not None:
+        from fedjaxsim.report import plots
+
+        plots.check_path(out)
+    plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
+    if cohorts.sampling == "poisson":
+        plan["sampling_rate"] = cohorts.sampling_rate
+    missing = [name for name, value in plan.items() if value is None]
+    if len(missing) != (0 if epsilon is None else 1):
+        needed = "all" if epsilon is None else "epsilon and all but one"
+        raise ValueError(
+            f"a plan has {needed} of {', '.join(map(flag, plan))}; not given: "
+            f"{', '.join(map(flag, missing)) or 'none'}"
+        )
+    if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
+        cohorts = dataclasses.replace(cohorts, sampling_rate=1.0)
     planned, spread = resolve(cohorts, delta), Budget.parse(budget)
-    found = report(planned, noise_multiplier, rounds, delta, accountant, spread)
-    return lambda: _print_report(found, json=json)
+    check(noise_multiplier or 0.0, 1 if rounds is None else rounds)
+    plan["sampling_rate"], solved = planned.sampling_rate, {}
+    if epsilon is None and adjacency is not None:
+        raise ValueError("adjacency has no effect without epsilon: both are reported")
+    if epsilon is not None:
+        if accountant is not None:
+            raise ValueError("accountant has no effect with epsilon, which the tighter one meets")
+        known = {name: value for name, value in plan.items() if name not in missing}
+        solved = {
+            missing[0]: _solve(
+                missing[0],
+                epsilon,
+                delta,
+                spread,
+                scheme=planned.scheme,
+                adjacency=adjacency or "zero_out",
+                **known,
+            )
+        }
+    z, T, p = (plan | solved).values()
+    planned = planned._replace(sampling_rate=p)
+    made, figure = report(planned, z, T, delta, accountant, spread), None
+    if out is not None:
+        numbers = f"p = {p:.4g}, z = {z:.4g}, T = {T}"
+        charged = PrivacySpend(planned.scheme, GAUSSIAN, spread.entries(z, p, T))
+        figure = _figure(charged, f"{cohorts.sampling} sampling, {numbers}")
+
+    def work() -> int:
+        from fedjaxsim.report.files import print_json
+
+        if json:
+            nested = made.to_json()
+            print_json({**solved, "guarantee": nested} if solved else nested)
+        else:
+            for name, value in solved.items():
+                print(f"{name.replace('_', ' ')}: {value}")
+            print(made)
+        if figure is not None and out is not None:
+            from fedjaxsim.report import plots
+
+            plots.save(figure, out)
+        return 0
+
+    return work
 
 
-def noise(*, rounds: int, target: Target, cohorts: Cohorts) -> Callable[[], int]:
-    """Find the smallest noise multiplier z that meets a target ε, with its report.
-
-    Args:
-      rounds: T.
-      target: The guarantee.
-      cohorts: Sampling.
-    """
-    return _solve("noise_multiplier", target, cohorts, rounds=rounds)
-
-
-def rounds(*, noise_multiplier: float, target: Target, cohorts: Cohorts) -> Callable[[], int]:
-    """Find the most rounds that meet a target ε (2³¹ − 1 if any number does), with their report.
-
-    Args:
-      noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
-      target: The guarantee.
-      cohorts: Sampling.
-    """
-    return _solve("rounds", target, cohorts, noise_multiplier=noise_multiplier)
-
-
-def rate(
-    *,
-    noise_multiplier: float,
-    rounds: int,
-    target: Target,
-    clients: int | None = None,
-    capacity: int | None = None,
-) -> Callable[[], int]:
-    """Find the largest rate of Poisson sampling that meets a target ε, with its report.
-
-    Args:
-      noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
-      rounds: T.
-      target: The guarantee.
-      clients: m; ε depends on it only through a capacity.
-      capacity: Slots of a cohort; by default enough for all clients.
-    """
-    # The scheme of Poisson sampling is the same at every rate.
-    cohorts = Cohorts(sampling_rate=1.0, clients=clients, capacity=capacity)
-    return _solve(
-        "sampling_rate", target, cohorts, noise_multiplier=noise_multiplier, rounds=rounds
-    )
-
-
-def _solve(
-    quantity: str,
-    target: Target,
-    cohorts: Cohorts,
-    *,
-    noise_multiplier: float = 0.0,
-    rounds: int = 1,
-) -> Callable[[], int]:
-    """Solve a plan for the quantity that meets the target; return a function that prints it.
-
-    `quantity` is `noise_multiplier`, `rounds` or `sampling_rate`; the plan gives the two others.
-    """
+def _solve(quantity: str, epsilon: float, delta: float, spread: Budget, **plan: Any) -> Any:
+    """Return the noise multiplier, the rounds or the rate with which a plan meets an ε."""
     from fedjaxsim.privacy import calibration
 
-    planned, spread = resolve(cohorts, target.delta), Budget.parse(target.budget)
-    check(noise_multiplier, rounds)
     if quantity == "rounds" and not spread.is_constant:
         raise ValueError(
             "budget must be constant to solve for rounds, because other shares depend on their "
             f"number, got {spread}"
         )
-    plan: dict[str, Any] = {
-        "noise_multiplier": noise_multiplier, "rounds": rounds,
-        "sampling_rate": planned.sampling_rate,
-    }  # fmt: skip
-    known = {name: value for name, value in plan.items() if name != quantity}
     if quantity != "rounds":
-        known["budget"] = spread
-    found = getattr(calibration, quantity)(
-        target.epsilon, target.delta, scheme=planned.scheme, adjacency=target.adjacency, **known
-    )  # fmt: skip
-    z, T, p = (plan | {quantity: found}).values()
-    made = report(planned._replace(sampling_rate=p), z, T, target.delta, budget=spread)
-    return lambda: _print_report(made, {quantity: found}, json=target.json)
+        plan["budget"] = spread
+    return getattr(calibration, quantity)(epsilon, delta, **plan)
 
 
-def _print_report(found: "Report", solved: Mapping[str, float] = {}, *, json: bool) -> int:
-    from fedjaxsim.report.files import print_json
-
-    nested = found.to_json()
-    if json:
-        print_json({**solved, "guarantee": nested} if solved else nested)
-        return 0
-    for name, value in solved.items():
-        print(f"{name.replace('_', ' ')}: {value}")
-    print(found)
-    return 0
-
-
-def tradeoff(
-    *,
-    noise_multiplier: float,
-    rounds: int,
-    out: Path,
-    cohorts: Cohorts,
-    budget: str | None = None,
-) -> Callable[[], int]:
-    """Draw the error rates that a guarantee forces on every test for one client's data.
-
-    Args:
-      noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
-      rounds: T.
-      out: Figure to write: .png, .pdf or .svg.
-      cohorts: Sampling.
-      budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
-        constant noise of the same total cost.
-    """
+def _figure(charged: PrivacySpend, title: str) -> Any:
     import numpy as np
 
     from fedjaxsim.privacy.accounting.trade_off import trade_off
     from fedjaxsim.report import plots
 
-    check(noise_multiplier, rounds)
-    plots.check_path(out)
-    scheme, p, _ = resolve(cohorts)
-    entries = Budget.parse(budget).entries(noise_multiplier, p, rounds)
-    plan = [PrivacySpend(scheme, GAUSSIAN, entries)]
     # Closer together at both ends, where curves are steep.
     type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
-    curves = {adjacency: trade_off(plan, type_one, adjacency) for adjacency in ADJACENCIES}
-    title = f"{cohorts.sampling} sampling, p = {p:.4g}, z = {noise_multiplier:.4g}, T = {rounds}"
-
-    def work() -> int:
-        plots.save(plots.errors_figure(type_one, curves, title), out)
-        print(out)
-        return 0
-
-    return work
+    curves = {adjacency: trade_off([charged], type_one, adjacency) for adjacency in ADJACENCIES}
+    return plots.errors_figure(type_one, curves, title)

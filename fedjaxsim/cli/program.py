@@ -37,11 +37,7 @@ COMMANDS = {
     "data": f"{_HERE}.data:data",
     "demo": f"{_HERE}.demo:demo",
     "plan": f"{_HERE}.plan:plan",
-    "privacy epsilon": f"{_HERE}.privacy:epsilon",
-    "privacy noise": f"{_HERE}.privacy:noise",
-    "privacy rounds": f"{_HERE}.privacy:rounds",
-    "privacy rate": f"{_HERE}.privacy:rate",
-    "privacy tradeoff": f"{_HERE}.privacy:tradeoff",
+    "privacy": f"{_HERE}.privacy:privacy",
     "audit": f"{_HERE}.audit:audit",
     "bench": f"{_HERE}.bench:bench",
 }
@@ -81,8 +77,8 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
       ValueError: if a flag, the file, or the settings together are wrong.
       SystemExit: after help was shown.
     """
-    name = _name_of(arguments)
-    command, words = Command.find(name, COMMANDS[name]), arguments[len(name.split()) :]
+    name, words = _name_of(arguments), arguments[1:]
+    command = Command.find(name, COMMANDS[name])
     if any(word in HELP for word in words):
         from fedjaxsim.cli.help import show
 
@@ -102,21 +98,17 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
 
 def _name_of(arguments: Sequence[str]) -> str:
     """Return the name of the command that a line begins with, or show which there are."""
-    for length in (1, 2):
-        if (name := " ".join(arguments[:length])) in COMMANDS:
-            return name
-    group = arguments[0] if arguments and f"{arguments[0]} epsilon" in COMMANDS else ""
-    names = {each.removeprefix(f"{group} "): each for each in COMMANDS if each.startswith(group)}
-    asked = arguments[1:2] if group else arguments[:1]
-    if asked and asked[0] in HELP:
+    if not arguments:
+        raise ValueError("give a command: fedjaxsim --help lists them")
+    name = arguments[0]
+    if name in HELP:
         from fedjaxsim.cli.help import show_commands
 
-        show_commands(group, [Command.find(each, COMMANDS[each]) for each in names.values()])
+        show_commands([Command.find(each, path) for each, path in COMMANDS.items()])
         raise SystemExit(0)
-    words = dict.fromkeys(each.partition(" ")[0] for each in names)
-    if not asked:
-        raise ValueError(f"give a command: fedjaxsim {group or '[COMMAND]'} --help lists them")
-    raise ValueError(f"{unknown(asked[0], words, 'command')}; see fedjaxsim {group} --help")
+    if name not in COMMANDS:
+        raise ValueError(f"{unknown(name, COMMANDS, 'command')}; see fedjaxsim --help")
+    return name
 
 
 def _is_setting(command: Command, name: str) -> bool:

@@ -246,7 +246,7 @@ def test_a_file_without_permission_is_refused(answer, tmp_path, kind):
     assert answer(["run", "--data", f"{kind}:a", "--out", "r"]) == 2
 
 
-_PRIVACY = st.sampled_from(["epsilon", "noise", "rounds", "rate", "tradeoff"])
+_PRIVACY = st.sampled_from(["epsilon", "noise", "rounds", "rate"])
 _PRIVACY_WORDS = (
     "noise-multiplier rounds delta sampling-rate clients capacity max-participations epsilon "
     "sampling accountant adjacency out "
@@ -271,10 +271,8 @@ def test_any_privacy_question(answer, question, changes):
         del plan["rounds"]
     if question == "rate":
         del plan["sampling-rate"]
-    if question == "tradeoff":
-        plan = {k: v for k, v in plan.items() if k != "delta"} | {"out": "/dev/null/t.png"}
     plan |= changes
-    answer(["privacy", question, *(word for k, v in plan.items() for word in (f"--{k}", v))])
+    answer(["privacy", *(word for k, v in plan.items() for word in (f"--{k}", v))])
 
 
 @pytest.mark.thorough

@@ -26,7 +26,7 @@ from fedjaxsim.cli.messages import shortened
         ("run --devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
         ("bench --devices none", "devices must be all or a positive number, got 'none'"),
         ("compare absent", "no directory absent"),
-        ("privacy tradeoff --noise-multiplier 1 --rounds 5 --sampling-rate 0.1 --out a.gif",
+        ("privacy --noise-multiplier 1 --rounds 5 --delta 0.1 --sampling full --out a.gif",
          "a figure must be a .png, .pdf, .svg file, got a.gif"),
     ],
 )  # fmt: skip

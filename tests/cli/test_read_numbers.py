@@ -20,7 +20,7 @@ _NOISE = "--noise-multiplier 1 --delta 1e-6 --sampling-rate 1e-3"
          {"shape": (784,), "clients": 10**9, "rows": (20,), "devices": 1}),
         ("audit --runs 1e1 --canaries 5.0", {"runs": 10, "canaries": 5}),
         ("data show --clients 1e2 --partition iid", {"clients": 100}),
-        (f"privacy epsilon --clients 1e6 --rounds 1e2 {_NOISE}", {"clients": 10**6, "rounds": 100}),
+        (f"privacy --clients 1e6 --rounds 1e2 {_NOISE}", {"clients": 10**6, "rounds": 100}),
         ("resume there --rounds 1e4", {"rounds": 10**4}),
         ("bench --repeats 3e0", {"repeats": 3}),
         ("demo --out there --seeds 1e0", {"seeds": 1}),
@@ -52,7 +52,7 @@ def test_whole_numbers_may_have_an_exponent(command, found):
         ("plan --data random --shape 784,0.5", "shape"),
         ("plan --devices 0.5", "devices"),
         ("bench --repeats one", "repeats"),
-        (f"privacy epsilon --rounds 1e {_NOISE}", "rounds"),
+        (f"privacy --rounds 1e {_NOISE}", "rounds"),
     ],
 )
 def test_what_is_no_number_is_refused_by_its_flag(command, name):

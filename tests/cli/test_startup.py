@@ -70,7 +70,7 @@ def run(*commands: str) -> tuple[list[int], set[str]]:
 
 
 def test_the_package_help_and_the_version_import_nothing_heavy():
-    asked = ["--help", "--version", "privacy epsilon --help", *(f"{c} --help" for c in _COMMANDS)]
+    asked = ["--help", "--version", *(f"{c} --help" for c in _COMMANDS)]
     codes, modules = run(*asked)
     assert codes == [0] * len(asked)
     assert "fedjaxsim" in modules
@@ -80,7 +80,7 @@ def test_the_package_help_and_the_version_import_nothing_heavy():
 @pytest.mark.thorough
 def test_refusing_a_flag_or_a_command_imports_nothing_heavy(tmp_path):
     (tmp_path / "run.toml").write_text("learning_rat = 1\n")
-    refused = ["rnu", "--hlep", "run absent.toml", "privacy epsilon --rounds 3"]
+    refused = ["rnu", "--hlep", "run absent.toml", "privacy --rounds 3"]
     codes, modules = run(*refused)
     assert codes == [2] * len(refused)
     assert not modules & _HEAVY
@@ -95,7 +95,7 @@ def test_refusing_a_flag_or_a_command_imports_nothing_heavy(tmp_path):
 @pytest.mark.thorough
 def test_the_privacy_of_a_plan_imports_no_models_and_no_figures():
     plan = "--sampling-rate 0.5 --noise-multiplier 4 --rounds 2 --delta 1e-3"
-    codes, modules = run(f"privacy epsilon {plan}")
+    codes, modules = run(f"privacy {plan}")
     assert codes == [0]
     assert not modules & {"flax", "optax", "matplotlib", "sklearn"}
 
