@@ -100,29 +100,5 @@ def write_reported(path):
     return path
 
 
-def write_tuning(path, **changes):
-    """A tuning of two seeds with a step that was kept and one taken back."""
-    write_run(path / "run", "pmtl", [0.1, 0.5, 0.6, 0.8])
-    steps = [
-        {"runs": 4, "accepted": True, "values": [2.0, 1.0], "point": {"learning_rate": 0.1}},
-        {"runs": 8, "accepted": True, "values": [1.5, 0.9], "point": {"learning_rate": 0.25}},
-        {"runs": 12, "accepted": False, "values": [None, 1.0], "point": {"learning_rate": 4.0}},
-    ]
-    test = {"start": [1.9, 1.1], "tuned": [1.5, 0.9], "gain": 0.3, "half": 0.1, "failed": 0}
-    write_json(path / "path.json", {
-        "statement": f"Tuned on {NASTY}: NOT covered.", "tuned_on": "validation",
-        "shared_seed": "Runs share their seeds.",
-        "metric": "loss", "split": "validation", "seeds": 2, "rounds": 4, "rule": "adam",
-        "clients": {"tuning": 5, "run": 5}, "noise_multiplier": {"tuning": 1.5, "run": 2.0},
-        "asked": {"wrt": ["learning-rate"], "seeds": 2, "steps": 2, "rule": "adam",
-                  "metric": None, "public_data": "csv:a file.csv"},
-        "stopped": "the steps are used up", "best": 1,
-        "test": test, "steps": steps, **changes,
-    })  # fmt: skip
-    (path / "path.png").write_bytes(PICTURE)
-    (path / "tuned.toml").write_text("# what was found\nlearning_rate = 0.25\n")
-    return path
-
-
 def read(path) -> Page:
     return Page(path.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callable[[], int]:
-    """Write one HTML file about a run, a sweep, a tuning, or several runs side by side.
+    """Write one HTML file about a run, a sweep, the final run of a tuning, or several runs.
 
     Args:
       directories: Directory of a run, sweep or tuning, or directories of several runs.
@@ -31,14 +31,11 @@ def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callabl
         from fedjaxsim.runs.sweep_page import sweep_page
 
         page = sweep_page(first)
-    elif kind == "tuning":
-        from fedjaxsim.tune.page import tune_page
-
-        page = tune_page(first)
     else:
         from fedjaxsim.runs.pages import runs_page
 
-        page = runs_page(directories)
+        # What a tuning found is its final run, whose report says how it was chosen.
+        page = runs_page([first / "run"] if kind == "tuning" else directories)
 
     def work() -> int:
         store.write(file, page)

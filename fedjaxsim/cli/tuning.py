@@ -20,7 +20,7 @@ from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import can_draw, number, print_rows
-from fedjaxsim.report.results import difference
+from fedjaxsim.report.results import Estimate, difference
 from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
@@ -41,7 +41,7 @@ from fedjaxsim.tune.descent import (
 from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory, array_of
 from fedjaxsim.tune.objective import SeedGradient
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
-from fedjaxsim.tune.watch import TuneProgress, compared_points, gain_text
+from fedjaxsim.tune.watch import TuneProgress, over_seeds
 
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
@@ -238,12 +238,18 @@ class _Tuning:
         directory.write_tuned(tuned)
         names = [f"{self.metric} on the tuning's seeds", "on fresh ones"]
         headings = ["", *map(flag, self.start), *names]
-        print_rows(headings, compared_points(directory.read()), padding=(0, 1, 0, 0))
+        rows = [
+            [name, *map(number, step.point.values()), str(over_seeds(step.objective.values)),
+             str(over_seeds((test or {}).get(name, [])))]
+            for name, step in (("start", path.steps[0]), ("tuned", best))
+        ]  # fmt: skip
+        print_rows(headings, rows, padding=(0, 1, 0, 0))
         if test is None:
             print(f"{self.metric} was not tested on fresh seeds; ended: {path.stopped}")
         else:
             count, p = self.question.seeds, number(test["p"])
-            fell = f"{self.metric} fell by {gain_text(record)} on {count} fresh seeds"
+            gain = Estimate(test["gain"], test["half"], None, count, test["failed"])
+            fell = f"{self.metric} fell by {gain} on {count} fresh seeds"
             print(f"{fell} (95 %; paired t test, p = {p}); ended: {path.stopped}")
         finished = not self.stop.is_set() and self._run(tuned)
         print(SHARED_SEED)

@@ -1,7 +1,5 @@
 """The HTML report of a sweep, read from its files."""
 
-import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 from fedjaxsim import metrics
@@ -9,13 +7,12 @@ from fedjaxsim.data.files import read_tables
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.files import Record, read_json
-from fedjaxsim.report.labels import combination_label, key_label, value_label
-from fedjaxsim.report.page import metric_text, reading, render
+from fedjaxsim.report.labels import combination_label
+from fedjaxsim.report.page import reading, render
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.results import Run, best_first, estimate
+from fedjaxsim.report.results import Run, best_first
 from fedjaxsim.runs.finished import runs_of_sweep
 from fedjaxsim.runs.pages import (
-    SPREAD,
     TIMES,
     TRAFFIC,
     Card,
@@ -72,8 +69,6 @@ def sweep_page(path: Path) -> bytes:
             pictures={
                 name: (path / name).read_bytes() for name in PICTURES if (path / name).is_file()
             },
-            metric=metrics.label(best.metric),
-            spread=_spread(best, runs),
             traffic_names=TRAFFIC,
             traffic=[
                 [f"{each['algorithm']} ({len(each['runs'])} runs)",
@@ -100,30 +95,3 @@ def _cards(best: Best, summary: Record) -> list[Card]:
         Card("runs", str(summary["finished"]), left or f"{summary['failed']} failed"),
         Card("rounds", str(summary["rounds"]), f"seeds of each setting: {row['seeds']}"),
     ]
-
-
-def _spread(best: Best, runs: Sequence[Run]) -> Record:
-    """Return the spread over clients of the best settings at the end, as means over seeds."""
-    names = runs[0].rows[-1]
-    shown = {best.metric: "value"} | {
-        f"{best.metric}{end}": name
-        for end, name in SPREAD.items()
-        if f"{best.metric}{end}" in names
-    }
-    by_setting: dict[tuple, list[Run]] = {}
-    for run in runs:
-        by_setting.setdefault(tuple(run.settings[key] for key in best.keys), []).append(run)
-    rows = []
-    for row in best.rows:
-        place = tuple(row[key] for key in best.keys)
-        means = [
-            estimate([run.value(column) for run in by_setting.get(place, [])]).mean
-            for column in shown
-        ]
-        labels = itertools.starmap(value_label, zip(best.keys, place, strict=True))
-        rows.append([*labels, *map(metric_text, means)])
-    return {
-        "headings": [*map(key_label, best.keys), *shown.values()],
-        "rows": rows,
-        "left": len(best.keys),
-    }

@@ -6,7 +6,7 @@ A tuning's directory holds
     path.png    the picture of both
     tuned.toml  the settings of the final run, for `fedjaxsim run`
     run/        the final run, as `fedjaxsim run` writes it
-    report.html all of it for people, if asked for
+    report.html the final run for people, if asked for
 """
 
 import dataclasses
@@ -76,10 +76,6 @@ class TuneDirectory:
             gradients = {name: array_of(values) for name, values in step["slopes"].items()}
             found.append((step["point"], ObjectiveValue(array_of(step["values"]), gradients)))
         return found
-
-    def read(self) -> Record:
-        """Return the record that was written last."""
-        return read_json(self.path / PATH_JSON)
 
     def write_path(self, record: Record, steps: Sequence[Step]) -> None:
         """Write the trace so far."""

@@ -1,14 +1,13 @@
-"""A tuning on the terminal: its steps as they come, and the points that it compares."""
+"""A tuning on the terminal: its steps as they come."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import COUNT, Bar, number
 from fedjaxsim.report.results import Estimate, estimate
 from fedjaxsim.runs.settings import flag
-from fedjaxsim.tune.descent import Point, Step
+from fedjaxsim.tune.descent import Step
 
 
 class TuneProgress(Bar):
@@ -30,30 +29,3 @@ class TuneProgress(Bar):
 def over_seeds(values: Sequence[float | None] | np.ndarray) -> Estimate:
     """Estimate a metric from its values over seeds; null and NaN are seeds that failed."""
     return estimate(np.asarray(values, np.float64).tolist())
-
-
-def compared_points(record: Record) -> list[list[str]]:
-    """Return a line for the start and the best step: the point, its metric on both kinds of seeds.
-
-    Args:
-      record: content of path.json.
-    """
-    steps, test = record["steps"], record["test"] or {}
-    shown = [("start", steps[0]), ("tuned", steps[record["best"]])]
-    return [
-        [name, *cells(step["point"], step["values"]), str(over_seeds(test.get(name, [])))]
-        for name, step in shown
-    ]
-
-
-def gain_text(record: Record) -> str:
-    """Return by how much the metric fell on fresh seeds, or that nothing was tested."""
-    test = record["test"]
-    if test is None:
-        return "not tested on fresh seeds"
-    return str(Estimate(test["gain"], test["half"], None, record["seeds"], test["failed"]))
-
-
-def cells(point: Point, values: Sequence[float | None]) -> list[str]:
-    """Format hyperparameters, and the metric over seeds with its interval."""
-    return [*map(number, point.values()), str(over_seeds(values))]

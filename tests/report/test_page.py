@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from problems import HANGS
-from report_pages import NASTY, Page, read, write_reported, write_run, write_tuning
+from report_pages import NASTY, Page, read, write_reported, write_run
 
 from fedjaxsim.cli import main
 from fedjaxsim.report.files import write_json
@@ -58,10 +58,7 @@ def test_nothing_is_loaded_and_all_can_be_read_aloud(run):
         (["one", "sweep", "--out", "page.html"], "sweep"),
         (["tuning", "one", "--out", "page.html"], "tuning"),
         (["sweep"], "sweep .*report.json"),
-        (["tuning"], "tuning .*tuned.toml"),
-        (["unended"], "run .*summary.json"),
-        (["old"], "old is damaged"),
-        (["cut"], "cut is damaged"),
+        (["tuning"], "no directory tuning/run"),
         (["damaged"], "damaged/clients.csv is damaged"),
         (["unknown"], "unknown/guarantee.json is damaged"),
     ],
@@ -75,12 +72,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     (tmp_path / "sweep" / "sweep.toml").touch()
     (tmp_path / "tuning").mkdir()
     (tmp_path / "tuning" / "path.json").touch()
-    write_tuning(tmp_path / "old", asked={})
-    record = json.loads((write_tuning(tmp_path / "cut") / "path.json").read_text())
-    del record["stopped"]  # which the template alone reads
-    write_json(tmp_path / "cut" / "path.json", record)
-    write_tuning(tmp_path / "unended")
-    (tmp_path / "unended" / "run" / "summary.json").unlink()
     for name, file, content in (
         ("damaged", "clients.csv", "name,train_rows,test_rows\na,b,c\n"),
         ("unknown", "guarantee.json", '{"zero_out": {"joint_dp": {"pld": {}}}}'),
@@ -93,6 +84,14 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert re.search(message, error)
     assert error.count("\n") == 1
     assert not list(tmp_path.rglob("*.html"))
+
+
+def test_the_report_of_a_tuning_is_that_of_its_final_run(tmp_path):
+    write_run(tmp_path / "tuned" / "run", "pmtl", [0.1, 0.5, 0.6, 0.8])
+    write_json(tmp_path / "tuned" / "path.json", {})
+    assert main(["report", str(tmp_path / "tuned")]) == 0
+    page = read(tmp_path / "tuned" / "report.html")
+    assert page.headings[0] == (1, "pmtl linear on csv:x.csv")
 
 
 # --- in a browser ---------------------------------------------------------------------------------
@@ -136,9 +135,7 @@ def test_a_browser_shows_real_reports_without_an_error_and_asks_for_nothing(tmp_
     assert main(["report", str(tmp_path / "0")]) == 0
     assert main(["report", str(tmp_path / "sweep")]) == 0
     assert main(["report", str(tmp_path / "0"), str(tmp_path / "1"), "--out", str(both)]) == 0
-    tuning = write_tuning(tmp_path / "tuned")
-    assert main(["report", str(tuning)]) == 0
-    named = [tmp_path / "0", tmp_path / "sweep", tuning]
+    named = [tmp_path / "0", tmp_path / "sweep"]
     pages = [*(folder / "report.html" for folder in named), both]
     for index, path in enumerate(pages):
         built, said, asked = browse(path, tmp_path / f"browser-{index}")
@@ -150,13 +147,3 @@ def test_a_browser_shows_real_reports_without_an_error_and_asks_for_nothing(tmp_
     _, said, asked = browse(tmp_path / "bad.html", tmp_path / "browser-bad")
     assert "f is not defined" in said
     assert set(asked) == {"http://example.com/x.png"}
-    # The sweep's numbers are those of its table.
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(tmp_path / "sweep" / "results.parquet").to_pylist()
-    best = max((row for row in rows if row["round"] == 2), key=lambda row: row["test_accuracy"])
-    title = "test accuracy (fraction) over the clients of the best settings"
-    headings, shown = read(pages[1]).tables[title]
-    found = dict(zip(headings, shown, strict=True))
-    assert found["value"] == f"{best['test_accuracy']:.4f}"
-    assert found["worst tenth"] == f"{best['test_accuracy_worst_tenth']:.4f}"
