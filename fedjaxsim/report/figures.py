@@ -44,8 +44,6 @@ with importing("plots"):
 
 _BEST: dict[str, Any] = {"color": "black", "ls": (0, (1, 2)), "zorder": 4, "label": "best of all"}
 """Style of the best: dotted, above the line that it follows."""
-_REST: dict[str, Any] = {"color": "0.75", "ls": "solid", "zorder": 1.8}
-_MOST_COLOURED = 7
 _INTERVAL = "mean over seeds, 95 %"
 
 Rows = Sequence[Record]
@@ -228,34 +226,30 @@ def envelope_figure(
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
-    Titles of panels name the ε spent at the end; bands are 95 % intervals over seeds. At most seven
-    lines are in colour, those that lead at most evaluations. `best`, the envelope over `lines` too,
-    is black.
+    Titles of panels name the ε spent at the end; bands are 95 % intervals over seeds. `best`, the
+    envelope over `lines` too, is black.
 
     Raises:
       ValueError: if there is no row.
     """
     metric = _require_rows(rows)
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
-    coloured = _foremost(rows, panels, lines)
     of_line = {
         name: {"color": style.colour, "ls": style.dashes, "label": style.label, **style.marker}
-        for name, style in styles.items() if name in coloured
+        for name, style in styles.items()
     }  # fmt: skip
     best_of = dict(grouped(best, panels))
     figure, axes = _make_panels(rows, panels, title)
     banded = False
     for (values, of_panel), panel in axes:
         for name, one in grouped(of_panel, lines):
-            banded |= _draw_curve(panel, one, **of_line.get(name, _REST))
+            banded |= _draw_curve(panel, one, **of_line[name])
         if values in best_of:
             _draw_curve(panel, [row | {"half": None} for row in best_of[values]], **_BEST)
         panel.set_yscale(_scale_of(metric, rows))
     figure.supxlabel("rounds")
     figure.supylabel(_label(metric) + (f"\n{_INTERVAL}" if banded else ""), ma="center")
     handles = list(of_line.values()) if lines else []
-    rest = [style.label for name, style in styles.items() if name not in of_line]
-    handles += [{**_REST, "label": f"others: {', '.join(rest)}"}] if rest else []
     handles += [_BEST] if best else []
     if handles:
         _legend_beside(figure, lines, handles=[Line2D([], [], **each) for each in handles])
@@ -405,17 +399,6 @@ def _make_panels(
         panel.set_title(_with_spent(combination_label(keys, values), of_panel))
         panel.tick_params(labelbottom=place + in_a_row >= len(groups))
     return figure, list(zip(groups, axes, strict=False))
-
-
-def _foremost(rows: Rows, panels: Sequence[str], lines: Sequence[str]) -> set[Combination]:
-    """Return the lines in colour: all if they are few, or those that lead at most evaluations."""
-    led = dict.fromkeys((name for name, _ in grouped(rows, lines)), 0)
-    if len(led) > _MOST_COLOURED:
-        for _, alike in grouped(rows, [*panels, "round"]):
-            best = best_first(alike, alike[0]["metric"])[0]
-            if best["value"] is not None:
-                led[tuple(best[key] for key in lines)] += 1
-    return set(sorted(led, key=lambda name: -led[name])[:_MOST_COLOURED])
 
 
 def _with_spent(label: str, rows: Rows) -> str:

@@ -1,6 +1,5 @@
 """The default figures of a sweep, chosen by its keys."""
 
-import itertools
 from collections.abc import Sequence
 
 from fedjaxsim.extras import importing
@@ -14,7 +13,6 @@ from fedjaxsim.runs.sweep_runs import SweepRuns
 with importing("plots"):
     from matplotlib.figure import Figure
 
-_MOST_PANELS = 10
 _MOST_LINES = 12
 _FIRST_LINES = ("algorithm", "personalization", "lam")
 
@@ -22,10 +20,9 @@ _FIRST_LINES = ("algorithm", "personalization", "lam")
 def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[str, Figure]:
     """Draw the figures that suit the keys of a sweep.
 
-    Panels are levels of noise or, without any, of a key that all runs set and that is no
-    hyperparameter. Lines are the other keys, algorithms and levels of personalization first, as
-    long as they are at most twelve; the best is taken over the rest, and over nothing if the sweep
-    takes no best.
+    Panels are levels of noise. Lines are the other keys, algorithms and levels of personalization
+    first, as long as they are at most twelve; the best is taken over the rest, and over nothing if
+    the sweep takes no best.
 
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε.
@@ -35,15 +32,7 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
     varied = [key for key in keys if len(values[key]) > 1]
     noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
     rest = [key for key in varied if key not in noise]
-    # Without noise: the first key that all runs set, that needs a program of its own and over which
-    # no best is taken.
-    static = (
-        key for key in rest
-        if key not in (*sweep.hyperparameters, "algorithm", *sweep.best_over)
-        and len(values[key]) <= _MOST_PANELS and None not in values[key]
-    )  # fmt: skip
-    panels = noise or list(itertools.islice(static, 1))
-    lines = _line_keys(sweep, runs, [key for key in rest if key not in panels])
+    lines = _line_keys(sweep, runs, rest)
 
     takes_best = sweep.options.best_over != () and "algorithm" not in lines
 
@@ -58,11 +47,11 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
         parts = [_subject(sweep), _delta(runs), over and f"best over {over}", several]
         return "; ".join(filter(None, parts))
 
-    shown = [*panels, *lines]
+    shown = [*noise, *lines]
     figures = {
         "envelopes.png": envelope_figure(
-            _in_every_panel(best(shown), panels), panels=panels, lines=lines, title=title(shown),
-            best=best(panels) if lines and takes_best else (),
+            _in_every_panel(best(shown), noise), panels=noise, lines=lines, title=title(shown),
+            best=best(noise) if lines and takes_best else (),
         )
     }  # fmt: skip
     family = [key for key in lines if key not in NOISE]

@@ -148,21 +148,6 @@ def test_the_band_is_the_interval_over_seeds():
     assert legend_texts(figure) == ["1"]
 
 
-def test_the_seven_lines_that_lead_most_are_in_colour_and_the_others_grey(tmp_path):
-    """Line k leads at k of the rounds, and lines 0 and 1 lead least."""
-    leads = [k for k in range(9) for _ in range(k)]
-    rows = [
-        {"lam": float(k), "round": t, "metric": "test_accuracy", "value": float(k == leader),
-         "half": None, "epsilon": 0.0}
-        for t, leader in enumerate(leads) for k in range(9)
-    ]  # fmt: skip
-    figure = envelope_figure(rows, panels=[], lines=["lam"], title="t")
-    assert legend_texts(figure) == ["2", "3", "4", "5", "6", "7", "8", "others: 0, 1"]
-    grey = [line.get_color() == "0.75" for line in figure.axes[0].get_lines()]
-    assert grey == [True, True] + [False] * 7
-    assert drawn(figure, tmp_path) == b"\x89PNG"
-
-
 def final(table: list[Run], best_over: list[str], metric: str = "test_accuracy") -> list[dict]:
     others = [key for key in KEYS if key not in best_over]
     return last(envelope(table, KEYS, best_over, metric), others)
@@ -310,7 +295,7 @@ def test_other_sweeps_are_drawn_too(tmp_path):
     ]
     panels = [len(left_axes(default(*tables)["envelopes.png"])) for tables in sweeps]
     # One that spends a finite ε says so; what releases nothing is in the panels of the others.
-    assert panels == [0, 2, 1, 2, 2, 2, 0, 2]
+    assert panels == [0, 2, 1, 0, 2, 2, 0, 0]
     for tables in sweeps:
         for figure in default(*tables).values():
             assert drawn(figure, tmp_path) == b"\x89PNG"
