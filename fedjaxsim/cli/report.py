@@ -5,10 +5,10 @@ from pathlib import Path
 
 
 def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callable[[], int]:
-    """Write one HTML file about a run, a sweep, the final run of a tuning, or several runs.
+    """Write one HTML file about a run, the final run of a tuning, or several runs side by side.
 
     Args:
-      directories: Directory of a run, sweep or tuning, or directories of several runs.
+      directories: Directory of a run or tuning, or directories of several runs.
       out: File to write, FILE.html; needed for several runs, by default report.html in DIR.
     """
     from fedjaxsim import store
@@ -16,7 +16,7 @@ def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callabl
     from fedjaxsim.runs.settings_files import kind_of
 
     if not directories:
-        raise ValueError("report needs the directory of a run, sweep or tuning, got none")
+        raise ValueError("report needs the directory of a run or tuning, got none")
     first, *others = directories
     if out is None and others:
         raise ValueError("a report of several runs needs --out FILE.html")
@@ -27,15 +27,10 @@ def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Callabl
     for path in directories if others else ():
         if kind_of(path) != "run":
             raise ValueError(f"{path} holds a {kind_of(path)}, and only runs go side by side")
-    if kind == "sweep":
-        from fedjaxsim.runs.sweep_page import sweep_page
+    from fedjaxsim.runs.pages import runs_page
 
-        page = sweep_page(first)
-    else:
-        from fedjaxsim.runs.pages import runs_page
-
-        # What a tuning found is its final run, whose report says how it was chosen.
-        page = runs_page([first / "run"] if kind == "tuning" else directories)
+    # What a tuning found is its final run, whose report says how it was chosen.
+    page = runs_page([first / "run"] if kind == "tuning" else directories)
 
     def work() -> int:
         store.write(file, page)

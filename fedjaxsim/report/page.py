@@ -1,11 +1,8 @@
 """HTML pages, rendered from `templates/`: one file each, without scripts or network access."""
 
 import base64
-import contextlib
 import functools
 import shlex
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -52,22 +49,3 @@ def render(template: str, **content: Any) -> bytes:
     """Render `templates/{template}.html.jinja`, with all text escaped."""
     page = _environment().get_template(f"{template}.html.jinja").render(content)
     return page.encode(errors="replace")
-
-
-@contextlib.contextmanager
-def reading(
-    path: Path, kind: str, files: Sequence[str], *errors: type[Exception]
-) -> Iterator[None]:
-    """Check that a directory holds `files`, and name it in errors of the block that reads them.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: for one of `errors`, or an entry that is missing or of another type.
-    """
-    for name in files:
-        if not (path / name).is_file():
-            raise FileNotFoundError(f"{path} holds no {name}: not a {kind}, or not a finished one")
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, jinja2.UndefinedError, *errors) as error:
-        raise ValueError(f"{path} is damaged: it does not hold what a {kind} writes") from error

@@ -2,10 +2,12 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
-from fedjaxsim.report.files import Record
+from fedjaxsim.report.files import Record, read_json
 from fedjaxsim.report.results import Run, without_seed
 from fedjaxsim.runs.directory import RunDirectory
 
@@ -34,6 +36,24 @@ def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> 
         seed = config.get("seed", 0)
         found.append(Run(name, without_seed(config), seed, table, config, summary, **more))
     return found
+
+
+def read_runs(path: Path) -> tuple[list[Run], list[str], Record]:
+    """Read the finished runs of a sweep's directory, its swept columns and its report.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: if a file is damaged.
+    """
+    from fedjaxsim.runs import sweep_directory
+    from fedjaxsim.runs.sweep_runs import SWEEP, column_of
+
+    config = read_tables(path / SWEEP)
+    keys = dict.fromkeys(key for table in config["sweep"] for key in table)
+    columns = [column_of(key.replace("-", "_")) for key in keys]
+    table = sweep_directory.read_results(path / sweep_directory.RESULTS)
+    report = read_json(path / sweep_directory.REPORT)
+    return runs_of_sweep(table, columns, config), columns, report
 
 
 def runs_of_sweep(table: "pa.Table", columns: Sequence[str], config: Record) -> list[Run]:

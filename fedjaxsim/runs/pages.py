@@ -28,7 +28,7 @@ from fedjaxsim.report.results import (
     without_seed,
 )
 from fedjaxsim.report.tables import runs_table
-from fedjaxsim.runs.directory import CONFIG, RunDirectory, drawn_twice, named
+from fedjaxsim.runs.directory import CONFIG, drawn_twice, named
 from fedjaxsim.runs.finished import runs_of
 
 _FALSE_ALARMS = 0.05
@@ -40,15 +40,15 @@ _ENDINGS = {
     "diverging": "diverges from round {} on",
     "nonfinite": "counted {} messages that were not finite as zero",
 }
-SPREAD = {"_std": "standard deviation", "_worst_tenth": "worst tenth"} | {
+_SPREAD = {"_std": "standard deviation", "_worst_tenth": "worst tenth"} | {
     f"_{name}": name for name in ("p10", "p50", "p90")
 }
 """Columns of the spread of a metric over clients, by the end of their names."""
-TRAFFIC = ["message up", "state down", "clients per round", "total up", "total down"]
-TIMES = ["compute time", "compile time"]
+_TRAFFIC = ["message up", "state down", "clients per round", "total up", "total down"]
+_TIMES = ["compute time", "compile time"]
 
 
-class Card(NamedTuple):
+class _Card(NamedTuple):
     """A number at the head of a page: its name, the number, and a note."""
 
     name: str
@@ -63,21 +63,13 @@ def runs_page(paths: Sequence[Path]) -> bytes:
       FileNotFoundError: if a directory holds no finished run.
       ValueError: if a file is damaged.
     """
-    return render("run", **run_content(named(paths)))
-
-
-def run_content(directories: Mapping[str, RunDirectory]) -> Record:
-    """Return the variables of `run.html.jinja`, for directories by the names of their runs.
-
-    Raises:
-      FileNotFoundError, ValueError: as `runs_page`.
-    """
+    directories = named(paths)
     found = runs_of(directories, whole=True)
     runs = {run.name: run for run in found}
     of_seeds, several = systems(found), len(found) > 1
     looks = figures.looks(of_seeds)
     rows = compared(of_seeds)
-    first = found[0]
+    first, configs = found[0], {run.name: run.config for run in found}
     judged = default_metric([first])
     what = (first.config.get(key, "?") for key in ("algorithm", "model", "data"))
     if several:
@@ -87,7 +79,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         picture = plots.content(plots.run_figure(first.rows, ""))
         cards = _cards_of_run(first, judged)
     table = runs_table([{"run": name, **run.summary} for name, run in runs.items()])
-    return {
+    return render("run", **{
         "several": several,
         "title": f"{len(runs)} runs side by side" if several else "{} {} on {}".format(*what),
         "cards": cards,
@@ -100,14 +92,14 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         "metric": metrics.label(judged),
         "compared": [cells(row) for row in rows] if len(of_seeds) < len(runs) else [],
         "compared_names": headings(rows, metrics.label(rows[0]["metric"])),
-        "privacy": privacy(_promises(of_seeds)),
+        "privacy": _privacy(_promises(of_seeds)),
         "shared_seeds": drawn_twice(directories),
         "curves": picture,
         "distribution": _distribution(of_seeds, looks, judged),
-        "spread_names": list(SPREAD.values()),
+        "spread_names": list(_SPREAD.values()),
         "spread": _spread(runs, judged),
         "worst": [] if several else _worst(first.clients, judged),
-        "cost_names": [*TRAFFIC, *TIMES, "rounds per s", "memory", "device memory"],
+        "cost_names": [*_TRAFFIC, *_TIMES, "rounds per s", "memory", "device memory"],
         "costs": [[name, *_costs(run.summary)] for name, run in runs.items()],
         "systems": [each.label for each in of_seeds],
         "differences": _differences(of_seeds),
@@ -117,16 +109,24 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
             _command(run.config, directories[name].path if several else Path())
             for name, run in runs.items()
         ],
-        **provenance({name: run.config for name, run in runs.items()}),
-    }  # fmt: skip
+        "data": [
+            [name, str(config.get("seed", "–")),
+             config.get("resolved", {}).get("data_fingerprint", "–")]
+            for name, config in configs.items()
+        ],
+        "versions": list(dict.fromkeys(
+            ", ".join(f"{key} {value}" for key, value in config.get("versions", {}).items())
+            for config in configs.values()
+        )),
+    })  # fmt: skip
 
 
-def _cards_of_run(run: Run, judged: str) -> list[Card]:
+def _cards_of_run(run: Run, judged: str) -> list[_Card]:
     """Return a card each for metric, ε, clients and rounds."""
     summary, config = run.summary, run.config
     worst = summary.get(f"{judged}_worst_tenth")
     examples = [
-        Card(
+        _Card(
             "privacy of examples",
             epsilon_label(each.epsilon),
             f"δ = {number(each.delta)}, {each.meaning[0]}",
@@ -136,26 +136,26 @@ def _cards_of_run(run: Run, judged: str) -> list[Card]:
     ]
     rounds, planned = summary["rounds"], summary["rounds_planned"]
     return [
-        Card(metrics.label(judged), metric_text(summary.get(judged)),
+        _Card(metrics.label(judged), metric_text(summary.get(judged)),
              "" if worst is None else f"worst tenth {metric_text(worst)}"),
-        epsilon_card(summary["epsilon"], summary["delta"]),
+        _epsilon_card(summary["epsilon"], summary["delta"]),
         *examples[:1],
-        Card("clients", str(config.get("resolved", {}).get("clients", "?")),
+        _Card("clients", str(config.get("resolved", {}).get("clients", "?")),
              data_name(config.get("data", ""))),
-        Card("rounds", str(rounds), "" if rounds == planned else f"of {planned} planned"),
+        _Card("rounds", str(rounds), "" if rounds == planned else f"of {planned} planned"),
     ]  # fmt: skip
 
 
-def epsilon_card(epsilon: float | None, delta: float | None) -> Card:
+def _epsilon_card(epsilon: float | None, delta: float | None) -> _Card:
     """Return a card of the ε spent, with its meaning."""
     spent = epsilon_label(epsilon)
     meaning = {"ε = 0": "nothing is released", "ε = ∞": "no guarantee for whole clients"}
-    return Card("privacy", spent, meaning.get(spent, f"δ = {number(delta)}, {MEANING}"))
+    return _Card("privacy", spent, meaning.get(spent, f"δ = {number(delta)}, {MEANING}"))
 
 
 def _cards_of_systems(
     found: Sequence[System], looks: Sequence[figures.Look], rows: Sequence[Record]
-) -> list[Card]:
+) -> list[_Card]:
     """Return a card for the metric and ε of each system, the mean over its seeds."""
     cards = []
     for system, (label, _), row in zip(found, looks, rows, strict=True):
@@ -163,7 +163,7 @@ def _cards_of_systems(
         count = f"{row['seeds']} seeds" if row["seeds"] > 1 else "1 seed"
         parts = [metrics.label(row["metric"]), spent if spent not in label else "", count]
         value = str(Estimate(*(row[name] for name in Estimate._fields)))
-        cards.append(Card(label, value, "; ".join(filter(None, parts))))
+        cards.append(_Card(label, value, "; ".join(filter(None, parts))))
     return cards
 
 
@@ -175,7 +175,7 @@ def _promises(found: Sequence[System]) -> Iterator[tuple[str, Report]]:
             yield system.label if alike else f"{system.label}, seed {seed}", run.report
 
 
-def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
+def _privacy(reports: Iterable[tuple[str, Report]]) -> Record:
     """Return the variables of the section on privacy; labels of equal reports are joined."""
     groups: dict[str, tuple[dict[str, None], Report]] = {}
     for label, report in reports:
@@ -234,7 +234,7 @@ def _spread(runs: Mapping[str, Run], judged: str) -> list[list[str]]:
     for name, run, column in shown:
         values = run.of_clients(column)
         mean = float(np.mean(values)) if len(values) else None
-        spread = [run.summary.get(f"{column}{end}") for end in SPREAD]
+        spread = [run.summary.get(f"{column}{end}") for end in _SPREAD]
         rows.append([name, str(len(values)), *map(metric_text, (mean, *spread))])
     return rows
 
@@ -249,11 +249,11 @@ def _worst(clients: Sequence[Mapping[str, str]], column: str) -> list[list[str]]
     ]
 
 
-def traffic_cells(traffic: Record, rounds: int) -> list[str]:
+def _traffic_cells(traffic: Record, rounds: int) -> list[str]:
     """Format what `memory.traffic` returns, and its totals over rounds."""
     up, down, cohort = (traffic.get(key) for key in ("message_bytes", "server_bytes", "cohort"))
     if up is None or down is None or cohort is None:
-        return ["–"] * len(TRAFFIC)
+        return ["–"] * len(_TRAFFIC)
     totals = (bytes_text(each * cohort * rounds) for each in (up, down))
     return [bytes_text(up), bytes_text(down), number(cohort), *totals]
 
@@ -261,7 +261,7 @@ def traffic_cells(traffic: Record, rounds: int) -> list[str]:
 def _costs(summary: Record) -> list[str]:
     speed, rounds = summary["rounds_per_second"], summary["rounds"]
     return [
-        *traffic_cells(summary, rounds),
+        *_traffic_cells(summary, rounds),
         *map(seconds_text, (speed and rounds / speed, summary.get("compile_seconds"))),
         number(speed),
         *(bytes_text(summary.get(key)) for key in ("peak_bytes", "device_peak_bytes")),
@@ -287,17 +287,3 @@ def _command(config: Record, folder: Path) -> list[str]:
     for stage in config.get("stages", [])[-1:]:
         words += ["--from", str(stage.get("directory", "DIR"))]
     return words
-
-
-def provenance(configs: Mapping[str, Record]) -> Record:
-    """Return fingerprints of the data and versions of libraries, from settings by name."""
-    versions = [
-        ", ".join(f"{key} {value}" for key, value in config.get("versions", {}).items())
-        for config in configs.values()
-    ]
-    data = [
-        [name, str(config.get("seed", "–")),
-         config.get("resolved", {}).get("data_fingerprint", "–")]
-        for name, config in configs.items()
-    ]  # fmt: skip
-    return {"data": data, "versions": list(dict.fromkeys(versions))}

@@ -107,6 +107,8 @@ def looking_at(path: Path) -> str:
     file = {"sweep": "sweep.toml", "tuning": "tuned.toml", "run": CONFIG}[kind_of(path)]
     command = "sweep" if kind_of(path) == "sweep" else "run"
     again = f"fedjaxsim {command} {shlex.quote(str(path / file))}"
+    if command == "sweep":
+        return f"its runs are in results.parquet, and {again} repeats it"
     return f"see it with fedjaxsim report {shlex.quote(str(path))}, or repeat it with {again}"
 
 

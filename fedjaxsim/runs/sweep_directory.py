@@ -9,7 +9,6 @@ A sweep directory holds
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     report.json         a summary, guarantees, draws, and what is not covered; written last
     *.png, *.pdf        figures
-    report.html         all of it for people, if asked for
 """
 
 import dataclasses
@@ -43,7 +42,6 @@ with importing("tables"):
     import pyarrow.parquet as pq
 
 PICTURES = ("envelopes.png", "trade_off.png")
-PAGE = "report.html"
 CHECKPOINT = "checkpoint"
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
@@ -100,7 +98,7 @@ class SweepDirectory:
         if is_first():
             names = (CHECKPOINT, RESULTS, CLIENTS, REPORT, SWEEP) if overwrite else ()
             papers = [name.replace(".png", ".pdf") for name in PICTURES]
-            pictures = (*PICTURES, *papers, PAGE)
+            pictures = (*PICTURES, *papers)
             make_directory(path, names, "sweep", overwrite=overwrite, pictures=pictures)
         if not overwrite:
             _check_same(path, sweep)
@@ -197,12 +195,10 @@ class SweepDirectory:
             return None
         return last
 
-    def write_report(
-        self, summary: Mapping[str, Any], guarantees: Any, traffic: Any = (), draws: Any = ()
-    ) -> None:
+    def write_report(self, summary: Mapping[str, Any], guarantees: Any, draws: Any = ()) -> None:
         """Write the report, with a sentence that no guarantee covers the choice of a run."""
         report = {"summary": summary, "selection": SELECTION, "shared_seed": SHARED_SEED}
-        report |= {"guarantees": guarantees, "draws": draws, "traffic": traffic}
+        report |= {"guarantees": guarantees, "draws": draws}
         write_json(self.path / REPORT, report)
 
     def _write(self, name: str, table: pa.Table) -> None:

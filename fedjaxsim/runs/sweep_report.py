@@ -1,4 +1,4 @@
-"""The report of a sweep, derived from its results: in files, on the terminal and as a page."""
+"""The report of a sweep, derived from its results: in files and on the terminal."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -6,7 +6,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fedjaxsim import metrics
-from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.files import Record
@@ -21,16 +20,13 @@ from fedjaxsim.report.results import (
     last,
 )
 from fedjaxsim.runs.build import Experiment
-from fedjaxsim.runs.memory import peak_bytes, traffic
+from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.runs.sweep_directory import (
     REPORT,
     SELECTION,
     SweepDirectory,
 )
 from fedjaxsim.runs.sweep_runs import SweepRuns
-
-with importing("tables"):
-    pass
 
 Key = TypeVar("Key", bound=Hashable)
 _MOST_LINES = 30
@@ -72,47 +68,6 @@ def best_of(
     return Best(metric, [*others, *best_over], rows, choice)
 
 
-class BestTable(NamedTuple):
-    """The best final values of a sweep in words; the first `keys` columns are settings."""
-
-    title: str
-    headings: list[str]
-    lines: list[list[str]]
-    keys: int
-
-
-def best_table(best: Best, best_over: Sequence[str]) -> BestTable:
-    """Format the best final values."""
-    over = ", ".join(map(key_label, best_over))
-    title = f"{metrics.label(best.metric)} at the end" + (over and f", best over {over}")
-    several, failed = (any(row[name] for row in best.rows) for name in ("half", "failed"))
-    if several:
-        title += ", means over seeds with 95 % intervals"
-    lines = [
-        [
-            *(value_label(key, row[key]) for key in best.keys),
-            text_of(row),
-            *([decimals(row["deviation"])] if several else []),
-            str(row["seeds"]),
-            *([f"{row['failed']} of {row['runs']}"] if failed else []),
-            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
-            number(row["delta"]),
-        ]
-        for row in best.rows
-    ]
-    headings = [
-        *map(key_label, best.keys), "value", *(["std over\nseeds"] if several else []), "seeds",
-        *(["failed\nruns"] if failed else []), "ε\nzero-out", "ε\nreplace", "δ",
-    ]  # fmt: skip
-    return BestTable(title, headings, lines, len(best.keys))
-
-
-def text_of(row: Record) -> str:
-    """Format the estimate of a row of an envelope."""
-    names = ("value", "half", "deviation", "seeds", "failed")
-    return str(Estimate(*(row[name] for name in names)))
-
-
 # --- files and terminal ---------------------------------------------------------------------------
 
 
@@ -138,21 +93,39 @@ def write_report(
     }
     done = {run: experiments[run] for run in finished}
     draws = _runs_by_key((each, run) for run, one in done.items() for each in one.draws())
-    programs = _runs_by_key((id(one.simulation), run) for run, one in done.items())
     directory.write_report(
         summary,
         _guarantees(done),
-        [_traffic(done[alike[0]], alike) for alike in programs.values()],
         [{"runs": alike, **drawn._asdict()} for drawn, alike in draws.items()],
     )
 
 
 def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
     """Print the best final value of each combination, and the limits of the guarantees."""
-    table = best_table(best, sweep.best_over)
-    print_rows(table.headings, table.lines[:_MOST_LINES], table.title, left=0)
-    if len(table.lines) > _MOST_LINES:
-        print(f"… and {len(table.lines) - _MOST_LINES} more (fedjaxsim report)")
+    over = ", ".join(map(key_label, sweep.best_over))
+    title = f"{metrics.label(best.metric)} at the end" + (over and f", best over {over}")
+    several, failing = (any(row[name] for row in best.rows) for name in ("half", "failed"))
+    if several:
+        title += ", means over seeds with 95 % intervals"
+    lines = [
+        [
+            *(value_label(key, row[key]) for key in best.keys),
+            str(Estimate(*(row[name] for name in ("value", *Estimate._fields[1:])))),
+            *([decimals(row["deviation"])] if several else []),
+            str(row["seeds"]),
+            *([f"{row['failed']} of {row['runs']}"] if failing else []),
+            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
+            number(row["delta"]),
+        ]
+        for row in best.rows
+    ]
+    headings = [
+        *map(key_label, best.keys), "value", *(["std over\nseeds"] if several else []), "seeds",
+        *(["failed\nruns"] if failing else []), "ε\nzero-out", "ε\nreplace", "δ",
+    ]  # fmt: skip
+    print_rows(headings, lines[:_MOST_LINES], title, left=0)
+    if len(lines) > _MOST_LINES:
+        print(f"… and {len(lines) - _MOST_LINES} more (results.parquet)")
     if choice := sweep.choice or best.choice:
         print(choice)
     if failed := _failed(runs):
@@ -192,9 +165,3 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
         }
         for (charges, z, delta, public), runs in schedules.items()
     ]
-
-
-def _traffic(first: Experiment, runs: list[int]) -> Record:
-    """Return the traffic of the runs of one program."""
-    passed = traffic(first.simulation, first.hparams)
-    return {"algorithm": first.config.algorithm, "runs": runs, **passed}

@@ -135,7 +135,7 @@ class SweepRuns:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the swept keys in tables of results, in the order of `keys`."""
-        return tuple(map(_column, self.keys))
+        return tuple(map(column_of, self.keys))
 
     @property
     def best_over(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class SweepRuns:
         else:
             tuned = self.hyperparameters.difference(_KEPT_APART)
             names = [key for key in self.keys if key in tuned]
-        return tuple(map(_column, names))
+        return tuple(map(column_of, names))
 
     def value_type(self, key: str) -> type:
         """Return the type of a swept key in tables of results: float, int, bool or str."""
@@ -164,7 +164,9 @@ class SweepRuns:
         Several words or widths become one string with commas.
         """
         config, given = self.runs[run], self.given[run]
-        return {_column(key): _cell(config.get(key)) if key in given else None for key in self.keys}
+        return {
+            column_of(key): _cell(config.get(key)) if key in given else None for key in self.keys
+        }
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Return the runs that differ in hyperparameters and schedules alone, as they appear.
@@ -199,13 +201,7 @@ class SweepRuns:
         return {**base, "sweep": tables}
 
 
-def columns_of(settings: Values) -> list[str]:
-    """Return `SweepRuns.columns` of a file that a sweep wrote."""
-    keys = dict.fromkeys(key for table in settings["sweep"] for key in table)
-    return [_column(key.replace("-", "_")) for key in keys]
-
-
-def _column(key: str) -> str:
+def column_of(key: str) -> str:
     """Return the column of a swept key, where `epsilon` is the ε that a run has spent."""
     return "target_epsilon" if key == "epsilon" else key
 
@@ -295,7 +291,7 @@ class Candidate(NamedTuple):
     @property
     def columns(self) -> dict[str, Any]:
         """The values by column."""
-        return {_column(key): _cell(value) for key, value in {**self.place, **self.point}.items()}
+        return {column_of(key): _cell(value) for key, value in {**self.place, **self.point}.items()}
 
 
 @dataclasses.dataclass(frozen=True)

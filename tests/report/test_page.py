@@ -57,7 +57,7 @@ def test_nothing_is_loaded_and_all_can_be_read_aloud(run):
         (["one", "--out", "absent/page.html"], "folder"),
         (["one", "sweep", "--out", "page.html"], "sweep"),
         (["tuning", "one", "--out", "page.html"], "tuning"),
-        (["sweep"], "sweep .*report.json"),
+        (["sweep"], "sweep holds a sweep: .*results.parquet"),
         (["tuning"], "no directory tuning/run"),
         (["damaged"], "damaged/clients.csv is damaged"),
         (["unknown"], "unknown/guarantee.json is damaged"),
@@ -125,18 +125,13 @@ def browse(page, folder) -> tuple[str, str, list[str]]:
 def test_a_browser_shows_real_reports_without_an_error_and_asks_for_nothing(tmp_path):
     small = "data = 'digits'\nclients = 6\nrounds = 2\nsampling-rate = 1\nnoise-multiplier = 2\n"
     (tmp_path / "run.toml").write_text(small)
-    (tmp_path / "sweep.toml").write_text(f"{small}clip = 1\n[sweep]\nlearning-rate = [0.1, 0.2]\n")
     for seed in ("0", "1"):
         out = ["--out", str(tmp_path / seed), "--quiet"]
         assert main(["run", str(tmp_path / "run.toml"), "--seed", seed, *out]) == 0
-    out = ["--out", str(tmp_path / "sweep"), "--quiet"]
-    assert main(["sweep", str(tmp_path / "sweep.toml"), *out]) == 0
     both = tmp_path / "both.html"
     assert main(["report", str(tmp_path / "0")]) == 0
-    assert main(["report", str(tmp_path / "sweep")]) == 0
     assert main(["report", str(tmp_path / "0"), str(tmp_path / "1"), "--out", str(both)]) == 0
-    named = [tmp_path / "0", tmp_path / "sweep"]
-    pages = [*(folder / "report.html" for folder in named), both]
+    pages = [tmp_path / "0" / "report.html", both]
     for index, path in enumerate(pages):
         built, said, asked = browse(path, tmp_path / f"browser-{index}")
         assert said == ""

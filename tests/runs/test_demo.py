@@ -10,7 +10,7 @@ import pytest
 
 from fedjaxsim.cli import demo, main
 from fedjaxsim.report.results import estimate
-from fedjaxsim.runs.sweep_page import read_runs
+from fedjaxsim.runs.finished import read_runs
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -53,7 +53,7 @@ def small(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_the_demo_leaves_a_table_curves_and_a_page(tmp_path, capsys):
+def test_the_demo_leaves_a_table_and_curves(tmp_path, capsys):
     out = tmp_path / "demo"
     assert main(["demo", "--out", str(out), "--seed", "3", "--seeds", "2"]) == 0
     runs, columns, report = read_runs(out)
@@ -66,7 +66,6 @@ def test_the_demo_leaves_a_table_curves_and_a_page(tmp_path, capsys):
     assert [run.rows[-1]["epsilon"] for run in runs] == [0.0, 0.0]
     assert np.isfinite([run.rows[-1]["test_accuracy"] for run in runs]).all()
     assert (out / "envelopes.png").stat().st_size < 150_000
-    assert main(["report", str(out)]) == 0
     assert main(["demo", "--out", str(out), "--seed", "4"]) == 2
     assert "holds another sweep" in capsys.readouterr().err
     assert main(["demo", "--out", str(out), "--seeds", "0"]) == 2
