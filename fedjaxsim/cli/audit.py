@@ -25,9 +25,6 @@ def audit(
       runs: Number of runs; time grows with it, and power with n times it.
       confidence: Least probability that a sound simulation is not refuted.
       json: Print JSON instead of text.
-
-    Raises:
-      FileNotFoundError, ValueError: for bad input.
     """
     del config
     if settings.out is not None:
@@ -36,21 +33,13 @@ def audit(
     if settings.get("budget_epsilon") is not None:
         raise ValueError("an audit runs all rounds: leave out budget-epsilon")
     Machines().start()
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from fedjaxsim.audit import canaries as attack
     from fedjaxsim.report.files import print_json
+    from fedjaxsim.report.progress import COUNT, Bar
     from fedjaxsim.runs.build import prepare
 
     experiment = prepare(settings)
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("audit"), BarColumn(bar_width=12), TextColumn("run {task.completed}"),
-        TextColumn("of {task.total}"), TimeRemainingColumn(compact=True),
-        console=console, transient=True, disable=settings.quiet or not console.is_terminal,
-    ) as progress:  # fmt: skip
-        bar = progress.add_task("audit", total=runs)
+    with Bar("audit", runs, after=(COUNT,), words="", quiet=settings.quiet or json) as bar:
         result = attack.audit(
             experiment.simulation,
             experiment.hparams,
@@ -60,7 +49,7 @@ def audit(
             confidence=confidence,
             delta=experiment.delta,
             seed=settings.seed,
-            on_run=lambda done, _: progress.update(bar, completed=done),
+            on_run=lambda done, _: bar.show(completed=done),
         )
 
     def work() -> int:

@@ -29,9 +29,6 @@ def bench(
       settings: The settings of each run.
       repeats: Processes that measure each run.
       devices: Devices that share the clients, all or a number; of a CPU, its cores.
-
-    Raises:
-      FileNotFoundError, ValueError: for bad input.
     """
     machines = Machines(devices=devices)
     machines.validate()

@@ -56,11 +56,7 @@ def keep_compiled_programs() -> None:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for programs of this kind of CPU; None if the user wants none.
-
-    Raises:
-      RuntimeError: if the user has no home.
-    """
+    """Return the folder for programs of this kind of CPU; None if the user wants none."""
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() == OFF:
         return None

@@ -27,9 +27,6 @@ def data(
       settings: The settings of the data.
       out: Figure of rows and labels per client (.png, .pdf or .svg), or the new folder to write.
       json: Print JSON instead of text.
-
-    Raises:
-      OSError, ValueError: for bad input, and if data cannot be written.
     """
     given = settings.given()
     if other := sorted(given.keys() - settings.data_settings()):

@@ -70,11 +70,7 @@ class Command(NamedTuple):
         return (inspect.getdoc(self.function) or "").partition("\n\nArgs:")[0]
 
     def arguments(self, flags: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of the function in converted form, but for the settings of a run.
-
-        Raises:
-          ValueError: naming what is missing, too much or of another type.
-        """
+        """Return the arguments of the function in converted form, but for the settings of a run."""
         given, left = {}, list(words)
         for name, setting in self.positionals.items():
             if setting.item is not None:
@@ -101,9 +97,6 @@ def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str,
     """Split a command line into flags with their values, by name, and other words.
 
     A flag that is not known may have a value or none. A flag of a list may be repeated.
-
-    Raises:
-      ValueError: for a word that is no flag, or a flag without the value that it needs.
     """
     flags: dict[str, Any] = {}
     others: list[str] = []

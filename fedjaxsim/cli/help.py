@@ -52,9 +52,6 @@ def show(command: Command, words: Sequence[str]) -> None:
     Args:
       command: the command.
       words: words after its name.
-
-    Raises:
-      ValueError: for an unknown part.
     """
     if command.takes_settings:
         flags, _ = split(words, {setting.name: setting for setting in (*DATA, *RUN)})

@@ -46,11 +46,7 @@ class Machines:
         return None if self.devices == "all" else int(self.devices)
 
     def start(self) -> None:
-        """Check the flags, and start JAX before it computes.
-
-        Raises:
-          ValueError: for a bad flag, or if the processes fail to connect.
-        """
+        """Check the flags, and start JAX before it computes."""
         self.validate()
         from fedjaxsim.cli.multiprocess import start_jax
 
@@ -63,11 +59,7 @@ class Machines:
         return in_all_processes(prepare, self.count)
 
     def validate(self) -> None:
-        """Check the flags against each other.
-
-        Raises:
-          ValueError: naming the flag, its value and what is allowed.
-        """
+        """Check the flags against each other."""
         if self.devices != "all" and not (self.devices.isdecimal() and int(self.devices) > 0):
             raise ValueError(f"devices must be all or a positive number, got {self.devices!r}")
         three: dict[str, Any] = {

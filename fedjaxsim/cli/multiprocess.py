@@ -40,9 +40,6 @@ def start_jax(
       num_processes: number of processes.
       process: index of this process.
       cluster: whether a cluster manager provides the three arguments above.
-
-    Raises:
-      ValueError: if the processes fail to connect.
     """
     devices.use_devices(devices_wanted)
     # Reading a user's own part starts JAX before the command does.
@@ -60,9 +57,6 @@ def in_all_processes(
       prepare: checks all input, calls `processes.agree` before anything is written or computed, and
         returns the function that does the work.
       devices_wanted: the number of devices; None for all.
-
-    Raises:
-      ValueError: if `prepare` raises one, or there are fewer devices than wanted.
     """
     if not processes.several():
         devices.require(devices_wanted)

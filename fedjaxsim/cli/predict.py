@@ -1,4 +1,4 @@
-"""`fedjaxsim predict`."""
+"""`fedjaxsim predict` and `fedjaxsim models`: what a run leaves, used."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
     """
     import numpy as np
 
-    from fedjaxsim.report.rows import check_table, write_table
+    from fedjaxsim.report.files import check_table, write_table
     from fedjaxsim.runs.assemble import population_of
     from fedjaxsim.runs.trained import trained
 
@@ -60,3 +60,31 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
 def _rest(said: dict[str, Any]) -> dict[str, Any]:
     """Return what predictions say besides, such as probabilities."""
     return {name: each for name, each in said.items() if name != "prediction" and each.ndim == 1}
+
+
+def models(run: Path, *, out: Path) -> Callable[[], int]:
+    """Write the linear models of a run's clients: a row per client and feature.
+
+    Coefficients and the intercept are in the units of the data as they were read, whatever scaled
+    them; with several classes there is a row for each class, too.
+
+    Args:
+      run: Directory of the run.
+      out: Table to write: .parquet or .csv.
+    """
+    from fedjaxsim.report.files import check_table, write_table
+    from fedjaxsim.runs.trained import trained
+
+    check_table(out)
+    found = trained(run)
+
+    def work() -> int:
+        experiment = found.experiment
+        table = experiment.simulation.coefficients(found.state, experiment.hparams)
+        write_table(out, table)
+        clients = experiment.simulation.num_clients
+        print(f"{len(table['client'])} coefficients of {clients} clients in {out}")
+        print(found.whose)
+        return 0
+
+    return work

@@ -33,7 +33,7 @@ COMMANDS = {
     "compare": f"{_HERE}.compare:compare",
     "report": f"{_HERE}.report:report",
     "predict": f"{_HERE}.predict:predict",
-    "models": f"{_HERE}.models:models",
+    "models": f"{_HERE}.predict:models",
     "data": f"{_HERE}.data:data",
     "demo": f"{_HERE}.demo:demo",
     "plan": f"{_HERE}.plan:plan",
@@ -71,11 +71,6 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
     Args:
       arguments: words after the program's name.
       notes: list to which notes for the user are added.
-
-    Raises:
-      FileNotFoundError: if the file is missing.
-      ValueError: if a flag, the file, or the settings together are wrong.
-      SystemExit: after help was shown.
     """
     name, words = _name_of(arguments), arguments[1:]
     command = Command.find(name, COMMANDS[name])

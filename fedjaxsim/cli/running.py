@@ -49,12 +49,7 @@ RESUME = "fedjaxsim resume"
 
 
 def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callable[[], int]:
-    """Check all input of a run, or of a stage after that in `start`; return the work.
-
-    Raises:
-      FileNotFoundError: if the data are missing.
-      ValueError: for bad settings.
-    """
+    """Check all input of a run, or of a stage after that in `start`; return the work."""
     watched = _watched(course, config.out)
     begin, earlier = None, []
     if start is None:
@@ -98,12 +93,7 @@ def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callab
 def prepare_resume(
     path: Path, rounds: int | None, course: Course, *, quiet: bool
 ) -> Callable[[], int]:
-    """Check that a run can resume, to a total of `rounds`; return the work.
-
-    Raises:
-      FileNotFoundError: if the directory holds no run, or its data are missing.
-      ValueError: if the run is finished, or its files are damaged or inconsistent.
-    """
+    """Check that a run can resume, to a total of `rounds`; return the work."""
     if (kind := kind_of(path)) != "run":
         raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
     watched, directory = _watched(course, path), RunDirectory(path)

@@ -47,10 +47,6 @@ def prepare_selection(
       noise: z of the score that each run releases at its end.
       largest: public bound of a client's score.
       overwrite: whether results in the directory are replaced.
-
-    Raises:
-      FileNotFoundError: if the file or the data are missing.
-      ValueError: for a bad setting of any candidate, or one without a guarantee.
     """
     runs, plan = selection.parse(spec), read_sweep(file, data)
     if "seed" in plan.keys:

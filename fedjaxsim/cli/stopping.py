@@ -14,9 +14,6 @@ def stoppable(kept: Callable[[], str]) -> Iterator[Stop]:
 
     Args:
       kept: returns what a failed write, or the loss of a process, leaves, and how to continue.
-
-    Raises:
-      StorageError: if a file cannot be written, with what is kept.
     """
     with stop_on_signal() as stop:
         processes.when_lost(kept)

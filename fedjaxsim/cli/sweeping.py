@@ -80,11 +80,6 @@ def prepare_sweep(
       checkpoint_every: rounds or time, for `Cadence.parse`.
       overwrite: whether results in the directory are replaced.
       quiet: no progress bar.
-
-    Raises:
-      FileNotFoundError: if the file or the data are missing.
-      ValueError: for a bad setting in any of the runs, or if the directory holds another sweep or a
-        damaged file.
     """
     plan = read_plan(file, data, seeds)
     how: Any = {

@@ -56,12 +56,7 @@ _REASONS = {
 def prepare_tune(
     config: RunConfig, question: Question, *, checkpoint_every: str | None, explain: bool
 ) -> Callable[[], int]:
-    """Check all input of a tuning; return a function that tunes and gives the exit code.
-
-    Raises:
-      FileNotFoundError: if the data are missing.
-      ValueError: for bad settings or options.
-    """
+    """Check all input of a tuning; return a function that tunes and gives the exit code."""
     if config.out is None:
         raise ValueError("tune needs a directory for its results, --out DIR")
     names = _names(question.wrt, config)

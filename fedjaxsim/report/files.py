@@ -1,4 +1,4 @@
-"""Formats of the files of results: strict JSON, JSON lines, CSV, TOML."""
+"""Formats of the files of results: strict JSON, JSON lines, CSV, Parquet, TOML."""
 
 import csv
 import io
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim import store
+from fedjaxsim.extras import importing
 
 Record = dict[str, Any]
 
@@ -115,3 +116,31 @@ def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
     import tomli_w
 
     store.write(path, tomli_w.dumps(tables).encode())
+
+
+def check_table(path: Path) -> None:
+    """Check that a table can be written there, before it is computed.
+
+    Raises:
+      ValueError: for another ending, or a folder that does not exist.
+      MissingExtraError: if pyarrow is missing.
+    """
+    if path.suffix not in (".parquet", ".csv") or not path.parent.is_dir():
+        raise ValueError(f"out must be .parquet or .csv, in a folder that exists, got {path}")
+    if path.suffix == ".parquet":
+        with importing("tables"):
+            import pyarrow.parquet  # noqa: F401
+
+
+def write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+    """Write columns (N,) by name as a table."""
+    if path.suffix == ".csv":
+        write_csv(path, columns)
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({name: pyarrow.array(each) for name, each in columns.items()})
+    stream = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, stream)
+    store.write(path, stream.getvalue().to_pybytes())

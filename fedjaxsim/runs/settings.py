@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 _INT32, _MILLION = 2**31 - 1, 10**6
 """Largest whole numbers: sums over a run fit into int32."""
 _EXAMPLES = ("example_epsilon", "example_noise_multiplier")
-EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES)
+EXCLUSIVE = (
+    ("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES,
+    ("accountant", "budget_epsilon"), ("accountant", "evaluate_privately"),
+)  # fmt: skip
 """Pairs of settings of which a run is given one at most."""
 _PREPROCESS = ("drop-constant", "invert", "unit-rows")
 SCALES = ("none", "all", "private")
@@ -546,9 +549,6 @@ class RunConfig:
         if budget is not None and not budget > 0:
             raise ValueError(f"budget-epsilon must be positive, got {budget}")
         private = self.get("evaluate_privately")
-        for name in ("budget_epsilon", "evaluate_privately"):
-            if self.get(name) is not None and self.get("accountant") is not None:
-                raise ValueError(f"accountant does not describe {flag(name)}: give one of them")
         if private is not None and self.patience is not None and not self.get("budget_epsilon"):
             raise ValueError(
                 "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
