@@ -67,19 +67,30 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
     A CPU's devices use the memory of this process, which is measured: Python, JAX, the programs and
     the host's rows, in place of which a single device reads its own.
     """
+    import numpy as np
+
     from fedjaxsim.engine.shape_bytes import bytes_of
     from fedjaxsim.runs.memory import host_bytes, private_bytes
+    from fedjaxsim.runs.own_check import everyone_of
     from fedjaxsim.runs.target import compile_for
 
-    compiled = compile_for(target, experiment.simulation, experiment.hparams)
+    sim, hparams = experiment.simulation, experiment.hparams
+    streamed, clients, cohort = sim.streamed, sim.num_clients, sim.sampler.scheme.capacity
+    if streamed:
+        # A streamed round is one of its cohort in memory: here, of the clients with the most rows.
+        most = np.argsort(-sim.population.counts.sum(axis=1), kind="stable")[:cohort]
+        sim, hparams = everyone_of(experiment, sim.population.of_clients(np.sort(most)))
+    compiled = compile_for(target, sim, hparams)
     sim, need = compiled.simulation, compiled.need
+    if streamed:  # A round reads states as fetched and those of the round before.
+        need = need._replace(states=2 * need.states)
     number = len(sim.devices or (None,))
     parts = need._asdict() | {"process": 0, "host_states": 0}
     needs, has = need.peak, target.backend.memory
     if target.backend.platform == "cpu":
-        rows = 0 if number == 1 and not sim.streamed else need.rows
+        rows = 0 if number == 1 and not streamed else need.rows
         parts |= {"rows": rows, "process": private_bytes()}
-        if sim.streamed:
+        if streamed:
             personal = experiment.state_shapes.personal, experiment.state_shapes.consumed
             parts["host_states"] = bytes_of(personal)
         needs = parts["process"] + parts["host_states"] + number * need._replace(rows=rows).peak
@@ -87,9 +98,9 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
     return {
         "device": target.name,
         "devices": number,
-        "placement": "streamed" if sim.streamed else "in memory",
-        "clients": sim.num_clients,
-        "cohort": sim.sampler.scheme.capacity,
+        "placement": "streamed" if streamed else "in memory",
+        "clients": clients,
+        "cohort": cohort,
         "chunk_size": compiled.chunk_size,
         "chunk_map": sim.layout.chunk_map,
         **parts,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjaxsim import metrics
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import (
@@ -19,7 +20,7 @@ from fedjaxsim.report.labels import (
     combination_label,
     epsilon_label,
     key_label,
-    line_styles,
+    value_label,
 )  # fmt: skip
 from fedjaxsim.report.plots import (
     COLOURS,
@@ -220,6 +221,34 @@ def _spent(found: Sequence[System]) -> tuple[str, str]:
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
+def line_styles(
+    keys: Sequence[str], combinations: Sequence[Combination]
+) -> dict[Combination, Look]:
+    """Style the lines of combinations of values: colours for numbers, dashes for words."""
+    kinds: dict[Combination, list[Combination]] = {}
+    for values in combinations:
+        kinds.setdefault(tuple(v for v in values if isinstance(v, str)), []).append(values)
+    systems = {kind: next((word for word in kind if word in SYSTEMS), "") for kind in kinds}
+    named = colours_of(systems.values())
+    styles = {}
+    for index, (kind, alike) in enumerate(kinds.items()):
+        system = systems[kind]
+        for rank, values in enumerate(alike):
+            if len(kinds) == len(combinations):
+                distinct = len(named) == len(kinds)
+                colour = named[system][0] if distinct else COLOURS[index % len(COLOURS)]
+            elif len(alike) == 1:
+                colour = "0.5"
+            else:
+                # The ends of the map are too faint, or too close to the black of the best.
+                colour = mpl.colormaps["viridis"](0.2 + 0.72 * rank / (len(alike) - 1))
+            alone = len(keys) == 1 and not isinstance(values[0], str)
+            label = value_label(keys[0], values[0]) if alone else combination_label(keys, values)
+            style: Any = {"color": colour, "ls": DASHES[index % len(DASHES)]}
+            styles[values] = Look(label, style | marked(len(styles)))
+    return {values: styles[values] for values in combinations}
+
+
 @mpl.rc_context(STYLE)
 def envelope_figure(
     rows: Rows, *, panels: Sequence[str], lines: Sequence[str], title: str, best: Rows = ()
@@ -234,25 +263,21 @@ def envelope_figure(
     """
     metric = _require_rows(rows)
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
-    of_line = {
-        name: {"color": style.colour, "ls": style.dashes, "label": style.label, **style.marker}
-        for name, style in styles.items()
-    }  # fmt: skip
     best_of = dict(grouped(best, panels))
     figure, axes = _make_panels(rows, panels, title)
     banded = False
     for (values, of_panel), panel in axes:
         for name, one in grouped(of_panel, lines):
-            banded |= _draw_curve(panel, one, **of_line[name])
+            banded |= _draw_curve(panel, one, **styles[name].style)
         if values in best_of:
             _draw_curve(panel, [row | {"half": None} for row in best_of[values]], **_BEST)
         panel.set_yscale(_scale_of(metric, rows))
     figure.supxlabel("rounds")
     figure.supylabel(_label(metric) + (f"\n{_INTERVAL}" if banded else ""), ma="center")
-    handles = list(of_line.values()) if lines else []
-    handles += [_BEST] if best else []
-    if handles:
-        _legend_beside(figure, lines, handles=[Line2D([], [], **each) for each in handles])
+    shown = [{"label": look.label, **look.style} for look in styles.values()] if lines else []
+    shown += [_BEST] if best else []
+    if shown:
+        _legend_beside(figure, lines, handles=[Line2D([], [], **each) for each in shown])
     return figure
 
 
@@ -293,12 +318,12 @@ def trade_off_figure(
     banded = any(row["half"] is not None for row in known)
     label = _label(metric) + (f"\n{_INTERVAL}" if banded else "")
     axes.set(xlabel=f"ε ({MEANING}) at the end of training, nats", ylabel=label)
-    for values, (name, colour, dashes, marker) in styles.items():
-        style: dict[str, Any] = {"color": colour, "ls": dashes, "label": name}
+    for values, look in styles.items():
+        style: Any = {"color": look.style["color"], "ls": look.style["ls"], "label": look.label}
         if values in levels:
             axes.axhline(levels[values][0]["value"], **style)
         if values in points:
-            _draw_points(axes, points[values], infinite, marker=marker["marker"], **style)
+            _draw_points(axes, points[values], infinite, marker=look.style["marker"], **style)
     if family:
         if best:
             _draw_best(axes, known, noise, infinite)

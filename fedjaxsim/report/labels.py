@@ -3,10 +3,9 @@
 import math
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.extras import importing
 from fedjaxsim.report.progress import epsilon_text, number
 from fedjaxsim.report.symbols import key_label, meaning
 
@@ -16,15 +15,6 @@ NOISE = ("noise_multiplier", "target_epsilon")
 """Columns that set the noise of a run."""
 MEANING = "zero-out, joint DP"
 """Adjacency and view of ε in figures."""
-
-
-class LineStyle(NamedTuple):
-    """Label in the legend, and colour, dashes and marker in matplotlib's terms."""
-
-    label: str
-    colour: Any
-    dashes: str
-    marker: dict[str, Any]
 
 
 def algorithm_title(name: str) -> str:
@@ -76,35 +66,3 @@ def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:
     if parts or not keys:
         return ", ".join(parts)
     return f"{' and '.join(map(key_label, keys))} not set"
-
-
-def line_styles(
-    keys: Sequence[str], combinations: Sequence[Combination]
-) -> dict[Combination, LineStyle]:
-    """Style the lines of combinations of values: colours for numbers, dashes for words."""
-    from fedjaxsim.report.plots import COLOURS, DASHES, colours_of, marked  # tables need none
-
-    with importing("plots"):
-        import matplotlib as mpl
-    kinds: dict[Combination, list[Combination]] = {}
-    for values in combinations:
-        kinds.setdefault(tuple(v for v in values if isinstance(v, str)), []).append(values)
-    systems = {kind: next((word for word in kind if word in SYSTEMS), "") for kind in kinds}
-    named = colours_of(systems.values())
-    styles = {}
-    for index, (kind, alike) in enumerate(kinds.items()):
-        system = systems[kind]
-        for rank, values in enumerate(alike):
-            if len(kinds) == len(combinations):
-                distinct = len(named) == len(kinds)
-                colour = named[system][0] if distinct else COLOURS[index % len(COLOURS)]
-            elif len(alike) == 1:
-                colour = "0.5"
-            else:
-                # The ends of the map are too faint, or too close to the black of the best.
-                colour = mpl.colormaps["viridis"](0.2 + 0.72 * rank / (len(alike) - 1))
-            alone = len(keys) == 1 and not isinstance(values[0], str)
-            label = value_label(keys[0], values[0]) if alone else combination_label(keys, values)
-            dashes = DASHES[index % len(DASHES)]
-            styles[values] = LineStyle(label, colour, dashes, marked(len(styles)))
-    return {values: styles[values] for values in combinations}

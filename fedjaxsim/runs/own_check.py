@@ -29,7 +29,7 @@ def check_own_code(experiment: Experiment) -> None:
         return
     parts = [config.parts.get(role) for role in ("algorithm", "model", "loss")]
     own = [f"{part.role} {part.name}" for part in parts if part and is_own(part.name)]
-    simulation, hparams = _of_few(experiment)
+    simulation, hparams = everyone_of(experiment, _few(experiment.simulation.population))
     try:
         check_billboard(simulation, hparams, rounds=min(_ROUNDS, config.rounds))
     except AssertionError as error:
@@ -38,11 +38,12 @@ def check_own_code(experiment: Experiment) -> None:
         pass
 
 
-def _of_few(experiment: Experiment) -> tuple[Simulation, Hyperparameters]:
-    """Return a small simulation with the functions of a run, in which every client takes part."""
-    config, whole = experiment.config, experiment.simulation
-    population = _few(whole.population)
-    parts = parts_of(config, population, population.num_clients, whole.task)
+def everyone_of(
+    experiment: Experiment, population: Population
+) -> tuple[Simulation, Hyperparameters]:
+    """Return a simulation of these clients in memory, in each of whose rounds all take part."""
+    whole = experiment.simulation
+    parts = parts_of(experiment.config, population, population.num_clients, whole.task)
     simulation = with_parts(
         whole,
         algorithm=parts.algorithm,

@@ -6,15 +6,11 @@ from the numbers of their data sheets. What a program needs is what its compiler
 
 import contextlib
 import dataclasses
-import functools
 import os
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Self, cast
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -24,7 +20,6 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, pieces_of, specs_of_rows
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.stream import DRAWS, Turn, block_of, draws_of, functions_of_fetched
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend
 from fedjaxsim.simulation import Simulation
@@ -126,8 +121,8 @@ class Need(NamedTuple):
     """Bytes that one device needs.
 
     Attributes:
-      rows: all clients' rows, or those of one cohort.
-      states: the clients' parts of the state, or those of one cohort.
+      rows: all clients' rows.
+      states: the clients' parts of the state.
       server: the rest of the state.
       rounds: the program of the rounds beyond its arguments.
       evaluation: the program of an evaluation beyond its arguments.
@@ -150,7 +145,7 @@ class Compiled(NamedTuple):
 
     Attributes:
       simulation: of the run on the target's devices.
-      rounds: the program of some rounds, or of one if the run is streamed.
+      rounds: the program of some rounds.
       evaluation: the program of an evaluation.
       need: bytes on each device.
       chunk_size: clients of a chunk.
@@ -169,8 +164,8 @@ def compile_for(
     """Compile a run's programs for the devices of a target; nothing is allocated there.
 
     Args:
-      target: the devices; a streamed run takes the first.
-      simulation: of the run.
+      target: the devices.
+      simulation: of the run, in memory.
       hparams: of the run.
       rounds: rounds of one program.
     """
@@ -180,17 +175,12 @@ def compile_for(
             # Donation is decided for this process's devices, and a warning if they have none.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", UserWarning)
-            several = len(target.devices) > 1 and not simulation.streamed
-            simulation = dataclasses.replace(
-                simulation, devices=target.devices if several else None
-            )
+            several = target.devices if len(target.devices) > 1 else None
+            simulation = dataclasses.replace(simulation, devices=several)
         hparams = hparams.as_arrays()
         lower = _Lowering(target, simulation)
         state = jax.eval_shape(simulation.program.init, _key(), hparams)
-        if simulation.streamed:
-            found = lower.streamed(state, hparams)
-        else:
-            found = lower.resident(state, hparams, rounds)
+        found = lower.whole(state, hparams, rounds)
         return Compiled(simulation, *found, simulation.chunk_size_for(hparams))
 
 
@@ -220,7 +210,7 @@ class _Lowering(NamedTuple):
 
         return jax.tree.map(one, specs, tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
-    def resident(
+    def whole(
         self, state: SimulationState, hparams: Hyperparameters, rounds: int
     ) -> tuple[Any, Any, Need]:
         simulation, program = self.simulation, cast(Any, self.simulation.transformed)
@@ -252,58 +242,6 @@ class _Lowering(NamedTuple):
             states // devices if even else states,
             bytes_of(state) - states, _working(advance), _working(measure),
         )  # fmt: skip
-
-    def streamed(self, state: SimulationState, hparams: Hyperparameters) -> tuple[Any, Any, Need]:
-        simulation, program = self.simulation, self.simulation.program
-        cohort, population = simulation.sampler.scheme.capacity, simulation.population
-        of_all = bytes_of((state.personal, state.consumed)) // simulation.num_clients
-        work, measure = map(jax.jit, functions_of_fetched(program))
-        placed: Mapping[str, Any] = simulation.transformed.place(population)
-
-        def states(clients: int) -> PyTree:
-            return jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((clients, *leaf.shape[1:]), leaf.dtype),
-                (state.personal, state.consumed),
-            )
-
-        def fetched(split: str, clients: int) -> Any:
-            room, empty = placed[split].room(clients), placed[split].empty
-            if empty.training is not None:
-                room += placed["train"].room(clients)
-            number = jax.ShapeDtypeStruct((clients,), jnp.int32)
-            fields = {
-                name: jax.ShapeDtypeStruct(
-                    (room, *values.shape[1:]), jax.dtypes.canonicalize_dtype(values.dtype)
-                )
-                for name, values in population.fields.items()
-            }
-            training = empty.training and dataclasses.replace(
-                empty.training, start=number, count=number, ids=number
-            )
-            return dataclasses.replace(
-                empty, fields=fields, start=number, count=number, ids=number, training=training
-            )
-
-        def with_states(clients: int) -> SimulationState:
-            personal, consumed = states(clients)
-            return dataclasses.replace(state, personal=personal, consumed=consumed)
-
-        drawing = functools.partial(draws_of(program), count=DRAWS)
-        draws = jax.eval_shape(drawing, state, np.int32(0), hparams)
-        number: Any = jax.ShapeDtypeStruct((), np.int32)
-        earlier = jax.ShapeDtypeStruct((cohort,), np.int32)
-        turn = Turn(draws, number, fetched("train", cohort), states(cohort), earlier)
-        block = block_of(simulation.num_clients, of_all)
-        turn, rows = self.placed(turn), self.placed(fetched("test", block))
-        hparams = self.placed(hparams)
-        advance = self.compile(work, self.placed(with_states(cohort)), turn, hparams)
-        evaluate = self.compile(measure, self.placed(with_states(block)), hparams, rows)
-        own, server = cohort * of_all, bytes_of(state) - simulation.num_clients * of_all
-        # A round reads states as fetched and those of the round before.
-        need = Need(bytes_of(turn.rows), 2 * own, server, _working(advance), 0)
-        others = bytes_of(rows) + block * of_all + _working(evaluate)
-        evaluation = max(0, others - need.rows - need.states)
-        return advance, evaluate, need._replace(evaluation=evaluation)
 
 
 def _working(compiled: Any) -> int:

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedjaxsim.report.figures import envelope_figure, trade_off_figure
-from fedjaxsim.report.labels import combination_label, line_styles
+from fedjaxsim.report.figures import envelope_figure, line_styles, trade_off_figure
+from fedjaxsim.report.labels import combination_label
 from fedjaxsim.report.plots import save
 from fedjaxsim.report.results import Run, envelope, last
 from fedjaxsim.runs.default_figures import default_figures
@@ -225,13 +225,16 @@ def test_words_have_dashes_numbers_have_colours():
     assert [style.label for style in styles.values()] == [
         "a, λ = 0.1", "a, λ = 0.2", "b, λ = 0.1", "b, λ = 0.2",
     ]  # fmt: skip
-    assert [style.dashes for style in styles.values()] == ["solid"] * 2 + ["dashed"] * 2
-    assert styles["a", 0.1].colour == styles["b", 0.1].colour != styles["a", 0.2].colour
+    assert [look.style["ls"] for look in styles.values()] == ["solid"] * 2 + ["dashed"] * 2
+    assert styles["a", 0.1].style["color"] == styles["b", 0.1].style["color"]
+    assert styles["a", 0.1].style["color"] != styles["a", 0.2].style["color"]
     # A system has its own colour, whatever it is beside.
     alone = line_styles(["algorithm"], [("pmtl",)])["pmtl",]
     assert alone.label == "PMTL"
     beside = line_styles(["algorithm"], [("fedavg",), ("pmtl",)])
-    assert alone.colour == beside["pmtl",].colour != beside["fedavg",].colour
+    assert (
+        alone.style["color"] == beside["pmtl",].style["color"] != beside["fedavg",].style["color"]
+    )
     assert combination_label(["noise_multiplier", "target_epsilon"], (None, math.inf)) == (
         "ε = ∞ (no noise)"
     )
