@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """How a run is watched and kept.
+    """Options of a run's report, progress and checkpoints.
 
     Attributes:
       explain: Print the whole guarantee and its assumptions.

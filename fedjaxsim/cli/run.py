@@ -21,7 +21,7 @@ def run(
       config: TOML file with the same settings; flags win over it.
       settings: The settings of the run.
       from_: Start from the state of the run in this directory, on its data, settings and charges.
-      course: How it is watched and kept.
+      course: Report, progress and checkpoints.
       machines: Devices.
     """
     del config
@@ -47,7 +47,7 @@ def resume(
       directory: Directory of the run; its config.toml holds the settings.
       rounds: Total rounds, finished ones included; rounds beyond the plan spend more epsilon.
       quiet: Print the result and errors only.
-      course: How it is watched and kept.
+      course: Report, progress and checkpoints.
       machines: Devices.
     """
     machines.start()
