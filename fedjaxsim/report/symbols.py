@@ -26,12 +26,6 @@ def key_label(key: str) -> str:
     return _last(key, "symbol") or _SYMBOLS.get(key, key.replace("_", " "))
 
 
-def axis_label(key: str) -> str:
-    """Return the label of an axis of a hyperparameter, such as `η (learning rate)`."""
-    symbol, label = _last(key, "symbol") or _SYMBOLS.get(key), _last(key, "label")
-    return f"{symbol} ({label})" if symbol and label else symbol or label or key.replace("_", "-")
-
-
 def meaning(key: str, value: Any) -> str | None:
     """Return the name of a special value, such as `local` for a level of personalization of 0."""
     if isinstance(value, list):  # as of one-hot columns

@@ -22,7 +22,7 @@ import math
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,8 +59,6 @@ _SUMMARIZED = (
     "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
     "rounds_per_second",
 )  # fmt: skip
-
-Tree = TypeVar("Tree")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +103,6 @@ class RunDirectory:
         for name in (SUMMARY, GUARANTEE):
             store.remove(self.path / name)
         write_tables(self.path / CONFIG, tables)
-
-    def load_state(self, like: Tree) -> Tree:
-        """Read the last saved state, the final one of a finished run.
-
-        It has the structure, shapes and types of `like`, a state of the same simulation.
-        """
-        saved = self.checkpoints().last()
-        if saved is None:
-            raise self.missing(CHECKPOINTS)
-        return saved.state(like)
 
     def config(self) -> dict[str, Any]:
         """Read the resolved settings, as nested tables."""

@@ -1,11 +1,15 @@
-"""Contents of the HTML report of a run or of several runs, read from their files."""
+"""The HTML report of a run or of several: one file, without scripts or network access."""
 
+import base64
+import functools
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jinja2
 import numpy as np
 
 from fedjaxsim import metrics
@@ -14,7 +18,6 @@ from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report import figures, plots
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import MEANING, data_name, epsilon_label
-from fedjaxsim.report.page import metric_text, render, seconds_text
 from fedjaxsim.report.progress import bytes_text, number
 from fedjaxsim.report.results import (
     Estimate,
@@ -33,6 +36,8 @@ from fedjaxsim.runs.finished import runs_of
 
 _FALSE_ALARMS = 0.05
 _WORST = 5
+_PIXELS = slice(16, 20)
+"""The bytes of a PNG file that hold its width."""
 _ENDINGS = {
     "interrupted": "was interrupted",
     "stopped_early": "ran out of patience",
@@ -79,7 +84,7 @@ def runs_page(paths: Sequence[Path]) -> bytes:
         picture = plots.content(plots.run_figure(first.rows, ""))
         cards = _cards_of_run(first, judged)
     table = runs_table([{"run": name, **run.summary} for name, run in runs.items()])
-    return render("run", **{
+    content = {
         "several": several,
         "title": f"{len(runs)} runs side by side" if several else "{} {} on {}".format(*what),
         "cards": cards,
@@ -118,7 +123,9 @@ def runs_page(paths: Sequence[Path]) -> bytes:
             ", ".join(f"{key} {value}" for key, value in config.get("versions", {}).items())
             for config in configs.values()
         )),
-    })  # fmt: skip
+    }  # fmt: skip
+    page = _environment().get_template("run.html.jinja").render(content)
+    return page.encode(errors="replace")
 
 
 def _cards_of_run(run: Run, judged: str) -> list[_Card]:
@@ -136,8 +143,8 @@ def _cards_of_run(run: Run, judged: str) -> list[_Card]:
     ]
     rounds, planned = summary["rounds"], summary["rounds_planned"]
     return [
-        _Card(metrics.label(judged), metric_text(summary.get(judged)),
-             "" if worst is None else f"worst tenth {metric_text(worst)}"),
+        _Card(metrics.label(judged), _metric_text(summary.get(judged)),
+             "" if worst is None else f"worst tenth {_metric_text(worst)}"),
         _epsilon_card(summary["epsilon"], summary["delta"]),
         *examples[:1],
         _Card("clients", str(config.get("resolved", {}).get("clients", "?")),
@@ -235,7 +242,7 @@ def _spread(runs: Mapping[str, Run], judged: str) -> list[list[str]]:
         values = run.of_clients(column)
         mean = float(np.mean(values)) if len(values) else None
         spread = [run.summary.get(f"{column}{end}") for end in _SPREAD]
-        rows.append([name, str(len(values)), *map(metric_text, (mean, *spread))])
+        rows.append([name, str(len(values)), *map(_metric_text, (mean, *spread))])
     return rows
 
 
@@ -244,7 +251,7 @@ def _worst(clients: Sequence[Mapping[str, str]], column: str) -> list[list[str]]
     known = [row for row in clients if row.get(column) and upwards is not None]
     known.sort(key=lambda row: float(row[column]), reverse=not upwards)
     return [
-        [row["name"], metric_text(float(row[column])), row["train_rows"], row["test_rows"]]
+        [row["name"], _metric_text(float(row[column])), row["train_rows"], row["test_rows"]]
         for row in known[:_WORST]
     ]
 
@@ -262,7 +269,7 @@ def _costs(summary: Record) -> list[str]:
     speed, rounds = summary["rounds_per_second"], summary["rounds"]
     return [
         *_traffic_cells(summary, rounds),
-        *map(seconds_text, (speed and rounds / speed, summary.get("compile_seconds"))),
+        *map(_seconds_text, (speed and rounds / speed, summary.get("compile_seconds"))),
         number(speed),
         *(bytes_text(summary.get(key)) for key in ("peak_bytes", "device_peak_bytes")),
     ]
@@ -287,3 +294,35 @@ def _command(config: Record, folder: Path) -> list[str]:
     for stage in config.get("stages", [])[-1:]:
         words += ["--from", str(stage.get("directory", "DIR"))]
     return words
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def _metric_text(value: float | None) -> str:
+    """Format a metric with four decimals, or four digits where decimals would hide it."""
+    shows = value is not None and (value == 0 or 0.01 <= abs(value) < 100)
+    return f"{value:.4f}" if shows else number(value)
+
+
+def _seconds_text(seconds: float | None) -> str:
+    """Format a time in seconds, a dash for None."""
+    return "–" if seconds is None else f"{number(seconds)} s"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedjaxsim.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "base64": lambda content: base64.b64encode(content).decode(),
+        "command": shlex.join,
+        "pixels": lambda png: int.from_bytes(png[_PIXELS]),
+        "transpose": lambda rows: list(zip(*rows, strict=True)),
+    }
+    return environment

@@ -8,7 +8,7 @@ import numpy as np
 from fedjaxsim.extras import importing
 from fedjaxsim.report.plots import COLOURS, STYLE, legend_above, line, picture
 from fedjaxsim.report.results import estimate
-from fedjaxsim.report.symbols import axis_label
+from fedjaxsim.report.symbols import key_label
 from fedjaxsim.tune.descent import TuningTrace
 
 with importing("plots"):
@@ -33,7 +33,7 @@ def trace_figure(trace: TuningTrace, metric: str, title: str) -> Figure:
     objective.set(xlabel="run-equivalents", ylabel=label)
     for name, colour in zip(trace.steps[0].point, itertools.cycle(COLOURS)):
         points = [step.point[name] for step in kept]
-        values.plot(runs, points, color=colour, marker="o", ms=3, label=axis_label(name))
+        values.plot(runs, points, color=colour, marker="o", ms=3, label=key_label(name))
     if min(min(step.point.values()) for step in kept) > 0:
         values.set_yscale("log")
         values.yaxis.set_major_formatter("{x:g}")

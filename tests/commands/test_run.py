@@ -108,7 +108,7 @@ def test_the_state_of_a_run_is_read_back(finished):
     command = parse(["run", str(finished / "pmtl" / "config.toml")])
     experiment = prepare(command.settings)
     like = experiment.simulation.init(1, experiment.hparams)
-    state = RunDirectory(finished / "pmtl").load_state(like)
+    state = RunDirectory(finished / "pmtl").checkpoints().last().state(like)
     assert int(state.round) == 4
     report = experiment.simulation.guarantee(state, experiment.delta)
     assert report.to_json() == RunDirectory(finished / "pmtl").guarantee()

@@ -134,7 +134,7 @@ def test_fine_tuning_starts_where_the_run_ended_and_costs_nothing(stages, tmp_pa
     # In Python: from the states of the run, all clients, the settings that fine-tuning reads.
     earlier, tuned = (prepare(read_toml(each.path / "config.toml")) for each in (before, after))
     assert tuned.simulation.sampler.scheme.kind == "full"
-    state = before.load_state(earlier.init())
+    state = before.checkpoints().last().state(earlier.init())
     begun = tuned.simulation.start_from(state, tuned.hparams, earlier.simulation, earlier.hparams)
     ended, _ = tuned.simulation.run(begun, tuned.hparams, 3, eval_every=1)
     found = tuned.simulation.evaluate(ended, tuned.hparams).summary()

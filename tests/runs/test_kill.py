@@ -52,7 +52,7 @@ def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) 
     for name in SAME:
         assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
     like = experiment.simulation.init(9, experiment.hparams)
-    assert same(*(each.load_state(like) for each in (one, other)))
+    assert same(*(each.checkpoints().last().state(like) for each in (one, other)))
     times = ("_second", "_seconds", "peak_bytes")
     one_summary, other_summary = (
         {name: value for name, value in each.summary().items() if not name.endswith(times)}
@@ -282,10 +282,8 @@ def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_p
     assert [each["round"] for each in directory.metrics()] == [0, 2, 4, 6, 8, 9, 10, 11]
     run(one, whole, rounds=11)
     like = alone.init(9, one.hparams)
-    for leaf, other in zip(
-        jax.tree.leaves(directory.load_state(like)), jax.tree.leaves(whole.load_state(like)),
-        strict=True,
-    ):  # fmt: skip
+    states = (each.checkpoints().last().state(like) for each in (directory, whole))
+    for leaf, other in zip(*map(jax.tree.leaves, states), strict=True):
         if leaf.dtype == np.float32:
             np.testing.assert_allclose(leaf, other, rtol=1e-5)
         else:
