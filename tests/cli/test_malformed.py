@@ -286,7 +286,7 @@ def test_any_audit(answer, monkeypatch, flag, value):
 
 @pytest.mark.thorough
 @generated(40)
-@given(content=_JSON, file=st.sampled_from(["summary.json", "metrics.jsonl", "bench.json"]))
+@given(content=_JSON, file=st.sampled_from(["summary.json", "metrics.jsonl"]))
 def test_any_results(answer, tmp_path, content, file):
     folder = tmp_path / "r"
     folder.mkdir(exist_ok=True)
@@ -297,4 +297,3 @@ def test_any_results(answer, tmp_path, content, file):
     answer(["compare", "r"])
     answer(["compare", "r", "--out", "c.png"])
     (tmp_path / "c.png").unlink(missing_ok=True)
-    answer(["bench", "r/bench.json", "--compare", "r/bench.json"])
