@@ -69,6 +69,7 @@ def runs_of_sweep(table: "pa.Table", columns: Sequence[str], config: Record) -> 
         rows = list(rows)
         swept = {name: rows[0][name] for name in columns}
         given = {name: value for name, value in swept.items() if value is not None}
-        seed = swept.pop("seed", config.get("seed", 0))
+        swept.pop("seed", None)
+        seed = given.get("seed", config.get("seed", 0))
         found.append(Run(str(number), swept, seed, rows, {**config, **given}))
     return found
