@@ -195,17 +195,17 @@ class SplitStatistics:
 
     Attributes:
       count: (m,) int, see `targets_of`.
-      variance: variance of all targets "y", its mean over several, if the task has a squared error;
-        else None.
+      variance: variance of all targets "y" in their units, its mean over several, if the task has a
+        squared error; else None.
       majority, records: as in `Evaluation`.
-      unit: the target's unit in stored numbers, see `Columns`; 1 for several targets.
+      units: the unit of each target as a stored number, see `Columns`; (1,) without columns.
     """
 
     count: np.ndarray
     variance: float | None
     majority: float | None
     records: Mapping[str, Metric]
-    unit: float = 1.0
+    units: tuple[float, ...] = (1.0,)
 
     @classmethod
     def of(
@@ -219,10 +219,12 @@ class SplitStatistics:
                 f"fjs.data.split(population, {split}=0.2)",
                 stacklevel=2,
             )
+        units = population.columns["y"].half_range if "y" in population.columns else (1.0,)
         variance = majority = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
             targets = y[population.splits[split].all_rows()]
-            variance = float(np.mean(np.var(targets, axis=0, dtype=np.float64)))
+            spread = np.var(targets, axis=0, dtype=np.float64)
+            variance = float(np.mean(spread * np.square(units)))
             if variance == 0:
                 values = ", ".join(f"{value:g}" for value in np.atleast_1d(targets[0]))
                 warnings.warn(
@@ -232,9 +234,7 @@ class SplitStatistics:
                 )
         if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
             majority = majority_accuracy(population, split)
-        units = population.columns["y"].half_range if "y" in population.columns else ()
-        unit = abs(units[0]) if len(units) == 1 else 1.0
-        return cls(count, variance, majority, task.records, unit)
+        return cls(count, variance, majority, task.records, tuple(map(abs, units)))
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
@@ -270,14 +270,18 @@ def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) 
         return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
 
     values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
-    names = [*streaming]
-    if "squared_error" in values and statistics.variance is not None:
+    names, found = [*streaming], values | streaming
+    records = {name: metric(name, statistics.records) for name in found}
+    for name, record in records.items():
+        if len(statistics.units) == 1 or record.target is not None:
+            found[name] = found[name] * statistics.units[record.target or 0] ** record.power
+    of_targets = [found[name] for name, each in records.items() if each.target is not None]
+    if "squared_error" in found and of_targets:
+        found["squared_error"] = np.mean(of_targets, axis=0)
+    if "squared_error" in found and statistics.variance is not None:
         # Without variance it is undefined, which is no failure of a client.
         names += [] if statistics.variance else ["nmse"]
-        values["nmse"] = values["squared_error"] / (statistics.variance or np.nan)
-    found = values | streaming
-    for name, each in found.items():
-        found[name] = each * statistics.unit ** metric(name, statistics.records).power
+        found["nmse"] = found["squared_error"] / (statistics.variance or np.nan)
     return Evaluation(split, count, found, tuple(names), statistics.majority, statistics.records)
 
 

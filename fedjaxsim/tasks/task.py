@@ -558,6 +558,8 @@ def multilabel(model: Model, num_labels: int) -> Task:
 def squared(model: Model, num_targets: int = 1) -> Task:
     """Regression with ½(prediction − y)² (optax.l2_loss), its mean over several targets.
 
+    Several targets have a metric "squared_error_0", … each; all are in the targets' units.
+
     Args:
       model: outputs (b, k).
       num_targets: k; "y" is (n,) for one target, (n, k) for more.
@@ -575,6 +577,11 @@ def squared(model: Model, num_targets: int = 1) -> Task:
     def squares(outputs, targets):
         return jnp.mean(jnp.square(errors(outputs, targets)), axis=-1)
 
+    def square_of(target):
+        return lambda outputs, targets: jnp.square(errors(outputs, targets)[:, target])
+
+    own = {f"squared_error_{j}": j for j in range(num_targets)} if several else {}
+
     def check(fields):
         y = _require_xy(fields)
         if several and y.shape[1:] != (num_targets,):
@@ -588,5 +595,14 @@ def squared(model: Model, num_targets: int = 1) -> Task:
     def says(outputs):
         return {"prediction": outputs if several else outputs[:, 0]}
 
-    task = _task(model, {"loss": losses, "squared_error": squares}, check, _of_normals, says)
-    return task._replace(curvature=_curvature_of_squares(model))
+    metrics = {"loss": losses, "squared_error": squares}
+    metrics |= {name: square_of(target) for name, target in own.items()}
+    records = {
+        name: Metric(
+            f"squared error of target {target}", larger_is_better=False, power=2, target=target,
+            in_tables=(),
+        )
+        for name, target in own.items()
+    }  # fmt: skip
+    task = _task(model, metrics, check, _of_normals, says)
+    return task._replace(curvature=_curvature_of_squares(model), records=records)

@@ -1,5 +1,6 @@
 """Several targets per row: labels and outputs of a regression, by scikit-learn's definitions."""
 
+import dataclasses
 import json
 
 import jax
@@ -87,6 +88,22 @@ def test_a_regression_has_several_outputs():
     assert summary["test_squared_error"] == pytest.approx(
         by_sklearn.mean_squared_error(wanted, said), rel=1e-4
     )
+    for target in range(2):
+        assert summary[f"test_squared_error_{target}_weighted"] == pytest.approx(
+            by_sklearn.mean_squared_error(wanted[:, target], said[:, target]), rel=1e-4
+        )
+    # The same models on scaled targets have the same errors in the units of the table.
+    scaled = sim.with_population(fjs.data.scale(population, {"a": (-9, 11), "b": (-50, 70)}))
+    half, centre = np.array([10, 60]), np.array([1, 10])
+    moved = {"kernel": w["kernel"] / half[:, None], "bias": (w["bias"] - centre) / half}
+    there = dataclasses.replace(
+        scaled.init(0, hparams),
+        shared=state.shared._replace(params=jax.tree.map(jnp.asarray, moved)),
+    )
+    again = scaled.evaluate(there, hparams, "test").summary()
+    for name, value in summary.items():
+        if "error" in name or "nmse" in name:
+            assert again[name] == pytest.approx(value, rel=1e-3), name
     loss, gradient = jax.value_and_grad(task.loss)(
         w, Batch({"x": jnp.asarray(x), "y": jnp.asarray(wanted)}, jnp.ones(len(x)))
     )
