@@ -88,7 +88,14 @@ def test_delta_inverts_epsilon(p, z, rounds):
             assert profile.delta(0.0) <= delta
 
 
-@pytest.mark.parametrize(("z", "p"), [(1.0, 0.1), (4.0, 0.00033), (0.5, 0.02)])
+@pytest.mark.parametrize(
+    ("z", "p"),
+    [
+        pytest.param(1.0, 0.1, marks=pytest.mark.thorough),
+        (4.0, 0.00033),
+        pytest.param(0.5, 0.02, marks=pytest.mark.thorough),
+    ],
+)
 def test_replacement_is_the_integral_of_its_pair(z, p):
     orders = (1.5, 2.0, 7.0, 32.0, 256.0)
     values = rdp.one_round(orders, z, p, replace=True)
