@@ -597,12 +597,13 @@ class Simulation:
             plan=evaluate_privately,
         )
         state, history = run.segments(state, eval_every, callbacks, keep)
-        if run.nonfinite:
-            warnings.warn(warning_of_messages(run.nonfinite), DivergingWarning, stacklevel=2)
+        told = [warning_of_messages(run.nonfinite)] if run.nonfinite else []
         start = diverging_from(run.course)
         noised = np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0)
         if start is not None and not (noised and is_finite(run.course[-1]["train_loss"])):
-            warnings.warn(warning_of(start, self.population), DivergingWarning, stacklevel=2)
+            told.append(warning_of(start, self.population))
+        if told:
+            warnings.warn("; ".join(told), DivergingWarning, stacklevel=2)
         return state, history
 
     def evaluate(

@@ -25,6 +25,7 @@ from fedjaxsim.callbacks import (
     Progress,
     Records,
 )
+from fedjaxsim.divergence import DivergingWarning
 from fedjaxsim.engine import loop
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
@@ -269,7 +270,8 @@ def test_messages_that_are_not_finite_are_counted_where_people_look(made, tmp_pa
     sim, hparams = made
     file = MetricsFile(tmp_path / "metrics.jsonl")
     wild = hparams.replace(learning_rate=1e30)
-    _, [segment] = run((sim, wild), 2, [file, Progress("wild")])
+    with pytest.warns(DivergingWarning, match="not finite and counted as zero"):
+        _, [segment] = run((sim, wild), 2, [file, Progress("wild")])
     sent = int(segment.metrics["participants"].sum())
     start, row = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert "nonfinite" not in start
