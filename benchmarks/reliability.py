@@ -37,7 +37,7 @@ PROBLEM = [
 RUN = ["run", *PROBLEM, "--rounds", "1000", "--eval-every", "10", "--checkpoint-every", "10"]
 LARGE = [
     "run", "--quiet", "--data", "random", "--clients", "1000000", "--rows", "2", "--shape", "8",
-    "--labels", "2", "--epsilon", "3", "--sampling-rate", "0.0001", "--local-steps", "1",
+    "--test-fraction", "0.5", "--epsilon", "3", "--sampling-rate", "0.0001", "--local-steps", "1",
     "--rounds", "400", "--eval-every", "100", "--checkpoint-every", "100", "--accountant", "rdp",
 ]  # fmt: skip
 SWEEP = """
