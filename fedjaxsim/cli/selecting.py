@@ -20,7 +20,7 @@ from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
 from fedjaxsim.report.files import make_directory, strict, write_json
 from fedjaxsim.report.progress import print_guarantee
-from fedjaxsim.runs.build import Experiment
+from fedjaxsim.runs.build import Experiment, draws_of
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_sweep
 from fedjaxsim.signals import stopped
@@ -158,13 +158,18 @@ def _report(
             if each.unit == "client"  # the theorem gives examples no ε here
         ),
         first.delta,
+        draws=(draws_of(_of_all_runs(first.config.seed), 1),),  # of a secret number of keys
     )
+
+
+def _of_all_runs(seed: int) -> jax.Array:
+    """Return the key that the keys of all runs come from."""
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), keys.SELECTION)
 
 
 def _key(seed: int, number: int) -> jax.Array:
     """Return the key of one run, which no plain run of the seed draws from."""
-    key = jax.random.key(seed, impl="threefry2x32")
-    return jax.random.fold_in(jax.random.fold_in(key, keys.SELECTION), number)
+    return jax.random.fold_in(_of_all_runs(seed), number)
 
 
 def _run(experiment: Experiment, key: jax.Array, noise: float, largest: float, stop: Any) -> Any:

@@ -93,3 +93,24 @@ def test_the_statement_for_all_silos_holds_for_each(tmp_path, monkeypatch):
         mu = brentq(lambda mu, e=epsilon, d=own: delta(mu, e) - d, 1e-3, 50)
         for each in said:
             assert delta(mu, each["epsilon"]) <= each["delta"] * (1 + 1e-3)
+
+
+STOPPED = (
+    "run --algorithm fedavg --data synthetic --loss squared --clients 6 --validation-fraction 0.3 "
+    "--rounds 40 --eval-every 2 --local-steps 1 --learning-rate 1e-9 --sampling full --clip 1 "
+    "--noise-multiplier 30 --example-epsilon 1 --evaluate-privately 300 --budget-epsilon 20 "
+    "--patience 2 --delta 1e-3 --quiet --out run"
+)
+
+
+@pytest.mark.thorough
+def test_a_run_that_stops_by_its_releases_charges_examples_for_all_planned_rounds(
+    tmp_path, monkeypatch
+):
+    """Once it said the ε of the rounds done, which was exceeded with 3.2 δ."""
+    monkeypatch.chdir(tmp_path)
+    assert main(STOPPED.split()) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] < 40
+    report = json.loads((tmp_path / "run" / GUARANTEE).read_text())["example"]
+    spread = report["clients"]["zero_out"]
+    assert 0.98 < spread["min"] <= spread["max"] < 1.1

@@ -180,14 +180,19 @@ def test_a_gradient_compiled_beside_the_algorithm_is_refused():
 
 def test_a_released_evaluation_is_charged_to_examples():
     """A metric that tells an example apart 60 of 60 times once left its ε at 1."""
-    z, counts = 0.2, [9] * 10
-    plan = EvaluationPlan(z, "loss", 1.0)
-    protected = charge(counts, 50.0, 1)
-    quiet = of_examples(report([protected], 1e-3))
-    assert quiet.epsilon is not None
-    assert quiet.epsilon < 1
+    z, rows = 0.2, {"x": np.ones((10, D), np.float32), "y": np.arange(10, dtype=np.float32)}
+    population = fjs.data.split(fjs.data.Population.from_clients([rows] * 10), validation=0.1)
+    task = fjs.private_examples(fjs.tasks.squared(linear()), epsilon=1.0, rounds=1)
+    sim = fjs.Simulation(
+        fjs.local(task), population, fjs.full_participation(), fjs.Minibatches(9, steps=1),
+        fjs.no_release(),
+    )  # fmt: skip
+    hparams, plan = sim.hyperparameters(learning_rate=1e-6), EvaluationPlan(z, "loss", 1.0)
+    quiet, _ = sim.run(sim.init(0, hparams), hparams, 1)
+    assert of_examples(sim.guarantee(quiet)).epsilon == pytest.approx(1, abs=0.01)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 1, evaluate_privately=plan)
     for adjacency in ("zero_out", "replace"):
-        found = of_examples(report([protected, plan.spend(10)], 1e-3), adjacency)
+        found = of_examples(sim.guarantee(state), adjacency)
         assert found.epsilon is not None
         # The evaluation alone is a Gaussian release of sensitivity 1.
         assert exact_delta(1 / z, found.epsilon) <= found.delta
@@ -209,3 +214,26 @@ def test_examples_of_a_run_that_may_stop_are_charged_for_what_was_planned():
     assert early is not None
     assert full is not None
     assert early < 0.6 * full
+
+
+def one_example(target, devices, z):
+    """The models of two clients after a step, if the last row of the first has this target."""
+    rows = [{"x": np.ones((8, D), np.float32), "y": np.zeros(8, np.float32)} for _ in range(2)]
+    rows[0]["y"][-1] = target
+    task = fjs.private_examples(fjs.tasks.squared(linear()), microbatch_size=4)
+    sim = fjs.Simulation(
+        fjs.local(task), fjs.data.Population.from_clients(rows), fjs.full_participation(),
+        fjs.Minibatches(8, steps=1), fjs.no_release(), devices=devices,
+    )  # fmt: skip
+    hparams = sim.hyperparameters(learning_rate=8.0, example_clip=0.25, example_noise_multiplier=z)
+    state, _ = sim.run(sim.init(3, hparams), hparams, 1)
+    return np.asarray(state.personal["w"], np.float64)[:2]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_example_moves_its_own_model_by_c_on_any_number_of_devices(devices):
+    """Rate 1 and learning rate b: the step is the sum, and the noise is the same in both runs."""
+    with_it, without = (one_example(y, jax.devices()[:devices], 1e-3) for y in (1e6, 0.0))
+    moved = np.linalg.norm(with_it - without, axis=1)
+    assert 0.2499 < moved[0] <= 0.25 * (1 + 1e-6)
+    assert moved[1] == 0

@@ -3,13 +3,23 @@
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, Gaussian, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import (
+    GAUSSIAN,
+    Drawn,
+    Entry,
+    Gaussian,
+    PrivacySpend,
+    SamplingScheme,
+    drawn_twice,
+)
+from fedjaxsim.runs.build import draws_of
 
 DATA = [
     "--data",
@@ -103,3 +113,8 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     assert np.isfinite(selected["private_loss"])
     assert len(np.load(out / "model.npz").files) > 0
     assert "ε ≤" in said
+    drawn = [Drawn(**each) for each in guarantee["draws"]]
+    of_a_run = draws_of(jax.random.key(0, impl="threefry2x32"), 3)
+    assert "drew" in drawn_twice({"one": drawn, "other of its seed": drawn})
+    assert not drawn_twice({"selection": drawn, "run of its seed": [of_a_run]})
+    assert [each.rounds for each in drawn] == [1], "more would count the runs"
