@@ -304,8 +304,8 @@ def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, total
 
     def body(carry, chunk):
         operands = (*chunk, *carry)
-        # Batches without a filled slot are skipped by `work`.
-        if full or not (scans or layout.rematerialize):
+        # On an accelerator `work` skips batches without a filled slot, if any.
+        if full or not (scans or backend.platform() == "cpu"):
             rows, accumulator, totals, messages = run(operands)
         else:
             filled = chunk[2] if scans else chunk[2][0]
