@@ -94,16 +94,18 @@ def prune(folder: Path, most_bytes: int) -> None:
 
 
 def _watch_files(folder: Path) -> None:
-    """Shorten JAX's warnings about its files to one line, and remove broken files.
+    """Shorten warnings to one line each, and remove files of JAX that are broken.
 
     JAX continues without a file that it cannot read, and never overwrites it.
     """
-    usual = warnings.showwarning
+    usual, said = warnings.showwarning, set[str]()
 
     def show(message, category, filename, lineno, file=None, line=None):
         error = _ERROR.match(str(message))
         if error is None and issubclass(category, UserWarning) and "fedjaxsim" in filename:
-            say(f"warning: {message}")
+            if str(message) not in said:  # a plan is checked before the run and at its start
+                say(f"warning: {message}")
+            said.add(str(message))
             return
         if error is None:
             usual(message, category, filename, lineno, file, line)

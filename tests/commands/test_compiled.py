@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -138,6 +139,15 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys
     error = capsys.readouterr().err
     assert error.startswith("fedjaxsim: warning: compiled programs are not kept: ")
     assert error.count("\n") == 1
+
+
+def test_a_warning_is_said_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # and restored
+    compiled._watch_files(tmp_path)
+    for text in ("one", "one", "two"):
+        warnings.showwarning(UserWarning(text), UserWarning, "fedjaxsim/simulation.py", 1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["fedjaxsim: warning: one", "fedjaxsim: warning: two"]
 
 
 def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
