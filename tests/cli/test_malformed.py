@@ -36,6 +36,7 @@ def answer(tmp_path, monkeypatch, capsys):
         raise AssertionError(f"no answer within {HANGS} seconds")
 
     monkeypatch.setattr(command, "execute", _start)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of modules in the folder
     monkeypatch.chdir(tmp_path)
 
     def ask(arguments):
