@@ -21,6 +21,7 @@ import matplotlib as mpl
 import numpy as np
 import tomli_w
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -260,7 +261,9 @@ def drawn(found: dict[str, Scores]) -> Figure:
         panel.set(title=name, xlabel="ε", yscale="log", ylim=(min(known) / 1.1, top))
         panel.set_xticks(range(4), ["1", "4", "16", "∞"])
         panel.yaxis.set_major_formatter("{x:g}")
-        panel.yaxis.set_minor_formatter("" if top > 5 * min(known) else "{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}")
+        if top > 5 * min(known):
+            panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         handles, labels = panel.get_legend_handles_labels()
         shown |= dict(zip(labels, handles, strict=True))
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5)
