@@ -12,9 +12,9 @@ import optax
 
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.messages import say
+from fedjaxsim.cli.question import Question
 from fedjaxsim.cli.running import print_results
 from fedjaxsim.cli.stopping import stoppable
-from fedjaxsim.cli.tune import Question
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly

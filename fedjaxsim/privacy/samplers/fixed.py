@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import scipy.stats
 
 from fedjaxsim import checks
 from fedjaxsim.kernels import threefry
@@ -19,10 +18,12 @@ def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
     is at most (m + 1)/2, so a draw is new and valid with probability 1/4 or more. Ids are m where
     the draws did not suffice (probability below 1e-18).
     """
+    from scipy.stats import nbinom  # slow to import
+
     bits = max(1, (num_clients - 1).bit_length())
     # Each draw is new and valid at least as often as the last one.
     worst = (num_clients - count + 1) / 2**bits
-    draws = count + int(scipy.stats.nbinom.isf(_TAIL, count, worst))
+    draws = count + int(nbinom.isf(_TAIL, count, worst))
     ids = (threefry.bits(key, (draws,)) >> (32 - bits)).astype(jnp.int32)
     order = jnp.arange(draws)
     by_id, when = jax.lax.sort((ids, order), num_keys=1, is_stable=True)
