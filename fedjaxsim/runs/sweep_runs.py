@@ -475,15 +475,20 @@ def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
         place = "[sweep]" if table is sweep else f"[[sweep]] number {number}"
         if not table:
             raise ValueError(f"{place} is empty: it needs at least one key with its values")
-        values = {name: _listed(of) for name, of in entries(table, refused, f"{place}: ")}
-        if empty := [name for name, of in values.items() if not of]:
-            raise ValueError(f"{flag(empty[0])} in {place} must list at least one value, got []")
-        found.append(values)
+        found.append(_lists(dict(entries(table, refused, f"{place}: ")), place))
     return found
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _lists(table: Values, place: str) -> dict[str, list[Any]]:
+    """Return the values of each key, of which none is there twice: a run counts once."""
+    found = {name: of if isinstance(of, list) else [of] for name, of in table.items()}
+    for name, values in found.items():
+        if not values:
+            raise ValueError(f"{flag(name)} in {place} must list at least one value, got []")
+        for number, value in enumerate(values):
+            if value in values[:number]:
+                raise ValueError(f"{flag(name)} in {place} lists {value!r} twice")
+    return found
 
 
 def _search(
@@ -498,6 +503,7 @@ def _search(
         points = Setting("points", int, least=1).convert(points, "points in [search]")
     if not isinstance(seeds, list) or not seeds:
         raise ValueError("[search] needs seeds, a list of those that choose, as in seeds = [1000]")
+    _lists({"seeds": seeds}, "[search]")
     every = [found | dict(entries(box, _REFUSED, "[search]: ")) for box in boxes]
-    lists = [{name: _listed(of) for name, of in box.items()} for box in every]
-    return Search(base, options, tuple(tables), tuple(lists), points, tuple(seeds))
+    lists = tuple(_lists(box, "[search]") for box in every)
+    return Search(base, options, tuple(tables), lists, points, tuple(seeds))

@@ -220,6 +220,7 @@ def test_the_fingerprint_follows_what_results_depend_on():
         ("[sweep]\nlamb = [1]", "'lamb'.*'lam'"),
         ("memori = 1\n[sweep]\nlam = 1", "'memori'.*'memory'"),
         ("[sweep]\nlam = []", r"lam in \[sweep\]"),
+        ("[sweep]\nseed = [1, 2, 1]", r"seed in \[sweep\] lists 1 twice"),
         (
             "[sweep]\nseed = [0, 1.5]",
             "seed = 1.5: seed must be a whole number",
@@ -339,6 +340,7 @@ def test_a_grid_has_every_value_with_every_other_and_a_table_its_own(tmp_path):
     [
         ("seeds = [1000]", "seeds = [0]", "seed 0 both chooses"),
         ("seeds = [1000]\n", "", "needs seeds"),
+        ("seeds = [1000]", "seeds = [5, 5]", "seeds in .search. lists 5 twice"),
         ("points = 3", "points = 0", "at least 1"),
         ("lam = [0.1, 10.0]", "lam = [10.0, 0.1]", "lam in .search. must be two positive numbers"),
         ("lam = [0.1, 10.0]", "rho = [0.1, 10.0]", "rho"),
