@@ -77,13 +77,12 @@ def models(run: Path, *, out: Path) -> Callable[[], int]:
 
     check_table(out)
     found = trained(run)
+    simulation = found.experiment.simulation
+    table = simulation.coefficients(found.state, found.experiment.hparams)
 
     def work() -> int:
-        experiment = found.experiment
-        table = experiment.simulation.coefficients(found.state, experiment.hparams)
         write_table(out, table)
-        clients = experiment.simulation.num_clients
-        print(f"{len(table['client'])} coefficients of {clients} clients in {out}")
+        print(f"{len(table['client'])} coefficients of {simulation.num_clients} clients in {out}")
         print(found.whose)
         return 0
 

@@ -57,11 +57,15 @@ def privacy(
     if cohorts.sampling == "poisson":
         plan["sampling_rate"] = cohorts.sampling_rate
     missing = [name for name, value in plan.items() if value is None]
+    if epsilon is not None and not missing:
+        raise ValueError(
+            f"epsilon finds what a plan lacks: leave out one of {', '.join(map(flag, plan))}"
+        )
     if len(missing) != (0 if epsilon is None else 1):
         needed = "all" if epsilon is None else "epsilon and all but one"
         raise ValueError(
             f"a plan has {needed} of {', '.join(map(flag, plan))}; not given: "
-            f"{', '.join(map(flag, missing)) or 'none'}"
+            f"{', '.join(map(flag, missing))}"
         )
     if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
         cohorts = dataclasses.replace(cohorts, sampling_rate=1.0)
@@ -86,6 +90,8 @@ def privacy(
             )
         }
     z, T, p = (plan | solved).values()
+    if T == 0:
+        raise ValueError(f"not even one round meets epsilon {epsilon:g}")
     planned = planned._replace(sampling_rate=p)
     made, figure = report(planned, z, T, delta, accountant, spread), None
     if out is not None:

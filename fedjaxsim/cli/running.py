@@ -1,5 +1,6 @@
 """The commands `fedjaxsim run` and `fedjaxsim resume`."""
 
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from fedjaxsim.divergence import warning_of, warning_of_messages
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
+from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.report.progress import (
     can_draw,
     doing,
@@ -46,6 +48,7 @@ from fedjaxsim.runs.validation import doubts
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
+_VOTES = "the clients' votes on ranges of columns spend"
 
 
 def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callable[[], int]:
@@ -78,6 +81,9 @@ def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callab
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier)
     doubted = doubts(config, experiment.simulation.population)
+    if (ranges := ranges_of(experiment)) and ranges[0] > config.target_epsilon / 2:
+        taken = epsilon_text(ranges[0])
+        doubted.append(f"{_VOTES} ε {taken} of {config.target_epsilon:g}: public ranges cost none")
 
     def work() -> int:
         for doubt in doubted:
@@ -237,6 +243,23 @@ def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
     return code
 
 
+def ranges_of(experiment: Experiment) -> tuple[float, str] | None:
+    """Return the ε that private ranges of columns spent, and all ranges, in words; or None."""
+    simulation = experiment.simulation
+    epsilon = spent(simulation.prepared, experiment.delta)
+    if not 0 < epsilon < math.inf:
+        return None
+    words = [
+        f"{name} {number(centre - abs(half))} to {number(centre + abs(half))}"
+        for columns in simulation.population.columns.values()
+        for name, centre, half in zip(
+            columns.names, columns.centre, columns.half_range, strict=True
+        )
+        if (centre, half) != (0, 1)
+    ]
+    return epsilon, ", ".join(words)
+
+
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     """Print a run's results, warnings about it, and the guarantee of all stages."""
     config = stage.experiment.config
@@ -247,6 +270,8 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         print(f"learning rate {number(float(hparams.learning_rate))}: 1/L, so no step expands")
+    if ranges := ranges_of(stage.experiment):
+        print(f"{_VOTES} ε {epsilon_text(ranges[0])}: {ranges[1]}")
     if done.audit is not None:
         print(done.audit)
     if stage.earlier:

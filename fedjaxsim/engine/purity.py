@@ -80,7 +80,10 @@ def _reason(equation: Any) -> str:
     """Return why an equation's primitive is refused, or an empty string."""
     name = str(equation.primitive)
     if any(part in name for part in _HOST):
-        return "clients may leave nothing on the host; return a metric instead"
+        return (
+            "clients may leave nothing on the host; return a metric instead, or debug with "
+            "Simulation(…, unchecked=True) in Python, for which there is no ε"
+        )
     if any(part in name for part in _DEVICES):
         return "only a mechanism may combine clients"
     if any(part in name for part in _BATCHES) or not _is_known(equation):

@@ -180,7 +180,10 @@ def noise_multiplier(
     p = _as_drawn(sampling_rate)
     if before and (already := guarantee.spent(before, delta, adjacency)) >= epsilon:
         why = next(filter(None, map(no_guarantee, before)), f"they spend {already:.4g}")
-        raise ValueError(f"releases before round 1 leave nothing of epsilon {epsilon}: {why}")
+        raise ValueError(
+            f"releases before round 1 leave nothing of epsilon {epsilon}: {why}; ranges of columns "
+            "that are public cost nothing"
+        )
 
     def cost(z):
         return spent(z, p, rounds, delta, scheme, event, adjacency, accountant, budget, before)

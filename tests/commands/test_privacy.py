@@ -203,17 +203,21 @@ def test_bad_input_is_refused_in_one_line(refused, command, words):
 
 
 @pytest.mark.parametrize(
-    "numbers",
+    ("numbers", "words"),
     [
-        "",
-        "--delta 0.1",
-        "--delta 0.1 --epsilon 1",
-        f"{PLAN} --epsilon 1",
-        f"{PLAN} --adjacency replace",
+        ("", "--delta"),
+        ("--delta 0.1", "not given: noise-multiplier, rounds"),
+        ("--delta 0.1 --epsilon 1", "all but one"),
+        (f"{PLAN} --epsilon 1", "leave out one of"),
+        (f"{PLAN} --adjacency replace", "no effect without epsilon"),
+        (
+            "--epsilon 0.0001 --sampling-rate 0.5 --noise-multiplier 0.1 --delta 1e-5",
+            "not even one round",
+        ),
     ],
 )
-def test_too_few_or_too_many_numbers_are_refused(refused, numbers):
-    refused(f"privacy {numbers}")
+def test_too_few_or_too_many_numbers_are_refused(refused, numbers, words):
+    assert words in refused(f"privacy {numbers}")
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])

@@ -11,6 +11,7 @@ from scipy.stats import norm
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
+from fedjaxsim.cli.running import ranges_of
 from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.guarantee import spent
@@ -233,7 +234,12 @@ def test_private_ranges_are_part_of_a_target_epsilon(tmp_path):
     assert again.simulation.population.preparations[0].noise_multiplier > 2
     with pytest.raises(ValueError, match=r"need \d+ clients, got 200: .*--range"):
         experiment(*table, "--scale-noise", "9")
-    with pytest.raises(ValueError, match="leave nothing of epsilon 1"):
+    with pytest.raises(ValueError, match=r"leave nothing of epsilon 1.*public cost nothing"):
         experiment(*table, "--scale-noise", "1", "--epsilon", "1")
+    assert (said := ranges_of(found)) is not None
+    epsilon, ranges = said
+    assert epsilon == pytest.approx(spent(found.simulation.prepared, found.delta))
+    low, high = map(float, ranges.split(",")[0].removeprefix("year ").split(" to "))
+    assert low < 1965 < 1985 < high
     with pytest.raises(ValueError, match="no effect without scale private"):
         experiment(*table, "--scale", "all", "--scale-noise", "1")
