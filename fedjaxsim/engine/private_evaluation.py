@@ -18,7 +18,6 @@ from fedjaxsim import checks, keys
 from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import Metric, larger_is_better, metric
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
@@ -29,8 +28,7 @@ from fedjaxsim.privacy.events import (
     SamplingScheme,
     check_noise_multiplier,
 )
-from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.messages import Messages
+from fedjaxsim.privacy.mechanisms import gaussian, release_once
 
 _PLACES = 1
 
@@ -96,11 +94,9 @@ class PrivateMetric(NamedTuple):
 
 
 @functools.cache
-def _released(plan: EvaluationPlan, num_clients: int, better: bool):
+def _released(plan: EvaluationPlan, better: bool):
     """Return `(values, key) -> sums / m` of a plan, compiled."""
-    mechanism = gaussian()
-    noise = {"clip": plan.norm, "noise_multiplier": plan.noise_multiplier}
-    hparams = Hyperparameters(**noise).as_arrays()
+    noise = {"clip_norm": plan.norm, "noise_multiplier": plan.noise_multiplier}
 
     def release(values, key):
         # A client without a finite value sends nothing, which counts as the worst value: a model
@@ -112,12 +108,7 @@ def _released(plan: EvaluationPlan, num_clients: int, better: bool):
         place = jnp.minimum(jnp.clip(values / plan.largest, 0, 1) * plan.bins, plan.bins - 1)
         bins = jax.nn.one_hot(place.astype(jnp.int32), plan.bins)
         sent = {"mean": share, "histogram": jnp.where(has[:, None], bins, 0.0)}
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), sent)
-        ids = jnp.arange(num_clients, dtype=jnp.int32)
-        total = mechanism.add(
-            mechanism.zero(one, num_clients), Messages(sent), has, ids, (), hparams
-        )
-        return mechanism.release(total, num_clients, key, (), hparams, 0).value
+        return release_once(gaussian(), sent, has, key, **noise)
 
     return jax.jit(release)
 
@@ -167,7 +158,7 @@ def evaluate(
     if privacy.limit is not None and not allows(privacy.limit, privacy):
         return state, None
     own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)
-    found = _released(plan, m, better)(jnp.asarray(values, float), own)
+    found = _released(plan, better)(jnp.asarray(values, float), own)
     histogram = np.asarray(found["histogram"], np.float64) if plan.bins else None
     share = float(found["mean"])
     mean = plan.largest * (share if better else 1 - share)

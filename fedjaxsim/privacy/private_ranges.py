@@ -8,10 +8,12 @@ narrow range, since the second search does not depend on the column's size.
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import keys
@@ -21,7 +23,7 @@ from fedjaxsim.data.scales import mapped, noted, unbounded
 from fedjaxsim.data.splitting import check_seed
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import check_noise_multiplier
-from fedjaxsim.privacy.noise import normal
+from fedjaxsim.privacy.mechanisms import gaussian, release_once
 
 Ask = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 """`(threshold, centre) -> share`, (d,) each: the share of clients, with noise, of whom a column's
@@ -159,13 +161,19 @@ def _asker(values: np.ndarray, counts: np.ndarray, z: float, key: jax.Array) -> 
     client, m, d = np.repeat(np.arange(len(counts)), counts), len(counts), values.shape[1]
     ordered = [column[np.lexsort((column, client))] for column in values.T]
     medians = np.stack(ordered, axis=1)[first + (counts - 1) // 2]
-    answers = votes(medians, values, first)
-    noise = iter(np.asarray(normal(key, (_OCTAVES + _HALVINGS + _SPREADS, d)), np.float64))
+    answers, numbers = votes(medians, values, first), itertools.count()
+
+    @jax.jit
+    def mean(sent, number, noise):
+        own, everyone = jax.random.fold_in(key, number), jnp.ones(m, bool)
+        exact = gaussian(exact_sums=True)
+        norm = math.sqrt(d) / 2
+        return release_once(exact, sent, everyone, own, clip_norm=norm, noise_multiplier=noise)
 
     def ask(threshold: np.ndarray, centre: np.ndarray | None) -> np.ndarray:
-        total = answers(threshold, centre).sum(axis=0, dtype=np.int64)
-        own = z * math.sqrt(_RELEASES) * (_RATIO if centre is None else 1)
-        return 0.5 + (total + own * math.sqrt(d) * next(noise)) / (2 * m)
+        noise = z * math.sqrt(_RELEASES) * (_RATIO if centre is None else 1)
+        sent = np.float32(answers(threshold, centre)) / 2
+        return 0.5 + np.asarray(mean(sent, next(numbers), noise), np.float64)
 
     return ask
 

@@ -14,6 +14,7 @@ from fedjaxsim.privacy.mechanisms.base import no_release as no_release
 from fedjaxsim.privacy.mechanisms.base import noise_like as noise_like
 from fedjaxsim.privacy.mechanisms.base import noise_scale as noise_scale
 from fedjaxsim.privacy.mechanisms.base import noised_mean as noised_mean
+from fedjaxsim.privacy.mechanisms.base import release_once as release_once
 from fedjaxsim.privacy.mechanisms.base import round_value as round_value
 from fedjaxsim.privacy.mechanisms.base import zeros as zeros
 from fedjaxsim.privacy.mechanisms.client_noise import client_noise as client_noise

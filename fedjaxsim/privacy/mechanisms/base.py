@@ -308,6 +308,33 @@ def gaussian(
     )
 
 
+def release_once(
+    mechanism: Mechanism,
+    messages: PyTree,
+    mask: jax.Array,
+    key: jax.Array,
+    *,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+) -> PyTree:
+    """Release the mean of all m clients' messages outside a round; the caller charges a ledger.
+
+    Args:
+      mechanism: such as `gaussian()`.
+      messages: leaves (m, ...).
+      mask: (m,), False for clients who send nothing; they count in the divisor m.
+      key: of the noise.
+      clip_norm: C.
+      noise_multiplier: z.
+    """
+    m = len(mask)
+    hparams = Hyperparameters(clip=clip_norm, noise_multiplier=noise_multiplier).as_arrays()
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), messages)
+    ids = jnp.arange(m, dtype=jnp.int32)
+    total = mechanism.add(mechanism.zero(one, m), Messages(messages), mask, ids, (), hparams)
+    return mechanism.release(total, m, key, (), hparams, 0).value
+
+
 def no_release() -> Mechanism:
     """Release nothing, at ε = 0.
 
