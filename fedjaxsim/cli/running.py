@@ -81,7 +81,7 @@ def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callab
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier)
     doubted = doubts(config, experiment.simulation.population)
-    if (ranges := ranges_of(experiment)) and ranges[0] > config.target_epsilon / 2:
+    if (ranges := voted_ranges(experiment)) and ranges[0] > config.target_epsilon / 2:
         taken = epsilon_text(ranges[0])
         doubted.append(f"{_VOTES} ε {taken} of {config.target_epsilon:g}: public ranges cost none")
 
@@ -243,7 +243,7 @@ def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
     return code
 
 
-def ranges_of(experiment: Experiment) -> tuple[float, str] | None:
+def voted_ranges(experiment: Experiment) -> tuple[float, str] | None:
     """Return the ε that private ranges of columns spent, and all ranges, in words; or None."""
     simulation = experiment.simulation
     epsilon = spent(simulation.prepared, experiment.delta)
@@ -270,7 +270,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         print(f"learning rate {number(float(hparams.learning_rate))}: 1/L, so no step expands")
-    if ranges := ranges_of(stage.experiment):
+    if ranges := voted_ranges(stage.experiment):
         print(f"{_VOTES} ε {epsilon_text(ranges[0])}: {ranges[1]}")
     if done.audit is not None:
         print(done.audit)

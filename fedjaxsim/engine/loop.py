@@ -78,6 +78,36 @@ Callbacks = Sequence[Callback | Callable[[SimulationState, Segment], bool | None
 """Functions `(state, segment)` are callbacks, too."""
 
 
+class Clock:
+    """Seconds of the phases of a run: a phase inside another counts once, and so does compilation.
+
+    Attributes:
+      seconds: of tracing, lowering and compiling, of rounds, evaluations, and what callbacks write.
+    """
+
+    def __init__(self):
+        self.seconds: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of a block, or of calls of a function."""
+        begin, before = time.perf_counter(), sum(self.seconds.values())
+        yield
+        inside = sum(self.seconds.values()) - before
+        self.seconds[name] += max(time.perf_counter() - begin - inside, 1e-9)
+
+    def __enter__(self) -> None:
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del kwargs
+        if event.startswith("/jax/core/compile/"):
+            self.seconds["compile"] += duration_secs
+
+
 @dataclasses.dataclass
 class RunLoop:
     """A run, or S runs in one program, as its callbacks see it.
@@ -106,7 +136,7 @@ class RunLoop:
     closing: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack, init=False
     )
-    clock: "Clock" = dataclasses.field(default_factory=lambda: Clock(), init=False)
+    clock: Clock = dataclasses.field(default_factory=Clock, init=False)
     course: list[Record] = dataclasses.field(default_factory=list, init=False)
     nonfinite: int = dataclasses.field(default=0, init=False)
     _recorded: Segment | None = dataclasses.field(default=None, init=False)
@@ -294,33 +324,3 @@ def _course(segment: Segment, alone: bool) -> list[Record]:
         part = dataclasses.replace(segment, metrics={n: each[cut] for n, each in metrics.items()})
         rows.append({"round": segment.round, "train_loss": _train_loss(part)})
     return [*rows[:-1], rows[-1] | {f"test_{name}": found.mean(name) for name in found.values}]
-
-
-class Clock:
-    """Seconds of the phases of a run: a phase inside another counts once, and so does compilation.
-
-    Attributes:
-      seconds: of tracing, lowering and compiling, of rounds, evaluations, and what callbacks write.
-    """
-
-    def __init__(self):
-        self.seconds: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time of a block, or of calls of a function."""
-        begin, before = time.perf_counter(), sum(self.seconds.values())
-        yield
-        inside = sum(self.seconds.values()) - before
-        self.seconds[name] += max(time.perf_counter() - begin - inside, 1e-9)
-
-    def __enter__(self) -> None:
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-
-    def __exit__(self, *_: object) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._listen)
-
-    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del kwargs
-        if event.startswith("/jax/core/compile/"):
-            self.seconds["compile"] += duration_secs

@@ -133,7 +133,7 @@ def check_table(path: Path) -> None:
 
 
 def write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
-    """Write columns (N,) by name as a table."""
+    """Write columns (N,) by name as a table, .parquet or .csv; masked numbers stay empty."""
     if path.suffix == ".csv":
         write_csv(path, columns)
         return
@@ -142,5 +142,5 @@ def write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 
     table = pyarrow.table({name: pyarrow.array(each) for name, each in columns.items()})
     stream = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, stream)
+    pyarrow.parquet.write_table(table, stream, compression="zstd")
     store.write(path, stream.getvalue().to_pybytes())

@@ -35,6 +35,7 @@ from fedjaxsim.report.files import (
     parse_json,
     read_json,
     write_csv,
+    write_table,
     write_tables,
 )
 from fedjaxsim.runs.settings_files import CONFIG, kind_of, looking_at
@@ -157,17 +158,11 @@ class RunDirectory:
         if len(columns["name"]) <= _MANY or missing("tables"):
             write_csv(self.path / CLIENTS, columns)
             return
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        empty = {
-            name: ~np.isfinite(each) if each.dtype.kind == "f" else None
+        finite = {
+            name: np.ma.masked_invalid(each) if each.dtype.kind == "f" else each
             for name, each in columns.items()
         }
-        table = pa.table({name: pa.array(each, mask=empty[name]) for name, each in columns.items()})
-        sink = io.BytesIO()
-        pq.write_table(table, sink, compression="zstd")
-        store.write(self.path / MANY_CLIENTS, sink.getvalue())
+        write_table(self.path / MANY_CLIENTS, finite)
 
     def clients(self) -> list[dict[str, str]]:
         """Read the table of clients, a row each, by the names of its columns."""

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.running import ranges_of
+from fedjaxsim.cli.running import voted_ranges
 from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.guarantee import spent
@@ -236,7 +236,7 @@ def test_private_ranges_are_part_of_a_target_epsilon(tmp_path):
         experiment(*table, "--scale-noise", "9")
     with pytest.raises(ValueError, match=r"leave nothing of epsilon 1.*public cost nothing"):
         experiment(*table, "--scale-noise", "1", "--epsilon", "1")
-    said = ranges_of(found)
+    said = voted_ranges(found)
     assert said is not None
     epsilon, ranges = said
     assert epsilon == pytest.approx(spent(found.simulation.prepared, found.delta))

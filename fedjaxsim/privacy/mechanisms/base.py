@@ -314,8 +314,8 @@ def release_once(
     mask: jax.Array,
     key: jax.Array,
     *,
-    clip_norm: ArrayLike,
-    noise_multiplier: ArrayLike,
+    clip_norm: float,
+    noise_multiplier: jax.Array | float,
 ) -> PyTree:
     """Release the mean of all m clients' messages outside a round; the caller charges a ledger.
 
