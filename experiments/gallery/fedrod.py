@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import optax
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
+from fedjaxsim.algorithms.shared_model import with_personal
 
 
-@fjs.reads(LEARNING_RATE)
+@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE)
 def fedrod(task: fjs.Task) -> fjs.Algorithm:
     """Run FedAvg by the balanced softmax; own heads learn what its outputs lack (eq. 5 to 8).
 
@@ -49,17 +50,14 @@ def fedrod(task: fjs.Task) -> fjs.Algorithm:
             of_v = jax.grad(balanced)(v, batch)
             return jax.tree.map(lambda a, g: a - hparams.learning_rate * g, carry, (of_v, of_own))
 
-        v, own = data.fold(step, (shared, personal))
-        return own, jax.tree.map(jnp.subtract, v, shared), {}
+        v, own = data.fold(step, (shared.params, personal))
+        return own, jax.tree.map(jnp.subtract, v, shared.params), {}
 
-    def init(key, hparams):
-        w = task.init(key)
-        return w, jax.tree.map(jnp.zeros_like, w[head])
+    def state(hparams, w):
+        return jax.tree.map(jnp.zeros_like, w[head])
 
-    return fjs.Algorithm(
-        init,
-        client,
-        lambda w, release, hparams, round_: jax.tree.map(jnp.add, w, release),
-        lambda w, own, hparams, client_id: both(w, own),
-        task,
-    )
+    def predict(shared, own, hparams, client_id):
+        return both(shared.params, own)
+
+    shared_model = fjs.fedavg(task)._replace(averages_statistics=False)  # steps do not track them
+    return with_personal(shared_model, client, state, predict)

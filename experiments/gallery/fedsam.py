@@ -9,12 +9,12 @@ import optax
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 
 RHO = fjs.Hyperparameter("rho", 0.05, "ρ, how far a step looks uphill.", symbol="ρ")
 
 
-@fjs.reads(LEARNING_RATE, RHO)
+@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE, RHO)
 def fedsam(task: fjs.Task) -> fjs.Algorithm:
     """Step along ∇ℓ(v + ρ g/‖g‖) with g = ∇ℓ(v) of the same minibatch (Algorithm 1).
 
@@ -28,13 +28,8 @@ def fedsam(task: fjs.Task) -> fjs.Algorithm:
             scale = hparams.rho / (optax.tree.norm(g) + 1e-12)
             return task.gradient(jax.tree.map(lambda a, b: a + scale * b, v, g), batch)
 
-        v = local_steps(shared, data, task, "sgd", hparams, context.round, gradient=gradient)
-        return personal, jax.tree.map(jnp.subtract, v, shared), {}
+        w = shared.params
+        v = local_steps(w, data, task, "sgd", hparams, context.round, gradient=gradient)
+        return personal, jax.tree.map(jnp.subtract, v, w), {}
 
-    return fjs.Algorithm(
-        lambda key, hparams: (task.init(key), ()),
-        client,
-        lambda w, release, hparams, round_: jax.tree.map(jnp.add, w, release),
-        lambda w, personal, hparams, client_id: w,
-        task,
-    )
+    return fjs.fedavg(task)._replace(client=client)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
+from fedjaxsim.algorithms.shared_model import predict_with_shared, with_personal
 
 MU = fjs.Hyperparameter("mu", 1.0, "μ, the weight of the contrastive loss.", symbol="μ")
 TEMPERATURE = fjs.Hyperparameter("temperature", 0.5, "τ of the contrastive loss.", scale="log")
@@ -20,7 +21,7 @@ def similarity(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.sum(a * b, axis=1) / (norms[0] * norms[1])
 
 
-@fjs.reads(LEARNING_RATE, MU, TEMPERATURE)
+@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE, MU, TEMPERATURE)
 def moon(task: fjs.Task) -> fjs.Algorithm:
     """Run FedAvg on ℓ(v) − μ log(e^{s(z, z_w)/τ} / (e^{s(z, z_w)/τ} + e^{s(z, z_old)/τ})).
 
@@ -36,23 +37,15 @@ def moon(task: fjs.Task) -> fjs.Algorithm:
     represent = model.representation
 
     def client(shared, personal, data, hparams, context):
+        w = shared.params
+
         def contrast(v, batch):
             x = batch.fields["x"]
-            z, z_w, z_old = (represent(params, x) for params in (v, shared, personal))
+            z, z_w, z_old = (represent(params, x) for params in (v, w, personal))
             near, far = similarity(z, z_w), similarity(z, z_old)
             return hparams.mu * batch.mean(jax.nn.softplus((far - near) / hparams.temperature))
 
-        v = local_steps(shared, data, task, "sgd", hparams, context.round, penalty=contrast)
-        return v, jax.tree.map(jnp.subtract, v, shared), {}
+        v = local_steps(w, data, task, "sgd", hparams, context.round, penalty=contrast)
+        return v, jax.tree.map(jnp.subtract, v, w), {}
 
-    def init(key, hparams):
-        w = task.init(key)
-        return w, w
-
-    return fjs.Algorithm(
-        init,
-        client,
-        lambda w, release, hparams, round_: jax.tree.map(jnp.add, w, release),
-        lambda w, personal, hparams, client_id: w,
-        task,
-    )
+    return with_personal(fjs.fedavg(task), client, predict=predict_with_shared)
