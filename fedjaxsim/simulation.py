@@ -36,7 +36,7 @@ from fedjaxsim.engine.checks import check_parts, require_key, require_state, rou
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of, require_devices
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, measure_with, summarize
-from fedjaxsim.engine.layout import ChunkMap, layout_of
+from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, RunLoop
 from fedjaxsim.engine.own_code import assumptions_of
 from fedjaxsim.engine.predictions import coefficients_of, models_of, predictions_of
@@ -155,14 +155,6 @@ class Simulation:
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
-        self.layout = layout_of(
-            self.task,
-            self.population,
-            self.sampling,
-            self.minibatches,
-            self.chunk_size,
-            self.chunk_map,
-        )
         self._lawful: set[str] = set()
         self.accounts = accounts.accounts_of(
             algorithm, mechanism, self.sampler, self.examples, unchecked=self.unchecked
@@ -174,7 +166,14 @@ class Simulation:
             self.sampler,
             measure_with(self.task),
             self.minibatches,
-            self.layout,
+            workload_of(
+                self.task,
+                self.population,
+                self.sampling,
+                self.minibatches,
+                self.chunk_size,
+                self.chunk_map,
+            ),
             AllClients(m),
             self.accounts,
             accounts.no_charges(self.accounts, self.ledger_entries, self.population.preparations),
@@ -268,6 +267,11 @@ class Simulation:
         assert self.algorithm.curvature is not None
         of_loss = self.task.curvature(self.population.columns["x"].norm ** 2)
         return 1 / self.algorithm.curvature(of_loss, hparams)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of rounds, before memory and messages are known."""
+        return self.program.workload.layout()
 
     @property
     def num_clients(self) -> int:
@@ -752,18 +756,17 @@ class Simulation:
 
         Rounds may use another size that suits a form of messages, or divides a cohort.
         """
-        if self.layout.memory is None:
-            return self.layout.chunk_size
-        rows, hparams = Rows.shapes(self.population, "train", self.algorithm), hparams.as_arrays()
-        state = jax.eval_shape(self.program.init, jax.random.key(0), hparams)
+        hparams, program = hparams.as_arrays(), self.program
         devices = len(self.devices or (None,))
-        layout = self.layout.for_memory(
-            bytes_of(rows) // devices,
-            bytes_of((state.personal, state.consumed)) // devices,
-            self.program.client_bytes(hparams, rows),
-            min(self.sampler.scheme.capacity, -(-self.num_clients // devices)),
-        )
-        return layout.chunk_size
+
+        def memory():
+            rows = Rows.shapes(self.population, "train", self.algorithm)
+            state = jax.eval_shape(program.init, jax.random.key(0), hparams)
+            held = bytes_of(rows) // devices + bytes_of(state.of_clients) // devices
+            return held, program.client_bytes(hparams, rows)
+
+        slots = min(self.sampler.scheme.capacity, -(-self.num_clients // devices))
+        return program.workload.layout(slots=slots, memory=memory).chunk_size
 
     def summarize(self, split: str, measured: ClientMetrics) -> Evaluation:
         """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -46,50 +47,26 @@ DEFAULT_MEMORY = 2**33
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The grouping of clients and the order of their work.
+    """The grouping of clients and the order of their work, as `Workload.layout` chooses it.
 
     Attributes:
       chunk_size: clients per chunk; at least 2, because writing one row at a time into a large
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
         in cache and skips empty slots; "vmap" runs them as one batch.
-      chosen: whether the layout is fixed; otherwise it follows what clients send and keep.
-      linear: whether the model is linear, so that rows of clients who share it are one product.
-      rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
-        writes into the clients' states in place. No effect otherwise.
-      most_rows: a static bound on a client's rows, which reverse mode needs.
+      by_length, longest, rematerialize, most_rows: as in `Workload`.
       in_step: whether the exact passes of clients mapped together have one length, padded by empty
         batches; with unequal lengths every step copies the carry. Off in training: a client's
         computation must not depend on other clients' row counts.
-      memory: bytes of an accelerator's memory if the chunk size follows from it, which is
-        `chunk_size` until the shapes of the work are known; None otherwise, as on a CPU.
-      most: largest chunk size that follows from memory.
-      useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
-      model_bytes: bytes of one client's parameters.
-      asked: the chunk size and map that a user gave.
-      by_length: whether batches are of clients with similar numbers of rows, since all clients of a
-        batch wait for the longest.
-      longest: how many clients of a cohort, the longest, run in batches of `LEAST_IN_BATCH`.
     """
 
     chunk_size: int
     chunk_map: ChunkMap
-    chosen: bool = True
-    linear: bool = False
+    by_length: bool = False
+    longest: int = 0
     rematerialize: bool = False
     most_rows: int | None = None
     in_step: bool = False
-    memory: int | None = None
-    most: int = MOST_AT_ONCE
-    useful: int = MOST_AT_ONCE
-    model_bytes: int = 0
-    asked: tuple[int | None, ChunkMap | None] = (None, None)
-    by_length: bool = False
-    longest: int = 0
-
-    def __post_init__(self):
-        checks.count(2, chunk_size=self.chunk_size)
-        checks.one_of(("scan", "vmap"), chunk_map=self.chunk_map)
 
     @property
     def scans(self) -> bool:
@@ -114,93 +91,105 @@ class Layout:
         cuts = self.scans and self.most_rows is None
         return BatchReadOptions(pass_size, self.most_rows, cuts)
 
-    def batched(self, size: int = _IN_BATCH) -> "Layout":
-        """Return the layout with chunks of up to `size` clients, each one batch."""
-        size = max(2, min(size, self.useful))
-        return dataclasses.replace(self, chunk_size=size, chunk_map="vmap")
 
-    def for_messages(self, message: PyTree) -> "Layout":
-        """Return the layout for messages of these shapes.
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The facts about a run from which its layout follows.
 
-        Products are summed by one matrix product a chunk, so clients run as one batch on a CPU,
-        too, whose messages fit a core's cache.
-        """
-        if self.chosen or not products.any_of(message) or backend.platform() != "cpu":
-            return self
-        return self.batched(CACHE // bytes_of(message))
+    Attributes:
+      chunk_size: clients per chunk, if a user gave it.
+      chunk_map: "scan" or "vmap" inside a chunk, if a user gave it.
+      model_bytes: bytes of one client's parameters.
+      linear: whether the model is linear, so that rows of clients who share it are one product.
+      one_by_one: whether a CPU runs the clients of a single run one after another.
+      useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
+      by_length: whether batches are of clients with similar numbers of rows, since all clients of a
+        batch wait for the longest.
+      longest: how many clients of a cohort, the longest, run in batches of `LEAST_IN_BATCH`.
+      capped: whether seeds or derivatives enlarge a batch beyond the shapes of one client's work,
+        so that memory may not ask for larger ones.
+      rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
+        writes into the clients' states in place. No effect otherwise.
+      most_rows: a static bound on a client's rows, which reverse mode needs.
+    """
 
-    def for_evaluation(self, personal: PyTree) -> "Layout":
-        """Return the layout of an evaluation: clients that share a linear model go in batches."""
-        shared = not jax.tree.leaves(personal)
-        layout = self.batched() if self.linear and shared and not self.chosen else self
-        return dataclasses.replace(layout, in_step=True)
+    chunk_size: int | None = None
+    chunk_map: ChunkMap | None = None
+    model_bytes: int = 0
+    linear: bool = False
+    one_by_one: bool = False
+    useful: int = MOST_AT_ONCE
+    by_length: bool = False
+    longest: int = 0
+    capped: bool = False
+    rematerialize: bool = False
+    most_rows: int | None = None
 
-    def for_memory(self, rows: int, states: int, client: int, slots: int) -> "Layout":
-        """Return the layout with chunks as large as memory holds, if they follow from it.
+    def __post_init__(self):
+        if self.chunk_size is not None:
+            checks.count(2, chunk_size=self.chunk_size)
+        if self.chunk_map is not None:
+            checks.one_of(("scan", "vmap"), chunk_map=self.chunk_map)
+
+    @property
+    def chosen(self) -> bool:
+        """Return whether a user gave a part of the layout."""
+        return self.chunk_size is not None or self.chunk_map is not None
+
+    def layout(
+        self,
+        runs: int | None = None,
+        row_bytes: float = 0.0,
+        *,
+        message: PyTree = (),
+        evaluates: bool = False,
+        alike: bool = False,
+        slots: int = 0,
+        memory: Callable[[], tuple[int, int]] | None = None,
+    ) -> Layout:
+        """Choose the layout on the default backend, given what is known of the work.
+
+        On a CPU clients run one after another, so that the data of each stays in cache, unless
+        models are so small that operations take longer to start than to run. Products are summed by
+        one matrix product a chunk, so their clients run as one batch, too, as do those that are
+        evaluated on one linear model. On an accelerator a batch is as large as memory holds.
 
         Args:
-          rows: bytes of all rows on the device.
-          states: bytes of the states of all clients there.
-          client: bytes that one client of a batch takes, as from `bytes_of_work`.
-          slots: number of clients' slots on the device.
+          runs: the number of settings in one program; None for one run.
+          row_bytes: bytes of a client's personal states of all settings. Those of a chunk fit a
+            core's cache in a scan: if a cohort fills few of its slots, more chunks are skipped.
+          message: the shapes of what one client sends.
+          evaluates: whether clients are evaluated.
+          alike: whether all clients have the same parameters.
+          slots: number of clients' slots on a device.
+          memory: returns the bytes that rows and states take there, and those of one client of a
+            batch, as from `bytes_of_work`.
         """
-        if self.memory is None:
-            return self
-        free = self.memory - rows - states  # updated in place
-        return dataclasses.replace(self, chunk_size=at_once(free, client, slots, self.most))
-
-    def with_capped_batches(self) -> "Layout":
-        """Return the layout with at most `chunk_size` clients in a batch.
-
-        Settings, seeds and derivatives enlarge a batch beyond the shapes of one client's work.
-        """
-        return dataclasses.replace(self, most=self.chunk_size)
-
-    def for_settings(self, size: int, row_bytes: float) -> "Layout":
-        """Return the layout of `size` settings in one program.
-
-        In a scan the personal states of a chunk, `row_bytes` a client, fit a core's cache. If a
-        cohort fills few of its slots, more of these smaller chunks are skipped.
-        """
-        layout = default_layout(size * self.model_bytes, *self.asked, linear=self.linear)
-        if not layout.scans:
-            return layout.with_capped_batches()
-        fitting = max(2, int(CACHE // max(1.0, row_bytes)))
-        return dataclasses.replace(layout, chunk_size=min(layout.chunk_size, fitting), chosen=True)
-
-
-def default_layout(
-    model_bytes: int,
-    chunk_size: int | None = None,
-    chunk_map: ChunkMap | None = None,
-    *,
-    linear: bool = False,
-) -> Layout:
-    """Return the layout of models of this size on the default backend.
-
-    On a CPU clients run one after another, so that the data of each stays in cache, unless models
-    are so small that operations take longer to start than to run; `layout_of` knows more. On an
-    accelerator they run as one batch, as large as its memory holds.
-
-    Args:
-      model_bytes: bytes of one client's parameters.
-      chunk_size: clients per chunk, if given.
-      chunk_map: "scan" or "vmap" inside a chunk, if given.
-      linear: whether the model is linear.
-    """
-    chosen = chunk_size is not None or chunk_map is not None
-    asked = chunk_size, chunk_map
-    on_cpu = backend.platform() == "cpu"
-    scans = on_cpu and model_bytes > SMALL_MODEL
-    if chunk_map is None:
-        chunk_map = "scan" if scans else "vmap"
-    follows = not on_cpu and chunk_map == "vmap" and chunk_size is None
-    if chunk_size is None:
-        chunk_size = _IN_SCAN if chunk_map == "scan" else _IN_BATCH
-    memory = device_memory() if follows else None
-    return Layout(
-        chunk_size, chunk_map, chosen, linear, memory=memory, model_bytes=model_bytes, asked=asked
-    )
+        cpu, single = backend.platform() == "cpu", runs is None
+        free, useful = single and not self.chosen, self.useful if single else MOST_AT_ONCE
+        small = (runs or 1) * self.model_bytes <= SMALL_MODEL
+        kind = self.chunk_map
+        if kind is None:
+            kind = "scan" if cpu and (self.one_by_one if free else not small) else "vmap"
+        size = self.chunk_size or (_IN_SCAN if kind == "scan" else min(_IN_BATCH, useful))
+        if free and ((cpu and products.any_of(message)) or (evaluates and alike and self.linear)):
+            fitting = _IN_BATCH if evaluates else CACHE // bytes_of(message)
+            kind, size = "vmap", max(2, min(fitting, useful))
+        if not single and kind == "scan":
+            size = min(size, max(2, int(CACHE // max(1.0, row_bytes))))
+        if memory and not cpu and kind == "vmap" and self.chunk_size is None:
+            held, client = memory()
+            most = size if self.capped or not single else MOST_AT_ONCE
+            size = at_once(device_memory() - held, client, slots, most)
+        return Layout(
+            size,
+            kind,
+            self.by_length and single,
+            self.longest if single else 0,
+            self.rematerialize,
+            self.most_rows,
+            evaluates,
+        )
 
 
 def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
@@ -225,15 +214,15 @@ def device_memory() -> int:
     return backend.memory() or DEFAULT_MEMORY
 
 
-def layout_of(
+def workload_of(
     task: Task,
     population: Population,
     sampling: Sampling,
     minibatches: Minibatches,
     chunk_size: int | None = None,
     chunk_map: ChunkMap | None = None,
-) -> Layout:
-    """Choose the layout of a run on the default backend.
+) -> Workload:
+    """Return the workload of a run on the default backend.
 
     A CPU runs the clients of a chunk as one batch, unless the products of one client fill a core
     by themselves or the clients with most rows keep the others waiting. The models of a chunk fit
@@ -247,27 +236,23 @@ def layout_of(
       chunk_size: clients per chunk, if given.
       chunk_map: "scan" or "vmap" inside a chunk, if given.
     """
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    linear = task.linear is not None
-    steps = np.ones(1)
+    model, steps = bytes_of(jax.eval_shape(task.init, jax.random.key(0))), np.ones(1)
     if minibatches.epochs is not None:
         steps = -(-population.splits["train"].count // minibatches.size)
-    layout = default_layout(bytes_of(params), chunk_size, chunk_map, linear=linear)
-    layout = dataclasses.replace(layout, by_length=bool(np.ptp(steps) > 0))
-    if layout.chosen or backend.platform() != "cpu":
-        return layout
+    linear, by_length = task.linear is not None, bool(np.ptp(steps) > 0)
+    known = Workload(chunk_size, chunk_map, model, linear, by_length=by_length)
+    if known.chosen or backend.platform() != "cpu":
+        return known
     lengths = expected_lengths(steps, _expected_cohort(sampling, population.num_clients))
-    fitting = 1 << max(1, CACHE // max(1, layout.model_bytes)).bit_length() - 1
+    fitting = 1 << max(1, CACHE // max(1, model)).bit_length() - 1
     most = min(_IN_BATCH, max(2 * LEAST_IN_BATCH, fitting))
     while most > LEAST_IN_BATCH and 2 * most > len(lengths):
         most //= 2
     size, longest = _batches(lengths, most)
-    layout = dataclasses.replace(layout, useful=size, longest=longest)
     waiting = sum(steps_of(lengths, size, longest)) / np.sum(lengths)
     large = multiplications(task, population, minibatches.size) > LARGE_STEP
-    if large or waiting > MOST_WAITING:
-        return dataclasses.replace(layout, chunk_size=_IN_SCAN, chunk_map="scan")
-    return layout.batched(size)
+    one_by_one = bool(large or waiting > MOST_WAITING)
+    return dataclasses.replace(known, useful=size, longest=longest, one_by_one=one_by_one)
 
 
 def _batches(lengths: np.ndarray, most: int) -> tuple[int, int]:

@@ -26,6 +26,6 @@ def bytes_per_run(program: Program, population: Population, hparams: Hyperparame
     rows = Rows.shapes(population, "train", program.algorithm)
     state = jax.eval_shape(program.init, jax.random.key(0, impl="threefry2x32"), hparams)
     row_bytes = bytes_of(state.personal) / program.num_clients
-    layout = program.layout.for_settings(_MANY, _MANY * row_bytes)
+    layout = program.workload.layout(_MANY, _MANY * row_bytes)
     batch = 1 if layout.scans else layout.chunk_size
     return _STATE_COPIES * bytes_of(state) + batch * program.client_bytes(hparams, rows)

@@ -29,13 +29,14 @@ def models_of(
     rows = _training(program, population)
 
     def models(state, hparams, rows):
-        layout = program.layout.for_evaluation(state.personal)
+        choose = program.choose_layout(state, evaluates=True)
+        layout = choose()
 
         def one(personal, client_id):
             with bound(program.algorithm.task.frozen, rows.frozen):
                 return program.predict(state, personal, hparams, client_id, rows, layout)
 
-        return map_clients(one, state.personal, jnp.arange(program.num_clients), layout, rows)
+        return map_clients(one, state.personal, jnp.arange(program.num_clients), choose, rows)
 
     return to_host(jax.jit(models)(_on_host(state), hparams, rows))
 
@@ -65,7 +66,7 @@ def predictions_of(
     size = max(1, min(1024, _AT_ONCE // max(1, models)))
 
     def all_rows(state, hparams, rows, fields, clients):
-        layout = program.layout.for_evaluation(state.personal)
+        layout = program.choose_layout(state, evaluates=True)()
 
         def one(each):
             fields, client = each

@@ -6,6 +6,7 @@ time goes, and `server_update`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,24 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim import keys
-from fedjaxsim.algorithm import Algorithm, Metrics
+from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import Account, charged, costs_of
 from fedjaxsim.engine.client_partition import AllClients
-from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.layout import Layout, Workload
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.shape_bytes import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.work import (
-    Broadcast,
-    ClientStates,
-    CohortResult,
-    client_bytes,
-    client_of,
-    map_clients,
-    work,
-)
+from fedjaxsim.engine.work import CLIENT_ID, CohortResult, map_clients, row_of, work
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
@@ -40,17 +33,19 @@ from fedjaxsim.privacy.events import PrivacyEvent
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.mechanisms.base import Accumulator, Release
-from fedjaxsim.privacy.samplers import Cohort, Sampler
+from fedjaxsim.privacy.messages import widened
+from fedjaxsim.privacy.samplers import Cohort, Sampler, work_of
 
 PyTree = Any
 
 
 class Draw(NamedTuple):
-    """All random choices of one round.
+    """All random choices of one round, and their probabilities.
 
     Attributes:
       cohort: the clients who take part: those drawn who answer.
       rate: () the probability p with which each client was drawn, which is charged.
+      answer_rate: () the mean probability with which each client was drawn and answers.
       clients: the round's key for clients; client `id` uses `fold_in(key, id)`.
       order: the run's key for the orders in which minibatches are consumed.
       noise: the key of the mechanism's noise in this round; of all rounds if it is correlated.
@@ -58,6 +53,7 @@ class Draw(NamedTuple):
 
     cohort: Cohort
     rate: jax.Array
+    answer_rate: jax.Array
     clients: jax.Array
     order: jax.Array
     noise: jax.Array
@@ -113,7 +109,7 @@ class Program:
       sampling: the sampler of cohorts.
       measure: `(params, data, most_rows) -> ClientMetrics` of one client.
       minibatches: of the local steps.
-      layout: choices for speed.
+      workload: the facts from which choices for speed follow.
       partition: the clients whose states this program holds.
       accounts: the scheme and the event of each account; see `engine/accounts.py`.
       no_charges: `() -> tuple`, the empty accounts.
@@ -127,7 +123,7 @@ class Program:
     sampling: Sampler
     measure: Callable[[PyTree, ClientData, int], ClientMetrics]
     minibatches: Minibatches
-    layout: Layout
+    workload: Workload
     partition: AllClients
     accounts: tuple[Account, ...]
     no_charges: Callable[[], tuple[Charges, ...]]
@@ -206,7 +202,8 @@ class Program:
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
     ) -> ClientMetrics:
         """Compute the metrics of each client on its rows, (m, ...)."""
-        layout = self._layout(state).for_evaluation(state.personal)
+        choose = self.choose_layout(state, evaluates=True)
+        layout = choose()
 
         def one(personal, client_id):
             with bound(self.algorithm.task.frozen, rows.frozen):
@@ -215,7 +212,7 @@ class Program:
                 return self.measure(params, data, rows.most_rows)
 
         ids, _ = self.partition.ids()
-        return map_clients(one, state.personal, ids, layout, rows)
+        return map_clients(one, state.personal, ids, choose, rows)
 
     def predict(
         self,
@@ -265,9 +262,11 @@ class Program:
         for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), int(correlated))
         clients = threefry.fold_in(for_clients, state.round)
         cohort = self.sampling.draw(for_sampling, state.round, hparams)
+        rate = self.sampling.rate(hparams)
         return Draw(
             cohort=self.sampling.answering(cohort, clients, state.round),
-            rate=self.sampling.rate(hparams),
+            rate=rate,
+            answer_rate=self.sampling.answer_rate(rate),
             clients=clients,
             order=threefry.fold_in(for_clients, keys.ORDER),
             noise=for_noise if correlated else threefry.fold_in(for_noise, state.round),
@@ -280,20 +279,45 @@ class Program:
         """Run the cohort's clients and add up their messages over all devices."""
         full = self.sampling.takes_all
         worked = work(
-            self.algorithm,
+            self.client(state, hparams, rows, drawn),
             self.mechanism,
-            self.minibatches,
-            self.sampling.availability,
+            (state.mechanism, hparams),
             self.num_clients,
-            self._layout(state),
-            ClientStates(state.personal, state.consumed),
+            self.choose_layout(state),
+            state.of_clients,
             self.partition.slots_of(drawn.cohort, full=full),
             rows,
-            self._broadcast(state, hparams, drawn),
             filled=full and self.partition.even,
         )
         accumulator, metrics = self.partition.total((worked.accumulator, worked.metrics))
-        return CohortResult(worked.store, accumulator, metrics)
+        return CohortResult(worked.states, accumulator, metrics)
+
+    def client(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
+    ) -> Callable[[PyTree, jax.Array], tuple[PyTree, PyTree, Metrics]]:
+        """Return one client's round, `(states, client_id) -> states, message, metrics`.
+
+        Its states are as `SimulationState.of_clients`, without the axis of clients.
+        """
+        algorithm, shared, round_ = self.algorithm, state.shared, state.round
+        availability, layout = self.sampling.availability, self.choose_layout(state)()
+        rows = rows.for_training()
+
+        def client(states, client_id):
+            personal, consumed = states
+            batch_key, context_key = threefry.split(threefry.fold_in(drawn.clients, client_id))
+            order = threefry.fold_in(drawn.order, client_id)
+            share = availability and work_of(availability, drawn.clients, round_, client_id)
+            data = rows.of(client_id, batch_key, self.minibatches, layout, consumed, order, share)
+            context = Context(round_, context_key, client_id, self.num_clients, drawn.answer_rate)
+            with bound(algorithm.task.frozen, rows.frozen):
+                personal, message, metrics = algorithm.client(
+                    shared, personal, data, hparams, context
+                )
+            consumed = None if consumed is None else consumed + data.num_steps()
+            return (personal, consumed), widened(message), metrics
+
+        return client
 
     @jax.named_scope("server")
     def server_update(
@@ -309,11 +333,9 @@ class Program:
             state,
             round=round_ + 1,
             shared=_with_types_of(state.shared, shared),
-            personal=worked.store.personal,
             mechanism=release.state,
             privacy=privacy,
-            consumed=worked.store.consumed,
-        )
+        ).with_clients(worked.states)
         participants = jnp.sum(drawn.cohort.mask, dtype=jnp.int32)
         means = jax.tree.map(
             lambda total: total / participants.astype(jnp.result_type(float)), worked.metrics
@@ -329,7 +351,7 @@ class Program:
     def _release(
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, total: Accumulator
     ) -> Release:
-        expected = self.sampling.answer_rate(drawn.rate) * self.sampling.scheme.clients
+        expected = drawn.answer_rate * self.sampling.scheme.clients
         return self.mechanism.release(
             total, expected, drawn.noise, state.mechanism, hparams, state.round
         )
@@ -348,24 +370,21 @@ class Program:
         privacy = charged(state.privacy, self.accounts, self.charge, costs, state.round)
         return ledger.drew(privacy, state.key, state.round)
 
-    def _broadcast(
-        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw
-    ) -> Broadcast:
-        rate, public = self.sampling.answer_rate(drawn.rate), (state.shared, state.mechanism)
-        return Broadcast(*public, hparams, state.round, rate, drawn.clients, drawn.order)
-
     # --- the layout -------------------------------------------------------------------------------
 
-    def _layout(self, state: SimulationState) -> Layout:
-        """Return the layout for the models of all runs in the state."""
-        if self.runs is None or self.runs.size is None:
-            return self.layout
+    def choose_layout(
+        self, state: SimulationState, *, evaluates: bool = False
+    ) -> Callable[..., Layout]:
+        """Return `Workload.layout` for the models of all runs in the state."""
+        runs = () if self.runs is None or self.runs.size is None else (self.runs.size,)
         row_bytes = bytes_of(state.personal) / self.partition.size
-        return self.layout.for_settings(self.runs.size, row_bytes)
+        alike = not jax.tree.leaves(state.personal)
+        choose = functools.partial(self.workload.layout, *runs, row_bytes=row_bytes)
+        return functools.partial(choose, evaluates=evaluates, alike=alike)
 
     def with_capped_batches(self) -> "Program":
         """Return the program with batches of at most a chunk, for derivatives and seeds."""
-        return dataclasses.replace(self, layout=self.layout.with_capped_batches())
+        return dataclasses.replace(self, workload=dataclasses.replace(self.workload, capped=True))
 
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
         """Estimate from shapes the bytes that one client of a batch needs at once.
@@ -377,10 +396,13 @@ class Program:
         key = jax.random.key(0, impl="threefry2x32")
         state = jax.eval_shape(self.init, key, hparams)
         drawn = jax.eval_shape(self.draw, state, hparams)
-        parts = self.algorithm, self.minibatches, self.sampling.availability
-        client = client_of(*parts, self.num_clients, self.layout)
-        broadcast = jax.eval_shape(self._broadcast, state, hparams, drawn)
-        return client_bytes(client, broadcast, rows, ClientStates(state.personal, state.consumed))
+
+        def one(state, hparams, rows, drawn, *client):
+            return self.client(state, hparams, rows, drawn)(*client)
+
+        row, trace = row_of(state.of_clients), jax.make_jaxpr(one, return_shape=True)
+        jaxpr, (_, message, _) = trace(state, hparams, rows, drawn, row, CLIENT_ID)
+        return bytes_of_work(jaxpr.jaxpr, row, message)
 
 
 def _with_types_of(old: PyTree, new: PyTree) -> PyTree:

@@ -59,6 +59,16 @@ class SimulationState:
     key: jax.Array
     consumed: jax.Array | None = None
 
+    @property
+    def of_clients(self) -> tuple[PyTree, jax.Array | None]:
+        """The parts that clients keep: personal states and numbers of consumed minibatches."""
+        return self.personal, self.consumed
+
+    def with_clients(self, states: tuple[PyTree, jax.Array | None]) -> "SimulationState":
+        """Return the state with other parts of clients."""
+        personal, consumed = states
+        return dataclasses.replace(self, personal=personal, consumed=consumed)
+
 
 PARTS = {
     "round": StatePart("server", varies=False),

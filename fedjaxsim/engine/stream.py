@@ -157,12 +157,12 @@ class Streamed(Program):
                 return np.array(whole, order="C")
 
             state = start(key, hparams)
-            return with_states(state, jax.tree.map(for_all, _states(state)))
+            return state.with_clients(jax.tree.map(for_all, state.of_clients))
 
         def rounds(
             state: SimulationState, hparams: Hyperparameters, rows: HostRows, rounds: int
         ) -> tuple[SimulationState, Metrics]:
-            on_host = jax.tree.map(_writable, _states(state))
+            on_host = jax.tree.map(_writable, state.of_clients)
             room = rows.room(program.sampling.scheme.capacity)
             first = int(state.round)
             last = first + rounds
@@ -210,7 +210,7 @@ class Streamed(Program):
                 reads = collections.deque(reader.submit(read, buffers, None) for buffers in ring)
                 nobody = np.full(program.sampling.scheme.capacity, clients, np.int32)
                 turn = fetch(reads.popleft().result(), nobody)
-                after = with_states(state, turn.states)
+                after = state.with_clients(turn.states)
                 for round_ in range(first, last):
                     after, metrics = work(after, turn, hparams)
                     history.append(metrics)
@@ -221,17 +221,17 @@ class Streamed(Program):
                     following = None
                     if round_ + 1 < last:
                         following = keeper.submit(fetch, reads.popleft().result(), ids)
-                    writes.append(keeper.submit(write, ids, _states(after)))
+                    writes.append(keeper.submit(write, ids, after.of_clients))
                     turn = turn if following is None else following.result()
             for written in writes:
                 written.result()  # raises the error of a write
             metrics = jax.tree.map(lambda *each: np.stack(each), *history)
-            return with_states(after, on_host), metrics
+            return after.with_clients(on_host), metrics
 
         def evaluate(
             state: SimulationState, hparams: Hyperparameters, rows: HostRows
         ) -> ClientMetrics:
-            leaves = jax.tree.leaves(_states(state))
+            leaves = jax.tree.leaves(state.of_clients)
             size = block_of(clients, sum(leaf.nbytes for leaf in leaves) // clients)
             blocks = [
                 np.minimum(np.arange(begin, begin + size, dtype=np.int32), clients)
@@ -243,11 +243,11 @@ class Streamed(Program):
             room = max(1, *counts)
 
             def fetch(ids: np.ndarray) -> tuple[Rows, PyTree]:
-                return rows.of(ids, rows.buffers(room)), _of(_states(state), ids)
+                return rows.of(ids, rows.buffers(room)), _of(state.of_clients, ids)
 
             found = []
             for fetched, states in _ahead(fetch, blocks):
-                measured = measure(with_states(state, states), hparams, fetched)
+                measured = measure(state.with_clients(states), hparams, fetched)
                 # Wait: a device would start on all blocks at once.
                 found.append(jax.tree.map(np.asarray, measured))
             return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
@@ -303,7 +303,7 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
             stays = (turn.earlier < 0).reshape(-1, *[1] * (fetched.ndim - 1))
             return jnp.where(stays, fetched, earlier[turn.earlier])
 
-        state = with_states(state, jax.tree.map(newest, turn.states, _states(state)))
+        state = state.with_clients(jax.tree.map(newest, turn.states, state.of_clients))
         drawn = jax.tree.map(lambda leaf: leaf[turn.position], turn.draws)
         return part.drawn_round(state, hparams, turn.rows, drawn)
 
@@ -334,12 +334,3 @@ def _writable(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     ready = array.flags.writeable and array.flags.c_contiguous
     return array if ready else np.array(array, order="C")
-
-
-def _states(state: SimulationState) -> PyTree:
-    return state.personal, state.consumed
-
-
-def with_states(state: SimulationState, states: PyTree) -> SimulationState:
-    """Replace the clients' parts of a state: personal states and consumed minibatches."""
-    return dataclasses.replace(state, personal=states[0], consumed=states[1])

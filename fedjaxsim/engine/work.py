@@ -13,35 +13,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.algorithm import Algorithm, Context, Metrics
-from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine.factorizations import factorize_one_by_one
 from fedjaxsim.engine.layout import LEAST_IN_BATCH, Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.kernels import backend, products, threefry
+from fedjaxsim.kernels import backend, products
 from fedjaxsim.kernels.in_place import put, take
-from fedjaxsim.models.model import bound
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
-from fedjaxsim.privacy.messages import Messages, along_clients, widened
-from fedjaxsim.privacy.samplers import Availability, work_of
+from fedjaxsim.privacy.messages import Messages, along_clients
 
 PyTree = Any
+CLIENT_ID = jax.ShapeDtypeStruct((), jnp.int32)
+"""The shape of a client's id."""
 
 factorize_one_by_one()
-
-
-class ClientStates(NamedTuple):
-    """States that clients keep from round to round, leaves (s, ...).
-
-    Attributes:
-      personal: the algorithm's personal states.
-      consumed: int32, the numbers of consumed minibatches; None if minibatches are not consumed.
-    """
-
-    personal: PyTree
-    consumed: jax.Array | None
 
 
 class CohortSlots(NamedTuple):
@@ -58,91 +45,58 @@ class CohortSlots(NamedTuple):
     mask: jax.Array
 
 
-class Broadcast(NamedTuple):
-    """Values that the server sends to every client of a round.
-
-    Attributes:
-      shared: the server's state.
-      mechanism: the mechanism's public state.
-      hparams: hyperparameters.
-      round: () int32.
-      sampling_rate: () the mean probability with which each client was drawn and answers.
-      key: the round's key for clients; client `id` uses `fold_in(key, id)`.
-      order: the run's key for the orders in which minibatches are consumed.
-    """
-
-    shared: PyTree
-    mechanism: PyTree
-    hparams: Hyperparameters
-    round: jax.Array
-    sampling_rate: jax.Array
-    key: jax.Array
-    order: jax.Array
-
-
 class CohortResult(NamedTuple):
     """The result of a cohort's work.
 
     Attributes:
-      store: the clients' states, updated for the cohort.
+      states: the clients' states, updated for the cohort.
       accumulator: the sum of the bounded messages; for the mechanism's `release` only.
       metrics: sums over the cohort of the clients' metrics; for the researcher only.
     """
 
-    store: ClientStates
+    states: PyTree
     accumulator: Accumulator
     metrics: Metrics
 
 
 def work(
-    algorithm: Algorithm,
+    client: Callable[[PyTree, jax.Array], tuple[PyTree, PyTree, Metrics]],
     mechanism: Mechanism,
-    minibatches: Minibatches,
-    availability: Availability | None,
+    public: tuple[PyTree, Hyperparameters],
     num_clients: int,
-    layout: Layout,
-    store: ClientStates,
+    choose: Callable[..., Layout],
+    store: PyTree,
     cohort: CohortSlots,
     rows: Rows,
-    broadcast: Broadcast,
     *,
     filled: bool,
 ) -> CohortResult:
-    """Run `algorithm.client` for every client of a cohort and add up the bounded messages.
+    """Run every client of a cohort and add up the bounded messages.
 
     Args:
-      algorithm: the algorithm.
+      client: `(states, client_id) -> states, message, metrics` of one client.
       mechanism: its `add` takes the messages.
-      minibatches: of the local steps.
-      availability: the part of its local steps that each client of the cohort does; None for all.
+      public: the mechanism's state and the hyperparameters.
       num_clients: m.
-      layout: static settings; they change no result beyond rounding.
-      store: the clients' states.
+      choose: as `Workload.layout` without the facts that are known here.
+      store: the clients' states, leaves (s, ...).
       cohort: the clients at work.
       rows: the training rows.
-      broadcast: values sent to all clients.
       filled: static; whether every slot of the cohort is filled.
     """
-    client = client_of(algorithm, minibatches, availability, num_clients, layout)
-
-    def one(row, client_id):
-        return client(broadcast, rows, row, client_id)
-
-    row = _row_of(store)
-    _, message, metrics = jax.eval_shape(one, row, _ID)
+    row = row_of(store)
+    _, message, metrics = jax.eval_shape(client, row, CLIENT_ID)
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
-    layout = layout.for_messages(message)
-    count = cohort.ids.shape[0]
-    if layout.memory is not None:
-        each = client_bytes(client, broadcast, rows, store)
-        layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, count)
+
+    def memory():
+        work = jax.make_jaxpr(client)(row, CLIENT_ID)
+        return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row, message)
+
+    layout = choose(message=message, slots=cohort.ids.shape[0], memory=memory)
     kept = message if mechanism.adds_chunks and layout.scans else None
 
     def add(accumulator, messages, mask, ids):
-        messages = Messages(messages)
-        return mechanism.add(
-            accumulator, messages, mask, ids, broadcast.mechanism, broadcast.hparams
-        )
+        return mechanism.add(accumulator, Messages(messages), mask, ids, *public)
 
     def run(carry, part, size):
         full = filled and part.ids.shape[0] % size == 0
@@ -157,7 +111,7 @@ def work(
             (store, accumulator, totals), (slots, ids, mask) = operands
             old, store = take(store, slots, **options)
             new, accumulator, totals = _run_chunk(
-                one, add, layout, kept, full, old, ids, mask, accumulator, totals
+                client, add, layout, kept, full, old, ids, mask, accumulator, totals
             )
             return put(store, slots, new, **options), accumulator, totals
 
@@ -177,59 +131,7 @@ def work(
     return CohortResult(*carry)
 
 
-def client_of(
-    algorithm: Algorithm,
-    minibatches: Minibatches,
-    availability: Availability | None,
-    num_clients: int,
-    layout: Layout,
-) -> Callable[[Broadcast, Rows, ClientStates, jax.Array], tuple[ClientStates, PyTree, Metrics]]:
-    """Return one client's round, `(broadcast, rows, row, client_id) -> row, message, metrics`.
-
-    Arguments are those of `work`.
-    """
-
-    def client(broadcast, rows, row, client_id):
-        batch_key, context_key = threefry.split(threefry.fold_in(broadcast.key, client_id))
-        order = threefry.fold_in(broadcast.order, client_id)
-        rows = rows.for_training()
-        share = availability and work_of(availability, broadcast.key, broadcast.round, client_id)
-        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, order, share)
-        context = Context(
-            broadcast.round, context_key, client_id, num_clients, broadcast.sampling_rate
-        )
-        with bound(algorithm.task.frozen, rows.frozen):
-            personal, message, metrics = algorithm.client(
-                broadcast.shared, row.personal, data, broadcast.hparams, context
-            )
-        consumed = None if row.consumed is None else row.consumed + data.num_steps()
-        return ClientStates(personal, consumed), widened(message), metrics
-
-    return client
-
-
-def client_bytes(
-    client: Callable[..., Any], broadcast: Broadcast, rows: Rows, store: ClientStates
-) -> int:
-    """Estimate the bytes that one client of a batch needs at once; see `bytes_of_work`.
-
-    Args:
-      client: as from `client_of`.
-      broadcast: values sent to all clients; arrays or shapes, as the following.
-      rows: the training rows.
-      store: the clients' states.
-    """
-    row = _row_of(store)
-    jaxpr, shapes = jax.make_jaxpr(client, return_shape=True)(broadcast, rows, row, _ID)
-    _, message, _ = shapes
-    return bytes_of_work(jaxpr.jaxpr, row, message)
-
-
-_ID = jax.ShapeDtypeStruct((), jnp.int32)
-"""The shape of a client's id."""
-
-
-def _row_of(store: PyTree) -> PyTree:
+def row_of(store: PyTree) -> PyTree:
     """Return the shapes of one client's states."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
 
@@ -330,7 +232,7 @@ def map_clients(
     function: Callable[[PyTree, jax.Array], PyTree],
     store: PyTree,
     ids: jax.Array,
-    layout: Layout,
+    choose: Callable[..., Layout],
     rows: PyTree = (),
 ) -> PyTree:
     """Map `(personal, client_id) -> outputs` over clients, in chunks.
@@ -339,15 +241,18 @@ def map_clients(
       function: of one client.
       store: the clients' personal states, leaves (s, ...).
       ids: (s,) int32 client ids.
-      layout: static settings; they change no result beyond rounding.
+      choose: as in `work`.
       rows: all rows on the device, which leave less of its memory.
 
     Returns:
       outputs, leaves (s, ...).
     """
-    if layout.memory is not None:
-        row = _row_of(store)
-        each = bytes_of_work(jax.make_jaxpr(function)(row, _ID).jaxpr, row)
-        layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, ids.shape[0])
+
+    def memory():
+        row = row_of(store)
+        work = jax.make_jaxpr(function)(row, CLIENT_ID)
+        return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row)
+
+    layout = choose(slots=ids.shape[0], memory=memory)
     batch = None if layout.scans else layout.chunk_size
     return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=batch)

@@ -1,6 +1,6 @@
 # The public names of `fedjaxsim.gradients`, for type checkers and `lazy_loader`.
-from .fixed_point import Implicit as Implicit
 from .modes import Forward as Forward
+from .modes import Implicit as Implicit
 from .modes import Reverse as Reverse
 from .objectives import mean_metric as mean_metric
 from .seeds import Estimate as Estimate

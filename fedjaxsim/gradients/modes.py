@@ -1,20 +1,22 @@
-"""Ways to differentiate a run: in forward mode or in reverse mode.
-
-`fixed_point.Implicit` is the third way.
-"""
+"""Ways to differentiate a run: forward mode, reverse mode, and at its fixed point."""
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.sparse.linalg import gmres
 
 from fedjaxsim import checks
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.gradients.reverse import reversible, run_rounds, segment_length
-from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.gradients.reverse import bounded, floats, reversible, run_rounds, segment_length
+from fedjaxsim.hyperparameters import Hyperparameters, on_host
 
 Differentiated = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 """(chosen, rows, objective, epsilon, key, hparams) -> (value, derivatives by `chosen`)."""
@@ -122,3 +124,89 @@ class Reverse:
         """Return about how many runs the derivatives take: two forwards and two back."""
         del count
         return 4
+
+
+class Implicit:
+    """Implicit differentiation of the fixed point that T rounds lead to (Bai et al. 2019).
+
+    For s* = F(s*, h) it solves (I − ∂F/∂s) ds* = ∂F/∂h dh, one linear system a number.
+    Rounds must be equal: full participation, full batches, no noise. Each step of GMRES takes one
+    derivative of one round, whatever T is. Where rounds conserve a quantity, such as w̃ minus η_s
+    times the mean of the w_k in PMTL with updates, numbers that change it are refused.
+
+    The differentiated function raises ValueError if a round moves the state, or a system keeps a
+    residual, by more than √precision, relatively; inside jit its derivatives are then NaN.
+    """
+
+    def differentiate(self, run: Run) -> Differentiated:
+        """Return the value of an objective and its derivatives as a function."""
+        parts, most = run.program, int(np.max(np.asarray(run.rows.count)))
+        batches, scheme, kind = parts.minibatches, parts.sampling.scheme, parts.mechanism.event.kind
+        whole = run.rows.generate is None and batches.epochs is not None and batches.size >= most
+        if not (parts.sampling.takes_all and whole and kind in ("gaussian", "no_release")):
+            raise ValueError(
+                f"a fixed point needs all clients, full batches (epochs, and a size of at least "
+                f"{most}) and no noise, got {scheme.kind!r} sampling, {batches} and {kind!r}"
+            )
+        # The solver transposes the system, so loops need a static bound.
+        run = run._replace(program=replace(parts, workload=bounded(parts.workload, run.rows)))
+        solve = jax.jit(lambda *given: _solve(run, *given))
+
+        def differentiate(chosen, rows, objective, epsilon, key, hparams):
+            z = on_host(hparams.get("noise_multiplier", 0.0))
+            if epsilon is not None or "noise_multiplier" in chosen or np.any(z):
+                raise ValueError(f"with noise there is no fixed point: z must be 0, got {z}")
+            value, slopes, moves = solve(chosen, rows, objective, key, hparams)
+            for name, slope in ({} if on_host(moves) is None else slopes).items():
+                if np.isnan(slope).any():
+                    fixed = "rounds conserve something that depends on it: use Forward()"
+                    why = "a round still moves the state: run more rounds" if moves else fixed
+                    raise ValueError(f"no derivative in {name}: {why}")
+            return value, slopes
+
+        return differentiate
+
+    def runs(self, count: int) -> int:
+        """Return about how many runs the derivatives take: one."""
+        return 1
+
+
+def _solve(run, chosen, rows, objective, key, hparams):
+    """Return the value, the derivatives, and whether a round still moves the state."""
+    first, hparams = run.begin(chosen, None, key, hparams)
+    last = run_rounds(run.program, first, hparams, rows, run.rounds, run.rounds)
+    (start, _), (point, put), (numbers, named) = _vector(first), _vector(last), ravel_pytree(chosen)
+
+    def after(at, numbers):
+        return _vector(run.program.step(put(at), hparams.replace(**named(numbers)), rows)[0])[0]
+
+    def measure(at, numbers):
+        return objective(put(at), hparams.replace(**named(numbers)))
+
+    def slope(direction):
+        def system(at):
+            right = jax.jvp(lambda numbers: after(at, numbers), (numbers,), (direction,))[1]
+            right /= (size := jnp.maximum(jnp.linalg.norm(right), bound * scale))
+            found, _ = gmres(lambda v: v - push(v), right, tol=0.0, atol=bound / 10, maxiter=100)
+            return found * size, jnp.linalg.norm(found - push(found) - right) <= bound
+
+        # Conserved quantities are orthogonal to the range of the system: if ∂F/∂h leaves that
+        # range anywhere, as at the first state, one of them depends on h.
+        (solution, here), (_, there) = system(point), system(start)
+        found = jax.jvp(measure, (point, numbers), (solution, direction))[1]
+        return jnp.where(here & there & ~moves, found, jnp.nan)
+
+    bound = float(jnp.finfo(point.dtype).eps) ** 0.5
+    new, push = jax.linearize(lambda at: after(at, numbers), point)
+    scale = jnp.maximum(jnp.linalg.norm(point), 1.0)
+    moves = ~(jnp.linalg.norm(new - point) <= bound * scale)
+    slopes = jax.lax.map(slope, jnp.eye(numbers.size, dtype=numbers.dtype))
+    return measure(point, numbers), named(slopes), moves
+
+
+def _vector(state):
+    """Return the numbers that rounds change, and a function from them to a state."""
+    names = "shared", "personal", "mechanism"
+    leaves, replaced = floats([getattr(state, name) for name in names])
+    vector, split = ravel_pytree(leaves)
+    return vector, lambda at: replace(state, **dict(zip(names, replaced(split(at)), strict=True)))

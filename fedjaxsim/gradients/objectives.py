@@ -50,7 +50,8 @@ def mean_metric(
     if present == 0:
         raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")
     program = simulation.program
-    layout = bounded(program.layout, rows)
+    choose = bounded(program.workload, rows).layout
+    layout = choose()
     targets = jnp.maximum(counts, 1)
     # Streaming metrics have no derivatives.
     measure = measure_with(simulation.task._replace(streaming_metrics={}))
@@ -65,7 +66,7 @@ def mean_metric(
 
         again = jax.checkpoint(one, prevent_cse=False)
         ids = jnp.arange(program.num_clients, dtype=jnp.int32)
-        means = map_clients(again, state.personal, ids, layout)
+        means = map_clients(again, state.personal, ids, choose)
         return jnp.sum(means) / present
 
     return Partial(value, rows)

@@ -1,6 +1,6 @@
 """Reverse mode through a run: guarded derivatives of clients, and rounds in segments.
 
-A client's work is recomputed instead of kept (`Layout.rematerialize`), and so are the rounds of a
+A client's work is recomputed instead of kept (`Workload.rematerialize`), and so are the rounds of a
 segment (Griewank 1992; Chen, Xu, Zhang, Guestrin 2016). Kept are the cohort's rows and the server
 state of each round in one segment, and the state at the start of every segment.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.layout import Workload
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -32,15 +32,15 @@ def reversible(program: Program, rows: Rows) -> Program:
     A message that is not finite counts as zero, and so does its derivative. Plain reverse mode
     would multiply that zero by infinite derivatives of the client's work and give NaN for all.
     """
-    layout = dataclasses.replace(bounded(program.layout, rows), rematerialize=True)
-    return dataclasses.replace(program, algorithm=_guarded(program.algorithm), layout=layout)
+    workload = dataclasses.replace(bounded(program.workload, rows), rematerialize=True)
+    return dataclasses.replace(program, algorithm=_guarded(program.algorithm), workload=workload)
 
 
-def bounded(layout: Layout, rows: Rows) -> Layout:
-    """Return the layout with the largest client's rows as a static bound of loops."""
+def bounded(workload: Workload, rows: Rows) -> Workload:
+    """Return the workload with the largest client's rows as a static bound of loops."""
     counts = (np.max(np.asarray(each.count)) for each in (rows, rows.of_training()))
     most_rows = max(1, int(max(counts)))
-    return dataclasses.replace(layout.with_capped_batches(), most_rows=most_rows)
+    return dataclasses.replace(workload, capped=True, most_rows=most_rows)
 
 
 def run_rounds(

@@ -1,6 +1,7 @@
 """`fedjaxsim plan`: memory counted by hand, what arrays take, and devices that are not there."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.plan import planned
-from fedjaxsim.engine.layout import default_layout
+from fedjaxsim.engine.layout import Workload
 from fedjaxsim.extras import missing
 from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.runs.build import checked
@@ -121,15 +122,14 @@ def test_the_command_prints_the_table_or_its_numbers(capsys):
 
 def test_layouts_are_those_of_the_device_that_is_planned_for():
     experiment = experiment_of(algorithm="ditto", model="mlp", clip=1.0, noise_multiplier=1.0)
-    assert default_layout(10**6).scans
+    two_settings = functools.partial(Workload(model_bytes=10**6).layout, 2)
+    assert two_settings().scans
     with planning_for(Backend("gpu", 10**9)):
-        assert default_layout(10**6) == dataclasses.replace(
-            default_layout(10**6), chunk_map="vmap", memory=10**9
-        )
+        assert not two_settings().scans
         sim = dataclasses.replace(experiment.simulation, devices=None)
         # Everything fits, so that all of a cohort run at once.
         assert sim.chunk_size_for(experiment.hparams) == sim.sampler.scheme.capacity
-    assert default_layout(10**6).scans
+    assert two_settings().scans
 
 
 @pytest.mark.thorough

@@ -19,13 +19,13 @@ from fedjaxsim.engine import layout
 from fedjaxsim.engine.layout import (
     DEFAULT_MEMORY,
     Layout,
+    Workload,
     at_once,
-    default_layout,
     device_memory,
     expected_lengths,
-    layout_of,
     multiplications,
     steps_of,
+    workload_of,
 )
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes, products_in
@@ -106,13 +106,16 @@ def test_every_intermediate_value_counts_once_and_those_of_a_loop_once():
 
 
 def test_a_cpu_has_sizes_of_its_own_and_so_has_whoever_asks(pretend):
-    assert default_layout(10**6).memory is default_layout(100).memory is None
+    def chosen(*asked):
+        layout = Workload(*asked, model_bytes=10**6).layout(2, slots=100, memory=lambda: (345, 300))
+        return layout.chunk_map, layout.chunk_size
+
+    assert chosen() == ("scan", 16)
     pretend(12_345)
-    assert default_layout(10**6).memory == default_layout(100).memory == 12_345
-    assert default_layout(10**6).chunk_map == "vmap"
-    assert default_layout(10**6, chunk_size=8).memory is None
-    assert default_layout(10**6, chunk_map="scan").memory is None
-    assert default_layout(10**6, chunk_map="vmap").memory == 12_345
+    # A quarter of 12,000 bytes holds ten clients.
+    assert chosen() == chosen(None, "vmap") == ("vmap", 10)
+    assert chosen(8) == ("vmap", 8)
+    assert chosen(None, "scan") == ("scan", 16)
 
 
 class Device:
@@ -187,8 +190,9 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     sim = linear(150)
     hparams = read_by(sim, **VALUES)
     assert sim.chunk_size_for(hparams) == 150
-    for suits in (sim.layout.for_settings(2, 4.0), sim.program.with_capped_batches().layout):
-        plan = suits.for_memory(0, 0, 1, 150)
+    capped = sim.program.with_capped_batches().workload
+    for workload, runs in ((sim.program.workload, 2), (capped, None)):
+        plan = workload.layout(runs, 4.0, slots=150, memory=lambda: (0, 1))
         assert plan.chunk_size == 50  # three even chunks
 
 
@@ -273,9 +277,10 @@ def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem
     rows = sim.rows["train"]
     client = sim.program.client_bytes(hparams, rows)
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
-    layout = dataclasses.replace(sim.layout, memory=four_at_once(sim))
-    program = dataclasses.replace(sim.program, layout=layout)
-    several = jax.jit(lambda state: program.rounds(state, hparams, rows, 2)[0], donate_argnums=0)
+    pretend(four_at_once(sim))
+    several = jax.jit(
+        lambda state: sim.program.rounds(state, hparams, rows, 2)[0], donate_argnums=0
+    )
     plan = several.lower(state).compile().memory_analysis()
     assert plan is not None
     assert plan.temp_size_in_bytes < 4 * client
@@ -317,9 +322,8 @@ def test_sorted_by_length_a_round_is_the_same():
     for changes in ({}, {"by_length": False}, {"longest": 8}):
         sim = Simulation(*parts, chunk_map="vmap", chunk_size=6)
         assert sim.layout.by_length
-        program = dataclasses.replace(
-            sim.program, layout=dataclasses.replace(sim.layout, **changes)
-        )
+        workload = dataclasses.replace(sim.program.workload, **changes)
+        program = dataclasses.replace(sim.program, workload=workload)
         hparams = sim.hyperparameters(learning_rate=0.1, clip=0.5, noise_multiplier=0.3)
         state = program.init(jax.random.key(0), hparams.as_arrays())
         rows = sim.rows["train"]
@@ -368,9 +372,10 @@ def test_a_cpu_chooses_by_cohort_model_and_rows(counts, rate, model, map_, size)
         "cnn": lambda: cnn(shape, 3),
     }
     parts = Population.from_flat(fields, counts), poisson(rate), Minibatches(10, epochs=1)
-    chosen = layout_of(softmax(models[model](), 3), *parts)
+    chosen = workload_of(softmax(models[model](), 3), *parts).layout()
     assert (chosen.chunk_map, chosen.chunk_size) == (map_, size)
-    assert layout_of(softmax(models[model](), 3), *parts, chunk_size=5).chunk_size == 5
+    asked = workload_of(softmax(models[model](), 3), *parts, chunk_size=5)
+    assert asked.layout().chunk_size == 5
 
 
 def test_a_slot_without_a_client_takes_no_step():

@@ -10,7 +10,7 @@ from problems import least_squares
 from fedjaxsim import fedprox, gaussian, local, no_release, pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.splitting import split
-from fedjaxsim.gradients.fixed_point import Implicit
+from fedjaxsim.gradients.modes import Implicit
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy.samplers import full_participation, poisson

@@ -18,7 +18,7 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.data.minibatches import Minibatches, loss_of
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.layout import Layout, default_layout
+from fedjaxsim.engine.layout import Layout, Workload
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.gradients.whole_run import hypergradient
@@ -283,14 +283,14 @@ def test_a_round_holds_no_gradient_of_a_client():
 def test_clients_that_send_products_run_as_a_batch_unless_told_otherwise():
     message = {"kernel": Product(jnp.zeros((10, 10)), jnp.zeros((10, 784)))}
     arrays = {"kernel": np.zeros((10, 784), np.float32)}
-    default = default_layout(4 * 784 * 10)
-    assert default.chunk_map == "scan"
+    default = Workload(model_bytes=4 * 784 * 10, one_by_one=True)
+    assert default.layout().chunk_map == "scan"
     # A message is 10·(784 + 10) numbers of 4 bytes: 33 of them in 2²⁰ bytes.
-    chosen = default.for_messages(message)
+    chosen = default.layout(message=message)
     assert (chosen.chunk_size, chosen.chunk_map) == (33, "vmap")
-    assert default.for_messages(arrays) == default
-    own = default_layout(4 * 784 * 10, chunk_size=8)
-    assert own.for_messages(message) == own
+    assert default.layout(message=arrays) == default.layout()
+    own = Workload(chunk_size=8, model_bytes=4 * 784 * 10)
+    assert own.layout(message=message) == own.layout()
 
 
 @pytest.mark.thorough
