@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.kernels import winograd
+from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.models import convolution
 from fedjaxsim.models.convolution import conv2d, max_pool2d
 from fedjaxsim.models.network import cnn
@@ -54,7 +55,7 @@ def test_tiles_are_taken_where_they_save_multiplications():
 
 
 @pytest.mark.thorough
-def test_conv2d_takes_tiles_for_the_second_layer_of_the_cnn_on_a_cpu_only(monkeypatch):
+def test_conv2d_takes_tiles_for_the_second_layer_of_the_cnn_on_a_cpu_only():
     x, kernel = (value.astype(jnp.float32) for value in draw(5, *SECOND_LAYER))
     tiled = winograd.conv2d(x, kernel, (4, 4))
     np.testing.assert_array_equal(conv2d(x, kernel), tiled)
@@ -63,8 +64,10 @@ def test_conv2d_takes_tiles_for_the_second_layer_of_the_cnn_on_a_cpu_only(monkey
         np.testing.assert_array_equal(conv2d(*others), IN_CACHE(*others))
     pixels = jnp.round(3 * x)
     np.testing.assert_array_equal(conv2d(pixels.astype(jnp.int32), kernel), conv2d(pixels, kernel))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    np.testing.assert_array_equal(conv2d(x, kernel), WIDE(x, kernel))
+    with planning_for(Backend("gpu", None)):
+        np.testing.assert_array_equal(conv2d(x, kernel), WIDE(x, kernel))
+    with planning_for(Backend("tpu", None)):
+        assert_close(conv2d(pixels.astype(jnp.int32), kernel), lax_conv(pixels, kernel))
 
 
 def test_tiles_round_at_most_ten_times_as_much_as_the_direct_form():
@@ -176,9 +179,11 @@ def test_max_pool2d_is_flax_pooling_with_its_derivatives_also_at_ties(shape, lev
         assert_close(got, expected)
 
 
-def test_the_first_of_equal_values_has_the_derivative():
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_the_first_of_equal_values_has_the_derivative(platform):
     x = jnp.array([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0]])[None, :, :, None]
-    got = jax.grad(lambda x: jnp.sum(max_pool2d(x) * jnp.array([5.0, 7.0])[:, None]))(x)
+    with planning_for(Backend(platform, None)):
+        got = jax.grad(lambda x: jnp.sum(max_pool2d(x) * jnp.array([5.0, 7.0])[:, None]))(x)
     np.testing.assert_array_equal(got[0, :, :, 0], [[0, 5, 7, 0], [0, 0, 0, 0]])
 
 
