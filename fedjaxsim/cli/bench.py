@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedjaxsim import checks
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
@@ -32,8 +33,7 @@ def bench(
     """
     machines = Machines(devices=devices)
     machines.validate()
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    checks.count(repeats=repeats)
     from fedjaxsim.report.files import make_directory
 
     runs, out = named(files, settings), settings[0].out

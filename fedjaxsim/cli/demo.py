@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjaxsim import checks
 from fedjaxsim.cli.machines import Machines
 
 DEMO = Path(__file__).parents[1] / "runs" / "demo.toml"
@@ -25,8 +26,7 @@ def demo(
       overwrite: Replace the results in the directory.
       quiet: Print the result and errors only.
     """
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    checks.count(seeds=seeds)
     Machines().start()
     from fedjaxsim.cli.sweeping import prepare_sweep
 

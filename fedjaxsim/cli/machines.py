@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
+from fedjaxsim import checks
+
 
 @dataclasses.dataclass(frozen=True)
 class Course:
@@ -79,8 +81,7 @@ class Machines:
         port = re.fullmatch(r"\S+:(\d+)", coordinator)
         if port is None or not 0 < int(port[1]) < 2**16:
             raise ValueError(f"coordinator must be HOST:PORT, port 1 to 65535, got {coordinator!r}")
-        if processes < 1:
-            raise ValueError(f"processes must be at least 1, got {processes}")
+        checks.count(processes=processes)
         if not 0 <= process < processes:
             raise ValueError(
                 f"process must be 0 to {processes - 1} of {processes} processes, got {process}"

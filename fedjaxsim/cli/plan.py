@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedjaxsim import checks
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
@@ -35,8 +36,8 @@ def plan(
     del config
     if settings.out is not None:
         raise ValueError(f"out must not be given, as a plan writes no files, got {settings.out}")
-    if devices is not None and devices < 1:
-        raise ValueError(f"devices must be at least 1, got {devices}")
+    if devices is not None:
+        checks.count(devices=devices)
     if settings.streamed and (devices or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {devices}")
     wanted = devices if device is None else None

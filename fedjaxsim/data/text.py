@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.arrays import stacked_lists
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -145,8 +146,8 @@ def characters(texts: Sequence[str], length: int | None) -> tuple[dict[str, np.n
     Returns:
       The arrays x, (N, L) integers, and categories.x; and sentences on what is public.
     """
-    if length is not None and length < 1:
-        raise ValueError(f"length must be at least 1, got {length}")
+    if length is not None:
+        checks.count(length=length)
     kept = [text[:length] for text in texts]
     clients, categories, public = encode([{"x": np.array(kept), "y": np.zeros(len(kept))}])
     found = {"x": clients[0]["x"], "categories.x": np.array(categories["x"])}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import Prepared, PrivacySpend, Unchecked
 
@@ -79,8 +80,7 @@ def default_delta(num_clients: int) -> float:
 
     δ = 1/m, as in many papers, is met by publishing the data of one random client.
     """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    checks.count(num_clients=num_clients)
     return 1 / (10 * num_clients)
 
 

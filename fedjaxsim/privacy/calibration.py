@@ -175,8 +175,7 @@ def noise_multiplier(
         take part.
     """
     _check(epsilon, delta, event)
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    checks.count(rounds=rounds)
     p = _as_drawn(sampling_rate)
     if before and (already := guarantee.spent(before, delta, adjacency)) >= epsilon:
         why = next(filter(None, map(no_guarantee, before)), f"they spend {already:.4g}")

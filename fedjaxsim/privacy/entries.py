@@ -4,8 +4,9 @@ On the host, without JAX and numpy, so that the command line can check a plan at
 """
 
 import dataclasses
-import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
+
+from fedjaxsim import checks
 
 SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
 Adjacency = Literal["zero_out", "replace"]
@@ -50,12 +51,9 @@ class SamplingScheme:
     groups: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in SCHEMES:
-            raise ValueError(f"kind must be one of {', '.join(SCHEMES)}, got {self.kind!r}")
-        if self.clients < 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
-        if not 1 <= self.capacity <= self.clients:
-            raise ValueError(f"capacity must lie in [1, {self.clients}], got {self.capacity}")
+        checks.one_of(SCHEMES, kind=self.kind)
+        checks.count(clients=self.clients)
+        checks.count(1, self.clients, capacity=self.capacity)
         if self.kind == "full" and self.capacity != self.clients:
             raise ValueError(
                 f"capacity must be {self.clients} for full participation, got {self.capacity}"
@@ -65,17 +63,15 @@ class SamplingScheme:
                 "max_participations must be given for a capped scheme and for no other, got "
                 f"{self.max_participations} for kind {self.kind!r}"
             )
-        if self.max_participations is not None and self.max_participations < 1:
-            raise ValueError(
-                f"max_participations must be at least 1, got {self.max_participations}"
-            )
+        if self.max_participations is not None:
+            checks.count(max_participations=self.max_participations)
         if (self.kind == "groups") != (self.groups is not None):
             raise ValueError(
                 "groups must be given for a scheme of groups and for no other, got "
                 f"{self.groups} for kind {self.kind!r}"
             )
-        if self.groups is not None and not 1 <= self.groups <= self.clients:
-            raise ValueError(f"groups must lie in [1, {self.clients}], got {self.groups}")
+        if self.groups is not None:
+            checks.count(1, self.clients, groups=self.groups)
 
     def inclusions(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
         """Return (weight, p) of what others may know in a round, p a client's chance to be in then.
@@ -112,22 +108,12 @@ class SamplingScheme:
 
 def check_delta(delta: float) -> None:
     """Raise ValueError unless δ lies in (0, 1)."""
-    if not _between(math.ulp(0.0), delta, math.nextafter(1, 0)):
-        raise ValueError(f"delta must lie in (0, 1), got {delta!r}")
+    checks.in_range("(0, 1)", delta=delta)
 
 
 def check_epsilon(epsilon: float) -> None:
     """Raise ValueError unless ε has a size for which noise can be found."""
-    if not _between(1e-6, epsilon, 1e6):
-        raise ValueError(f"epsilon must lie in [1e-06, 1000000.0], got {epsilon!r}")
-
-
-def _between(least: float, value: Any, most: float) -> bool:
-    """Return whether a value is a number between others."""
-    try:
-        return bool(least <= value <= most)
-    except (TypeError, ValueError):
-        return False
+    checks.in_range("[1e-06, 1000000.0]", epsilon=epsilon)
 
 
 def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:

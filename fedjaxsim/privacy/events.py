@@ -207,8 +207,7 @@ class Correlated(Gaussian):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bands < 1:
-            raise ValueError(f"bands must be at least 1, got {self.bands}")
+        checks.count(bands=self.bands)
         checks.in_range("(0, 1]", power=self.power)
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:

@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from fedjaxsim import checks
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
@@ -121,8 +122,7 @@ def _cohort(cohorts: Cohorts, clients: int) -> int:
 def check(noise_multiplier: float, rounds: int) -> None:
     """Raise ValueError unless z is 0 or can be drawn, and a ledger can count the rounds."""
     check_noise_multiplier(noise_multiplier, zero=True)
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise ValueError(f"rounds must lie in [1, {MOST_ROUNDS}], got {rounds}")
+    checks.count(1, MOST_ROUNDS, rounds=rounds)
 
 
 def report(

@@ -16,6 +16,7 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.data.columns import Preparation
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import (
@@ -112,8 +113,7 @@ def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Char
 
     `places` is L, the number of distinct (z, p): 1 for constant noise, up to T for a schedule.
     """
-    if places < 1:
-        raise ValueError(f"places must be at least 1, got {places}")
+    checks.count(places=places)
     return Charges(
         scheme,
         event,

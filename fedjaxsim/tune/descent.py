@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import optax
 
+from fedjaxsim import checks
+
 OPTIMIZER = optax.adam(1.0, b1=0.5, b2=0.8)
 """Adam with short memories, for objectives of little noise and a few tens of steps."""
 LARGEST, SMALLEST = 1.0, 1e-3
@@ -124,8 +126,7 @@ def descend(
       ValueError: if there are no hyperparameters or steps, the start is not within the bounds or
         not positive, or a name in `bounds` is unknown.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    checks.count(steps=steps)
     low, high = _limits(start, bounds or {})
     first = np.array(list(start.values()), np.float64)
     tried: list[Step] = []

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.groups import merge
@@ -65,12 +66,9 @@ def any_overflow(charges: Sequence[PrivacySpend]) -> float:
 def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
     """Raise ValueError unless the rounds can have come from the scheme."""
     for z, p, rounds in entries:
-        if not z >= 0:
-            raise ValueError(f"noise_multiplier must be at least 0, got {z}")
-        if not 0 <= p <= 1:
-            raise ValueError(f"sampling_rate must lie in [0, 1], got {p}")
-        if rounds < 0:
-            raise ValueError(f"rounds must be at least 0, got {rounds}")
+        checks.in_range("[0, inf]", noise_multiplier=z)
+        checks.in_range("[0, 1]", sampling_rate=p)
+        checks.count(0, rounds=rounds)
         if scheme.kind == "full" and p != 1:
             raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
         fraction = scheme.capacity / scheme.clients

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erfcx, ndtr
 
+from fedjaxsim import checks
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
 from fedjaxsim.privacy.entries import Entry, check_delta
 
@@ -60,8 +61,7 @@ def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
 
 def delta(epsilon: float, mu: float) -> float:
     """Compute δ(ε) of μ-GDP, for ε, μ ≥ 0; 1 for μ above 10¹²."""
-    if epsilon < 0:
-        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
+    checks.in_range("[0, inf]", epsilon=epsilon)
     if mu == 0 or epsilon == math.inf:
         return 0.0
     if mu > _MOST_MU:
