@@ -244,11 +244,7 @@ def ever_declared_by(factory: Callable[..., Any]) -> Records:
 
 
 def compose(parts: Iterable[Records]) -> dict[str, Hyperparameter]:
-    """Join the hyperparameters of several parts into one namespace.
-
-    Raises:
-      ValueError: if two parts give one name different meanings.
-    """
+    """Join the hyperparameters of several parts into one namespace."""
     found: dict[str, Hyperparameter] = {}
     for record in (record for records in parts for record in records):
         if found.setdefault(record.name, record) != record:
@@ -272,10 +268,6 @@ def fill(
       values: given values, by name.
       rate: the rate of a sampler, `(hparams) -> p`, for defaults in words.
       step: `(hparams) -> η`, for the default `STEP`.
-
-    Raises:
-      ValueError: for an unknown name (with the nearest known one), a missing value without a
-        default, a wrong shape or a value out of range.
     """
     for name in values:
         if name not in records:

@@ -141,8 +141,8 @@ class Simulation:
             raise ValueError(
                 f"the sampler draws from {scheme.clients} clients, but the population has {m}"
             )
-        parts = (algorithm, mechanism, self.sampling, *accounts.read_by(self.task))
-        self.records = compose(part.hyperparameters for part in parts)
+        parts = algorithm, mechanism, self.sampling, self.task.examples
+        self.records = compose(part.hyperparameters for part in parts if part is not None)
         if mechanism.num_clients not in (None, m):
             raise ValueError(
                 f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
@@ -222,16 +222,13 @@ class Simulation:
         for cached in ("rows", "placed"):
             other.__dict__.pop(cached, None)
         other._use(population)
-        accounts.require_same(self.examples, other.examples)
+        if other.examples != self.examples:
+            raise ValueError("private examples need clients with the same numbers of rows")
         return other
 
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:
-        """Each split's rows on the first device, by its name.
-
-        Raises:
-          ValueError: the simulation is streamed, so no rows are on a device.
-        """
+        """Each split's rows on the first device, by its name."""
         self.check_in_memory()
         return self.program.place(self.population)
 
@@ -256,17 +253,16 @@ class Simulation:
     def bounds_steps(self) -> bool:
         """Return whether the curvature that local steps meet is bounded: of squared loss by ‖x‖."""
         known = self.task.curvature is not None and self.algorithm.curvature is not None
-        columns = self.population.columns.get("x")
-        return known and columns is not None and math.isfinite(columns.norm)
+        return known and "x" in (found := self.population.columns) and found["x"].norm < math.inf
 
     def step_size(self, hparams: Hyperparameters) -> Any:
         """Return the default learning rate: 1/L where the curvature is bounded by L."""
         if not self.bounds_steps:
             return USUAL_STEP
-        assert self.task.curvature is not None
-        assert self.algorithm.curvature is not None
-        of_loss = self.task.curvature(self.population.columns["x"].norm ** 2)
-        return 1 / self.algorithm.curvature(of_loss, hparams)
+        of_loss, of_step = self.task.curvature, self.algorithm.curvature
+        assert of_loss is not None
+        assert of_step is not None
+        return 1 / of_step(of_loss(self.population.columns["x"].norm ** 2), hparams)
 
     @property
     def layout(self) -> Layout:
@@ -465,17 +461,18 @@ class Simulation:
                 unchecked=self.unchecked,
             )
             shared, personal = jax.jit(begin)(key, hparams, state, earlier_hparams)
-        fresh = self.compiled.init(key, hparams)
-        require_same_shapes("server state", fresh.shared, shared)
-        require_same_shapes("personal states", fresh.personal, personal)
-        new = dataclasses.replace(
-            fresh,
-            shared=shared,
-            personal=personal,
-            privacy=ledger.next_stage(jax.tree.map(jnp.copy, state.privacy), fresh.key),
-        )
+        new = self._begun(key, hparams, shared, personal, state.privacy)
         if state.consumed is not None and new.consumed is not None:
             new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
+        return new
+
+    def _begun(self, key, hparams, shared, personal, privacy) -> SimulationState:
+        """Return the state before the first round of a stage that starts from these states."""
+        new = self.compiled.init(key, hparams)
+        require_same_shapes("server state", new.shared, shared)
+        require_same_shapes("personal states", new.personal, personal)
+        privacy = ledger.next_stage(jax.tree.map(jnp.copy, privacy), new.key)
+        new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
         return self.with_account(new, begins=True)
 
     def start_new_clients(
@@ -519,17 +516,12 @@ class Simulation:
         # Their minibatches differ from those of the clients who have the same numbers.
         key = jax.random.fold_in(stages.stage_key(state.key, state.round), keys.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
-        new = self.compiled.init(key, hparams)
         shared, own = jax.tree.map(jnp.copy, start(hparams, published, published))
         personal = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (self.num_clients, *jnp.shape(leaf))), own
         )
-        require_same_shapes("server state", new.shared, shared)
-        require_same_shapes("personal states", new.personal, personal)
-        privacy = ledger.next_stage(jax.tree.map(jnp.copy, state.privacy), new.key)
-        privacy = ledger.with_public(privacy, (NEW_CLIENTS.format(self.num_clients),))
-        new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
-        return self.with_account(new, begins=True)
+        privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
+        return self._begun(key, hparams, shared, personal, privacy)
 
     def round(
         self, state: SimulationState, hparams: Hyperparameters
@@ -819,11 +811,7 @@ class Simulation:
         return PrivacySpend(scheme, event, entries(noise, rate, end - begin))
 
     def check(self, hparams: Hyperparameters) -> Hyperparameters:
-        """Return the hyperparameters as arrays, if they suit the parts.
-
-        Raises:
-          ValueError: if one is out of range.
-        """
+        """Return the hyperparameters as arrays, if they suit the parts."""
         if not isinstance(hparams, Hyperparameters) or set(hparams) != set(self.records):
             names = list(hparams) if isinstance(hparams, Hyperparameters) else hparams
             raise ValueError(
@@ -844,11 +832,7 @@ class Simulation:
     def check_start(
         self, key: jax.Array | int, hparams: Hyperparameters
     ) -> tuple[jax.Array, Hyperparameters]:
-        """Return the key and, as arrays, the hyperparameters with which a run may start.
-
-        Raises:
-          ValueError: as `Simulation.init`.
-        """
+        """Return the key and, as arrays, the hyperparameters with which a run may start."""
         key = require_key(key)
         hparams = self.check(hparams)
         check_own(self.sampling, self.sampler, hparams, self._lawful)
@@ -858,11 +842,7 @@ class Simulation:
     def check_rounds(
         self, hparams: Hyperparameters, done: int, rounds: int, eval_every: int | None
     ) -> None:
-        """Check that a run can go on for `rounds` rounds after `done`.
-
-        Raises:
-          ValueError: as `Simulation.run`.
-        """
+        """Check that a run can go on for `rounds` rounds after `done`."""
         checks.count(rounds=rounds)
         if eval_every is not None:
             checks.count(eval_every=eval_every)
@@ -904,11 +884,7 @@ class Simulation:
         checks.one_of(sorted(self.population.splits), split=split)
 
     def check_in_memory(self) -> None:
-        """Check that rows may be on devices.
-
-        Raises:
-          ValueError: the simulation is streamed.
-        """
+        """Check that rows may be on devices."""
         if self.streamed:
             raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
 
@@ -920,9 +896,6 @@ class Simulation:
         Args:
           key: a random key.
           hparams: hyperparameters, as arrays.
-
-        Raises:
-          ValueError: as `Simulation.init`.
         """
         rows = Rows.shapes(self.population, "train")
         leaves = jax.tree.leaves((hparams, rows.fields))
@@ -938,11 +911,7 @@ class Simulation:
         return message
 
     def require_checked(self) -> None:
-        """Check all functions, unless a run did; a state may come from `program` alone.
-
-        Raises:
-          ValueError: as `Simulation.init`.
-        """
+        """Check all functions, unless a run did; a state may come from `program` alone."""
         if not self._checked:
             one = jnp.zeros(())
             hparams = Hyperparameters(**dict.fromkeys(self.records, one))

@@ -246,11 +246,7 @@ def _compare(
     by_client: bool = True,
     all_clients: bool = False,
 ) -> None:
-    """Compare two pytrees; `by_client`, leaves (m, ...), without the client's unless `all_clients`.
-
-    Raises:
-      AssertionError: naming the leaf, and the client whose part of it differs.
-    """
+    """Compare two pytrees; `by_client` ones, (m, ...), without one client or with `all_clients`."""
 
     def require(same: bool, what: str) -> None:
         if not same:

@@ -30,3 +30,8 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
 def test_docstrings_use_the_names_of_things():
     found = [(place, WORDS.findall(text)) for place, text in docstrings() if WORDS.search(text)]
     assert found == []
+
+
+def test_private_functions_list_no_errors():
+    private = [(place, text) for place, text in docstrings() if place.split(": ")[1][0] == "_"]
+    assert [place for place, text in private if "Raises:" in text and "__" not in place] == []

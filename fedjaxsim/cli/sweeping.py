@@ -16,13 +16,13 @@ from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
-from fedjaxsim.engine.memory import bytes_per_run
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.progress import can_draw
 from fedjaxsim.report.results import Run, choosing
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.finished import runs_of_sweep
+from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_directory import SEARCH, SweepDirectory
 from fedjaxsim.runs.sweep_report import Best, best_of, print_report, write_report
@@ -290,7 +290,7 @@ def _chunks(
     for family in families:
         simulation, experiments = family.simulation, family.experiments
         all_hparams = [experiment.hparams for experiment in experiments.values()]
-        each = bytes_per_run(simulation.program, simulation.population, all_hparams[0])
+        each = bytes_per_run(simulation, all_hparams[0])
         fitting = max(1, int(plan.options.memory * _GB // each))
         # The places of a program follow from the plan or from the checkpoint that it resumes, not
         # from the runs left: otherwise a checkpoint would not fit the program that reads it.

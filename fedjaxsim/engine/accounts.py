@@ -28,7 +28,6 @@ from fedjaxsim.privacy.events import (
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
-from fedjaxsim.tasks.task import Task
 
 Account = tuple[SamplingScheme, PrivacyEvent]
 
@@ -102,11 +101,7 @@ def with_views(algorithm: Algorithm, event: PrivacyEvent | None) -> Algorithm:
 def example_event(
     algorithm: Algorithm, minibatches: Minibatches, population: Population
 ) -> PrivacyEvent | None:
-    """Return the event of a round that protects examples; None if the task does not.
-
-    Raises:
-      ValueError: if no ε of examples holds.
-    """
+    """Return the event of a round that protects examples; None if the task does not."""
     examples = algorithm.task.examples
     if examples is None:
         return None
@@ -140,9 +135,6 @@ def gradients_of(
       minibatches: of the local steps.
       rows: the training rows, or their shapes.
       num_clients: m.
-
-    Raises:
-      UnprotectedError: if it uses rows in another way, or takes no gradient.
     """
     if algorithm.predict_with_data is not None:
         raise UnprotectedError(
@@ -168,17 +160,6 @@ def gradients_of(
     if not tickets[-1]:
         raise UnprotectedError("the algorithm takes no gradient that could protect examples")
     return tickets[-1]
-
-
-def read_by(task: Task) -> tuple[Any, ...]:
-    """Return the part of a task that reads hyperparameters, if it has one."""
-    return () if task.examples is None else (task.examples,)
-
-
-def require_same(one: PrivacyEvent | None, other: PrivacyEvent | None) -> None:
-    """Raise ValueError if examples of other data would be protected otherwise."""
-    if one != other:
-        raise ValueError("private examples need clients with the same numbers of rows")
 
 
 def minibatches_taken(

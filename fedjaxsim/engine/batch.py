@@ -73,9 +73,6 @@ def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperpa
     Args:
       settings: S hyperparameters of one class.
       axes: as from `varying`.
-
-    Raises:
-      ValueError: if a hyperparameter has several shapes, or differs where `axes` has None.
     """
     differ = varying(settings)
     fields = {}

@@ -73,9 +73,6 @@ def check_parts(**parts: Any) -> None:
 
     Args:
       **parts: by their names in `Simulation`.
-
-    Raises:
-      ValueError: naming the part or the function, and the expected type or arguments.
     """
     for name, part in parts.items():
         kind, example = _PARTS[name]
@@ -94,11 +91,7 @@ def check_parts(**parts: Any) -> None:
 
 
 def check_arguments(name: str, function: Any, arguments: str) -> None:
-    """Check that a function takes arguments of these names, separated by commas.
-
-    Raises:
-      ValueError: naming the function, the expected arguments and the actual ones.
-    """
+    """Check that a function takes arguments of these names, separated by commas."""
     if not callable(function):
         raise ValueError(f"{name} must be a function of ({arguments}), got {described(function)}")
     try:
@@ -113,11 +106,7 @@ def check_arguments(name: str, function: Any, arguments: str) -> None:
 
 
 def require_state(state: Any) -> None:
-    """Check that a simulation can go on from a state.
-
-    Raises:
-      ValueError: if it is no state, or a run has reused its buffers.
-    """
+    """Check that a simulation can go on from a state."""
     if not isinstance(state, SimulationState):
         raise ValueError(f"state must be one that init or run returned, got {described(state)}")
     known = isinstance(state.round, jax.Array) and not isinstance(state.round, Tracer)
@@ -135,11 +124,7 @@ def rounds_done(state: Any) -> int:
 
 
 def require_key(key: Any) -> jax.Array:
-    """Return a seed as a key, or the key.
-
-    Raises:
-      ValueError: if it is neither.
-    """
+    """Return a seed as a key, or the key."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return jax.random.key(key, impl="threefry2x32")
     if isinstance(key, jax.Array):

@@ -37,11 +37,7 @@ def use_devices(wanted: int | None) -> None:
 
 
 def require(wanted: int | None) -> None:
-    """Check that this process uses `wanted` devices.
-
-    Raises:
-      ValueError: if it does not.
-    """
+    """Check that this process uses `wanted` devices."""
     there = jax.local_device_count()
     if wanted is not None and wanted != there:
         kind = jax.local_devices()[0].platform

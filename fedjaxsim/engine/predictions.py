@@ -92,11 +92,7 @@ def predictions_of(
 
 
 def coefficients_of(population: Population, models: PyTree) -> dict[str, np.ndarray]:
-    """Return the table of linear models, {"kernel": (m, c, d)} with or without "bias": (m, c).
-
-    Raises:
-      ValueError: if the models are no linear models of named columns.
-    """
+    """Return the table of linear models, {"kernel": (m, c, d)} with or without "bias": (m, c)."""
     x = population.columns.get("x")
     is_linear = isinstance(models, dict) and models.keys() <= {"kernel", "bias"}
     kernel: Any = np.asarray(models["kernel"], np.float64) if is_linear else np.zeros(0)

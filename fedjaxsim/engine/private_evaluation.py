@@ -143,9 +143,6 @@ def evaluate(
     Returns:
       The charged state, and the release; the state as it was and None where the budget of the state
       does not allow the release.
-
-    Raises:
-      ValueError: if the evaluation lacks the metric, or the metric states no direction.
     """
     checks.one_of(evaluation.values, metric=plan.metric)
     values, better = evaluation.values[plan.metric], evaluation.direction(plan.metric)
@@ -172,11 +169,7 @@ def prepared(
     num_clients: int,
     records: Mapping[str, Metric] = MappingProxyType({}),
 ) -> SimulationState:
-    """Return the state with an account and a record of draws for its evaluations.
-
-    Raises:
-      ValueError: if the metric, by the task's `records`, states no direction.
-    """
+    """Return the state with an account and a record of draws for its evaluations."""
     if not isinstance(plan, EvaluationPlan):
         raise ValueError(f"evaluate_privately must be an EvaluationPlan, got {described(plan)}")
     larger_is_better(plan.metric, records)

@@ -52,10 +52,6 @@ def join(
         a cluster (Slurm, Open MPI and others that `jax.distributed.initialize` knows).
       processes: number of processes.
       process: index of this process, from 0.
-
-    Raises:
-      ValueError: if the first process cannot listen there, the others do not find it in time, there
-        is no such environment, or processes have different numbers of devices.
     """
     if coordinator is not None and process == 0:
         _require_free(int(coordinator.rpartition(":")[2]))
@@ -188,9 +184,6 @@ def agree(facts: Mapping[str, str]) -> None:
 
     Args:
       facts: fingerprints or names of settings, data and so on, by name.
-
-    Raises:
-      DisagreeError: in all processes, naming the one that differs, or that refuses to start.
     """
     first, *others = said = from_all({"facts": dict(facts)})
     for index, each in enumerate(said):

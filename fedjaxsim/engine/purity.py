@@ -43,9 +43,6 @@ def check_pure(traced: Any) -> list[Captured]:
 
     Args:
       traced: from `jax.make_jaxpr`.
-
-    Raises:
-      ImpureError: naming the primitive and the line that calls it.
     """
     for equation in _equations(traced.jaxpr):
         if reason := _reason(equation):
@@ -63,9 +60,6 @@ def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray
     """Check that no captured array holds rows of clients, `fields` by name, each (N, ...).
 
     Numbers computed from rows, such as a mean, are like any others.
-
-    Raises:
-      ImpureError: naming the line and the field.
     """
     for array, place in captured:
         name = contained_rows(array, fields)

@@ -56,10 +56,6 @@ def trace_round(
 
     Returns:
       One client's message as shapes, and the arrays that functions close over, if checked.
-
-    Raises:
-      ValueError: naming the function, the leaf, the expected shape and the actual one; or as
-        `check_pure`.
     """
     messages = []
 
@@ -316,11 +312,7 @@ def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) 
 
 
 def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
-    """Check that given states have the shapes of the simulation's states.
-
-    Raises:
-      ValueError: with both shapes.
-    """
+    """Check that given states have the shapes of the simulation's states."""
     alike = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(wanted)] == [
         (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(got)
     ]

@@ -75,11 +75,7 @@ def mean_metric(
 def check_names(
     names: Sequence[str], hparams: Hyperparameters, epsilon: ArrayLike | None = None
 ) -> None:
-    """Check that derivatives with respect to the hyperparameters `names` exist.
-
-    Raises:
-      ValueError: if a name is unknown, discrete, or determined by another one.
-    """
+    """Check that derivatives with respect to the hyperparameters `names` exist."""
     fields = list(hparams)
     if not names:
         raise ValueError(f"wrt must name at least one of {fields}, got nothing")

@@ -10,10 +10,14 @@ from typing import Any
 
 import jax
 
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation
+
+_MANY, _STATE_COPIES = 1000, 2
+"""Memory matters with many runs; a state is copied while it is initialized, evaluated or saved."""
 
 
 def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
@@ -36,6 +40,18 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
         "server_bytes": bytes_of((state.shared, state.mechanism)),
         "cohort": simulation.num_clients * float(sampler.answer_rate(sampler.rate(hparams))),
     }
+
+
+def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
+    """Estimate from above the bytes that one more run of many in a batched program needs."""
+    hparams, program = hparams.as_arrays(), simulation.program
+    rows = Rows.shapes(simulation.population, "train", simulation.algorithm)
+    state = jax.eval_shape(program.init, jax.random.key(0, impl="threefry2x32"), hparams)
+    layout = program.workload.layout(
+        _MANY, _MANY * bytes_of(state.personal) / simulation.num_clients
+    )
+    batch = 1 if layout.scans else layout.chunk_size
+    return _STATE_COPIES * bytes_of(state) + batch * program.client_bytes(hparams, rows)
 
 
 def peak_bytes() -> int:

@@ -58,3 +58,17 @@ def test_no_key_is_used_twice():
         hparams = read_by(sim, **VALUES)
         state, _ = sim.run(sim.init(0, hparams), hparams, 1)
         sim.round(sim.start_from(state, hparams), hparams)
+
+
+def test_jax_takes_a_key_in_a_mapped_branch_for_one_that_is_used_twice():
+    """So epochs and passes, whose batches hold keys, cannot be checked: see `lax.cond`'s batching.
+
+    It selects between each operand and the operand itself, for derivatives (JAX issue 1052).
+    """
+
+    def once(takes, key):
+        return jax.lax.cond(takes, jax.random.uniform, lambda key: 0.0, key)
+
+    keys, takes = jax.random.split(jax.random.key(0)), np.array([True, False])
+    with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
+        jax.jit(jax.vmap(once))(takes, keys)

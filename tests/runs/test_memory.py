@@ -10,10 +10,9 @@ from problems import classification, read_by
 from fedjaxsim import fedavg, gaussian, local, no_release, pmtl, ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.engine.memory import bytes_per_run
 from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.samplers import full_participation, poisson
-from fedjaxsim.runs.memory import traffic
+from fedjaxsim.runs.memory import bytes_per_run, traffic
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks.known_risk import known_regression
@@ -49,7 +48,7 @@ def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     data = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     of_one = (needed - data) * devices / runs
-    assert of_one < bytes_per_run(sim.program, sim.population, base) < 10 * of_one
+    assert of_one < bytes_per_run(sim, base) < 10 * of_one
 
 
 def test_bytes_up_and_down_are_those_of_the_parameters():
