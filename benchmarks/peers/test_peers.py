@@ -1,8 +1,9 @@
 """The parts of the comparison that need no peer: its files and its arithmetic."""
 
 import json
-from pathlib import Path
-from typing import Any
+import os
+import subprocess
+import sys
 
 import child
 import compare
@@ -27,75 +28,117 @@ def test_children_read_the_split_that_was_written(tmp_path):
     assert read.all_tests()[0].shape == (1 + 3 + 1, 5)
 
 
-def test_a_report_counts_the_timed_rounds_alone():
-    args = child.parse(["plain", "--warm", "2", "--rounds", "3"])
-    found = child.report(args, [0.0, 10.0, 20.0, 21.0, 22.0, 26.0], 0.5, {"jax": "1"})
-    assert (found["rounds_per_s"], found["warm_seconds"]) == (0.5, 20.0)
-    assert found["learned"] == {"accuracy": 0.5}
-    assert found["versions"]["jax"] == "1"
+def test_generated_clients_have_the_workload_s_shapes(tmp_path):
+    compare.data_of("gru", tmp_path, tmp_path / "gru.npz")
+    clients = child.read_clients(tmp_path / "gru.npz")
+    assert [len(y) for _, y in clients.train] == [20] * 100
+    x, y = clients.all_tests()
+    assert x.shape == y.shape == (500, 80)
+    np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
+    following = {tuple(pair) for pair in np.stack([x.ravel(), y.ravel()], axis=1).tolist()}
+    assert len(following) <= 5 * 80
 
 
-def test_the_fastest_setting_that_ran_is_taken(monkeypatch):
-    rates = {"jit": 1.0, "pmap": 2.0}
+def test_a_clock_times_the_rounds_after_the_warm_ones():
+    now, cpu = iter([0.0, 20.0, 26.0]), iter([5.0, 11.0])
+    clock = child.Clock(2, 3, now.__next__, cpu.__next__)
+    for rounds in (1, 1, 1, 2):
+        clock.tick(rounds)
+    args = child.parse(["cnn", "fedavg", "--data", "x", "--rounds", "3", "--setting", "jit"])
+    found = clock.report(args, 0.5, {"jax": "1"})
+    assert (found["rounds_per_s"], found["warm_seconds"], found["cpu_ms"]) == (0.5, 20.0, 2000.0)
+    assert (found["accuracy"], found["setting"], found["versions"]["jax"]) == (0.5, "jit", "1")
 
-    def start(run, way, *_, **rounds):
-        return {"rounds_per_s": rates[way.name]} if way.name in rates else {"error": "no"}
 
-    monkeypatch.setattr(compare, "start", start)
-    chosen, trials = compare.fastest("fedjax", Path(), Path())
-    assert chosen.name == "pmap"
-    assert len(trials) == 4
-    rates.clear()
-    with pytest.raises(RuntimeError, match="jit: no"):
-        compare.fastest("fedjax", Path(), Path())
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_child_counts_its_tagged_processes_alone(tmp_path):
+    wait = [sys.executable, "-c", "input()"]
+    tagged = {**os.environ, child.TAG: "a"}
+    both = [
+        subprocess.Popen(wait, env=env, stdin=subprocess.PIPE) for env in (tagged, dict(os.environ))
+    ]
+    try:
+        assert [int(folder.name) for folder in child.processes("a")] == [both[0].pid]
+        assert child.processes("") == []
+    finally:
+        for process in both:
+            process.communicate(b"\n")
+
+
+def test_the_fastest_setting_that_ran_is_taken():
+    trials = {"jit": {"rounds_per_s": 1.0}, "pmap": {"rounds_per_s": 2.0}, "old": {"error": "no"}}
+    assert compare.fastest(trials) == "pmap"
+    assert compare.fastest({"old": {"error": "no"}}) is None
 
 
 def report(rate, accuracy=0.5):
-    learned, setting = {"accuracy": accuracy}, "jit"
-    numbers = {"rounds_per_s": rate, "warm_seconds": 2.0, "peak_mb": 100.0}
-    return numbers | {"learned": learned, "setting": setting}
+    numbers = {"rounds_per_s": rate, "cpu_ms": 2000 / rate, "warm_seconds": 2.0, "peak_mb": 100.0}
+    return numbers | {"accuracy": accuracy, "setting": "jit"}
+
+
+def test_a_second_call_measures_only_what_the_file_lacks(tmp_path, monkeypatch):
+    started = []
+
+    def start(library, workload, system, setting, python, *options):
+        started.append((library, options[options.index("--seed") + 1]))
+        return report(1.0)
+
+    monkeypatch.setattr(compare, "start", start)
+    monkeypatch.setattr(compare, "ready", lambda *_: "python")
+    (tmp_path / "cnn.npz").touch()
+    (tmp_path / "femnist.npz").touch()
+    parts = tmp_path / "out.json", tmp_path, tmp_path, tmp_path
+    compare.Comparison(*parts).measure("fluke", "cnn", "ditto", 1.0, 0)
+    assert started == [("fluke", 0)] * 3  # two trials and the cell
+    again = compare.Comparison(*parts)
+    again.measure("fluke", "cnn", "ditto", 1.0, 0)
+    again.measure("fluke", "cnn", "ditto", 1.0, 1)
+    assert started[3:] == [("fluke", 1)]
 
 
 def test_ratios_are_taken_within_a_repetition():
     # Medians first would give 2/2; the machine was slow in the second repetition and fast in the
     # third, for both.
-    pairs = [("a", "b"), ("a", "c")]
-    repetitions = [
-        {"a": report(2.0), "b": report(1.0), "c": {"error": "no"}},
-        {"a": report(1.0), "b": report(2.0), "c": {"error": "no"}},
-        {"a": report(9.0), "b": report(3.0), "c": {"error": "no"}},
-        {"a": report(9.0), "b": {"error": "no"}, "c": {"error": "no"}},
-    ]
-    found = compare.ratios(repetitions, pairs)
-    assert found == {"a / b": {"median": 2.0, "least": 0.5, "greatest": 3.0}}
+    cells = {
+        "cnn fedjaxsim fedavg": [report(2.0), report(1.0), report(9.0), report(9.0)],
+        "cnn pfl fedavg": [report(1.0), report(2.0), report(3.0), {"error": "no"}],
+    }
+    found = compare.summarize(cells)["cnn pfl fedavg"]
+    expected = {"median": 2.0, "least": 0.5, "greatest": 3.0}
+    assert found["rounds_per_s_ratio"] == expected
+    assert found["cpu_ms_ratio"] == pytest.approx(expected)
 
 
 def test_the_table_has_medians_and_says_what_failed():
     failed = {"error": "Traceback\n  File x\njax.errors.SomeError: no\nmore on it"}
-    repetitions = [
-        {"a": report(1.0, 0.2), "b": failed, "c": {"error": "not done"}},
-        {"a": report(4.0, 0.4), "b": failed, "c": {"error": "not done"}},
-        {"a": report(2.0, 0.3), "b": failed, "c": {"error": "not done"}},
-    ]
-    summary = compare.summarize(repetitions)
-    lines = compare.table(json.loads(json.dumps(summary)), {}).splitlines()
-    assert lines[2] == "| a | 2 (1 to 4) | 2.0 | 100 | accuracy 0.3 | jit |"
-    assert lines[3] == "| b | failed |  |  |  | jax.errors.SomeError: no |"
-    assert lines[4] == "| c | failed |  |  |  | not done |"
+    cells = {
+        "cnn fedjaxsim fedavg": [report(1.0, 0.2), report(4.0, 0.4), report(2.0, 0.3)],
+        "cnn flower fedavg": [failed, failed, failed],
+        "gru fluke ditto": [{"error": "not done"}],
+    }
+    lines = compare.table(json.loads(json.dumps(compare.summarize(cells)))).splitlines()
+    assert lines[2] == "| fedjaxsim FedAvg | 2 (1 to 4) |  | 1e+03 |  | 100 | 2.0 | 0.30 | jit |"
+    assert lines[3].startswith("| Flower FedAvg | failed |")
+    assert lines[3].endswith("| jax.errors.SomeError: no |")
+    assert lines[7] == "| fluke Ditto, no noise | failed |  |  |  |  |  |  | not done |"
 
 
-def test_every_ratio_is_of_runs_and_every_run_has_its_files():
-    assert {name for pair in compare.RATIOS for name in pair} == set(compare.RUNS)
-    for run in compare.RUNS.values():
-        assert (compare.HERE / run.script).exists()
-        assert run.peer == "" or (compare.HERE / f"requirements-{run.peer}.txt").exists()
-        assert run.peer in compare.settings(2)
+def test_every_library_has_its_files_and_settings():
+    assert set(compare.LIBRARIES) == set(compare.settings(2))
+    assert list(compare.TITLES) == list(compare.TRIALS) == list(child.WORKLOADS)
+    for library, about in compare.LIBRARIES.items():
+        assert (compare.HERE / about.script).exists()
+        requirements = compare.HERE / f"requirements-{library}.txt"
+        assert requirements.exists() == (library != compare.OURS)
 
 
-def test_the_picture_of_the_committed_results_has_a_bar_for_each_median():
-    results = json.loads(compare.RESULTS.read_text())
-    figure: Any = compare.draw(results)
-    (axes,) = figure.axes
-    medians = [results["summary"][name]["rounds_per_s"]["median"] for name in compare.RUNS]
-    assert [bar.get_width() for bar in axes.patches] == medians
-    assert sum("times slower" in text.get_text() for text in axes.texts) == 3
+def test_the_picture_has_a_bar_for_each_median():
+    cells = {
+        f"{workload} {library} fedavg": [report(10.0 * n + k)]
+        for k, workload in enumerate(compare.TITLES)
+        for n, library in enumerate(compare.LIBRARIES, 1)
+    }
+    figure = compare.draw(compare.summarize(cells))
+    for k, axes in enumerate(figure.axes):
+        assert [bar.get_width() for bar in axes.patches] == [10.0 * n + k for n in range(6, 0, -1)]
+        assert sum("slower" in text.get_text() for text in axes.texts) == 5
