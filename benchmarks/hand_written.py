@@ -1,180 +1,310 @@
 """The engine against the same rounds written by hand in JAX.
 
-    python benchmarks/hand_written.py [--processes 5]
+    python benchmarks/hand_written.py [--cores 1] [--short]
 
-PMTL of 1,000 clients with a linear model each (d = 784, c = 10), Poisson cohorts of expected size
-100, 5 local steps of batch 10, clip, sum, noise; the loops run the whole cohort by `vmap` or by
-`scan`.
+FedAvg with clip and noise, 20 rows a client, one epoch of batches of 10; and PMTL of 1,000 linear
+models of 7,850 parameters, 50 rows, five steps. The loop by hand is what anybody writes: Poisson
+cohorts, `jax.random.permutation`, `jax.vmap` of a client, clip, sum, noise, one `lax.scan` over
+rounds. PMTL's cohort also runs by `scan`.
 
-Every process alternates the forms and takes medians; printed are medians and ranges over processes.
-Memory is what the compiled program needs besides its arguments and results.
+Every process alternates the forms and takes medians; the table has medians and ranges over
+processes. The first call is from the data in memory to the end of the first rounds, by a process
+that has imported everything. On several cores the engine also divides clients over a device per
+core. Memory is what the compiled program needs besides its arguments and results. The results file
+is written after each process, and the same command goes on from it.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from common import alternate, in_process, random_population, show, spreads
+from common import alternate, in_process, random_population, spreads
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.measure import machine
-from fedjaxsim.report.files import write_json
+from fedjaxsim.models.model import Model
+from fedjaxsim.report.files import read_json, write_json
+from fedjaxsim.report.progress import number
 
-D, C, BATCH = 784, 10, 10
-M, ROWS, STEPS, P = 1000, 50, 5, 0.1
-OWN = {"learning_rate": 0.01, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
-Run = Callable[[Any], Any]
-"""From a state or carry to the one after some rounds."""
-
-
-def cross_entropy(w: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the mean loss of softmax regression."""
-    logits = x @ w[0] + w[1]
-    return jnp.mean(optax.losses.softmax_cross_entropy_with_integer_labels(logits, y))
+BATCH, CLASSES, STEPS = 10, 10, 5
+VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
+Form = tuple[Any, Callable[[int], Callable[[Any], Any]]]
+"""A first carry, and a function from a number of rounds to a compiled function of a carry."""
 
 
-def engine(population: fjs.Population, rounds: int) -> tuple[Any, Any]:
-    """Return the first state and the compiled program of the rounds of a simulation."""
-    algorithm = fjs.pmtl(fjs.tasks.softmax(fjs.models.linear((D,), C), C), message="update")
-    simulation = fjs.Simulation(
-        algorithm, population, fjs.poisson(P), fjs.Minibatches(BATCH, steps=STEPS)
+class Row(NamedTuple):
+    """A workload: m clients, of whom each takes part with probability p."""
+
+    model: str
+    clients: int
+    p: float
+    system: str = "fedavg"
+
+    def __str__(self) -> str:
+        cohort = "all" if self.p == 1 else f"{self.p * self.clients:g}"
+        return f"{self.system} {self.model}, {cohort} of {self.clients}"
+
+
+ROWS = [
+    *(Row("softmax 64→10", m, p) for m, p in ((100, 1), (100, 0.1), (1000, 1), (1000, 0.1))),
+    Row("softmax 64→10", 10_000, 0.1),
+    *(Row("MLP 64-64-10", m, p) for m, p in ((100, 1), (1000, 0.1), (1000, 1), (10_000, 0.01))),
+    Row("softmax 784→10", 1000, 0.1, "pmtl"),
+]
+
+
+def parts(row: Row) -> tuple[fjs.Population, Model]:
+    """Return the clients and the model of a workload."""
+    features = 784 if row.system == "pmtl" else 64
+    population = random_population(
+        row.clients, 50 if row.system == "pmtl" else 20, features, CLASSES
     )
-    hparams = simulation.hyperparameters(**OWN)
+    make = fjs.models.linear if row.model.startswith("softmax") else fjs.models.mlp
+    return population, make((features,), CLASSES)
+
+
+def sampling(row: Row) -> Any:
+    """Return the engine's sampling."""
+    return fjs.full_participation() if row.p == 1 else fjs.poisson(row.p)
+
+
+def engine(row: Row, devices: int) -> Form:
+    """Return the form of the engine."""
+    population, model = parts(row)
+    task = fjs.tasks.softmax(model, CLASSES)
+    pmtl = row.system == "pmtl"
+    simulation = fjs.Simulation(
+        fjs.pmtl(task, message="update") if pmtl else fjs.fedavg(task),
+        population,
+        sampling(row),
+        fjs.Minibatches(BATCH, steps=STEPS) if pmtl else fjs.Minibatches(BATCH, epochs=1),
+        devices=jax.devices()[:devices] if devices > 1 else None,
+    )
+    read = {name: value for name, value in VALUES.items() if name in simulation.records}
+    hparams = simulation.hyperparameters(**read)
     arrays, rows = hparams.as_arrays(), simulation.placed["train"]
     several: Any = simulation.compiled.rounds
     state = simulation.init(0, hparams)
-    program = several.lower(state, arrays, rows, rounds=rounds).compile()
-    return state, (program, lambda state: program(state, arrays, rows)[0])
+
+    def compiled(rounds):
+        program = several.lower(state, arrays, rows, rounds=rounds).compile()
+        return program, lambda state: program(state, arrays, rows)[0]
+
+    return state, compiled
 
 
-def by_hand(round_: Callable[..., Any], carry: Any, rounds: int, x: Any, y: Any) -> tuple[Any, Any]:
-    """Return the carry and the compiled scan of a round over (carry, t, x, y)."""
-
-    def run(carry, x, y):
-        return jax.lax.scan(lambda c, t: (round_(c, t, x, y), None), carry, jnp.arange(rounds))[0]
-
-    program = jax.jit(run, donate_argnums=0).lower(carry, x, y).compile()
-    return carry, (program, lambda carry: program(carry, x, y))
-
-
-def pmtl_round(population: fjs.Population, capacity: int, over: str) -> Callable[..., Any]:
-    """Return a PMTL round written out for this model, over the cohort by `vmap` or by `scan`."""
-    eta, lam, clip, z = OWN.values()
+def by_hand(row: Row, over: str) -> Form:
+    """Return the form by hand, over the cohort by `vmap` or by `scan`."""
+    population, model = parts(row)
+    fields = [jnp.asarray(population.fields[name]) for name in ("x", "y")]
     train = population.splits["train"]
     start, count = jnp.asarray(train.start), jnp.asarray(train.count)
+    eta, lam, clip, z = VALUES.values()
+    m, p, pmtl = row.clients, row.p, row.system == "pmtl"
+    capacity = sampling(row).for_clients(m).scheme.capacity if p < 1 else m
 
-    def client(w, w_tilde, k, key, x, y):
-        original = w
+    def loss(w, x, y):
+        logits = model.apply(w, x)
+        return jnp.mean(optax.losses.softmax_cross_entropy_with_integer_labels(logits, y))
+
+    def fedavg_client(w, _, k, key, x, y):
+        new = w
+        order = start[k] + jax.random.permutation(key, 20)
+        for step in range(2):
+            rows = order[step * BATCH : (step + 1) * BATCH]
+            g = jax.grad(loss)(new, x[rows], y[rows])
+            new = jax.tree.map(lambda w, g: w - eta * g, new, g)
+        return (), jax.tree.map(jnp.subtract, new, w)
+
+    def pmtl_client(w_tilde, w, k, key, x, y):
+        new = w
         for step in range(STEPS):
             key_ = jax.random.fold_in(key, step)
             rows = start[k] + jax.random.randint(key_, (BATCH,), 0, count[k])
-            g = jax.grad(cross_entropy)(w, x[rows], y[rows])
-            w = jax.tree.map(lambda w, g, t: w - eta * (g + lam * (w - t)), w, g, w_tilde)
-        delta = jax.tree.map(jnp.subtract, w, original)
-        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in delta))
+            g = jax.grad(loss)(new, x[rows], y[rows])
+            new = jax.tree.map(lambda w, g, t: w - eta * (g + lam * (w - t)), new, g, w_tilde)
+        return new, jax.tree.map(jnp.subtract, new, w)
+
+    def client(w, own, k, key, x, y):
+        own, delta = (pmtl_client if pmtl else fedavg_client)(w, own, k, key, x, y)
+        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(delta)))
         factor = jnp.minimum(1.0, clip / jnp.maximum(norm, 1e-12))
-        return w, jax.tree.map(lambda leaf: leaf * factor, delta)
+        return own, jax.tree.map(lambda leaf: leaf * factor, delta)
 
-    def by_vmap(rows, w_tilde, ids, keys, mask, x, y):
-        each = jax.vmap(client, in_axes=(0, None, 0, 0, None, None))
-        rows, deltas = each(rows, w_tilde, ids, keys, x, y)
-        return rows, jax.tree.map(lambda leaf: jnp.einsum("k,k...->...", mask, leaf), deltas)
+    def by_vmap(own, w, ids, keys, mask, x, y):
+        each = jax.vmap(client, in_axes=(None, 0, 0, 0, None, None))
+        own, deltas = each(w, own, ids, keys, x, y)
+        return own, jax.tree.map(lambda leaf: jnp.einsum("k,k...->...", mask, leaf), deltas)
 
-    def by_scan(rows, w_tilde, ids, keys, mask, x, y):
+    def by_scan(own, w, ids, keys, mask, x, y):
         def body(total, slot):
-            w, k, key, present = slot
+            own, k, key, present = slot
 
-            def work(total):
-                new, delta = client(w, w_tilde, k, key, x, y)
+            def run(total):
+                new, delta = client(w, own, k, key, x, y)
                 return jax.tree.map(jnp.add, total, delta), new
 
-            return jax.lax.cond(present, work, lambda total: (total, w), total)
+            return jax.lax.cond(present, run, lambda total: (total, own), total)
 
-        zero = jax.tree.map(jnp.zeros_like, w_tilde)
-        total, rows = jax.lax.scan(body, zero, (rows, ids, keys, mask))
-        return rows, total
+        total, own = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, w), (own, ids, keys, mask))
+        return own, total
 
     def round_(carry, t, x, y):
-        store, w_tilde, key = carry
-        keys = jax.random.split(jax.random.fold_in(key, t), 3)
-        drawn = jax.random.bits(keys[0], (M,), jnp.uint32) < jnp.uint32(int(P * 2**32))
-        ids = jnp.nonzero(drawn, size=capacity, fill_value=M)[0]
-        rows = jax.tree.map(lambda leaf: leaf.at[ids].get(mode="clip"), store)
-        client_keys = jax.vmap(lambda k: jax.random.fold_in(keys[1], k))(ids)
-        work = by_vmap if over == "vmap" else by_scan
-        rows, total = work(rows, w_tilde, jnp.minimum(ids, M - 1), client_keys, ids < M, x, y)
-        store = jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, mode="drop"), store, rows)
-        w_tilde = tuple(
-            w + (s + z * clip * jax.random.normal(k, w.shape)) / (P * M)
-            for w, s, k in zip(w_tilde, total, jax.random.split(keys[2], 2), strict=True)
-        )
-        return store, w_tilde, key
+        store, w, key = carry
+        for_cohort, for_clients, for_noise = jax.random.split(jax.random.fold_in(key, t), 3)
+        ids = jnp.arange(m)
+        if p < 1:
+            drawn = jax.random.bits(for_cohort, (m,), jnp.uint32) < jnp.uint32(int(p * 2**32))
+            ids = jnp.nonzero(drawn, size=capacity, fill_value=m)[0]
+        own = jax.tree.map(lambda leaf: leaf.at[ids].get(mode="clip"), store)
+        keys = jax.vmap(lambda k: jax.random.fold_in(for_clients, k))(ids)
+        run = by_vmap if over == "vmap" else by_scan
+        own, total = run(own, w, jnp.minimum(ids, m - 1), keys, ids < m, x, y)
+        store = jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, mode="drop"), store, own)
+        leaves, tree = jax.tree.flatten(w)
+        noise = [
+            z * clip * jax.random.normal(k, leaf.shape)
+            for k, leaf in zip(jax.random.split(for_noise, len(leaves)), leaves, strict=True)
+        ]
+        w = jax.tree.map(lambda w, s, n: w + (s + n) / (p * m), w, total, tree.unflatten(noise))
+        return store, w, key
 
-    return round_
+    w = model.init(jax.random.key(1))
+    store = jax.tree.map(lambda leaf: jnp.zeros((m, *leaf.shape)), w) if pmtl else ()
+    carry = store, w, jax.random.key(0)
+
+    def compiled(rounds):
+        def run(carry, x, y):
+            body = lambda carry, t: (round_(carry, t, x, y), None)  # noqa: E731
+            return jax.lax.scan(body, carry, jnp.arange(rounds))[0]
+
+        program = jax.jit(run, donate_argnums=0).lower(carry, *fields).compile()
+        return program, lambda carry: program(carry, *fields)
+
+    return carry, compiled
 
 
-def forms_of(rounds: int) -> dict[str, tuple[Any, Any]]:
-    """Return the carry and the program of each form."""
-    population = random_population(M, ROWS, D, C, test=0.2)
-    x, y = (jnp.asarray(population.fields[name]) for name in ("x", "y"))
-    forms = {"engine": engine(population, rounds)}
-    capacity = fjs.poisson(P).for_clients(M).scheme.capacity
-    for over in ("vmap", "scan"):
-        store, w_tilde = ((jnp.zeros((*m, D, C)), jnp.zeros((*m, C))) for m in ((M,), ()))
-        carry = store, w_tilde, jax.random.key(0)
-        forms[over] = by_hand(pmtl_round(population, capacity, over), carry, rounds, x, y)
-    return forms
+def measure(row: Row, cores: int, seconds: float, repeats: int, turn: int) -> dict[str, Any]:
+    """Return, of each form, seconds a round (median), of the first call, and MB."""
+    jax.config.update("jax_num_cpu_devices", cores)
+    makers: dict[str, Callable[[], Form]] = {
+        "engine": lambda: engine(row, 1), "by hand": lambda: by_hand(row, "vmap"),
+    }  # fmt: skip
+    if cores > 1:
+        makers["engine, a device per core"] = lambda: engine(row, cores)
+    if row.system == "pmtl":
+        makers["by hand, scan"] = lambda: by_hand(row, "scan")
+    jnp.zeros(1).block_until_ready()
+    carries, runs, found, rounds = {}, {}, {}, 20
+    for name in list(makers)[:: 1 - 2 * (turn % 2)]:
+        begin = time.perf_counter()
+        carry, compiled = makers[name]()
+        program, run = compiled(rounds)
+        carries[name] = jax.block_until_ready(run(carry))
+        first = time.perf_counter() - begin
+        begin = time.perf_counter()
+        carries[name] = jax.block_until_ready(run(carries[name]))
+        each = (time.perf_counter() - begin) / rounds
+        mb = program.memory_analysis().temp_size_in_bytes / 1e6
+        found[name] = {"first": first, "mb": mb}
+        # One number of rounds for all forms: half as many compilations, and equal shares.
+        runs[name] = run, max(1, min(2000, round(seconds / each / rounds)))
 
-
-def measure(rounds: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Return seconds a round (median), of wall clock and of all cores, and MB, of each form."""
-    forms = forms_of(rounds)
-    carries = {name: carry for name, (carry, _) in forms.items()}
-
-    def advance(name: str, run: Run) -> Any:
-        carries[name] = run(carries[name])
+    def advance(name):
+        run, times = runs[name]
+        for _ in range(times):
+            carries[name] = run(carries[name])
         return carries[name]
 
-    runs = {name: lambda n=name, r=run: advance(n, r) for name, (_, (_, run)) in forms.items()}
-    wall = alternate(runs, repeats)
-    cores = alternate(runs, repeats, time.process_time)
-    return {
-        name: {
-            "mb": program.memory_analysis().temp_size_in_bytes / 1e6,
-            "seconds": statistics.median(wall[name]) / rounds,
-            "core_seconds": statistics.median(cores[name]) / rounds,
-        }
-        for name, (_, (program, _)) in forms.items()
-    }
+    forms = {name: lambda name=name: advance(name) for name in runs}
+    wall = alternate(forms, repeats)
+    for name in runs:
+        found[name]["seconds"] = statistics.median(wall[name]) / (runs[name][1] * rounds)
+        found[name]["least_seconds"] = min(wall[name]) / (runs[name][1] * rounds)
+    return found
 
 
-def main(processes: int = 5, rounds: int = 50, repeats: int = 7, out: Path | None = None) -> None:
+def table(results: dict[str, Any], cores: int) -> str:
+    """Return the results as Markdown; ratios are taken within a process, to the faster loop."""
+    head = ("", "engine, rounds/s", "by hand", "engine is faster by", "first call, s", "by hand",
+            "MB", "by hand")  # fmt: skip
+    rows, ratios = [head, ["---"] * len(head)], []
+    for name, processes in results.items():
+        ours = [form for form in processes[0] if form.startswith("engine")]
+        loops = [form for form in processes[0] if form.startswith("by hand")]
+        for form in ours:
+            pairs = [
+                (each[form], min((each[loop] for loop in loops), key=lambda loop: loop["seconds"]))
+                for each in processes
+            ]
+            each = spreads([
+                {
+                    "ours": 1 / a["seconds"], "hand": 1 / b["seconds"],
+                    "ratio": b["seconds"] / a["seconds"], "first": a["first"],
+                    "hand first": b["first"], "mb": a["mb"], "hand mb": b["mb"],
+                }
+                for a, b in pairs
+            ])  # fmt: skip
+            median = {key: value["median"] for key, value in each.items()}
+            least, most = each["ratio"]["least"], each["ratio"]["greatest"]
+            ratio = f"{median['ratio']:.2f} ({least:.2f} to {most:.2f})"
+            title = name + form.removeprefix("engine")
+            if form == ours[-1]:
+                ratios.append(median["ratio"])
+            rows.append((
+                title, number(median["ours"]), number(median["hand"]), ratio,
+                f"{median['first']:.1f}", f"{median['hand first']:.1f}", f"{median['mb']:.1f}",
+                f"{median['hand mb']:.1f}",
+            ))  # fmt: skip
+    lines = [f"On {cores} core{'s' * (cores > 1)}:", ""]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    if ratios:
+        lines += ["", f"Least ratio {min(ratios):.2f}, median {statistics.median(ratios):.2f}."]
+    return "\n".join(lines)
+
+
+def main(
+    cores: int | None = None,
+    only: str = "",
+    processes: int = 5,
+    seconds: float = 0.3,
+    repeats: int = 5,
+    short: bool = False,
+    out: Path = Path(__file__).parent / "results" / "hand_written.json",
+) -> None:
     """Compare the engine with loops written by hand.
 
     Args:
-      processes: that measure, one after the other.
-      rounds: of a repetition.
+      cores: that the processes may use; by default all.
+      only: a part of the names of workloads.
+      processes: of each workload, one after the other.
+      seconds: of a turn.
       repeats: of each form in a process.
-      out: a JSON file for the results.
+      short: one process with one short turn.
+      out: a JSON file for the results; a second call goes on from it.
     """
-    rows = [in_process(measure, rounds, repeats) for _ in range(processes)]
-    forms = {name: spreads([row[name] for row in rows]) for name in rows[0]}
-    ratios = spreads(
-        [{k: row["scan"][k] / row["engine"][k] for k in row["engine"]} for row in rows]
-    )
-    for name, numbers in forms.items():
-        show(name, numbers)
-    show("scan over engine", ratios)
-    if out is not None:
-        about = {"clients": M, "features": D, "classes": C, "batch": BATCH}
-        record = {"forms": forms, "scan over engine": ratios, "processes": rows}
-        write_json(out, {**about, "machine": in_process(machine), **record})
+    cores = cores or os.cpu_count() or 1
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    record = read_json(out) if out.exists() else {}
+    record["machine"] = in_process(machine)
+    results = record.setdefault(f"{cores} cores", {})
+    processes, seconds, repeats = (1, 0.05, 1) if short else (processes, seconds, repeats)
+    for turn in range(processes):
+        for row in ROWS:
+            done = results.setdefault(str(row), []) if only in str(row) else []
+            if only in str(row) and len(done) <= turn:
+                done.append(in_process(measure, row, cores, seconds, repeats, turn))
+                times = {form: f"{1e6 * each['seconds']:.0f}" for form, each in done[-1].items()}
+                print(f"{row}, µs a round: {times}", flush=True)
+                write_json(out, record)
+    print(table(results, cores))
 
 
 if __name__ == "__main__":
