@@ -35,8 +35,8 @@ from fedjaxsim.report.progress import number
 
 BATCH, CLASSES, STEPS = 10, 10, 5
 VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
-Form = tuple[Any, Callable[[int], Callable[[Any], Any]]]
-"""A first carry, and a function from a number of rounds to a compiled function of a carry."""
+Form = tuple[Any, Callable[[int], tuple[Any, Callable[[Any], Any]]]]
+"""A first carry, and a function from a number of rounds to a program and a function of a carry."""
 
 
 class Row(NamedTuple):

@@ -1,16 +1,22 @@
 """The default layout against seven others, on small and middling rounds.
 
-    python benchmarks/layouts.py [--only mlp] [--seconds 0.5] [--out FILE.json]
+    python benchmarks/layouts.py [--only mlp] [--short]
 
 Each line is a workload: a system and a model, m clients with 20 rows each, a part of whom takes
 part in a round of one epoch in batches of 10 with clip and noise. All layouts of a workload take
 turns in one process on one core, and each time is the median over turns of core seconds a round.
+As many processes run side by side as there are cores, each with a workload of its own. The results
+file is written after each workload, and the same command goes on from it.
 """
 
 import dataclasses
 import itertools
+import os
+import queue
 import statistics
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +26,11 @@ from common import in_process, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.data.random import random_rows
-from fedjaxsim.report.files import write_json
+from fedjaxsim.report.files import read_json, write_json
 
+RESULTS = Path(__file__).parent / "results" / "layouts.json"
+ROUNDS = 8
+"""Rounds of a compiled program."""
 LAYOUTS = [("scan", 16), *(("vmap", size) for size in (4, 8, 16, 32, 64, 128))]
 VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
 SYSTEMS = {
@@ -86,8 +95,9 @@ def _population(model: str, clients: int) -> fjs.Population:
     return random_rows(clients, shape, (rows,), labels=classes)
 
 
-def measure(workload: Workload, seconds: float, turns: int) -> dict[str, float]:
+def measure(workload: Workload, core: int, seconds: float, turns: int) -> dict[str, float]:
     """Return core seconds a round of the default and of each layout."""
+    os.sched_setaffinity(0, {core})
     forms = {"default": {}} | {
         f"{kind} {size}": {"chunk_map": kind, "chunk_size": size} for kind, size in LAYOUTS
     }
@@ -95,51 +105,75 @@ def measure(workload: Workload, seconds: float, turns: int) -> dict[str, float]:
     for name, layout in forms.items():
         simulation = simulation_of(workload, **layout)
         hparams = read_by(simulation, VALUES)
-        state = simulation.init(0, hparams)
-        rounds = 8
-        state = _timed(simulation, state, hparams, rounds)[0]
-        state, each = _timed(simulation, state, hparams, rounds)
-        rounds = max(2, min(2000, int(seconds / each)))
-        state = _timed(simulation, state, hparams, rounds)[0]
-        runs[name] = [simulation, state, hparams, rounds]
+        state = _timed(simulation, simulation.init(0, hparams), hparams, 1)[0]
+        state, each = _timed(simulation, state, hparams, 1)
+        runs[name] = [simulation, state, hparams, max(1, min(1000, int(seconds / each)))]
     for _ in range(turns):
-        for name, (simulation, state, hparams, rounds) in runs.items():
-            runs[name][1], each = _timed(simulation, state, hparams, rounds)
+        for name, (simulation, state, hparams, times) in runs.items():
+            runs[name][1], each = _timed(simulation, state, hparams, times)
             took[name].append(each)
     return {name: statistics.median(each) for name, each in took.items()}
 
 
-def _timed(simulation: fjs.Simulation, state: Any, hparams: Any, rounds: int) -> tuple[Any, float]:
+def _timed(simulation: fjs.Simulation, state: Any, hparams: Any, times: int) -> tuple[Any, float]:
+    """Advance by several times `ROUNDS` rounds; return the state and core seconds a round."""
+    rows, arrays = simulation.placed["train"], hparams.as_arrays()
     begin = time.process_time()
-    rows = simulation.placed["train"]
-    state = simulation.compiled.rounds(state, hparams.as_arrays(), rows, rounds=rounds)
-    state = jax.block_until_ready(state[0])
-    return state, (time.process_time() - begin) / rounds
+    for _ in range(times):
+        state, _ = simulation.compiled.rounds(state, arrays, rows, rounds=ROUNDS)
+    state = jax.block_until_ready(state)
+    return state, (time.process_time() - begin) / times / ROUNDS
 
 
-def main(only: str = "", seconds: float = 0.3, turns: int = 5, out: Path | None = None) -> None:
+def table(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the results as Markdown, in microseconds a round."""
+    names = list(next(iter(rows.values())))
+    lines = [("", "default / best", *names), ["---"] * (len(names) + 2)]
+    ratios = {}
+    for workload, took in rows.items():
+        best = min(took, key=took.__getitem__)
+        others = min(value for name, value in took.items() if name != "default")
+        ratios[workload] = others / took["default"]
+        each = [f"{1e6 * value:.0f}" for value in took.values()]
+        each = [f"**{v}**" if name == best else v for name, v in zip(took, each, strict=True)]
+        lines.append((workload, f"{ratios[workload]:.2f}", *each))
+    within = sum(ratio >= 1 / 1.1 for ratio in ratios.values())
+    least = min(ratios, key=ratios.__getitem__)
+    return "\n".join([f"| {' | '.join(line)} |" for line in lines]) + (
+        f"\n\nWithin 10 % of the best of the others: {within} of {len(ratios)}; "
+        f"least {ratios[least]:.2f}, {least}."
+    )
+
+
+def main(
+    only: str = "", seconds: float = 0.1, turns: int = 5, short: bool = False, out: Path = RESULTS
+) -> None:
     """Compare layouts.
 
     Args:
       only: a part of the names of workloads.
       seconds: of a turn.
       turns: of each layout.
-      out: a JSON file for the results.
+      short: one short turn.
+      out: a JSON file for the results; a second call goes on from it.
     """
-    rows = {}
-    for workload in WORKLOADS:
-        if only not in str(workload):
-            continue
-        took = in_process(measure, workload, seconds, turns)
-        best = min((name for name in took if name != "default"), key=took.__getitem__)
-        ratio = took[best] / took["default"]
-        rows[str(workload)] = {"ratio": ratio, "best": best, "seconds": took}
-        each = "  ".join(f"{name} {1e6 * took[name]:.0f}" for name in took)
-        print(f"{workload!s:42} {ratio:.2f} of {best:9} µs: {each}", flush=True)
-    within = sum(row["ratio"] >= 1 / 1.1 for row in rows.values())
-    print(f"within 10 % of the best: {within} of {len(rows)}")
-    if out is not None:
-        write_json(out, rows)
+    seconds, turns = (0.01, 1) if short else (seconds, turns)
+    rows = read_json(out) if out.exists() else {}
+    asked = [workload for workload in WORKLOADS if only in str(workload)]
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+
+    def run(workload: Workload) -> None:
+        core = cores.get()
+        rows[str(workload)] = in_process(measure, workload, core, seconds, turns)
+        cores.put(core)
+        print(f"{workload}: done", flush=True)
+        write_json(out, {str(each): rows[str(each)] for each in WORKLOADS if str(each) in rows})
+
+    with ThreadPoolExecutor(cores.qsize()) as pool:
+        list(pool.map(run, [each for each in asked if str(each) not in rows]))
+    print(table({str(each): rows[str(each)] for each in asked}))
 
 
 if __name__ == "__main__":

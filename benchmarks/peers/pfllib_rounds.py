@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import child
 import numpy as np
@@ -77,7 +78,7 @@ def main() -> None:
         module = importlib.import_module(f"flcore.servers.server{'ditto' if personal else 'avg'}")
         if args.setting.startswith("rows in memory"):
             for user in ("clients.clientbase", "servers.serverbase"):
-                reader = importlib.import_module(f"flcore.{user}")
+                reader: Any = importlib.import_module(f"flcore.{user}")
                 reader.read_client_data = functools.cache(reader.read_client_data)
         server = (module.Ditto if personal else module.FedAvg)(arguments(args, clients, name), 0)
         clock = child.Clock(args.warm, args.rounds)
