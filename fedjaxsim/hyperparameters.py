@@ -263,11 +263,7 @@ def fill(
 ) -> Hyperparameters:
     """Complete values by defaults and check them.
 
-    Args:
-      records: of all parts, by name.
-      values: given values, by name.
-      rate: the rate of a sampler, `(hparams) -> p`, for defaults in words.
-      step: `(hparams) -> η`, for the default `STEP`.
+    Defaults in words follow from `rate`, `(hparams) -> p`, and `step`, `(hparams) -> η`.
     """
     for name in values:
         if name not in records:

@@ -607,13 +607,8 @@ class Simulation:
     ) -> Evaluation:
         """Compute per-client metrics of the models the clients predict with.
 
-        Args:
-          state: of a run.
-          hparams: hyperparameters.
-          split: "train", "validation" or "test".
-
         Raises:
-          ValueError: if there is no such split.
+          ValueError: if `split` is none of "train", "validation" and "test".
         """
         require_state(state)
         self.check_split(split)
@@ -622,17 +617,10 @@ class Simulation:
         return self.summarize(split, measured)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
-        """Return the parameters that each client predicts with.
+        """Return the parameters that each client predicts with, leaves (m, ...) on the host.
 
         A client's personal model is its own: a guarantee covers it against the other clients, not
         against its owner, and publishing it is another release. See `guarantee`.
-
-        Args:
-          state: of a run; it stays usable.
-          hparams: hyperparameters.
-
-        Returns:
-          Params of the task, leaves (m, ...) on the host.
 
         Raises:
           ValueError: if the state is none.
@@ -647,10 +635,6 @@ class Simulation:
         """Return the table of the clients' linear models, in the units of the data as read.
 
         Like `models`, each client's rows are its own.
-
-        Args:
-          state: of a run; it stays usable.
-          hparams: hyperparameters.
 
         Returns:
           Columns "client", "feature" ("(intercept)" first), "coefficient" and, with several
@@ -842,7 +826,7 @@ class Simulation:
     def check_rounds(
         self, hparams: Hyperparameters, done: int, rounds: int, eval_every: int | None
     ) -> None:
-        """Check that a run can go on for `rounds` rounds after `done`."""
+        """Check that a run can go on for `rounds` rounds after `done`; traced noise is skipped."""
         checks.count(rounds=rounds)
         if eval_every is not None:
             checks.count(eval_every=eval_every)
@@ -889,14 +873,7 @@ class Simulation:
             raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
 
     def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
-        """Return the shapes of one client's message.
-
-        The first call checks all functions of the algorithm and the mechanism.
-
-        Args:
-          key: a random key.
-          hparams: hyperparameters, as arrays.
-        """
+        """Return the shapes of one client's message; the first call checks all functions."""
         rows = Rows.shapes(self.population, "train")
         leaves = jax.tree.leaves((hparams, rows.fields))
         kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)

@@ -130,11 +130,7 @@ def gradients_of(
 ) -> int:
     """Return G, the gradients that a client takes of each minibatch, by tracing its round.
 
-    Args:
-      algorithm: with a task from `private_examples`.
-      minibatches: of the local steps.
-      rows: the training rows, or their shapes.
-      num_clients: m.
+    The task is from `private_examples`; `rows` may be shapes.
     """
     if algorithm.predict_with_data is not None:
         raise UnprotectedError(
@@ -208,12 +204,7 @@ def charged(
 ) -> Ledger:
     """Return the ledger with a round entered in each account.
 
-    Args:
-      privacy: the ledger before the round.
-      accounts: as from `accounts_of`.
-      charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
-      costs: noise multiplier and sampling rate for each account.
-      round_: () int32.
+    `costs` are noise multiplier and sampling rate for each account; `charge` as in `Program`.
     """
     for (scheme, event), cost in zip(accounts, costs, strict=True):
         if not event.releases:

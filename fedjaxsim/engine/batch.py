@@ -54,11 +54,7 @@ def batch(program: Program, axes: Hyperparameters | None, size: int | None = Non
 
 
 def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
-    """Return for each hyperparameter the axis to map over: 0 where settings differ, else None.
-
-    Args:
-      settings: S hyperparameters of one class.
-    """
+    """Return for each hyperparameter the axis to map over: 0 where settings differ, else None."""
 
     def axis(*values):
         first = np.asarray(values[0])
@@ -68,12 +64,7 @@ def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
 
 
 def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperparameters:
-    """Stack settings; hyperparameters that are mapped over become (S, ...).
-
-    Args:
-      settings: S hyperparameters of one class.
-      axes: as from `varying`.
-    """
+    """Stack S settings; hyperparameters that vary in `axes`, from `varying`, become (S, ...)."""
     differ = varying(settings)
     fields = {}
     for name in axes:

@@ -69,11 +69,7 @@ _OPTIONAL = (
 
 
 def check_parts(**parts: Any) -> None:
-    """Check the kind of each part of a simulation and the arguments of its functions.
-
-    Args:
-      **parts: by their names in `Simulation`.
-    """
+    """Check the kind of each part of a simulation, by name, and its functions' arguments."""
     for name, part in parts.items():
         kind, example = _PARTS[name]
         if not isinstance(part, kind):

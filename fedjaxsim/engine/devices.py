@@ -79,13 +79,8 @@ def divided(axis: str, place: int = 0) -> Any:
 def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Any:
     """Return a function of whole arrays, given the function of each device's part.
 
-    The function may contain scans over rounds and gradients of a client. Derivatives in replicated
-    values must not be summed over the devices, hence `check_vma=False`.
-
-    Args:
-      function: of the parts; it sums over devices itself.
-      mesh: the devices.
-      inputs: specs of the arguments, as prefixes of their pytrees.
-      outputs: specs of the results.
+    `inputs` and `outputs` are specs as prefixes of pytrees; the function sums over devices itself.
+    It may contain scans over rounds and gradients of a client. Derivatives in replicated values
+    must not be summed over the devices, hence `check_vma=False`.
     """
     return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)

@@ -195,14 +195,8 @@ class Workload:
 def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
     """Return the number of clients that an accelerator runs as one batch, at least 2.
 
-    It fits into a `PART_OF_MEMORY`-th of the free memory. Chunks have one size as far as possible,
-    so that the last one is not almost empty.
-
-    Args:
-      free: bytes of memory that neither rows nor states take.
-      client: bytes that one client takes.
-      slots: number of slots of the cohort.
-      most: the largest batch.
+    At `client` bytes each they fit into a `PART_OF_MEMORY`-th of the `free` ones. The chunks of the
+    slots have one size as far as possible, so that the last one is not almost empty.
     """
     fitting = min(most, max(2, free // (PART_OF_MEMORY * max(1, client))))
     chunks = -(-slots // fitting)
@@ -226,15 +220,8 @@ def workload_of(
 
     A CPU runs the clients of a chunk as one batch, unless the products of one client fill a core
     by themselves or the clients with most rows keep the others waiting. The models of a chunk fit
-    the core's cache, and half of a small cohort fills it, so that few slots stay empty.
-
-    Args:
-      task: its models are trained.
-      population: all clients.
-      sampling: its default rate tells the size of a cohort.
-      minibatches: of the local steps.
-      chunk_size: clients per chunk, if given.
-      chunk_map: "scan" or "vmap" inside a chunk, if given.
+    the core's cache, and half of a small cohort fills it, so that few slots stay empty. The default
+    rate of `sampling` tells the size of a cohort.
     """
     model, steps = bytes_of(jax.eval_shape(task.init, jax.random.key(0))), np.ones(1)
     if minibatches.epochs is not None:
@@ -288,11 +275,9 @@ def _expected_cohort(sampling: Sampling, num_clients: int) -> float:
 
 
 def expected_lengths(steps: np.ndarray, cohort: float) -> np.ndarray:
-    """Return the steps of a cohort's clients as they are expected, the longest first.
+    """Return the expected steps of a random cohort's clients, the longest first.
 
-    Args:
-      steps: (m,) steps of each client of the population.
-      cohort: expected number of clients, drawn at random.
+    Each client of the population takes `steps` (m,); `cohort` is an expected number of clients.
     """
     steps, drawn = np.sort(steps), max(1, round(cohort))
     longest = np.sum(steps * np.diff(np.linspace(0, 1, len(steps) + 1) ** drawn))
@@ -303,10 +288,7 @@ def expected_lengths(steps: np.ndarray, cohort: float) -> np.ndarray:
 def steps_of(lengths: np.ndarray, size: int, longest: int = 0) -> tuple[float, float]:
     """Return the steps, of clients that take one or wait, in small batches and in large ones.
 
-    Args:
-      lengths: each client's steps, the longest first.
-      size: clients in a large batch.
-      longest: how many clients run in batches of `LEAST_IN_BATCH`.
+    Clients take `lengths`, the longest first; the `longest` run in batches of `LEAST_IN_BATCH`.
     """
 
     def taken(part, size):

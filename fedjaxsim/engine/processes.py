@@ -182,8 +182,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 def agree(facts: Mapping[str, str]) -> None:
     """Check that all processes are about to compute the same; all must call it together.
 
-    Args:
-      facts: fingerprints or names of settings, data and so on, by name.
+    `facts` are fingerprints or names of settings, data and so on, by name.
     """
     first, *others = said = from_all({"facts": dict(facts)})
     for index, each in enumerate(said):

@@ -387,12 +387,7 @@ class Program:
         return dataclasses.replace(self, workload=dataclasses.replace(self.workload, capped=True))
 
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
-        """Estimate from shapes the bytes that one client of a batch needs at once.
-
-        Args:
-          hparams: as arrays.
-          rows: the training rows, or their shapes.
-        """
+        """Estimate from shapes the bytes that one client of a batch needs at once."""
         key = jax.random.key(0, impl="threefry2x32")
         state = jax.eval_shape(self.init, key, hparams)
         drawn = jax.eval_shape(self.draw, state, hparams)

@@ -39,11 +39,7 @@ class Captured(NamedTuple):
 
 
 def check_pure(traced: Any) -> list[Captured]:
-    """Check the primitives of a traced function of one client; return the arrays it closes over.
-
-    Args:
-      traced: from `jax.make_jaxpr`.
-    """
+    """Check the primitives of a traced function of one client; return the arrays it closes over."""
     for equation in _equations(traced.jaxpr):
         if reason := _reason(equation):
             raise ImpureError(f"{_place(equation)} calls {equation.primitive}: {reason}")

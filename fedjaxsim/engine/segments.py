@@ -111,9 +111,7 @@ class History(Sequence[Segment]):
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
     """Return a row for each of `size` runs, with its `run`; None is one run without that column.
 
-    Args:
-      columns: values by name, (size,) or () if the runs share them.
-      size: number of runs.
+    Columns are (size,) or, if the runs share them, ().
     """
     spread = [np.broadcast_to(each, size or 1).tolist() for each in columns.values()]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True)]

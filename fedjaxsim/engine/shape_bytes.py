@@ -16,13 +16,8 @@ _MESSAGE_COPIES = 2
 def bytes_of_work(jaxpr: Any, row: PyTree, message: PyTree = ()) -> int:
     """Estimate from above the bytes that one client of a batch needs at once.
 
-    It counts every intermediate value as if all of them lived at the same time, and copies of the
-    client's personal state and message.
-
-    Args:
-      jaxpr: jaxpr of the work of one client.
-      row: the client's personal state, or its shapes.
-      message: the client's message, or its shapes.
+    It counts every intermediate value of the jaxpr of its work as if all of them lived at the same
+    time, and copies of the client's personal state, `row`, and message.
     """
     copies = _ROW_COPIES * bytes_of(row) + _MESSAGE_COPIES * bytes_of(message)
     return intermediate_bytes(jaxpr) + copies

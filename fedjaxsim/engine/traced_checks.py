@@ -45,14 +45,7 @@ def trace_round(
     """Check all functions of one client and their results.
 
     They are traced without rows: a function that looks for rows in other ways than by its view
-    finds shapes alone.
-
-    Args:
-      program: the functions.
-      rows: the training rows, as shapes.
-      key: a random key.
-      hparams: hyperparameters, as arrays.
-      pure: whether functions must have no way to other clients.
+    finds shapes alone. If `pure`, they must have no way to other clients.
 
     Returns:
       One client's message as shapes, and the arrays that functions close over, if checked.

@@ -235,7 +235,7 @@ def map_clients(
     choose: Callable[..., Layout],
     rows: PyTree = (),
 ) -> PyTree:
-    """Map `(personal, client_id) -> outputs` over clients, in chunks.
+    """Map `(personal, client_id) -> outputs` over clients, in chunks; outputs are (s, ...).
 
     Args:
       function: of one client.
@@ -243,9 +243,6 @@ def map_clients(
       ids: (s,) int32 client ids.
       choose: as in `work`.
       rows: all rows on the device, which leave less of its memory.
-
-    Returns:
-      outputs, leaves (s, ...).
     """
 
     def memory():

@@ -51,16 +51,7 @@ def run_rounds(
     rounds: int,
     segment: int,
 ) -> SimulationState:
-    """Run T rounds and return the state.
-
-    Args:
-      program: the program.
-      state: the state at the start.
-      hparams: hyperparameters.
-      rows: the training rows.
-      rounds: T.
-      segment: rounds that reverse mode recomputes together; T or more to keep them all.
-    """
+    """Run T rounds and return the state; reverse mode recomputes `segment` rounds together."""
 
     def several(state, length):
         def one(state, _):
@@ -82,11 +73,6 @@ def segment_length(program: Program, state: SimulationState, rounds: int) -> int
     Segments of L rounds keep T/L states of S bytes and L rounds of R bytes each: least at
     L = √(T·S/R). With full participation that is about √T; with a state much larger than the
     cohort's part of it, there is only one segment.
-
-    Args:
-      program: the program.
-      state: the state, or its shapes.
-      rounds: T.
     """
     whole = bytes_of(state)
     cohort = program.sampling.scheme.capacity / program.num_clients
