@@ -57,12 +57,12 @@ from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import NEW_CLIENTS, default_delta, no_guarantee
-from fedjaxsim.privacy.budget import entries
 from fedjaxsim.privacy.events import MOST_ROUNDS, Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistics, gaussian
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.privacy.samplers.law import check_own
+from fedjaxsim.privacy.schedule import entries
 from fedjaxsim.tasks.task import check_rows
 
 PyTree = Any

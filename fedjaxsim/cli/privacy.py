@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from fedjaxsim.factories import flag
-from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.events import (
     ADJACENCIES,
     GAUSSIAN,
@@ -14,6 +13,7 @@ from fedjaxsim.privacy.events import (
     PrivacySpend,
 )
 from fedjaxsim.privacy.hypothetical import Cohorts, check, report, resolve
+from fedjaxsim.privacy.schedule import Schedule
 
 
 def privacy(
@@ -69,7 +69,7 @@ def privacy(
         )
     if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
         cohorts = dataclasses.replace(cohorts, sampling_rate=1.0)
-    planned, spread = resolve(cohorts, delta), Budget.parse(budget)
+    planned, schedule = resolve(cohorts, delta), Schedule.parse(budget)
     check(noise_multiplier or 0.0, 1 if rounds is None else rounds)
     plan["sampling_rate"], solved = planned.sampling_rate, {}
     if epsilon is None and adjacency is not None:
@@ -83,7 +83,7 @@ def privacy(
                 missing[0],
                 epsilon,
                 delta,
-                spread,
+                schedule,
                 scheme=planned.scheme,
                 adjacency=adjacency or "zero_out",
                 **known,
@@ -93,10 +93,10 @@ def privacy(
     if T == 0:
         raise ValueError(f"not even one round meets epsilon {epsilon:g}")
     planned = planned._replace(sampling_rate=p)
-    made, figure = report(planned, z, T, delta, accountant, spread), None
+    made, figure = report(planned, z, T, delta, accountant, schedule), None
     if out is not None:
         numbers = f"p = {p:.4g}, z = {z:.4g}, T = {T}"
-        charged = PrivacySpend(planned.scheme, GAUSSIAN, spread.entries(z, p, T))
+        charged = PrivacySpend(planned.scheme, GAUSSIAN, schedule.entries(z, p, T))
         figure = _figure(charged, f"{cohorts.sampling} sampling, {numbers}")
 
     def work() -> int:
@@ -118,17 +118,17 @@ def privacy(
     return work
 
 
-def _solve(quantity: str, epsilon: float, delta: float, spread: Budget, **plan: Any) -> Any:
+def _solve(quantity: str, epsilon: float, delta: float, schedule: Schedule, **plan: Any) -> Any:
     """Return the noise multiplier, the rounds or the rate with which a plan meets an ε."""
     from fedjaxsim.privacy import calibration
 
-    if quantity == "rounds" and not spread.is_constant:
+    if quantity == "rounds" and not schedule.is_constant:
         raise ValueError(
             "budget must be constant to solve for rounds, because other shares depend on their "
-            f"number, got {spread}"
+            f"number, got {schedule}"
         )
     if quantity != "rounds":
-        plan["budget"] = spread
+        plan["schedule"] = schedule
     return getattr(calibration, quantity)(epsilon, delta, **plan)
 
 

@@ -17,7 +17,7 @@ from fedjaxsim.cli.running import print_results
 from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.budget import equally_costly
+from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import can_draw, number, print_rows
 from fedjaxsim.report.results import Estimate, difference

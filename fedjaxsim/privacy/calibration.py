@@ -17,7 +17,6 @@ from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.assumptions import no_guarantee
-from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
     LARGEST_NOISE,
@@ -33,6 +32,7 @@ from fedjaxsim.privacy.events import (
     check_epsilon,
     check_noise_multiplier,
 )
+from fedjaxsim.privacy.schedule import CONSTANT, Schedule
 from fedjaxsim.privacy.silos import delta_of
 
 TOLERANCE = 1e-3
@@ -49,7 +49,7 @@ def spent(
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
-    budget: Budget = CONSTANT,
+    schedule: Schedule = CONSTANT,
     before: Sequence[PrivacySpend] = (),
 ) -> float:
     """Compute the ε that a planned run will report; inf where nothing is guaranteed.
@@ -63,15 +63,15 @@ def spent(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
-      budget: its schedule over rounds.
+      schedule: of the noise over the rounds.
       before: charges of releases before round 1.
 
     Raises:
       ValueError: if δ lies outside (0, 1), the accountant does not describe the scheme and the
-        event, or the budget does not suit the rounds.
+        event, or the schedule does not suit the rounds.
     """
     check_delta(delta)
-    entries = budget.entries(noise_multiplier, sampling_rate, rounds)
+    entries = schedule.entries(noise_multiplier, sampling_rate, rounds)
     charged = PrivacySpend(scheme, event, entries)
     return guarantee.spent([*before, charged], delta, adjacency, accountant)
 
@@ -152,7 +152,7 @@ def noise_multiplier(
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
-    budget: Budget = CONSTANT,
+    schedule: Schedule = CONSTANT,
     before: tuple[PrivacySpend, ...] = (),
 ) -> float:
     """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
@@ -166,11 +166,11 @@ def noise_multiplier(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
-      budget: its schedule over rounds, with scale z: see `Budget`.
+      schedule: of the noise over the rounds, with scale z: see `Schedule`.
       before: charges of releases before round 1, which ε covers, too.
 
     Raises:
-      ValueError: for values outside these ranges, if earlier releases spend ε, if the budget does
+      ValueError: for values outside these ranges, if earlier releases spend ε, if the schedule does
         not suit the rounds, or if almost no noise is enough, as where δ exceeds the probability to
         take part.
     """
@@ -185,7 +185,7 @@ def noise_multiplier(
         )
 
     def cost(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, accountant, budget, before)
+        return spent(z, p, rounds, delta, scheme, event, adjacency, accountant, schedule, before)
 
     def bound(z):
         return spent(z, p, rounds, delta, scheme, event, adjacency, "rdp", CONSTANT, before)
@@ -300,7 +300,7 @@ def sampling_rate(
     scheme: SamplingScheme,
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
-    budget: Budget = CONSTANT,
+    schedule: Schedule = CONSTANT,
 ) -> float:
     """Find the largest p of Poisson sampling that reports at most (ε, δ).
 
@@ -317,7 +317,7 @@ def sampling_rate(
 
     def cost(p):
         plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency)
-        return spent(*plan, budget=budget)
+        return spent(*plan, schedule=schedule)
 
     def bound(p):
         return spent(noise_multiplier, p, rounds, delta, scheme, event, adjacency, "rdp")

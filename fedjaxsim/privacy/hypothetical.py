@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedjaxsim import checks
-from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
     MOST_ROUNDS,
@@ -15,6 +14,7 @@ from fedjaxsim.privacy.events import (
     check_delta,
     check_noise_multiplier,
 )
+from fedjaxsim.privacy.schedule import CONSTANT, Schedule
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -131,11 +131,11 @@ def report(
     rounds: int,
     delta: float,
     accountant: str | None = None,
-    budget: Budget = CONSTANT,
+    schedule: Schedule = CONSTANT,
 ) -> "Report":
     """Compute `guarantee.report` of a hypothetical run, naming the values filled in."""
     from fedjaxsim.privacy import guarantee
 
-    entries = budget.entries(noise_multiplier, cohorts.sampling_rate, rounds)
+    entries = schedule.entries(noise_multiplier, cohorts.sampling_rate, rounds)
     charged = PrivacySpend(cohorts.scheme, GAUSSIAN, entries)
     return guarantee.report([charged], delta, accountant).assuming(cohorts.assumed)

@@ -115,7 +115,7 @@ def parts_of(
         sampling,
         _minibatches(config),
         _part(config, "mechanism", Mechanism, supplied=supplied),
-        LEDGER_ENTRIES if config.spread.is_constant else max(LEDGER_ENTRIES, config.rounds),
+        LEDGER_ENTRIES if config.schedule.is_constant else max(LEDGER_ENTRIES, config.rounds),
     )
 
 

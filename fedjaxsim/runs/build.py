@@ -27,10 +27,10 @@ from fedjaxsim.metrics import judged_by
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.privacy.events import Drawn, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
+from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.assemble import population_of, simulation_of
@@ -303,13 +303,13 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
             scheme=scheme,
             event=event,
             accountant=config.get("accountant"),
-            budget=config.spread,
+            schedule=config.schedule,
             before=simulation.prepared,
         )
         hparams = hparams.replace(noise_multiplier=z)
     if "noise_multiplier" in hparams:
         z = float(np.asarray(hparams.noise_multiplier))
-        hparams = hparams.replace(noise_multiplier=config.spread.noise(z, config.rounds))
+        hparams = hparams.replace(noise_multiplier=config.schedule.noise(z, config.rounds))
     z = float(np.max(hparams.get("noise_multiplier", 0.0)))
     if z > 0 and "count_noise" in hparams and config.get("count_noise") is None:
         # A twentieth of the expected cohort is usual; where that is small, it must be above z/2.

@@ -325,6 +325,6 @@ def _figure_title(experiment: Experiment) -> str:
         privacy = "nothing released"
     elif experiment.noise_multiplier == 0:
         privacy = "no privacy"
-    elif not config.spread.is_constant:
-        privacy += f" on average, budget {config.spread}"
+    elif not config.schedule.is_constant:
+        privacy += f" on average, budget {config.schedule}"
     return f"{experiment.title}, {experiment.simulation.num_clients} clients, {privacy}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.factories import REQUIRED, Setting, flag
-from fedjaxsim.privacy.budget import Budget
+from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.parts import (
     OWN,
     ROLES,
@@ -485,9 +485,9 @@ class RunConfig:
         return math.inf if epsilon is None else epsilon
 
     @property
-    def spread(self) -> Budget:
-        """The spread of the budget over the rounds."""
-        return Budget.parse(self.get("budget"))
+    def schedule(self) -> Schedule:
+        """The schedule of the noise over the rounds."""
+        return Schedule.parse(self.get("budget"))
 
     @property
     def clips(self) -> bool:
@@ -566,7 +566,7 @@ class RunConfig:
         one = self.system.one_minibatch
         if self.get("passes") is not None and not one and self.get("local_steps") is None:
             raise ValueError(f"passes need local-steps, got passes {self.get('passes')} alone")
-        self.spread.check(self.rounds)
+        self.schedule.check(self.rounds)
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
         fields = self.get("fields") or ()

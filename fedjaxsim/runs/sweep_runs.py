@@ -177,7 +177,7 @@ class SweepRuns:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for index, run in enumerate(self.runs):
             # Schedules are arrays of one shape; a constant is a number.
-            kind = (run.spread.is_constant, *program_of(run, "budget"))
+            kind = (run.schedule.is_constant, *program_of(run, "budget"))
             groups.setdefault(kind, []).append(index)
         return tuple(map(tuple, groups.values()))
 

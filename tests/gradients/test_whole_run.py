@@ -17,9 +17,9 @@ from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.gradients.seeds import over_seeds
 from fedjaxsim.gradients.whole_run import epsilon_by_sampling_rate, hypergradient, price_of_privacy
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
-from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.samplers import full_participation, poisson
+from fedjaxsim.privacy.schedule import Schedule
 
 THOROUGH = pytest.mark.thorough
 T = 50
@@ -77,7 +77,7 @@ def case(name):
     )
     hparams = read_by(sim, **BASE)
     if name == "fedavg":
-        z = np.asarray(Budget.parse("power:0.4").noise(0.3, T), np.float64)
+        z = np.asarray(Schedule.parse("power:0.4").noise(0.3, T), np.float64)
         hparams = hparams.replace(noise_multiplier=z)
     return sim, hparams, hypergradient(sim, mean_metric(sim), T, read_names(sim))
 

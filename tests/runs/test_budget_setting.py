@@ -9,8 +9,8 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig, run_config
@@ -28,7 +28,7 @@ FLAGS = [
     for name, value in SMALL.items()
     for word in (f"--{name.replace('_', '-')}", str(value))
 ] + ["--eval-every", "3", "--quiet"]  # fmt: skip
-POWER = Budget.parse("power:1")
+POWER = Schedule.parse("power:1")
 
 
 def config(**changes) -> RunConfig:
@@ -104,7 +104,7 @@ def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsy
     for budget, second in (("constant", [5.0] * 4), ("power:0.5", None)):
         again = [*flags, "--budget", budget, "--overwrite"]
         assert main(["run", "--from", str(ran), *again]) == 0
-        second = Budget.parse(budget).noise(5.0, 4) if second is None else second
+        second = Schedule.parse(budget).noise(5.0, 4) if second is None else second
         z = np.concatenate([np.asarray(POWER.noise(3.0, T)), np.asarray(second)])
         assert RunDirectory(out).summary()["epsilon"] == pytest.approx(exact(z), rel=1e-9)
     # An interrupted stage resumes with the ledger of both.
@@ -128,7 +128,7 @@ def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_r
     found = {(r["budget"], r["noise_multiplier"], r["round"]): r["epsilon"] for r in rows}
     for text in ("constant", "power:1", "geometric:0.9"):
         assert found[text, 0.0, T] is None
-        z = np.broadcast_to(Budget.parse(text).noise(4.0, T), (T,))
+        z = np.broadcast_to(Schedule.parse(text).noise(4.0, T), (T,))
         assert exact(z[:6]) <= found[text, 4.0, 6] <= 1.2 * exact(z[:6])
         assert found[text, 4.0, 12] == pytest.approx(exact(z), rel=1e-9)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -153,7 +153,7 @@ def test_tuning_on_other_clients_scales_the_noise_of_every_round():
         sampling_rate=0.5,
     )  # fmt: skip
     source = find_source(asked, None, clips=False)
-    expected = np.asarray(Budget.parse("geometric:0.8").noise(2.0, T)) * (5 / 15)
+    expected = np.asarray(Schedule.parse("geometric:0.8").noise(2.0, T)) * (5 / 15)
     np.testing.assert_allclose(source.hparams.noise_multiplier, expected, rtol=1e-6)
     source.simulation.check_rounds(source.hparams, 0, T, None)
 

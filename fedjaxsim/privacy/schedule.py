@@ -22,7 +22,7 @@ _FORMS = "constant, power:A (round t gets t^A) or geometric:Q (it gets Q^-t)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
+class Schedule:
     """Weights ω_t of the rounds t = 1 … T, and the noise that follows from them.
 
     ω_t is 1 ("constant"), t^A ("power") or Q^(−t) ("geometric"), as in MP-MTL, section 4.6. The
@@ -115,7 +115,7 @@ class Budget:
         return self.number * math.log(t)
 
 
-CONSTANT = Budget()
+CONSTANT = Schedule()
 
 
 def entries(

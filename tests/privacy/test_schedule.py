@@ -17,11 +17,11 @@ import fedjaxsim as fjs
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting import gaussian, groups, rdp
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.budget import CONSTANT, Budget, entries, equally_costly
 from fedjaxsim.privacy.events import Entry, Gaussian, PrivacySpend, Pure, SamplingScheme
 from fedjaxsim.privacy.guarantee import report, spent
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.pure import pure_gram
+from fedjaxsim.privacy.schedule import CONSTANT, Schedule, entries, equally_costly
 
 DELTA, M, T = 1e-5, 40, 6
 EVERYONE, POISSON = SamplingScheme("full", M, M), SamplingScheme("poisson", M, M)
@@ -43,15 +43,15 @@ def explicit(budget, z, p=1.0, rounds=T):
 
 def test_weights_by_hand():
     # ω = 1, 4, 9 has the mean square 98/3; for Q = 1/2 it is 2, 4, 8, of which 84/3.
-    found = Budget.parse("power:2").weights(3)
+    found = Schedule.parse("power:2").weights(3)
     np.testing.assert_allclose(found, np.array([1, 4, 9]) / math.sqrt(98 / 3))
-    found = Budget.parse("geometric:0.5").weights(3)
+    found = Schedule.parse("geometric:0.5").weights(3)
     np.testing.assert_allclose(found, np.array([2, 4, 8]) / math.sqrt(84 / 3))
 
 
 @pytest.mark.parametrize("text", SCHEDULES)
 def test_noise_is_in_inverse_proportion_to_the_share_and_z_is_its_scale(text):
-    budget = Budget.parse(text)
+    budget = Schedule.parse(text)
     z: Any = budget.noise(3.0, 20)
     assert z.dtype == np.float32
     np.testing.assert_allclose(z * budget.weights(20), 3.0, rtol=1e-6)
@@ -61,14 +61,14 @@ def test_noise_is_in_inverse_proportion_to_the_share_and_z_is_its_scale(text):
 
 
 def test_a_constant_budget_is_the_number_itself():
-    for budget in (CONSTANT, Budget.parse(None), Budget.parse("constant")):
+    for budget in (CONSTANT, Schedule.parse(None), Schedule.parse("constant")):
         assert budget.noise(0.1, 10**9) == 0.1
         assert budget.entries(0.1, 0.5, 10**9) == (Entry(0.1, 0.5, 10**9),)
     assert equally_costly(0.1) == 0.1
 
 
 def test_rounds_without_noise_have_none():
-    np.testing.assert_array_equal(Budget.parse("power:1").noise(0.0, 4), np.zeros(4))
+    np.testing.assert_array_equal(Schedule.parse("power:1").noise(0.0, 4), np.zeros(4))
     assert equally_costly(np.array([1.0, 0.0])) == 0
 
 
@@ -91,7 +91,7 @@ def test_rounds_without_noise_have_none():
 )
 def test_what_is_no_schedule_is_refused(text, rounds, message):
     with pytest.raises(ValueError, match=message):
-        Budget.parse(text).check(rounds)
+        Schedule.parse(text).check(rounds)
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_what_is_no_schedule_is_refused(text, rounds, message):
     ],
 )
 def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
-    budget, scheme = Budget.parse(text), EVERYONE if p == 1 else POISSON
+    budget, scheme = Schedule.parse(text), EVERYONE if p == 1 else POISSON
     charged = PrivacySpend(scheme, GAUSSIAN, budget.entries(2.0, p, T))
     whole = explicit(budget, 2.0, p)
     tight = PLDAccountant(value_discretization_interval=1e-4).compose(whole).get_epsilon(DELTA)
@@ -123,13 +123,13 @@ def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
 
 def test_at_full_participation_no_schedule_changes_epsilon_and_the_order_never_does():
     for text in SCHEDULES:
-        planned = Budget.parse(text).entries(3.0, 1.0, T)
+        planned = Schedule.parse(text).entries(3.0, 1.0, T)
         found = report([PrivacySpend(EVERYONE, GAUSSIAN, planned)], DELTA).find("zero_out")
         exact = gaussian.epsilon(DELTA, math.sqrt(T) / 3)
         assert found.epsilon == pytest.approx(exact, rel=1e-6)
         assert found.status == "exact"
     for scheme, p in ((EVERYONE, 1.0), (POISSON, 0.3), (SamplingScheme("fixed", M, 10), 0.25)):
-        planned = Budget.parse("power:1").entries(3.0, p, T)
+        planned = Schedule.parse("power:1").entries(3.0, p, T)
         shuffled = tuple(planned[i] for i in (3, 0, 5, 1, 4, 2))
         one, other = (
             spent([PrivacySpend(scheme, GAUSSIAN, e)], DELTA) for e in (planned, shuffled)
@@ -139,24 +139,24 @@ def test_at_full_participation_no_schedule_changes_epsilon_and_the_order_never_d
 
 @pytest.mark.parametrize("text", SCHEDULES)
 def test_pure_rounds_add_up_to_the_target_and_share_it_as_the_schedule_says(text):
-    budget = Budget.parse(text)
+    budget = Schedule.parse(text)
     plan: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
-    z = calibration.noise_multiplier(2.0, 1e-300, accountant="rdp", budget=budget, **plan)
+    z = calibration.noise_multiplier(2.0, 1e-300, accountant="rdp", schedule=budget, **plan)
     each = 1 / np.asarray(budget.noise(z, T), np.float64)
     assert 2.0 * (1 - calibration.TOLERANCE) <= each.sum() <= 2.0
     np.testing.assert_allclose(each / each.sum(), budget.weights(T) / budget.weights(T).sum())
 
 
 def test_many_pure_rounds_meet_the_target_nearly_as_gaussian_ones():
-    rounds, budget = 2000, Budget.parse("power:0.6666667")
+    rounds, budget = 2000, Schedule.parse("power:0.6666667")
     plan: Any = {"rounds": rounds, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
-    z = calibration.noise_multiplier(1.0, DELTA, budget=budget, **plan)
+    z = calibration.noise_multiplier(1.0, DELTA, schedule=budget, **plan)
     each = 1 / np.asarray(budget.noise(z, rounds), np.float64)
     # Many answers of randomized response are nearly Gaussian: μ² = Σ ε².
     limit = gaussian.epsilon(DELTA, math.sqrt(np.sum(each**2)))
     assert limit == pytest.approx(1, rel=0.02)
     # The sum, which holds at δ = 0, asks for more noise.
-    basic = calibration.noise_multiplier(1.0, 1e-300, budget=budget, **plan)
+    basic = calibration.noise_multiplier(1.0, 1e-300, schedule=budget, **plan)
     assert basic > 2 * z
 
 
@@ -170,9 +170,9 @@ def test_many_pure_rounds_meet_the_target_nearly_as_gaussian_ones():
     ],
 )
 def test_calibrated_schedules_meet_the_target(scheme, p, accountant):
-    budget = Budget.parse("geometric:0.7")
+    budget = Schedule.parse("geometric:0.7")
     plan: Any = {"rounds": T, "sampling_rate": p, "scheme": scheme, "accountant": accountant}
-    z = calibration.noise_multiplier(1.0, DELTA, budget=budget, **plan)
+    z = calibration.noise_multiplier(1.0, DELTA, schedule=budget, **plan)
     assert z == float(np.float32(z))
     drawn = budget.noise(z, T)
     charged = PrivacySpend(scheme, GAUSSIAN, entries(drawn, float(np.float32(p)), T))
@@ -200,14 +200,14 @@ def test_the_rate_of_sampled_pure_releases_has_a_closed_form():
     exact = math.expm1(0.1) / math.expm1(0.25)
     assert exact * (1 - 1.1 * calibration.TOLERANCE) <= p <= exact
     # Two rounds with the budgets 1 and 2, which are 1/z √(2/5) and twice that.
-    p = calibration.sampling_rate(0.2, DELTA, rounds=2, budget=Budget.parse("power:1"), **plan)
+    p = calibration.sampling_rate(0.2, DELTA, rounds=2, schedule=Schedule.parse("power:1"), **plan)
     each = np.log1p(p * np.expm1(np.array([1, 2]) * math.sqrt(2 / 5) / 4))
     assert 0.2 * (1 - 1.1 * calibration.TOLERANCE) <= each.sum() <= 0.2
 
 
 def test_merged_rounds_are_a_close_upper_bound():
     rounds = 400
-    planned = Budget.parse("power:0.4").entries(10.0, 0.1, rounds)
+    planned = Schedule.parse("power:0.4").entries(10.0, 0.1, rounds)
     merged = groups.merge(planned, 32)
     assert sum(entry.rounds for entry in merged) == rounds
     assert len(merged) <= 32
@@ -230,7 +230,7 @@ def scheduled():
         fjs.fedavg(task), population, fjs.full_participation(), fjs.Minibatches(3, steps=1),
         ledger_entries=T,
     )  # fmt: skip
-    z = Budget.parse("power:1.5").noise(4.0, T)
+    z = Schedule.parse("power:1.5").noise(4.0, T)
     hparams = sim.hyperparameters(learning_rate=0.0, clip=0.5, noise_multiplier=z)
     state = sim.init(3, hparams)
     states = [state]
@@ -285,9 +285,9 @@ def test_mp_mtl_is_charged_what_its_schedule_draws(mechanism, cost):
         mechanism, ledger_entries=T,
     )  # fmt: skip
     event, full = mechanism.event, SamplingScheme("full", 4, 4)
-    budget, epsilon = Budget.parse("power:0.4"), 2.0
+    budget, epsilon = Schedule.parse("power:0.4"), 2.0
     aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": full, "event": event}
-    z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", budget=budget, **aim)
+    z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", schedule=budget, **aim)
     hparams = sim.hyperparameters(
         learning_rate=0.1, lam=1.0, clip=1.0, noise_multiplier=budget.noise(z, T)
     )
