@@ -15,7 +15,13 @@ NEW_CLIENTS = 2**32 - 3
 # Folded into the clients' key of a run.
 ORDER = 2**32 - 1
 """The orders in which minibatches are consumed over the whole run."""
-# Folded into a client's key in a round; algorithms fold in small numbers.
+# Folded, after 0, into the key of a run's noise.
+NOISE_OF_ROUNDS, NOISE_OF_RUN = 0, 1
+"""Fresh noise of each round, whose number follows; correlated noise, which draws rounds again."""
+# Folded into the key of a client in a round; 0 and 1 are its minibatches and its context.
+AVAILABILITY = 2
+"""Whether the client answers, and with which share of its steps."""
+# Folded into the key of a client's context; algorithms fold in small numbers.
 COMPRESSION = 2**32 - 3
 """Random roundings of a message."""
 EXAMPLE_NOISE = 0x65_78_61_6D

@@ -259,7 +259,8 @@ class Program:
         for_sampling, for_clients, for_noise = threefry.split(state.key, 3)
         # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
         correlated = self.mechanism.event.of_whole_run
-        for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), int(correlated))
+        stream = keys.NOISE_OF_RUN if correlated else keys.NOISE_OF_ROUNDS
+        for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), stream)
         clients = threefry.fold_in(for_clients, state.round)
         cohort = self.sampling.draw(for_sampling, state.round, hparams)
         rate = self.sampling.rate(hparams)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.kernels import threefry
 
 
@@ -124,6 +124,5 @@ def work_of(
     availability: Availability, key: jax.Array, round_: jax.Array, client_id: jax.Array
 ) -> jax.Array:
     """Return the share of one client, (), from the round's key for clients."""
-    # The numbers 0 and 1 are the client's minibatches and its context.
-    own = threefry.fold_in(threefry.fold_in(key, client_id), 2)
+    own = threefry.fold_in(threefry.fold_in(key, client_id), keys.AVAILABILITY)
     return availability.work(own, round_, client_id)
