@@ -180,7 +180,7 @@ def planned(case: str, placement: str, folder: Path) -> int:
         streamed=placement == "streamed",
     )  # fmt: skip
     experiment = Experiment(config_of(case), simulation, hparams, 1e-5)
-    return plan.planned(experiment, Target.here())["needs"]
+    return plan.planned(experiment, Target.here())["peak"]
 
 
 def of_case(case: str, folder: Path) -> Record:

@@ -72,7 +72,7 @@ def measured(settings: list[str], placement: str, rounds: int, out: Path) -> Rec
         "evaluation s": summary["evaluate_seconds"] / evaluations,
         "end s": summary["write_seconds"],
         "peak GB": summary["peak_bytes"] / 1e9,
-        "plan GB": json.loads(found.stdout)["needs"] / 1e9,
+        "plan GB": json.loads(found.stdout)["peak"] / 1e9,
     }
 
 

@@ -66,14 +66,15 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
     """Return what a run needs on a target, in bytes, by name; compiles its programs.
 
     A CPU's devices use the memory of this process, which is measured: Python, JAX, the programs and
-    the host's rows, in place of which a single device reads its own.
+    the host's rows. The peak is that which the system will count: with pages of mapped files, which
+    it can drop, and at least that of reading the data and compiling here.
     """
     import numpy as np
 
     from fedjaxsim.engine.shape_bytes import bytes_of
-    from fedjaxsim.runs.memory import host_bytes, private_bytes
+    from fedjaxsim.runs.memory import host_bytes, mapped_bytes, peak_bytes, private_bytes
     from fedjaxsim.runs.own_check import everyone_of
-    from fedjaxsim.runs.target import compile_for
+    from fedjaxsim.runs.target import compile_for, copied_bytes
 
     sim, hparams = experiment.simulation, experiment.hparams
     streamed, clients, cohort = sim.streamed, sim.num_clients, sim.sampler.scheme.capacity
@@ -86,15 +87,16 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
     if streamed:  # A round reads states as fetched and those of the round before.
         need = need._replace(states=2 * need.states)
     number = len(sim.devices or (None,))
-    parts = need._asdict() | {"process": 0, "host_states": 0}
+    parts = need._asdict() | {"process": 0, "host_states": 0, "peak": need.peak}
     needs, has = need.peak, target.backend.memory
     if target.backend.platform == "cpu":
-        rows = 0 if number == 1 and not streamed else need.rows
+        rows = need.rows if streamed else copied_bytes(sim.population, number)
         parts |= {"rows": rows, "process": private_bytes()}
         if streamed:
             personal = experiment.state_shapes.personal, experiment.state_shapes.consumed
             parts["host_states"] = bytes_of(personal)
         needs = parts["process"] + parts["host_states"] + number * need._replace(rows=rows).peak
+        parts["peak"] = max(needs + mapped_bytes(), peak_bytes())
         has = host_bytes()
     return {
         "device": target.name,
@@ -115,7 +117,8 @@ _WORDS = {
     "rows": "rows", "states": "personal states", "server": "the server's state",
     "rounds": "a program of rounds", "evaluation": "a program of an evaluation",
     "host_states": "all personal states, on the host",
-    "process": "this process: Python, JAX, programs, data", "needs": "needs", "has": "has",
+    "process": "this process: Python, JAX, programs, data",
+    "needs": "needs", "peak": "at its peak, with mapped files", "has": "has",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 _BLOCK = 1 << 24
 """Bytes that are read or copied at once."""
 _EXACT = 2**24
@@ -268,8 +268,8 @@ def blocks(values: np.ndarray, count: int) -> Iterator[slice]:
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Return an uninitialized array that begins at a multiple of 64 bytes."""
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
     return memory[begin : begin + size].view(dtype).reshape(shape)
 
 

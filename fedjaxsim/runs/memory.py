@@ -75,6 +75,11 @@ def private_bytes() -> int:
     return peak_bytes() if private is None else private
 
 
+def mapped_bytes() -> int:
+    """Return the memory of this process that mapped files and code take; 0 if unknown."""
+    return _status("RssFile") or 0
+
+
 def _status(name: str) -> int | None:
     path = Path("/proc/self/status")
     lines = path.read_text().splitlines() if path.exists() else []

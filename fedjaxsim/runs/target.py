@@ -15,6 +15,8 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjaxsim import extras
+from fedjaxsim.data.arrays import ALIGNMENT
+from fedjaxsim.data.population import Population
 from fedjaxsim.engine.devices import SAME, mesh_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -242,6 +244,21 @@ class _Lowering(NamedTuple):
             states // devices if even else states,
             bytes_of(state) - states, _working(advance), _working(measure),
         )  # fmt: skip
+
+
+def copied_bytes(population: Population, devices: int) -> int:
+    """Return the most bytes of rows that one of a CPU's devices copies.
+
+    It reads those in the host's array that begin at a multiple of `ALIGNMENT`.
+    """
+    begins, longest = pieces_of(population, devices)
+
+    def copied(begin: int) -> int:
+        sizes = {name: field[:1].nbytes for name, field in population.fields.items()}
+        places = {name: population.fields[name].ctypes.data + begin * sizes[name] for name in sizes}
+        return sum(longest * sizes[name] for name in sizes if places[name] % ALIGNMENT)
+
+    return max(map(copied, begins))
 
 
 def _working(compiled: Any) -> int:

@@ -19,7 +19,7 @@ from fedjaxsim.extras import missing
 from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.runs.build import checked
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.runs.target import _GPUS, Target, compile_for
+from fedjaxsim.runs.target import _GPUS, Target, compile_for, copied_bytes
 from fedjaxsim.simulation import with_parts
 
 M, ROWS, FEATURES, CLASSES = 10, 6, 5, 3
@@ -96,6 +96,27 @@ def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count):
         assert 0 <= known - working <= need.rows + need.states + need.server + 200
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_are_copied_by_devices_that_cannot_read_them_in_the_hosts_array(count):
+    experiment = experiment_of(algorithm="local")
+    devices = tuple(jax.devices()[:count])
+    sim = with_parts(experiment.simulation, devices=devices if count > 1 else None)
+    fields = sim.population.fields
+
+    def copied(device):
+        return sum(
+            part.data.nbytes
+            for name, leaf in sim.placed["train"].fields.items()
+            for part in leaf.addressable_shards
+            if part.device == device
+            and not 0
+            <= part.data.unsafe_buffer_pointer() - fields[name].ctypes.data
+            < fields[name].nbytes
+        )
+
+    assert copied_bytes(sim.population, count) == max(map(copied, devices))
+
+
 def test_a_streamed_run_needs_a_cohort_on_the_device_and_the_states_on_the_host():
     experiment = experiment_of(algorithm="local", streamed=True)
     found = planned(experiment, Target.here())
@@ -113,7 +134,7 @@ def test_the_command_prints_the_table_or_its_numbers(capsys):
     assert (found["clients"], found["devices"]) == (M, jax.device_count())
     parts = sum(found[name] for name in ("rows", "states", "server"))
     device = parts + max(found["rounds"], found["evaluation"])
-    assert found["needs"] == found["process"] + found["devices"] * device
+    assert found["needs"] == found["process"] + found["devices"] * device <= found["peak"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "personal states" in printed
