@@ -110,8 +110,11 @@ class Validation(Callback):
 
 
 def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluation:
-    """Evaluate on validation rows; add columns `validation_METRIC` to the segment's records."""
-    found = run.evaluate(state, "validation")
+    """Evaluate on validation rows; add columns `validation_METRIC` to the segment's records.
+
+    The clients are those of the segment's evaluation.
+    """
+    found = run.evaluate(state, "validation", segment.evaluation.clients)
     summary = found.summary()
     columns = {name: summary[name] for name in (f"validation_{each}" for each in found.values)}
     for record, more in zip(run.records(state, segment), rows_of(columns, run.size), strict=True):

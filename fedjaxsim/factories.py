@@ -43,7 +43,8 @@ class Setting:
 
     Attributes:
       name: its name.
-      hint: bool, int, float, str, Path, a `Literal` of strings, or a tuple of a plain type.
+      hint: bool, int, float, str, Path, a `Literal` of strings, a number or such a literal, or a
+        tuple of a plain type.
       default: default value, or `REQUIRED`.
       help: its meaning.
       optional: whether None is allowed, as it is for a default of None.
@@ -111,9 +112,14 @@ def _read(value: Any, hint: Any) -> tuple[Any, str]:
     number = type(value) in (int, float) or (
         isinstance(value, Integral | float) and not isinstance(value, bool)
     )
+    if typing.get_origin(hint) is Union:
+        either = [_read(value, each) for each in typing.get_args(hint)]
+        found = next((found for found, _ in either if found is not None), None)
+        return found, ", or ".join(allowed for _, allowed in either)
     if typing.get_origin(hint) is Literal:
         values = typing.get_args(hint)
-        return (str(value) if value in values else None), f"one of {', '.join(values)}"
+        allowed = ("one of " if len(values) > 1 else "") + ", ".join(values)
+        return (str(value) if value in values else None), allowed
     if hint is bool:
         truth = {"true": True, "false": False}.get(value) if word else None
         return value if isinstance(value, bool) else truth, "true or false"

@@ -9,6 +9,8 @@ STAGE = 2**32 - 2
 """The next stage; the number of rounds done is folded in after it."""
 EVALUATION = 2**32 - 3
 """The noise of evaluations that are released."""
+EVALUATED = 2**32 - 4
+"""The clients whom evaluations before the last one sample, by numpy's generator."""
 # Folded into the key of a stage.
 NEW_CLIENTS = 2**32 - 3
 """Clients who took no part before: their minibatches differ from those of the same numbers."""

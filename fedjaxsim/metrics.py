@@ -40,6 +40,8 @@ class Metric(NamedTuple):
 
 MAJORITY = "majority_accuracy"
 """Accuracy of always predicting the most frequent class of the training rows."""
+SAMPLED = "sampled_clients"
+"""The key of the number of clients in a record, if a sample was evaluated."""
 METRICS = {
     "excess_risk": Metric("excess risk", larger_is_better=False, logarithmic=True),
     "accuracy": Metric("accuracy", "fraction", larger_is_better=True, smooth=False),

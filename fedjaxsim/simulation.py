@@ -32,10 +32,23 @@ from fedjaxsim.divergence import (
     warning_of_messages,
 )
 from fedjaxsim.engine import accounts, private_evaluation, stages
-from fedjaxsim.engine.checks import check_parts, require_key, require_state, rounds_done
+from fedjaxsim.engine.checks import (
+    check_parts,
+    described,
+    require_key,
+    require_state,
+    rounds_done,
+)
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of, require_devices
-from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, measure_with, summarize
+from fedjaxsim.engine.evaluation import (
+    SAMPLE,
+    Evaluation,
+    SplitStatistics,
+    measure_with,
+    sample_of,
+    summarize,
+)
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, RunLoop
 from fedjaxsim.engine.own_code import assumptions_of
@@ -550,8 +563,12 @@ class Simulation:
         delta: float | None = None,
         keep: int | None = None,
         evaluate_privately: EvaluationPlan | None = None,
+        eval_clients: int | None = SAMPLE,
     ) -> tuple[SimulationState, History]:
         """Run rounds, with evaluations on the test split.
+
+        The last evaluation in the history is of all clients. Those before are of a sample drawn
+        from the run's key, the same clients each time, if there are more than `eval_clients`.
 
         Args:
           state: state to start from; its buffers are reused, so it cannot be used afterwards.
@@ -564,7 +581,8 @@ class Simulation:
           delta: δ of the ε that callbacks read; by default 1/(10 m).
           keep: number of segments to return, the last ones; by default all.
           evaluate_privately: a metric that each evaluation releases with noise, on the validation
-            split, and charges to the state: `Segment.private`.
+            split, and charges to the state: `Segment.private`. It is of all clients.
+          eval_clients: number of clients in that sample; None for all clients.
 
         Returns:
           The state after the last round, and the history: a sequence of segments.
@@ -574,7 +592,7 @@ class Simulation:
             or has more distinct values than the ledger has places.
         """
         done = rounds_done(state)
-        self.check_rounds(hparams, done, rounds, eval_every)
+        self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
         hparams = self.check(hparams)
         self.message_shapes(state.key, hparams)
         state = self.with_room(state, hparams, rounds)
@@ -586,11 +604,12 @@ class Simulation:
         compiled, rows = self.compiled, self.placed["train"]
         run = RunLoop(
             lambda state, length: compiled.rounds(state, hparams, rows, rounds=length),
-            lambda state, split: self.evaluate(state, hparams, split),
+            lambda state, split, clients: self.evaluate(state, hparams, split, clients),
             done + rounds,
             self._delta(delta),
             self.accountant,
             plan=evaluate_privately,
+            sample=sample_of(state.key, self.num_clients, eval_clients),
         )
         state, history = run.segments(state, eval_every, callbacks, keep)
         told = [warning_of_messages(run.nonfinite)] if run.nonfinite else []
@@ -603,18 +622,25 @@ class Simulation:
         return state, history
 
     def evaluate(
-        self, state: SimulationState, hparams: Hyperparameters, split: str = "test"
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        split: str = "test",
+        clients: np.ndarray | None = None,
     ) -> Evaluation:
         """Compute per-client metrics of the models the clients predict with.
 
+        Args:
+          clients: (k,) increasing ids of the clients to evaluate; by default all.
+
         Raises:
-          ValueError: if `split` is none of "train", "validation" and "test".
+          ValueError: if `split` is none of "train", "validation" and "test", or `clients` are none.
         """
         require_state(state)
-        self.check_split(split)
+        clients = self.check_evaluated(split, clients)
         compiled, rows = self.compiled, self.placed[split]
-        measured = compiled.evaluate(state, hparams.as_arrays(), rows)
-        return self.summarize(split, measured)
+        measured = compiled.evaluate(state, hparams.as_arrays(), rows, clients)
+        return self.summarize(split, measured, clients)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
         """Return the parameters that each client predicts with, leaves (m, ...) on the host.
@@ -744,13 +770,15 @@ class Simulation:
         slots = min(self.sampler.scheme.capacity, -(-self.num_clients // devices))
         return program.workload.layout(slots=slots, memory=memory).chunk_size
 
-    def summarize(self, split: str, measured: ClientMetrics) -> Evaluation:
-        """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
+    def summarize(
+        self, split: str, measured: ClientMetrics, clients: np.ndarray | None = None
+    ) -> Evaluation:
+        """Summarize metrics of each client, (m,) or, of S runs, (m, S); or those of some."""
         if split not in self._statistics:
             self._statistics[split] = SplitStatistics.of(
                 self.population, split, self.task, measured.sums
             )
-        return summarize(split, to_host(measured), self._statistics[split])
+        return summarize(split, to_host(measured), self._statistics[split], clients)
 
     def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
         """Return a state of any simulation with accounts, and assumptions, of this one."""
@@ -824,12 +852,19 @@ class Simulation:
         return key, hparams
 
     def check_rounds(
-        self, hparams: Hyperparameters, done: int, rounds: int, eval_every: int | None
+        self,
+        hparams: Hyperparameters,
+        done: int,
+        rounds: int,
+        eval_every: int | None,
+        eval_clients: int | None = None,
     ) -> None:
         """Check that a run can go on for `rounds` rounds after `done`; traced noise is skipped."""
         checks.count(rounds=rounds)
         if eval_every is not None:
             checks.count(eval_every=eval_every)
+        if eval_clients is not None:
+            checks.count(eval_clients=eval_clients)
         most, last = self.sampler.rounds, done + rounds
         if most is not None and last > most:
             raise ValueError(
@@ -866,6 +901,23 @@ class Simulation:
     def check_split(self, split: str) -> None:
         """Raise ValueError if there is no split of that name."""
         checks.one_of(sorted(self.population.splits), split=split)
+
+    def check_evaluated(self, split: str, clients: Any) -> np.ndarray | None:
+        """Return the ids of clients to evaluate; None is all.
+
+        Raises:
+          ValueError: if there is no such split, or ids are not increasing numbers below m.
+        """
+        self.check_split(split)
+        if clients is None:
+            return None
+        ids = np.asarray(clients)
+        whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+        if not whole or np.any(np.diff(ids) <= 0) or ids[0] < 0 or ids[-1] >= self.num_clients:
+            raise ValueError(
+                f"clients must be increasing ids below {self.num_clients}, got {described(clients)}"
+            )
+        return ids.astype(np.int32)
 
     def check_in_memory(self) -> None:
         """Check that rows may be on devices."""

@@ -10,7 +10,7 @@ import numpy as np
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import described, require_state, rounds_done
 from fedjaxsim.engine.devices import grid_of, require_devices
-from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.loop import Callbacks, RunLoop
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.rows import Rows
@@ -157,6 +157,7 @@ class SimulationBatch:
         callbacks: Callbacks = (),
         delta: float | None = None,
         keep: int | None = None,
+        eval_clients: int | None = SAMPLE,
     ) -> tuple[SimulationState, History]:
         """Run as `Simulation.run`, all runs at once.
 
@@ -169,7 +170,7 @@ class SimulationBatch:
         """
         done = rounds_done(state)
         for setting in self.settings:
-            self.simulation.check_rounds(setting, done, rounds, eval_every)
+            self.simulation.check_rounds(setting, done, rounds, eval_every, eval_clients)
 
         def advance(state, length):
             rows = self._rows["train"]
@@ -186,20 +187,24 @@ class SimulationBatch:
             delta,
             self.simulation.accountant,
             self.size,
+            sample=sample_of(state.key, self.simulation.num_clients, eval_clients),
         )
         return run.segments(state, eval_every, callbacks, keep)
 
-    def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:
-        """Compute per-client metrics of all runs, (m, S).
+    def evaluate(
+        self, state: SimulationState, split: str = "test", clients: np.ndarray | None = None
+    ) -> Evaluation:
+        """Compute per-client metrics of all runs, (m, S), or of k `clients` by id, (k, S).
 
         Raises:
-          ValueError: if there is no such split.
+          ValueError: as `Simulation.evaluate`.
         """
         require_state(state)
-        self.simulation.check_split(split)
-        measured = to_host(self._compiled.evaluate(state, self._hparams, self._rows[split]))
+        clients = self.simulation.check_evaluated(split, clients)
+        rows = self._rows[split]
+        measured = to_host(self._compiled.evaluate(state, self._hparams, rows, clients))
         asked = jax.tree.map(lambda values: values[:, : self.size], measured)
-        return self.simulation.summarize(split, asked)
+        return self.simulation.summarize(split, asked, clients)
 
 
 def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:

@@ -185,8 +185,11 @@ def test_a_run_that_is_killed_resumes_bit_for_bit(made, tmp_path, capsys):
     assert [each.round for each in history] == [4, 6]
     for mine, wanted in zip(leaves(state), leaves(whole), strict=True):
         np.testing.assert_array_equal(mine, wanted)
-    one, other = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "killed"))
+    folders = tmp_path / "whole", tmp_path / "killed"
+    one, other = ((folder / "metrics.jsonl").read_text() for folder in folders)
     assert one == other
+    one_state, other_state = (folder / "checkpoints" / "6.state" for folder in folders)
+    assert one_state.read_bytes() == other_state.read_bytes()
     rows = [json.loads(line) for line in one.splitlines()]
     assert [row["round"] for row in rows] == [0, 2, 4, 6]
     spent = sim.guarantee(whole).find("zero_out").epsilon
@@ -314,10 +317,16 @@ def test_patience_counts_evaluations_that_are_no_better_than_the_best_before(val
 def test_patience_reads_validation_rows_with_the_sign_of_the_metric(name, sign):
     scores = iter([0.5, 0.25, math.nan])
 
+    class Seen(dict):
+        """A segment, whose evaluation is of a sample, and its record."""
+
+        evaluation = Evaluation("test", np.ones(1, int), {}, clients=np.zeros(1, np.int32))
+
     class Run:
         size = None
 
-        def evaluate(self, state, split):
+        def evaluate(self, state, split, clients):
+            assert clients is Seen.evaluation.clients
             return Evaluation(split, np.ones(1, int), {name: np.array([next(scores)])})
 
         def record(self, state, segment):
@@ -329,7 +338,7 @@ def test_patience_reads_validation_rows_with_the_sign_of_the_metric(name, sign):
     patience: Any = Patience(10)
     patience.run = Run()
     for index in range(3):
-        record = {}
+        record = Seen()
         patience.segment(None, record)
         assert list(record) == [f"validation_{name}"], index
     assert patience.memory == [sign * 0.5, sign * 0.25, -math.inf]

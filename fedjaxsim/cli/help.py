@@ -5,7 +5,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedjaxsim.cli.flags import Command, split
 from fedjaxsim.factories import Setting, flag
@@ -32,7 +32,9 @@ USUAL = {
 """Settings of parts that help shows without importing them."""
 _LEFT = 26
 """Columns of flags."""
-_METAVARS = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
+_METAVARS: dict[Any, str] = {
+    int: "INT", float: "FLOAT", str: "NAME", Path: "PATH", int | Literal["all"]: "INT|all",
+}  # fmt: skip
 _OF_ALGORITHM = ("algorithm", "mechanism", "sampling")
 """The roles that help for an algorithm shows: it sends, so they are its own, too."""
 

@@ -246,6 +246,7 @@ def _compute(
         ],
         delta=first.delta,
         keep=0,
+        eval_clients=config.sample,
     )
     if int(state.round) < config.rounds:
         return

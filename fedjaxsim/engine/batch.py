@@ -159,9 +159,10 @@ class Seeds(Program):
         several = functools.partial(self._one.rounds, rounds=rounds)
         return jax.vmap(several, (0, None, None))(state, hparams, rows)
 
-    def evaluate(self, state, hparams, rows):
+    def evaluate(self, state, hparams, rows, clients=None):
         """Compute each run's client metrics."""
-        return jax.vmap(self._one.evaluate, (0, None, None))(state, hparams, rows)
+        several = jax.vmap(self._one.evaluate, (0, None, None, None))
+        return several(state, hparams, rows, clients)
 
     def place(self, population: Population) -> dict[str, Any]:
         """Put rows where the functions read them; all seeds share them."""

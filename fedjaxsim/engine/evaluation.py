@@ -13,16 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import notebook
+from fedjaxsim import keys, notebook
 from fedjaxsim.data.describe import majority_accuracy
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics
-from fedjaxsim.metrics import MAJORITY, Metric, larger_is_better, metric
+from fedjaxsim.metrics import MAJORITY, SAMPLED, Metric, larger_is_better, metric
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 PERCENTILES = (10, 50, 90)
+SAMPLE = 1000
+"""Clients whom evaluations before the last one sample by default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Evaluation:
       majority: for tasks with an accuracy, the accuracy of a constant answer, see
         `majority_accuracy`.
       records: the task's `records` of its own metrics.
+      clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
+        `values` are then (k,); None for all clients.
     """
 
     split: str
@@ -51,6 +56,7 @@ class Evaluation:
     streaming: Collection[str] = ()
     majority: float | None = None
     records: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    clients: np.ndarray | None = None
 
     @property
     def failed(self) -> np.ndarray:
@@ -117,9 +123,10 @@ class Evaluation:
         field the plain `nmse` is pooled (total squared error over the variance of all targets) and
         `nmse_unweighted` the mean over clients. A streaming metric also has `_undefined`, the
         number of clients with rows and without a value. `majority_accuracy`, the accuracy of a
-        constant answer, accompanies `accuracy`.
+        constant answer, accompanies `accuracy`. `sampled_clients` is the number of clients in the
+        sample that was evaluated; it is missing if all were.
         """
-        result = {}
+        result: dict[str, Any] = {}
         for name, values in self.values.items():
             key = f"{self.split}_{name}"
             record = metric(name, self.records)
@@ -140,6 +147,8 @@ class Evaluation:
                 result[f"{self.split}_{MAJORITY}"] = np.full(values.shape[1:], self.majority)[()]
         if np.any(self.failed):
             result[f"{self.split}_failed"] = np.sum(self.failed, axis=0)
+        if self.clients is not None:
+            result[SAMPLED] = len(self.clients)
         return result
 
     def __repr__(self) -> str:
@@ -158,7 +167,8 @@ class Evaluation:
     def _title(self) -> str:
         shape = next(iter(self.values.values()), self.count).shape[1:]
         of_runs = f", {shape[0]} runs" if shape else ""
-        clients = f"{int(np.sum(self.count > 0)):,} of {len(self.count):,} clients"
+        clients = "clients" if self.clients is None else "sampled clients"
+        clients = f"{int(np.sum(self.count > 0)):,} of {len(self.count):,} {clients}"
         failed = int(np.sum(np.any(self.failed.reshape(len(self.count), -1), axis=1)))
         of_failed = f", {failed:,} failed" if failed else ""
         return f"Evaluation on {self.split} rows of {clients}{of_runs}{of_failed}"
@@ -252,7 +262,30 @@ def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
     return before[ranges.start + ranges.count] - before[ranges.start]
 
 
-def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) -> Evaluation:
+def sample_of(key: jax.Array, num_clients: int, size: int | None) -> np.ndarray | None:
+    """Draw the clients of a run's evaluations; None for all of them.
+
+    Args:
+      key: the run's key, from which the same clients follow in every placement.
+      num_clients: m.
+      size: number of clients; None for all.
+
+    Returns:
+      (size,) int32 sorted ids, a uniformly random subset.
+    """
+    if size is None or size >= num_clients:
+        return None
+    seed = np.asarray(to_host(jax.random.key_data(jax.random.fold_in(key, keys.EVALUATED))))
+    chosen = np.random.default_rng(seed).choice(num_clients, size, replace=False)
+    return np.sort(chosen).astype(np.int32)
+
+
+def summarize(
+    split: str,
+    measured: ClientMetrics,
+    statistics: SplitStatistics,
+    clients: np.ndarray | None = None,
+) -> Evaluation:
     """Summarize client metrics as an `Evaluation`.
 
     "squared_error" divided by the variance of all targets is also reported as "nmse", as in the
@@ -262,8 +295,9 @@ def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) 
       split: name of the split.
       measured: numpy arrays, (m,) or, for S runs, (m, S).
       statistics: statistics of the split.
+      clients: (k,) ids of a sample, to which `measured` then belongs; None for all clients.
     """
-    count = statistics.count
+    count = statistics.count if clients is None else statistics.count[clients]
     rows = np.where(count > 0, count, np.nan)
 
     def over(divisor, found):
@@ -282,7 +316,8 @@ def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) 
         # Without variance it is undefined, which is no failure of a client.
         names += [] if statistics.variance else ["nmse"]
         found["nmse"] = found["squared_error"] / (statistics.variance or np.nan)
-    return Evaluation(split, count, found, tuple(names), statistics.majority, statistics.records)
+    majority, records = statistics.majority, statistics.records
+    return Evaluation(split, count, found, tuple(names), majority, records, clients)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:

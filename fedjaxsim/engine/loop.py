@@ -114,12 +114,13 @@ class RunLoop:
 
     Attributes:
       advance: `(state, rounds) -> (state, metrics)`, one compiled segment.
-      evaluate: `(state, split) -> Evaluation`.
+      evaluate: `(state, split, clients) -> Evaluation` of a sample; `clients` None is all of them.
       rounds: rounds done at its end.
       delta: δ of the ε in records.
       accountant: name of the accountant; None for the tightest.
       size: S; None for one run, without an axis of runs.
       plan: the evaluations that one run releases; None for none.
+      sample: the clients whom evaluations before the last one are of; None for all.
       closing: resources that are closed when the run is over.
       clock: seconds of each phase so far.
       course: round, training loss and means of test metrics of each segment so far.
@@ -127,12 +128,13 @@ class RunLoop:
     """
 
     advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
-    evaluate: Callable[[SimulationState, str], Evaluation]
+    evaluate: Callable[[SimulationState, str, np.ndarray | None], Evaluation]
     rounds: int
     delta: float
     accountant: str | None
     size: int | None = None
     plan: EvaluationPlan | None = None
+    sample: np.ndarray | None = None
     closing: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack, init=False
     )
@@ -180,7 +182,8 @@ class RunLoop:
             # All processes evaluate together, also for a callback of the first one alone.
             if goes_on and done == 0 and any(getattr(each, "initial", False) for each in callbacks):
                 state, private = self._released(state)
-                segment = Segment(0, {}, self.evaluate(state, "test"), private=private)
+                evaluation = self.evaluate(state, "test", self.sample)
+                segment = Segment(0, {}, evaluation, private=private)
                 initial = [each for each in hooked if each.initial]
                 goes_on = _all_go_on([each.segment(state, segment) for each in initial])
             while goes_on and done < self.rounds:
@@ -197,7 +200,8 @@ class RunLoop:
                     }
                 if done == before:
                     break
-                evaluation = self.evaluate(state, "test")
+                last = done == self.rounds or done < planned
+                evaluation = self.evaluate(state, "test", None if last else self.sample)
                 state, private = self._released(state)
                 spent = seconds["rounds"] - begin, seconds["compile"] - compiled
                 segment = Segment(done, metrics, evaluation, *spent, private)
@@ -211,13 +215,18 @@ class RunLoop:
             with self.clock.phase("write"):
                 for each in hooked:
                     each.end(state)
+            if history and history[-1].evaluation.clients is not None:
+                # A callback stopped the run.
+                evaluation = self.evaluate(state, "test", None)
+                history[-1] = dataclasses.replace(history[-1], evaluation=evaluation)
         return state, History(history)
 
     def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
         """Release an evaluation, if the run does and its budget allows it."""
         if self.plan is None:
             return state, None
-        return private_evaluation.evaluate(state, self.evaluate(state, "validation"), self.plan)
+        evaluation = self.evaluate(state, "validation", None)
+        return private_evaluation.evaluate(state, evaluation, self.plan)
 
     def record(self, state: SimulationState, segment: Segment) -> Record:
         """Return the record of an evaluation of a single run, see `records`.

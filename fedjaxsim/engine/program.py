@@ -199,9 +199,16 @@ class Program:
         return jax.lax.scan(lambda state, _: self.step(state, hparams, rows), state, length=rounds)
 
     def evaluate(
-        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        rows: Rows,
+        clients: jax.Array | None = None,
     ) -> ClientMetrics:
-        """Compute the metrics of each client on its rows, (m, ...)."""
+        """Compute the metrics of each client on its rows, (m, ...).
+
+        Given the sorted ids of k `clients`, the metrics are theirs alone, (k, ...).
+        """
         choose = self.choose_layout(state, evaluates=True)
         layout = choose()
 
@@ -211,8 +218,22 @@ class Program:
                 data = rows.of(client_id, state.key, self.minibatches, layout)
                 return self.measure(params, data, rows.most_rows)
 
-        ids, _ = self.partition.ids()
-        return map_clients(one, state.personal, ids, choose, rows)
+        if clients is None:
+            ids, _ = self.partition.ids()
+            return map_clients(one, state.personal, ids, choose, rows)
+        count = clients.shape[0]
+        sample = Cohort(clients, jnp.ones(count, bool), jnp.zeros((), jnp.int32))
+        slots, ids, mask = self.partition.slots_of(sample, full=False)
+        # Client m, who is none, has no rows.
+        personal = jax.tree.map(lambda leaf: leaf[jnp.where(mask, slots, 0)], state.personal)
+        found = map_clients(one, personal, jnp.where(mask, ids, self.num_clients), choose, rows)
+        place = jnp.where(mask, jnp.searchsorted(clients, ids), count)
+
+        def gathered(leaf):
+            whole = jnp.zeros((count, *leaf.shape[1:]), leaf.dtype)
+            return whole.at[place].set(leaf, mode="drop")
+
+        return self.partition.total(jax.tree.map(gathered, found))
 
     def predict(
         self,

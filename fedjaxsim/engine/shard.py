@@ -78,13 +78,15 @@ class Sharded(Program):
         several = functools.partial(self._local().rounds, rounds=rounds)
         return self._advance(several, state, hparams, rows, (None,))
 
-    def evaluate(self, state, hparams, rows):
-        """Compute the metrics of all clients."""
-        inputs = (self.specs(state), self._hparams, specs_of_rows(rows))
+    def evaluate(self, state, hparams, rows, clients=None):
+        """Compute the metrics of all clients, or of some, whose metrics all devices get."""
+        inputs = (self.specs(state), self._hparams, specs_of_rows(rows), SAME)
         outputs = self._spec(StatePart("clients", varies=True))
+        if clients is not None:
+            outputs = PartitionSpec(*(None if axis == CLIENTS else axis for axis in outputs))
         whole = across(self._local().evaluate, self.mesh, inputs, outputs)
-        measured = whole(self._with_padding(state), hparams, rows)
-        return jax.tree.map(self._unpadded, measured)
+        measured = whole(self._with_padding(state), hparams, rows, clients)
+        return jax.tree.map(self._unpadded, measured) if clients is None else measured
 
     def place(self, population: Population) -> dict[str, Any]:
         """Put each device's clients' rows on it.

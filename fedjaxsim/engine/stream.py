@@ -229,14 +229,17 @@ class Streamed(Program):
             return after.with_clients(on_host), metrics
 
         def evaluate(
-            state: SimulationState, hparams: Hyperparameters, rows: HostRows
+            state: SimulationState,
+            hparams: Hyperparameters,
+            rows: HostRows,
+            sample: np.ndarray | None = None,
         ) -> ClientMetrics:
             leaves = jax.tree.leaves(state.of_clients)
-            size = block_of(clients, sum(leaf.nbytes for leaf in leaves) // clients)
-            blocks = [
-                np.minimum(np.arange(begin, begin + size, dtype=np.int32), clients)
-                for begin in range(0, clients, size)
-            ]
+            chosen = np.arange(clients, dtype=np.int32) if sample is None else sample
+            count = len(chosen)
+            size = block_of(count, sum(leaf.nbytes for leaf in leaves) // clients)
+            padded = np.pad(chosen, (0, -count % size), constant_values=clients)
+            blocks = padded.reshape(-1, size)
             each = rows.ranges.count
             each = each if rows.training is None else each + rows.training.count
             counts = [int(each[ids[ids < clients]].sum()) for ids in blocks]
@@ -250,7 +253,7 @@ class Streamed(Program):
                 measured = measure(state.with_clients(states), hparams, fetched)
                 # Wait: a device would start on all blocks at once.
                 found.append(jax.tree.map(np.asarray, measured))
-            return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
+            return jax.tree.map(lambda *each: np.concatenate(each)[:count], *found)
 
         return Functions(init, _refuse, rounds, evaluate)
 

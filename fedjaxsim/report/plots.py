@@ -169,7 +169,9 @@ def run_figure(records: Records, title: str) -> Figure:
     else:
         line(privacy, *points(records, "epsilon"), color=COLOURS[0])
         privacy.set_ylim(bottom=0)
-    figure.supxlabel("rounds")
+    sampled = max(row.get(metrics.SAMPLED) or 0 for row in records)
+    whose = f" (metrics of {sampled:,} sampled clients, at the end of all)" if sampled else ""
+    figure.supxlabel(f"rounds{whose}")
     return figure
 
 

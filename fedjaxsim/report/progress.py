@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedjaxsim.extras import missing
-from fedjaxsim.metrics import METRICS, in_tables
+from fedjaxsim.metrics import METRICS, SAMPLED, in_tables
 from fedjaxsim.notebook import DisplayedBar
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def in_words(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
     shown = [("train_loss", METRICS["loss"]), *in_tables()]
     parts = [f"{metric.title} {number(record[key])}" for key, metric in shown if key in record]
     spent = record["epsilon"]
+    if record.get(SAMPLED):
+        parts.append(f"of {record[SAMPLED]:,} sampled clients")
     parts.append(f"ε {'' if spent is None else '≤ '}{epsilon_text(spent)}")
     if record.get("nonfinite"):
         parts.append(f"{record['nonfinite']} messages not finite")

@@ -23,6 +23,8 @@ from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Segment
 from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.extras import missing
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.metrics import SAMPLED
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Adjacency, Entry
 from fedjaxsim.privacy.guarantee import Report, spent
@@ -39,6 +41,7 @@ from fedjaxsim.runs.directory import (
 )
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
+from fedjaxsim.simulation import Simulation
 
 FIXED = "settings", "data"
 """What a run keeps to its end."""
@@ -143,6 +146,7 @@ def execute(
                 delta=experiment.delta,
                 keep=1,
                 evaluate_privately=experiment.evaluations,
+                eval_clients=config.sample,
             )
         clock = recorded.run.clock
     else:
@@ -158,6 +162,9 @@ def execute(
         audited = {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     rows = recorded.rows if is_first() else []
     last = from_all(_judged(rows) if rows else None)[0]
+    evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
+    if last.pop(SAMPLED, None) is not None:
+        last |= _of_all(simulation, state, hparams, evaluation, last)
     done = last.pop("round")
     stopped = patience is not None and patience.exhausted
     limit = state.privacy.limit
@@ -186,11 +193,11 @@ def execute(
         "peak_bytes": peak_bytes(),
         "device_peak_bytes": device_peak_bytes(simulation.devices or jax.devices()[:1]),
     }
-    evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
     files = directory if is_first() else None
     with clock.phase("write"), doing("writing results", quiet=quiet or files is None):
         if files is not None:
-            files.write_clients(_clients(simulation.population, evaluation, report))
+            if not config.no_client_table:
+                files.write_clients(_clients(simulation.population, evaluation, report))
             write_json(files.path / GUARANTEE, report.to_json())
             if missing("plots") is None:
                 from fedjaxsim.report import plots
@@ -204,9 +211,25 @@ def execute(
 
 
 def _judged(rows: Sequence[Record]) -> Record:
-    """Return the last record, with what all of them say of divergence and messages."""
+    """Return the last record, with what all of them say of divergence, messages and samples."""
     nonfinite = sum(row.get("nonfinite", 0) for row in rows)
-    return {"diverging": diverging_from(rows), **rows[-1], "nonfinite": nonfinite}
+    sampled = max(row.get(SAMPLED, 0) for row in rows)
+    found = {"diverging": diverging_from(rows), "progress_sample": sampled, **rows[-1]}
+    return {**found, "nonfinite": nonfinite}
+
+
+def _of_all(
+    simulation: Simulation,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    evaluation: Evaluation,
+    last: Record,
+) -> Record:
+    """Return the metrics of all clients in place of a sample's, for a run that stopped early."""
+    found = dict(evaluation.summary())
+    if any(name.startswith("validation_") for name in last):
+        found |= simulation.evaluate(state, hparams, "validation").summary()
+    return {name: np.asarray(value).item() for name, value in found.items() if name in last}
 
 
 def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Record:

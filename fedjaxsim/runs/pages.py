@@ -42,6 +42,7 @@ _ENDINGS = {
     "interrupted": "was interrupted",
     "stopped_early": "ran out of patience",
     "budget_spent": "spent its budget",
+    "progress_sample": "shows metrics of {:,} sampled clients on the way, of all at the end",
     "diverging": "diverges from round {} on",
     "nonfinite": "counted {} messages that were not finite as zero",
 }

@@ -120,6 +120,10 @@ RUN = (
     Setting("rounds", int, 100, "T, communication rounds.", least=1, most=_INT32),
     Setting("eval_every", int, 10, "Rounds between evaluations.", least=1, most=_INT32),
     Setting(
+        "eval_clients", int | Literal["all"], 1000,
+        "Clients whom evaluations before the last one sample.", least=1, most=_INT32,
+    ),
+    Setting(
         "patience", int, None,
         "Evaluations without a better validation metric before a stop; no ε covers that.",
         shown="all rounds", least=1,
@@ -148,6 +152,7 @@ RUN = (
 RESULTS = (
     Setting("out", Path, None, "Directory for the results.", shown="none"),
     Setting("overwrite", bool, False, "Replace the run in the directory."),
+    Setting("no_client_table", bool, False, "Write no table of metrics per client."),
     Setting("quiet", bool, False, "Print the result and errors only."),
 )
 """The output of a run."""
@@ -472,6 +477,11 @@ class RunConfig:
     def data_seed(self) -> int:
         """The seed of the data."""
         return self.seed if self.partition_seed is None else self.partition_seed
+
+    @property
+    def sample(self) -> int | None:
+        """The number of clients whom evaluations before the last one sample; None for all."""
+        return None if self.eval_clients == "all" else self.eval_clients
 
     @property
     def counts_rows(self) -> bool:

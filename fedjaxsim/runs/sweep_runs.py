@@ -56,6 +56,7 @@ Table = Mapping[str, Sequence[Any]]
 
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(OUTPUT, "belongs on the command line, not in a sweep's file"),
+    "no_client_table": "is for single runs: a sweep writes a table of clients if asked to",
     "patience": "is for single runs: those of a sweep go on together",
     "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
