@@ -40,12 +40,11 @@ PyTree = Any
 
 
 class Draw(NamedTuple):
-    """All random choices of one round, and their probabilities.
+    """All random choices of one round.
 
     Attributes:
       cohort: the clients who take part: those drawn who answer.
       rate: () the probability p with which each client was drawn, which is charged.
-      answer_rate: () the mean probability with which each client was drawn and answers.
       clients: the round's key for clients; client `id` uses `fold_in(key, id)`.
       order: the run's key for the orders in which minibatches are consumed.
       noise: the key of the mechanism's noise in this round; of all rounds if it is correlated.
@@ -53,7 +52,6 @@ class Draw(NamedTuple):
 
     cohort: Cohort
     rate: jax.Array
-    answer_rate: jax.Array
     clients: jax.Array
     order: jax.Array
     noise: jax.Array
@@ -284,11 +282,9 @@ class Program:
         for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), stream)
         clients = threefry.fold_in(for_clients, state.round)
         cohort = self.sampling.draw(for_sampling, state.round, hparams)
-        rate = self.sampling.rate(hparams)
         return Draw(
             cohort=self.sampling.answering(cohort, clients, state.round),
-            rate=rate,
-            answer_rate=self.sampling.answer_rate(rate),
+            rate=self.sampling.rate(hparams),
             clients=clients,
             order=threefry.fold_in(for_clients, keys.ORDER),
             noise=for_noise if correlated else threefry.fold_in(for_noise, state.round),
@@ -322,6 +318,7 @@ class Program:
         Its states are as `SimulationState.of_clients`, without the axis of clients.
         """
         algorithm, shared, round_ = self.algorithm, state.shared, state.round
+        rate = self.sampling.answer_rate(drawn.rate)
         availability, layout = self.sampling.availability, self.choose_layout(state)()
         rows = rows.for_training()
 
@@ -331,7 +328,7 @@ class Program:
             order = threefry.fold_in(drawn.order, client_id)
             share = availability and work_of(availability, drawn.clients, round_, client_id)
             data = rows.of(client_id, batch_key, self.minibatches, layout, consumed, order, share)
-            context = Context(round_, context_key, client_id, self.num_clients, drawn.answer_rate)
+            context = Context(round_, context_key, client_id, self.num_clients, rate)
             with bound(algorithm.task.frozen, rows.frozen):
                 personal, message, metrics = algorithm.client(
                     shared, personal, data, hparams, context
@@ -373,7 +370,7 @@ class Program:
     def _release(
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, total: Accumulator
     ) -> Release:
-        expected = drawn.answer_rate * self.sampling.scheme.clients
+        expected = self.sampling.answer_rate(drawn.rate) * self.sampling.scheme.clients
         return self.mechanism.release(
             total, expected, drawn.noise, state.mechanism, hparams, state.round
         )
