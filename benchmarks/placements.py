@@ -110,8 +110,8 @@ def write_folder(path: Path, case: str) -> None:
 def in_arrays(population: fjs.Population, folder: Path) -> fjs.Population:
     """Return a population of a folder with its rows in memory, once."""
     mapped = [
-        np.load(folder / f"field-{number}.npy", mmap_mode="c")
-        for number in range(len(population.fields))
+        np.load(folder / f"array-{number}.npy", mmap_mode="c")
+        for number in range(1, 1 + len(population.fields))  # after their counts
     ]
     fields = dict(zip(population.fields, map(shareable, mapped), strict=True))
     return dataclasses.replace(population, fields=fields)

@@ -64,11 +64,12 @@ class Clients(NamedTuple):
 def read_clients(path: str | Path) -> Clients:
     """Read the clients of a file that `fedjaxsim.data.npz.save_npz` wrote, with `x` and `y`."""
     with np.load(path, allow_pickle=False) as arrays:
-        x, y, owner, split = (arrays[name] for name in ("x", "y", "client", "split"))
+        x, y, counts = (arrays[name] for name in ("x", "y", "counts"))
+    ends = np.cumsum(counts).reshape(counts.shape)  # clients' rows in turn, split by split
 
-    def rows(which: int) -> list[Rows]:
-        chosen = [(split == which) & (owner == k) for k in range(owner.max() + 1)]
-        return [(x[mine], y[mine]) for mine in chosen]
+    def rows(split: int) -> list[Rows]:
+        begins = ends[:, split] - counts[:, split]
+        return [(x[b:e], y[b:e]) for b, e in zip(begins, ends[:, split], strict=True)]
 
     return Clients(rows(0), rows(2))
 

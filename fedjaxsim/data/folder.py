@@ -1,14 +1,10 @@
-"""Populations on disk: a folder of columns that are mapped into memory instead of read.
+"""Populations on disk: a folder of arrays that are mapped into memory instead of read.
 
-`population.json` gives the number of clients and rows, and for every column its file, type, shape,
-bytes and SHA-256. Columns are plain `.npy` files: one per field, client after client, the rows of a
-client in the order of `SPLITS`; `counts.npy`, (m, 3) int32, the number of rows of each client in
-each split; and `names.npy`, (m,), unless clients are called 0, 1, …; `held_out` is the folder of
-the clients held out, if there are any. Loading a folder compares
+The arrays are those of a .npz file (see `fedjaxsim.data.npz`), each a plain `.npy` file.
+`population.json` gives for each its file, type, shape, bytes and SHA-256. Loading a folder compares
 sizes, `check_folder` the digests.
 """
 
-import dataclasses
 import hashlib
 import io
 import itertools
@@ -22,15 +18,13 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import blocks
-from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.files import existing, in_file, reading
+from fedjaxsim.data.npz import arrays_of, assemble
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import consecutive
 
 _ABOUT = "population.json"
 _KIND = "folder of a population"
-_HELD_OUT = "held_out"
-_VERSION = 1
+_VERSION = 2
 _AT_ONCE = 1 << 24
 """Bytes that are compared at once."""
 
@@ -44,42 +38,24 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
     Raises:
       FileExistsError: there is something at the path.
       OSError: it cannot be written, such as on a full disk.
-      ValueError: the population generates its minibatches.
+      ValueError: the population generates its minibatches, or a field has a reserved name.
     """
     path = Path(path)
     if population.generate is not None:
         raise ValueError("a population that generates its minibatches has no rows to write")
     if path.exists():
         raise FileExistsError(f"{path} exists already")
-    columns = {"counts": np.ascontiguousarray(population.counts)}
-    if not np.array_equal(population.names, np.arange(population.num_clients)):
-        columns["names"] = population.names
+    arrays = arrays_of(population)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
         about: dict[str, Any] = {
             "version": _VERSION,
-            "clients": population.num_clients,
-            "rows": population.num_rows,
-            "columns": {
-                name: _write(partial / f"{name}.npy", values) for name, values in columns.items()
-            },
-            "fields": {
-                name: _write(partial / f"field-{number}.npy", values)
-                for number, (name, values) in enumerate(population.fields.items())
-            },
-            "public": population.public,
-            "categories": population.categories,
-            "preparations": population.preparations,
-            "named": {
-                field: dataclasses.asdict(columns) for field, columns in population.columns.items()
+            "arrays": {
+                name: _write(partial / f"array-{number}.npy", np.ascontiguousarray(values))
+                for number, (name, values) in enumerate(arrays.items())
             },
         }
-        if population.held_out is not None:
-            save_folder(partial / _HELD_OUT, population.held_out)
-            about["held_out"] = json.loads((partial / _HELD_OUT / _ABOUT).read_text("utf-8"))[
-                "sha256"
-            ]
         about["sha256"] = _digest(about)
         (partial / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
         partial.rename(path)
@@ -93,65 +69,37 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
 
     Raises:
       FileNotFoundError: there is no such folder.
-      ValueError: it holds no population, or a column is missing or differs in size, type or
+      ValueError: it holds no population, or an array is missing or differs in size, type or
         shape from the one that was written.
     """
     path = existing(path, _KIND, folder=True)
     with in_file(path):
-        about = _about(path)
-        try:
-            columns = {name: _mapped(path, each) for name, each in about["columns"].items()}
-            fields = {name: _mapped(path, each) for name, each in about["fields"].items()}
-            counts, names = columns["counts"], columns.get("names")
-            clients, public = about["clients"], tuple(about["public"])
-            categories = {name: tuple(each) for name, each in about["categories"].items()}
-            made = tuple(Preparation(*each) for each in about["preparations"])
-            named = {field: _columns(each) for field, each in about["named"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{_ABOUT} is damaged: {error!r}") from error
-        if counts.shape != (clients, 3):
-            raise ValueError(f"counts must be ({clients}, 3), got {counts.shape}")
-        if names is None:
-            names = np.arange(clients, dtype=np.int32)
-        held_out = load_folder(path / _HELD_OUT) if _HELD_OUT in about else None
-        return Population(
-            fields,
-            consecutive(*counts.T),
-            names,
-            public=public,
-            categories=categories,
-            columns=named,
-            held_out=held_out,
-            preparations=made,
-        )
+        arrays = {name: _mapped(path, name, each) for name, each in _about(path).items()}
+    return assemble(arrays, path)
 
 
 def check_folder(
     path: str | os.PathLike[str], on_read: Callable[[int, int], None] = lambda done, size: None
 ) -> int:
-    """Compare all columns of a folder with the digests taken while it was written.
+    """Compare all arrays of a folder with the digests taken while it was written.
 
     Args:
       path: the folder.
       on_read: called after each block with the bytes read so far and the bytes in all.
 
     Returns:
-      The bytes of all columns.
+      The bytes of all arrays.
 
     Raises:
       FileNotFoundError: there is no such folder.
-      ValueError: names the columns that changed, or `load_folder` refuses the folder.
+      ValueError: names the arrays that changed, or `load_folder` refuses the folder.
     """
     path = existing(path, _KIND, folder=True)
     with in_file(path):
-        about = _about(path)
-        if about.get("sha256") != _digest(about):
-            raise ValueError(f"{_ABOUT} is not what was written")
-        columns = {each["file"]: each for each in about["columns"].values()}
-        columns |= {f"{each['file']} ({name})": each for name, each in about["fields"].items()}
-        files = {name: _file(path, each) for name, each in columns.items()}
-        size, done, changed = sum(each["bytes"] for each in columns.values()), 0, []
-        for name, each in columns.items():
+        arrays = _about(path, intact=True)
+        files = {name: _file(path, name, each) for name, each in arrays.items()}
+        size, done, changed = sum(each["bytes"] for each in arrays.values()), 0, []
+        for name, each in arrays.items():
             digest = hashlib.sha256()
             with open(files[name], "rb") as stream:
                 while block := stream.read(_AT_ONCE):
@@ -159,19 +107,10 @@ def check_folder(
                     done += len(block)
                     on_read(done, size)
             if digest.hexdigest() != each["sha256"]:
-                changed.append(name)
+                changed.append(f"{name} ({each['file']})")
         if changed:
             raise ValueError(f"not what was written: {', '.join(changed)}")
-        if _HELD_OUT in about:
-            if _about(path / _HELD_OUT).get("sha256") != about[_HELD_OUT]:
-                raise ValueError(f"not what was written: {_HELD_OUT}")
-            size += check_folder(path / _HELD_OUT)
     return size
-
-
-def _columns(named: dict[str, Any]) -> Columns:
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items()}
-    return Columns(**fields)
 
 
 def _write(file: Path, values: np.ndarray) -> dict[str, Any]:
@@ -201,7 +140,8 @@ def _digest(about: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _about(path: Path) -> dict[str, Any]:
+def _about(path: Path, intact: bool = False) -> dict[str, dict[str, Any]]:
+    """Return the records of the arrays."""
     try:
         about = json.loads((path / _ABOUT).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -209,27 +149,35 @@ def _about(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{_ABOUT} is damaged: {error}") from error
     if not isinstance(about, dict) or about.get("version") != _VERSION:
-        raise ValueError(f"{_ABOUT} must be of version {_VERSION}")
-    return about
+        raise ValueError(f"{_ABOUT} must be of version {_VERSION}: write the folder again")
+    if intact and about.get("sha256") != _digest(about):
+        raise ValueError(f"{_ABOUT} is not what was written")
+    kinds, found = {"file": str, "dtype": str, "shape": list, "bytes": int}, about.get("arrays")
+    if not isinstance(found, dict) or not all(
+        isinstance(each, dict) and isinstance(each.get(name), kind)
+        for each in found.values()
+        for name, kind in kinds.items()
+    ):
+        raise ValueError(f"{_ABOUT} is damaged: it must describe each array")
+    return found
 
 
-def _file(path: Path, column: dict[str, Any]) -> Path:
-    """Return the file of a column, with its size checked."""
-    file = path / column["file"]
+def _file(path: Path, name: str, array: dict[str, Any]) -> Path:
+    """Return the file of an array, with its size checked."""
+    file = path / array["file"]
     if file.parent != path or not file.is_file():
-        raise ValueError(f"the column {file.name} is missing")
-    if (size := file.stat().st_size) != column["bytes"]:
-        raise ValueError(f"the column {file.name} has {size} bytes instead of {column['bytes']}")
+        raise ValueError(f"the array {name} is missing ({file.name})")
+    if (size := file.stat().st_size) != array["bytes"]:
+        raise ValueError(f"the array {name} has {size} bytes instead of {array['bytes']}")
     return file
 
 
-def _mapped(path: Path, column: dict[str, Any]) -> np.ndarray:
-    """Map a column into memory, read-only."""
-    file, shape, dtype = _file(path, column), tuple(column["shape"]), np.dtype(column["dtype"])
-    with reading(f"column {file.name}"):
+def _mapped(path: Path, name: str, array: dict[str, Any]) -> np.ndarray:
+    """Map an array into memory, read-only."""
+    file = _file(path, name, array)
+    with reading(f"array {name}"):
         values = np.lib.format.open_memmap(file, mode="r")
-    if values.dtype != dtype or values.shape != shape:
-        raise ValueError(
-            f"the column {file.name} holds {values.dtype} {values.shape} instead of {dtype} {shape}"
-        )
+    found, written = (values.dtype.str, [*values.shape]), (array["dtype"], array["shape"])
+    if found != written:
+        raise ValueError(f"the array {name} holds {found} instead of {written}")
     return values.view(np.ndarray)

@@ -5,11 +5,13 @@ The arrays of a file:
 - any number of fields of shape (N, ...), by convention `x` and `y`;
 - the clients of the rows, as one of
   `client`: (N,) ids, integers or strings, in any order, or
-  `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ...;
+  `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ..., or
+  (m, 3), each client's training, validation and test rows, as `save_npz` writes them: then fields
+  keep their types and there is no `split`;
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
 - optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test rows;
 - optionally `public`: strings, see `Population.public`;
-- optionally `preparations`: JSON of a list, see `Population.preparations`;
+- optionally `preparations`: (k, 3) strings, see `Population.preparations`;
 - optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
 - optionally `columns.FIELD`: (d,) strings, the names of a field's columns, and `units.FIELD`,
   (5, d) float64, their `centre`, `half_range` and `bound`, and, of all of them, `norm` and
@@ -20,10 +22,10 @@ Readers of tables and images return the same arrays, and `assemble` makes the po
 """
 
 import dataclasses
-import json
 import os
 import warnings
 import zipfile
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from fedjaxsim.data.arrays import common_length
 from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS
+from fedjaxsim.data.ranges import SPLITS, consecutive
 
 _RESERVED = ("client", "counts", "names", "split", "public", "preparations")
 _CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT = "categories.", "columns.", "units.", "held_out."
@@ -54,35 +56,35 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     Raises:
       ValueError: a field has a name that the format reserves.
     """
-    taken = sorted(name for name in population.fields if _is_reserved(name))
-    if taken:
-        raise ValueError(
-            f"fields may not be called {_RESERVED} or {'…, '.join(_PREFIXES)}… in a .npz file, got "
-            f"{taken}"
-        )
+    arrays = arrays_of(population)
     # np.savez would append .npz to other paths, and fail for fields named like its arguments.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, values in _arrays(population).items():
+        for name, values in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.save(file, values, allow_pickle=False)
 
 
-def _arrays(population: Population) -> dict[str, np.ndarray]:
+def arrays_of(population: Population) -> dict[str, np.ndarray]:
     """Return the arrays of a file."""
-    counts = population.counts
-    client = np.repeat(np.arange(len(counts), dtype=np.int32), counts.sum(axis=1))
-    split = np.repeat(np.tile(np.arange(len(SPLITS), dtype=np.int8), len(counts)), counts.ravel())
-    arrays = {"client": client, "split": split, "names": population.names, **population.fields}
+    taken = sorted(name for name in population.fields if _is_reserved(name))
+    if taken:
+        raise ValueError(
+            f"fields may not be called {_RESERVED} or {'…, '.join(_PREFIXES)}… in a file, got "
+            f"{taken}"
+        )
+    arrays = {"counts": population.counts, **population.fields}
+    if not np.array_equal(population.names, np.arange(population.num_clients)):
+        arrays["names"] = population.names
     if population.public:
         arrays["public"] = np.array(population.public)
     if population.preparations:
-        arrays["preparations"] = np.array(json.dumps(population.preparations))
+        arrays["preparations"] = np.array(population.preparations, str)
     for field, names in population.categories.items():
         arrays[_CATEGORIES + field] = np.array(names)
     for field, columns in population.columns.items():
         arrays |= arrays_of_columns(field, columns)
     if population.held_out is not None:
-        held_out = _arrays(population.held_out)
+        held_out = arrays_of(population.held_out)
         arrays |= {_HELD_OUT + name: values for name, values in held_out.items()}
     return arrays
 
@@ -114,32 +116,33 @@ def fields_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
     """Add the public sentences, categories and columns among the arrays to a population."""
-    texts = {
-        name: values
-        for name, values in arrays.items()
-        if name == "public" or name.startswith((_CATEGORIES, _COLUMNS))
-    }
-    for name, values in texts.items():
-        if values.dtype.kind != "U" or values.ndim != 1:
-            raise ValueError(f"{name} must hold strings, got type {values.dtype}")
-    lists = {name: tuple(values.tolist()) for name, values in texts.items()}
-    held_out = population.held_out and described(population.held_out, arrays)
-    categories, columns = {}, {}
-    for name, names in lists.items():
-        kind, _, field = name.partition(".")
-        if kind == "categories":
-            categories[field] = names
-        elif kind == "columns":
-            columns[field] = _columns(names, field, arrays.get(_UNITS + field))
-    made = json.loads(str(arrays.get("preparations", "[]")))
+    known = _attributes(arrays)
     return dataclasses.replace(
         population,
-        public=(*population.public, *lists.get("public", ())),
-        categories=categories,
-        columns=columns,
-        preparations=tuple(Preparation(*each) for each in made),
-        held_out=held_out,
+        **(known | {"public": (*population.public, *known["public"])}),
+        held_out=population.held_out and described(population.held_out, arrays),
     )
+
+
+def _attributes(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the attributes of a population that are no rows."""
+    found: dict[str, Any] = {"public": (), "preparations": (), "categories": {}, "columns": {}}
+    for name, values in arrays.items():
+        kind, _, field = name.partition(".")
+        if kind not in found or bool(field) != isinstance(found[kind], dict):
+            continue
+        if values.dtype.kind != "U" or values.ndim != 1 + (name == "preparations"):
+            raise ValueError(f"{name} must hold strings, got {_described(values)}")
+        texts = tuple(values.tolist())
+        if name == "public":
+            found[name] = texts
+        elif name == "preparations":
+            found[name] = tuple(Preparation(key, int(m), float(z)) for key, m, z in texts)
+        elif kind == "categories":
+            found[kind][field] = texts
+        else:
+            found[kind][field] = _columns(texts, field, arrays.get(_UNITS + field))
+    return found
 
 
 def _columns(names: tuple[str, ...], field: str, units: np.ndarray | None) -> Columns:
@@ -173,11 +176,7 @@ def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct texts in sorted order, and the position there of each text, (N,).
-
-    Args:
-      texts: (N,) strings, of numpy's type or objects.
-    """
+    """Return the distinct texts, sorted, and the place there of each text, (N,)."""
     values = texts.tolist()
     found = sorted(set(values))
     place = {text: number for number, text in enumerate(found)}
@@ -193,13 +192,20 @@ def assemble(
             raise ValueError("exactly one of the arrays 'client' and 'counts' must be given")
         fields = fields_of(arrays)
         n = common_length(fields, "file")
-        client, names = _owners(arrays, n)
-        split = arrays.get("split", np.zeros(n, dtype=np.int8))
-        if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
-            raise ValueError(
-                f"split must hold 0, 1 or 2 for each of the {n} rows, got {_described(split)}"
-            )
-        population = described(_with_held_out(fields, client, names, split), arrays)
+        counts = arrays.get("counts", np.zeros(0))
+        if counts.ndim == 2:
+            if counts.shape[1] != len(SPLITS) or counts.dtype.kind not in "iu":
+                raise ValueError(f"counts must be integers (m, 3), got {_described(counts)}")
+            names = arrays.get("names", np.arange(len(counts), dtype=np.int32))
+            population = Population(fields, consecutive(*counts.T), names, **_attributes(arrays))
+        else:
+            client, names = _owners(arrays, n)
+            split = arrays.get("split", np.zeros(n, dtype=np.int8))
+            if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
+                raise ValueError(
+                    f"split must hold 0, 1 or 2 for each of the {n} rows, got {_described(split)}"
+                )
+            population = described(_with_held_out(fields, client, names, split), arrays)
         size = len(_HELD_OUT)
         held_out = {name[size:]: v for name, v in arrays.items() if name.startswith(_HELD_OUT)}
         if held_out:

@@ -82,10 +82,10 @@ def test_a_folder_is_checked(tmp_path, capsys, refused):
     assert capsys.readouterr().out == f"{folder} holds what was written: {size:,} bytes\n"
     assert main([*check, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"bytes": size}
-    with open(folder / "field-1.npy", "r+b") as file:
+    with open(folder / "array-2.npy", "r+b") as file:
         file.seek(-1, 2)
         file.write(b"\1")
     load_folder(folder)  # sizes are what they were
-    assert "field-1.npy (y)" in refused(" ".join(check))
+    assert "y (array-2.npy)" in refused(" ".join(check))
     for flags, words in (("--data digits", "digits"), ("--seed 3", "seed"), ("--out a.png", "out")):
         assert words in refused(" ".join([*check, flags]))

@@ -58,10 +58,10 @@ def test_an_image_starts_no_program(tmp_path):
 
 def test_a_population_reads_no_file_outside_its_folder(tmp_path):
     save_folder(tmp_path / "p", damaged.population())
-    shutil.copy(tmp_path / "p" / "counts.npy", tmp_path / "counts.npy")
+    shutil.copy(tmp_path / "p" / "array-0.npy", tmp_path / "array-0.npy")
     about = (tmp_path / "p" / "population.json").read_text()
-    (tmp_path / "p" / "population.json").write_text(about.replace("counts.npy", "../counts.npy"))
-    with pytest.raises(ValueError, match=r"the column counts\.npy is missing"):
+    (tmp_path / "p" / "population.json").write_text(about.replace("array-0.npy", "../array-0.npy"))
+    with pytest.raises(ValueError, match=r"the array counts is missing"):
         load(f"folder:{tmp_path}/p")
 
 
