@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,69 +34,6 @@ def as_numbers(value: Any, where: str) -> np.ndarray:
         )
     given_as_array = hasattr(value, "dtype")
     return array if given_as_array or array.dtype.kind != "f" else to_float32(array)
-
-
-class Sequences(NamedTuple):
-    """Rows of numbers, padded to the longest.
-
-    Attributes:
-      values: (N, L, ...).
-      mask: 1 for numbers and 0 for padding, (N, L) float32; None if all rows have one length.
-    """
-
-    values: np.ndarray
-    mask: np.ndarray | None
-
-
-def stacked_lists(values: Sequence[Any] | np.ndarray, where: str) -> Sequences:
-    """Stack lists of numbers, (N, ...); floats become float32.
-
-    Rows of different lengths are filled up: floats with 0, and integers, which are tokens from 0
-    on, with one more than the largest.
-    """
-
-    def row(value: Any) -> np.ndarray:
-        array = np.asarray(value)
-        nested = array.dtype == object and array.ndim and array.size  # lists of lists
-        return np.array([row(each) for each in array]) if nested else array
-
-    rows = []
-    for number, value in enumerate(values):
-        try:
-            rows.append(row(value))
-        except ValueError:
-            rows.append(np.array(None))
-        if (rows[-1].dtype.kind not in "fiub" and rows[-1].size) or not rows[-1].ndim:
-            raise ValueError(
-                f"{where} must hold lists of numbers, got {str(value)[:40]} in row {number + 1}"
-            )
-    first = rows[0].shape
-    odd = next((k for k, r in enumerate(rows) if r.size and r.shape[1:] != first[1:]), None)
-    if odd is not None:
-        raise ValueError(
-            f"{where} must hold arrays of one shape, or lists of numbers, got {first} in row 1 and "
-            f"{rows[odd].shape} in row {odd + 1}"
-        )
-    lengths = np.array([len(r) for r in rows])
-    kind = np.result_type(*{r.dtype for r in rows if r.size} or {np.dtype(np.float32)})
-    kind = np.dtype(np.float32) if kind.kind == "f" else kind
-    if lengths.min() == lengths.max():
-        with np.errstate(over="ignore"):
-            return Sequences(np.stack(rows).astype(kind, copy=False), None)
-    joined = np.concatenate([r for r in rows if r.size])
-    filling = 0
-    if kind.kind != "f":
-        if joined.min() < 0:
-            raise ValueError(
-                f"{where} holds lists of different lengths with negative integers: tokens are 0 or "
-                "more, and other numbers floating"
-            )
-        filling, kind = int(joined.max()) + 1, np.dtype(np.int64)
-    found = np.full((len(rows), lengths.max(), *first[1:]), filling, kind)
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    with np.errstate(over="ignore"):
-        found[mask] = joined
-    return Sequences(found, mask.astype(np.float32))
 
 
 def common_length(fields: Mapping[str, Any], where: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjaxsim.data.arrays import joined, to_float32
+from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import Population
@@ -192,14 +192,16 @@ def _population(splits: dict[str, Users]) -> Population:
     ]
     if not parts:
         raise ValueError("no user has rows")
-    clients, categories, public = encode([data for _, _, data in parts])
-    fields, counts = joined(clients, [user for user, _, _ in parts])
-    arrays = {
-        **fields,
-        "client": np.repeat([position[user] for user, _, _ in parts], counts),
-        "split": np.repeat([split for _, split, _ in parts], counts),
-        "names": np.array(names),
-        "public": np.array(public, dtype=str),
-        **{f"categories.{name}": np.array(each) for name, each in categories.items()},
-    }
-    return assemble(arrays)
+    users = [user for user, _, _ in parts]
+    counts = [len(data["y"]) for _, _, data in parts]
+    fields = {field: [data[field] for _, _, data in parts] for field in ("x", "y")}
+    arrays, public = encode(fields, [f"client {user!r}, field " for user in users])
+    return assemble(
+        {
+            **arrays,
+            "client": np.repeat([position[user] for user in users], counts),
+            "split": np.repeat([split for _, split, _ in parts], counts),
+            "names": np.array(names),
+            "public": np.array([f"{one} and taken as public." for one in public], dtype=str),
+        }
+    )

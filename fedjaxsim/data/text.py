@@ -1,13 +1,13 @@
 """Text as integers: characters of strings, words of lists, and names of classes."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.arrays import stacked_lists
+from fedjaxsim.data.arrays import join
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of Shakespeare, in the order of LEAF (`models/utils/language_utils.py`)."""
@@ -20,110 +20,125 @@ _FILES = (
 )  # fmt: skip
 _MOST_TOKENS = 1 << 17
 
-Client = dict[str, np.ndarray]
 
-
-class Encoded(NamedTuple):
-    """Clients with numbers in x and y, and the `categories` and `public` of `Population`."""
-
-    clients: list[Client]
-    categories: dict[str, tuple[str, ...]]
-    public: tuple[str, ...]
-
-
-def encode(clients: Sequence[Client]) -> Encoded:
-    """Replace text in the clients' fields x and y by integers.
+def encode(
+    fields: Mapping[str, list[np.ndarray]], owners: list[str]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Join the clients' parts of the fields x and y, with text replaced by integers.
 
     Strings in x, (n,), become their characters and lists of words, (n, L), their words: integers
     (n, L), in which one more integer, with an empty name, pads shorter rows. Labels use the symbols
     of x if they are single characters, (n,), strings as long as x, or lists of words, (n, L);
-    their padding is −1. Any other text in y names classes, in sorted order.
+    their padding is −1. Any other text in y names classes, in sorted order. Lists of numbers of
+    different lengths are filled up, see `with_padding`.
 
     Characters have the numbers of LEAF's Shakespeare if no others occur; otherwise characters, like
     words, are numbered in sorted order.
 
-    Raises:
-      ValueError: some clients have text and others numbers, or a word holds white space.
+    Returns:
+      Arrays of the .npz format, and sentences on what is public.
     """
-    if not clients:
-        return Encoded([], {}, ())
-    fields = {name: [client[name] for client in clients] for name in ("x", "y")}
-    more: list[Client] = [{} for _ in clients]
-    categories: dict[str, tuple[str, ...]] = {}
+    arrays: dict[str, np.ndarray] = {}
+    texts: dict[str, list[np.ndarray]] = {}
     public = []
-    for name, arrays in fields.items():
-        if any(array.dtype.kind == "O" for array in arrays):
-            filled = with_padding(
-                [np.atleast_1d(row) for array in arrays for row in array], repr(name), name
-            )
-            ends = np.cumsum([*map(len, arrays)])[:-1]
-            fields[name] = np.split(filled.arrays.pop(name), ends)
-            categories |= filled.categories
+    for name, parts in fields.items():
+        if any(part.dtype.kind == "O" for part in parts):
+            rows = [np.atleast_1d(row) for part in parts for row in part]
+            arrays |= with_padding(rows, repr(name), name)
             public.append("The length of the longest row")
-            for field, values in filled.arrays.items():
-                for client, part in zip(more, np.split(values, ends), strict=True):
-                    client[field] = part
-    for name, arrays in fields.items():
-        if len({(array.dtype.kind == "U", array.ndim) for array in arrays}) > 1:
+        elif len({(part.dtype.kind == "U", part.ndim) for part in parts}) > 1:
             raise ValueError(f"{name!r} must be text of one form or numbers, alike for all clients")
-    if fields["x"][0].dtype.kind == "U" and fields["x"][0].ndim == 1:
-        refuse_files((text for array in fields["x"] for text in array.tolist()), "'x'")
-    if fields["x"][0].dtype.kind == "U":
-        texts = ["x", "y"] if _continue(fields["x"], fields["y"]) else ["x"]
-        symbols, known = _symbols([array for name in texts for array in fields[name]])
-        for name in texts:
-            fields[name], padded = _numbered(fields[name], symbols)
-            categories[name] = symbols
-            if padded and name == "x":
-                categories[name] = (*symbols, "")
-            elif padded:
-                fields[name] = [_marked(array, len(symbols)) for array in fields[name]]
+        elif parts[0].dtype.kind == "U":
+            texts[name] = parts
+        else:
+            arrays[name] = join(name, parts, owners)
+    if "x" in texts:
+        if texts["x"][0].ndim == 1:
+            refuse_files((text for part in texts["x"] for text in part.tolist()), "'x'")
+        of_x = {"x": texts.pop("x")}
+        if "y" in texts and _continue(of_x["x"], texts["y"]):
+            of_x["y"] = texts.pop("y")
+        symbols, known = _symbols([part for parts in of_x.values() for part in parts])
+        for name, parts in of_x.items():
+            arrays[name], padded = _numbered(parts, symbols)
+            if padded and name == "y":
+                labels = arrays[name].astype(np.int32)
+                arrays[name] = np.where(labels == len(symbols), _PADDED, labels)
+            named = (*symbols, "") if padded and name == "x" else symbols
+            arrays[f"categories.{name}"] = np.array(named, str)
         if not known:
             public.append("Which characters or words there are")
-    if fields["y"][0].dtype.kind == "U":
-        names, numbers = np.unique(np.concatenate(fields["y"]), return_inverse=True)
-        sizes = np.cumsum([len(array) for array in fields["y"]])[:-1]
-        fields["y"] = np.split(numbers, sizes)
-        categories["y"] = tuple(names.tolist())
+    if "y" in texts:
+        names, arrays["y"] = np.unique(np.concatenate(texts["y"]), return_inverse=True)
+        arrays["categories.y"] = names
         public.append("Which classes there are, by name,")
-    return Encoded(
-        [{"x": x, "y": y, **m} for x, y, m in zip(fields["x"], fields["y"], more, strict=True)],
-        categories,
-        tuple(f"{what} is read from all clients' rows and taken as public." for what in public),
-    )
+    return arrays, [f"{what} is read from all clients' rows" for what in public]
 
 
-class Padded(NamedTuple):
-    """The arrays of a field of sequences, and the names of its tokens."""
+def with_padding(
+    values: Sequence[Any] | np.ndarray, where: str, field: str
+) -> dict[str, np.ndarray]:
+    """Stack lists of numbers as a field, (N, L, ...); those of different lengths are filled up.
 
-    arrays: dict[str, np.ndarray]
-    categories: dict[str, tuple[str, ...]]
-
-
-def with_padding(rows: Sequence[Any] | np.ndarray, where: str, field: str) -> Padded:
-    """Stack lists of numbers as a field; those of different lengths are filled up.
-
-    Features get the field "mask" beside them, (N, L) float32, which is 0 at padding, and integers
-    among them one more token, with an empty name. Labels are filled up with −1.
+    Floats become float32. Features get the field "mask" beside them, (N, L) float32, which is 0 at
+    padding; it is 0 for floats, and for integers, which are tokens from 0 on, one more than the
+    largest, with an empty name. Labels are filled up with −1.
 
     Args:
-      rows: N lists of numbers.
+      values: N lists of numbers.
       where: their place, for messages.
       field: x or y.
     """
-    values, mask = stacked_lists(rows, where)
-    if mask is None:
-        return Padded({field: values}, {})
-    integral = values.dtype.kind in "iu"
-    if field == "y":
-        if not integral:
-            raise ValueError(f"{where} holds lists of fractions, which must be of one length")
-        return Padded({"y": np.where(mask > 0, values, _PADDED).astype(np.int32)}, {})
-    tokens = int(values.max()) if integral else 0
-    if tokens >= _MOST_TOKENS:
+
+    def row(value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        nested = array.dtype == object and array.ndim and array.size  # lists of lists
+        return np.array([row(each) for each in array]) if nested else array
+
+    rows = []
+    for number, value in enumerate(values):
+        try:
+            rows.append(row(value))
+        except ValueError:
+            rows.append(np.array(None))
+        if (rows[-1].dtype.kind not in "fiub" and rows[-1].size) or not rows[-1].ndim:
+            raise ValueError(
+                f"{where} must hold lists of numbers, got {str(value)[:40]} in row {number + 1}"
+            )
+    first = rows[0].shape
+    odd = next((k for k, r in enumerate(rows) if r.size and r.shape[1:] != first[1:]), None)
+    if odd is not None:
+        raise ValueError(
+            f"{where} must hold arrays of one shape, or lists of numbers, got {first} in row 1 and "
+            f"{rows[odd].shape} in row {odd + 1}"
+        )
+    lengths = np.array([len(r) for r in rows])
+    kind = np.result_type(*{r.dtype for r in rows if r.size} or {np.dtype(np.float32)})
+    floating = kind.kind == "f"
+    kind = np.dtype(np.float32) if floating else kind
+    if lengths.min() == lengths.max():
+        with np.errstate(over="ignore"):
+            return {field: np.stack(rows).astype(kind, copy=False)}
+    joined = np.concatenate([r for r in rows if r.size])
+    if field == "y" and floating:
+        raise ValueError(f"{where} holds lists of fractions, which must be of one length")
+    if not floating and joined.min() < 0:
+        raise ValueError(
+            f"{where} holds lists of different lengths with negative integers: tokens are 0 or "
+            "more, and other numbers floating"
+        )
+    tokens = 0 if floating else int(joined.max()) + 1
+    if field == "x" and tokens >= _MOST_TOKENS:
         raise ValueError(f"{where} holds lists of tokens up to {tokens - 1}: number them from 0")
-    names = {"x": (*map(str, range(tokens)), "")} if integral else {}
-    return Padded({"x": values.astype(np.int32) if integral else values, "mask": mask}, names)
+    filling = tokens if field == "x" else _PADDED
+    found = np.full((len(rows), lengths.max(), *first[1:]), filling, kind if floating else np.int64)
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    with np.errstate(over="ignore"):
+        found[mask] = joined
+    if field == "y":
+        return {"y": found}
+    names = {} if floating else {"categories.x": np.array([*map(str, range(tokens)), ""])}
+    return {"x": found, "mask": mask.astype(np.float32), **names}
 
 
 def refuse_files(texts: Iterable[str], where: str) -> None:
@@ -137,21 +152,10 @@ def refuse_files(texts: Iterable[str], where: str) -> None:
 
 
 def characters(texts: Sequence[str], length: int | None) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Encode the texts of a column as `encode` does.
-
-    Args:
-      texts: N texts.
-      length: characters to keep of each, the first ones; None keeps all.
-
-    Returns:
-      The arrays x, (N, L) integers, and categories.x; and sentences on what is public.
-    """
+    """Encode the texts of a column as `encode` does, the first `length` characters of each."""
     if length is not None:
         checks.count(length=length)
-    kept = [text[:length] for text in texts]
-    clients, categories, public = encode([{"x": np.array(kept), "y": np.zeros(len(kept))}])
-    found = {"x": clients[0]["x"], "categories.x": np.array(categories["x"])}
-    return found, ["Which characters there are is read from all clients' rows"] if public else []
+    return encode({"x": [np.array([text[:length] for text in texts])]}, [])
 
 
 def _filled_up(words: np.ndarray, width: int) -> np.ndarray:
@@ -198,7 +202,7 @@ def _symbols(texts: list[np.ndarray]) -> tuple[tuple[str, ...], bool]:
     return tuple(words), False
 
 
-def _numbered(texts: list[np.ndarray], symbols: tuple[str, ...]) -> tuple[list[np.ndarray], bool]:
+def _numbered(texts: list[np.ndarray], symbols: tuple[str, ...]) -> tuple[np.ndarray, bool]:
     """Return each text as integers, (n, L) or (n,), and whether any is padded."""
     width = _width(texts)
     dtype = np.uint8 if len(symbols) < 256 else np.int32
@@ -211,12 +215,6 @@ def _numbered(texts: list[np.ndarray], symbols: tuple[str, ...]) -> tuple[list[n
         # The empty word comes first in sorted order, and its number last.
         words, order = np.array(["", *symbols]), np.r_[len(symbols), : len(symbols)].astype(dtype)
         numbers = [order[np.searchsorted(words, _filled_up(text, width))] for text in texts]
-    padded = any(bool((array == len(symbols)).any()) for array in numbers)
-    if texts[0].ndim == 1 and width == 1 and not padded:
-        numbers = [array[:, 0] for array in numbers]
-    return numbers, padded
-
-
-def _marked(labels: np.ndarray, padding: int) -> np.ndarray:
-    """Replace padding by −1."""
-    return np.where(labels == padding, _PADDED, labels.astype(np.int32))
+    found = np.concatenate(numbers)
+    padded = bool((found == len(symbols)).any())
+    return found[:, 0] if texts[0].ndim == 1 and width == 1 and not padded else found, padded
