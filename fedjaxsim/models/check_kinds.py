@@ -1,5 +1,6 @@
 """Checks of the arguments of which models are made; each error names the function to call."""
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -14,15 +15,7 @@ _READERS = {
 
 
 def require_model(who: str, model: Any) -> Model:
-    """Return the model that a function got or returned.
-
-    Args:
-      who: the function with a verb, such as "softmax needs".
-      model: its argument or value.
-
-    Raises:
-      ValueError: if it is another library's module, or no model at all.
-    """
+    """Return the model that a function got or returned; `who` is as in "softmax needs"."""
     if isinstance(model, Model):
         return model
     reader = _reader_of(model)
@@ -44,27 +37,16 @@ def require_module(name: str, module: Any) -> None:
 
 
 def require_maker(name: str, make: Any, example: str) -> None:
-    """Check a function that makes a module from one argument.
-
-    Args:
-      name: the function that got it.
-      make: the argument.
-      example: a right argument.
-
-    Raises:
-      ValueError: if it is a module itself, or takes other arguments.
-    """
-    made_by_class = isinstance(make, type)
-    good = callable(make) and (made_by_class or not _reader_of(make))
-    if good:
+    """Raise ValueError unless a function makes a module from one argument, as `example` does."""
+    by_class = isinstance(make, type)
+    good = callable(make) and (by_class or not _reader_of(make))
+    with contextlib.suppress(ValueError):  # some builtins have no signature
         try:
             # The classes of flax.nnx are called by a metaclass that takes any arguments.
-            signature = inspect.signature(make.__init__ if made_by_class else make)
-            signature.bind(*[None] * (1 + made_by_class))
+            signature = inspect.signature(make.__init__ if by_class else make)
+            signature.bind(*[None] * (1 + by_class))
         except TypeError:
             good = False
-        except ValueError:  # some builtins have no signature
-            pass
     if not good:
         raise ValueError(
             f"{name} needs a function that makes the module, such as {example}, "
@@ -74,15 +56,11 @@ def require_maker(name: str, make: Any, example: str) -> None:
 
 def _reader_of(module: Any) -> str | None:
     """Return how to make a model of a module, or of a class of modules."""
-    bases = (module if isinstance(module, type) else type(module)).__mro__
-    libraries = (each.__module__ for each in bases)
-    found = (
-        reader
-        for library in libraries
-        for start, reader in _READERS.items()
-        if f"{library}.".startswith(f"{start}.")
-    )
-    return next(found, None)
+    for base in (module if isinstance(module, type) else type(module)).__mro__:
+        for library, reader in _READERS.items():
+            if f"{base.__module__}.".startswith(f"{library}."):
+                return reader
+    return None
 
 
 def _described(value: Any) -> str:

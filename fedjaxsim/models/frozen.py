@@ -44,17 +44,7 @@ def trainable(model: Model, params: PyTree, where: Callable[[str], bool]) -> Mod
 def with_frozen(
     model: Model, params: PyTree, trained: Collection[str], init: Callable[[jax.Array], PyTree]
 ) -> Model:
-    """Make a model of which some parameters are trained; see `trainable`.
-
-    Args:
-      model: the whole model.
-      params: its parameters; the trained ones may be shapes.
-      trained: the names of trained parameters.
-      init: `(key) -> the trained parameters`, with the paths that they have in `params`.
-
-    Raises:
-      ValueError: as `trainable`.
-    """
+    """Make a model of which some parameters are trained; see `trainable`."""
     if model.frozen is not None:
         raise ValueError("the model has a frozen part already: give the whole model")
     # Running statistics are frozen with the rest: batches are normalized by them, not by their own.

@@ -24,9 +24,6 @@ class FrozenWeights:
     JAX compiles an array that a function closes over into every program that calls the function.
     The engine therefore keeps these weights beside the rows, and binds its argument while it traces
     the functions of a client. Elsewhere a model reads the weights themselves.
-
-    Attributes:
-      weights: arrays by name.
     """
 
     def __init__(self, weights: dict[str, jax.Array]):
@@ -114,21 +111,13 @@ def as_floats(x: jax.Array) -> jax.Array:
 
 
 def require_shape(input_shape: Any) -> tuple[int, ...]:
-    """Return the shape of one example.
-
-    Raises:
-      ValueError: if it is no sequence of integers.
-    """
+    """Return the shape of one example; raise ValueError if it is no sequence of integers."""
     example = "the shape of one example without the batch axis, such as (64,)"
     return _integers("input_shape", input_shape, example)
 
 
 def require_widths(hidden: Any) -> tuple[int, ...]:
-    """Return the widths of hidden layers.
-
-    Raises:
-      ValueError: if they are no sequence of integers.
-    """
+    """Return widths of layers; raise ValueError if they are no sequence of integers."""
     return _integers("hidden", hidden, "the width of each hidden layer, such as (64,)")
 
 

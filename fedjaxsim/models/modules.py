@@ -6,7 +6,6 @@ elsewhere. Modules with other variables are refused. Parameters of float32, whic
 default, are float64 where JAX computes in float64.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -226,71 +225,33 @@ def from_equinox(
     with importing("equinox"):
         import equinox as eqx
 
-    def trained(module):
-        part = eqx.filter(eqx.filter(module, wrt), eqx.is_inexact_array)
+    require_maker("from_equinox", make, "lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)")
+
+    def parts(key):
+        made: Any = make(key)
+        return made if isinstance(made, tuple) else (made, None)
+
+    def named(module, chosen=eqx.is_inexact_array):
+        part = eqx.filter(eqx.filter(module, chosen), eqx.is_inexact_array)
         leaves = jax.tree_util.tree_leaves_with_path(part)
         return unflatten_dict({_names(path): leaf for path, leaf in leaves})
 
-    require_maker("from_equinox", make, "lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)")
-    made: Any = make(jax.random.key(0))
-    if isinstance(made, tuple):
-        both: Any = make
-        model = _equinox_with_state(make, output_layer)
-        return model if wrt is None else _partly(model, lambda key: trained(both(key)[0]))
-    module = made
-    draws = _drops(module)
-    parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex))
-    _refuse_statistics(
-        module, (type(part).__name__ for part in parts if isinstance(part, eqx.nn.StateIndex))
-    )
-    rest = eqx.filter(module, eqx.is_inexact_array, inverse=True)
-    like = jax.eval_shape(lambda: eqx.filter(module, eqx.is_inexact_array))
-
-    def init(key):
-        params = eqx.filter(make(key), eqx.is_inexact_array)
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        return unflatten_dict({_names(path): leaf for path, leaf in leaves})
-
-    def whole(params):
-        values = flatten_dict(params)
-        given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
-        return eqx.combine(given, rest)
-
-    def apply(params, x):
-        module = whole(params)
-        if not draws:
-            return jax.vmap(module)(x)
-        return jax.vmap(functools.partial(eqx.nn.inference_mode(module), key=None))(x)
-
-    def train(params, x, weight, keys):
-        del weight
-        if keys is None:
-            return apply(params, x), None
-        return jax.vmap(lambda row, key: whole(params)(row, key=key))(x, keys), None
-
-    model = Model(init, apply, output_layer, train=train if draws else None)
-    return model if wrt is None else _partly(model, lambda key: trained(make(key)))
-
-
-def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | None) -> Model:
-    """Make the model of `make(key) -> (module, state)`; its statistics are the state's arrays."""
-    import equinox as eqx
-
-    def at(node):
+    def of_state(node):
         return isinstance(node, (eqx.nn.StateIndex, eqx.nn.BatchNorm))
 
-    module, state = make(jax.random.key(0))
+    module, state = parts(jax.random.key(0))
     draws = _drops(module)
-    axes = {n.axis_name for n in jax.tree.leaves(module, is_leaf=at) if hasattr(n, "axis_name")}
-    if len(axes) != 1:
+    nodes = jax.tree.leaves(module, is_leaf=of_state)
+    axis, *others = {node.axis_name for node in nodes if hasattr(node, "axis_name")} or {None}
+    found = jax.tree_util.tree_leaves_with_path(
+        module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex)
+    )
+    indices = {_names(path): each for path, each in found if isinstance(each, eqx.nn.StateIndex)}
+    if state is None:
+        _refuse_statistics(module, (type(index).__name__ for index in indices.values()))
+        axis = None
+    elif axis is None or others:
         raise _refused(module, "keeps state", "it must be of BatchNorm layers with one axis_name")
-    indices = {
-        _names(path): index
-        for path, index in jax.tree_util.tree_leaves_with_path(
-            module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex)
-        )
-        if isinstance(index, eqx.nn.StateIndex)
-    }
     rest = eqx.filter(module, eqx.is_inexact_array, inverse=True)
     like = jax.eval_shape(lambda: eqx.filter(module, eqx.is_inexact_array))
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, state))  # of no weak types
@@ -307,41 +268,43 @@ def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | No
         return unflatten_dict(found)
 
     def init(key):
-        params = eqx.filter(make(key)[0], eqx.is_inexact_array)
-        named = jax.tree_util.tree_leaves_with_path(params)
-        made = unflatten_dict({_names(path): leaf for path, leaf in named})
-        return made | {STATISTICS: statistics_of(fresh())}
+        params = named(parts(key)[0])
+        return params if state is None else params | {STATISTICS: statistics_of(fresh())}
 
     def called(params, x, inference, keys=None):
         values: Any = flatten_dict(params)
-        state = fresh()
+        given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
+        whole = eqx.combine(given, rest)
+        if state is not None or (draws and inference):
+            whole = eqx.nn.inference_mode(whole, inference)
+        last: Any = fresh()
         for path, index in indices.items():
-            old, shape = jax.tree.flatten(state.get(index))
+            old, shape = jax.tree.flatten(last.get(index))
             names = [(STATISTICS, *path[:-1], f"{path[-1]}_{n}") for n in range(len(old))]
             new = [values[name].astype(leaf.dtype) for name, leaf in zip(names, old, strict=True)]
-            state = state.set(index, jax.tree.unflatten(shape, new))
-        given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
-        whole = eqx.nn.inference_mode(eqx.combine(given, rest), inference)
-        (axis,) = axes
+            last = last.set(index, jax.tree.unflatten(shape, new))
 
-        def one(row, state, key):
-            return whole(row, state, key=key) if draws else whole(row, state)
+        def one(row, last, key):
+            keyed = {"key": key} if draws else {}
+            return (whole(row, **keyed), None) if state is None else whole(row, last, **keyed)
 
-        mapped = jax.vmap(
-            one, axis_name=axis, in_axes=(0, None, None if keys is None else 0), out_axes=(0, None)
-        )
-        return mapped(x, state, keys)
+        each = None if keys is None else 0
+        mapped = jax.vmap(one, (0, None, each), (0, None), axis_name=axis)
+        outputs, last = mapped(x, last, keys)
+        return outputs, None if state is None else statistics_of(last)
 
     def apply(params, x):
         return called(params, x, True)[0]
 
     def train(params, x, weight, keys):
         if draws and keys is None:
-            return apply(params, x), params[STATISTICS]
-        outputs, state = called(params, _in_turn(x, weight), False, keys)
-        return outputs, statistics_of(state)
+            return apply(params, x), params.get(STATISTICS)
+        return called(params, x if state is None else _in_turn(x, weight), False, keys)
 
-    return Model(init, apply, output_layer, train=train, keeps_statistics=True)
+    keeps = state is not None
+    trains = train if draws or keeps else None
+    model = Model(init, apply, output_layer, train=trains, keeps_statistics=keeps)
+    return model if wrt is None else _partly(model, lambda key: named(parts(key)[0], wrt))
 
 
 def _precise(params: Any) -> Any:
