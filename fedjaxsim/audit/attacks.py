@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels.products import dense, unsealed
+from fedjaxsim.simulation import Simulation
 
 PyTree = Any
 
@@ -110,6 +111,25 @@ def noise_of(hparams: Hyperparameters, rounds: int) -> np.ndarray:
     return np.broadcast_to(z[:rounds] if z.ndim else z, rounds)
 
 
+def shapes_of(simulation: Simulation, hparams: Hyperparameters) -> tuple[PyTree, int, PyTree]:
+    """Return the shapes of a message, the number of its parameters, and the shapes of a release."""
+    key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
+    message, mechanism = simulation.message_shapes(key, arrays), simulation.mechanism
+
+    def release():
+        zero, state = mechanism.zero(message, simulation.num_clients), mechanism.init(arrays)
+        return mechanism.release(zero, jnp.ones(()), key, state, arrays, jnp.int32(0)).value
+
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(message))
+    return message, size, jax.eval_shape(release)
+
+
+def canary_norm(hparams: Hyperparameters) -> jax.Array:
+    """Return the norm of a canary's message, (): 10·C, or 1 without clipping."""
+    clip_norm = jnp.asarray(hparams.get("clip", jnp.inf))
+    return jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0)
+
+
 class _Shared(NamedTuple):
     """The server state, with the adversary's notes on it."""
 
@@ -157,8 +177,7 @@ def with_canaries(
         flat, unravel = ravel_pytree(dense(unsealed(message)))
         basis = shared.directions.astype(flat.dtype)
         is_mine = jnp.asarray(ids) == context.client_id
-        clip_norm = jnp.asarray(hparams.get("clip", jnp.inf))
-        norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0).astype(flat.dtype)
+        norm = canary_norm(hparams).astype(flat.dtype)
         crafted = jnp.where(personal.sends, norm, 0) * basis[jnp.argmax(is_mine)]
         along = jnp.matmul(basis, flat, precision=_EXACT)
         others = flat - jnp.matmul(along, basis, precision=_EXACT)

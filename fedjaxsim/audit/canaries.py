@@ -10,7 +10,6 @@ itself (`audit/noise.py`), and whether the canaries' data reach the messages of 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, noise_of, with_canaries
+from fedjaxsim.audit.attacks import (
+    Attack,
+    Evidence,
+    likelihood_ratio,
+    noise_of,
+    shapes_of,
+    with_canaries,
+)
 from fedjaxsim.audit.noise import NoiseTest, noise_tests
 from fedjaxsim.data.population import with_other_rows
 from fedjaxsim.extras import importing
@@ -61,6 +67,14 @@ class Bound:
     def violated(self) -> bool:
         """Return whether the report is refuted at this δ."""
         return self.reported is not None and self.epsilon > self.reported
+
+    def __str__(self) -> str:
+        """Return the bound, as in `δ = 0.1: ε ≥ 0.5, at most 3 could be shown, reported 1`."""
+        reported = "none" if self.reported is None else f"{self.reported:.4g}"
+        return (
+            f"δ = {self.delta:.3g}: ε ≥ {self.epsilon:.4g}, at most {self.most:.3g} could be "
+            f"shown, reported {reported}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,20 +131,15 @@ class AuditResult:
             f"{self.runs} runs of {self.rounds} rounds; zero_out, joint_dp; "
             f"confidence {self.confidence:.10g}"
         ]
-        for bound in self.bounds:
-            reported = "none" if bound.reported is None else f"{bound.reported:.4g}"
-            lines.append(
-                f"  δ = {bound.delta:.3g}: ε ≥ {bound.epsilon:.4g}, at most {bound.most:.3g} could "
-                f"be shown, reported {reported}" + ("  VIOLATED" if bound.violated else "")
-            )
-        lines += [f"  {test}" + ("  VIOLATED" if test.violated else "") for test in self.noise]
-        if not self.noise:
-            lines.append("  The noise itself was not tested: this attack does not know its law.")
-        heard = "changed" if self.cross_talk else "changed no bit of"
-        lines.append(
-            f"  other data of the canaries {heard} what the server published"
-            + ("  VIOLATED" if self.cross_talk else "")
+        said = [(str(each), each.violated) for each in (*self.bounds, *self.noise)]
+        said += (
+            []
+            if self.noise
+            else [("the noise was not tested: this attack does not know its law", False)]
         )
+        heard = "changed" if self.cross_talk else "changed no bit of"
+        said += [(f"other data of the canaries {heard} what the server published", self.cross_talk)]
+        lines += [f"  {text}" + ("  VIOLATED" if violated else "") for text, violated in said]
         if self.violated:
             lines.append("  The reported guarantee does not hold.")
         elif all(bound.reported is None for bound in self.bounds):
@@ -184,9 +193,7 @@ def audit(
     checks.in_range("(0, 1)", confidence=confidence)
     delta = default_delta(simulation.num_clients) if delta is None else delta
     check_delta(delta)
-    for name, number in (("runs", runs), ("rounds", rounds)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
+    checks.count(runs=runs, rounds=rounds)
     attack = likelihood_ratio() if attack is None else attack
     audited, ids, directions = _audited(simulation, hparams, rounds, canaries, seed, attack)
     if len(ids) * runs < FEWEST:
@@ -285,24 +292,15 @@ def _audited(
     attack: Attack,
 ) -> tuple[Simulation, np.ndarray, np.ndarray]:
     """Return the simulation with canaries, their ids (n,) and directions (n, p)."""
-    key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
-    message = simulation.message_shapes(key, arrays)
-    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(message))
+    _, size, release = shapes_of(simulation, hparams)
     if size == 0:
         raise ValueError("the algorithm sends nothing, so there is nothing to audit")
     rng = np.random.default_rng((seed, 0))
     ids = _chosen(canaries, simulation.num_clients, size, rng)
     directions = _orthonormal(len(ids), size, rng)
 
-    def notes():
-        mechanism = simulation.mechanism
-        zero, state = mechanism.zero(message, simulation.num_clients), mechanism.init(arrays)
-        release = mechanism.release(zero, 1.0, key, state, arrays, jnp.int32(0))
-        return attack.observe(release.value, jnp.asarray(directions, dtype=float))
-
-    wrapped = with_canaries(
-        simulation.algorithm, ids, directions, jax.eval_shape(notes), rounds, attack
-    )
+    tape = jax.eval_shape(attack.observe, release, jnp.asarray(directions, dtype=float))
+    wrapped = with_canaries(simulation.algorithm, ids, directions, tape, rounds, attack)
     return with_parts(simulation, algorithm=wrapped), ids, directions
 
 

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.audit.attacks import OVERSHOOT
+from fedjaxsim.audit.attacks import canary_norm, shapes_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -146,35 +146,23 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
             f"canaries take the places of clients, got {scheme.kind} sampling"
         )
     simulation.check_in_memory()
-    shapes = simulation.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams.as_arrays())
-    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    message, size, release = shapes_of(simulation, hparams)
     if not 1 <= canaries <= size:
         raise ValueError(
             f"audit_canaries must lie in [1, {size}], the number of parameters in a message, got "
             f"{canaries}"
         )
-    _check_release(simulation, hparams, shapes)
-    # Correlated noise is least in plain sums, so signs stay the same.
+    sent, released = ([leaf.shape for leaf in jax.tree.leaves(t)] for t in (message, release))
+    if sent != released:
+        raise ValueError(
+            f"audit_canaries needs releases of the shapes of a message, {sent}, got {released}"
+        )
+    # Correlated noise cancels best in plain sums, so signs stay the same.
     same = simulation.mechanism.event.of_whole_run
     period = MOST_ROUNDS if same else scheme.groups or 1
     algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, canaries, size, period)
     population = _extended(simulation.population, canaries)
     return with_parts(simulation, algorithm=algorithm, population=population)
-
-
-def _check_release(simulation: Simulation, hparams: Hyperparameters, shapes: PyTree) -> None:
-    mechanism, arrays = simulation.mechanism, hparams.as_arrays()
-
-    def release():
-        key, zero = jax.random.key(0), mechanism.zero(shapes, simulation.num_clients)
-        state = mechanism.init(arrays)
-        return mechanism.release(zero, jnp.ones(()), key, state, arrays, jnp.int32(0)).value
-
-    sizes = [[leaf.shape for leaf in jax.tree.leaves(t)] for t in (jax.eval_shape(release), shapes)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"audit_canaries needs releases of the shapes of a message, {sizes[1]}, got {sizes[0]}"
-        )
 
 
 def _extended(population: Population, canaries: int) -> Population:
@@ -210,9 +198,7 @@ def _with_canaries(
         )
         flat, unravel = ravel_pytree(dense(unsealed(message)))
         number, directions = context.client_id - num_clients, shared.directions
-        clip_norm = jnp.asarray(hparams.get("clip", jnp.inf))
-        norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0)
-        norm *= shared.sent[number] * alternating(context.round)
+        norm = canary_norm(hparams) * shared.sent[number] * alternating(context.round)
         own = jnp.where(directions.owner == number, directions.sign, 0)
         crafted = norm / jnp.sqrt(directions.size[number]) * own
         sent = unravel(jnp.where(number < 0, flat, crafted.astype(flat.dtype)))
@@ -289,13 +275,6 @@ def lower_bound(
 
     Under (ε, δ)-DP at least `correct` of `guesses` guesses are right with probability at most
     P(W ≥ v) + 2 n δ max_i P(v > W ≥ v − i)/i, where W ~ Bin(r, e^ε/(1 + e^ε)).
-
-    Args:
-      canaries: n.
-      guesses: r ≤ n.
-      correct: v ≤ r.
-      delta: δ.
-      significance: probability that the bound exceeds the true ε.
     """
     from scipy.stats import binom  # slow to import
 
