@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjaxsim import keys
+from fedjaxsim import checks, keys
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import check_seed
 
@@ -10,21 +10,11 @@ from fedjaxsim.data.splitting import check_seed
 def hold_out(population: Population, fraction: float, seed: int) -> tuple[Population, Population]:
     """Divide the clients of a population at random into two, independently of their data.
 
-    Args:
-      population: m clients.
-      fraction: fraction of clients to hold out, in (0, 1); rounded to whole clients.
-      seed: a non-negative integer.
-
     Returns:
       The clients that are left and those held out, each in the order of the population.
-
-    Raises:
-      ValueError: the fraction or the seed is out of range, or one of the two would have fewer
-        than two clients.
     """
     check_seed(seed)
-    if not 0 < fraction < 1:
-        raise ValueError(f"the fraction of held-out clients must lie in (0, 1), got {fraction}")
+    checks.in_range("(0, 1)", **{"the fraction of held-out clients": fraction})
     clients = population.num_clients
     count = int(np.floor(fraction * clients + 0.5))
     if count < 2 or clients - count < 2:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.normal import normal
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import check_seed
@@ -149,15 +150,11 @@ def related_regression(
     Raises:
       ValueError: there is no such pattern, or a size is too small.
     """
-    if pattern not in get_args(Pattern):
-        raise ValueError(f"pattern must be one of {', '.join(get_args(Pattern))}, got {pattern!r}")
+    checks.one_of(get_args(Pattern), pattern=pattern)
     num_test_rows = 9 * num_rows if num_test_rows is None else num_test_rows
-    _check_sizes(
-        ("num_clients", num_clients, 1),
-        ("num_features", num_features, _USED_FEATURES if pattern == "group-sparse" else 1),
-        ("num_rows", num_rows, 1),
-        ("num_test_rows", num_test_rows, 0),
-    )
+    checks.count(num_clients=num_clients, num_rows=num_rows)
+    checks.count(_USED_FEATURES if pattern == "group-sparse" else 1, num_features=num_features)
+    checks.count(0, num_test_rows=num_test_rows)
     check_seed(seed)
     rng = np.random.default_rng(seed)
     w = np.zeros((num_features, num_clients))
@@ -183,13 +180,6 @@ def _of_regressions(
     return Population.from_flat(fields, np.tile([num_rows, 0, n - num_rows], (m, 1)), names)
 
 
-def _check_sizes(*sizes: tuple[str, int, int]) -> None:
-    """Raise ValueError if a size, given as (name, size, least), is too small."""
-    for name, size, least in sizes:
-        if size < least:
-            raise ValueError(f"{name} must be at least {least}, got {size}")
-
-
 def _true_parameters(
     num_clients: int,
     num_features: int,
@@ -199,14 +189,9 @@ def _true_parameters(
     seed: int,
 ) -> tuple[np.ndarray, np.random.Generator]:
     """Draw θ* of each client, (m, d) float64; also return the generator."""
-    _check_sizes(
-        ("num_clients", num_clients, 1),
-        ("num_features", num_features, _PERSONAL_FEATURES),
-        ("num_rows", num_rows, 1),
-    )
-    for name, scale in (("offset_scale", offset_scale), ("label_noise", label_noise)):
-        if not 0 <= scale < np.inf:
-            raise ValueError(f"{name} must be non-negative and finite, got {scale}")
+    checks.count(num_clients=num_clients, num_rows=num_rows)
+    checks.count(_PERSONAL_FEATURES, num_features=num_features)
+    checks.non_negative(offset_scale=offset_scale, label_noise=label_noise)
     check_seed(seed)
     rng = np.random.default_rng(seed)
     theta = np.tile(rng.normal(0, 10, num_features), (num_clients, 1))

@@ -14,8 +14,8 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import examples
+from fedjaxsim.privacy.accounting.composition import merge
 from fedjaxsim.privacy.accounting.examples import Minibatches
-from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.events import (
     GAUSSIAN,

@@ -27,12 +27,9 @@ from fedjaxsim.privacy.events import (
 
 
 def exceeds(limit: PrivacyLimit, accounts: Iterable[tuple[Any, ...]], xp: Any = np) -> Any:
-    """Return whether some releases have no place in a budget, (), by numpy or jax.numpy.
+    """Return whether releases have no place in a budget, (), by numpy or jax.numpy.
 
-    Args:
-      limit: the budget.
-      accounts: scheme and event of releases with their z, p and numbers, (L,) each.
-      xp: numpy or jax.numpy.
+    Accounts are scheme, event, and z, p and numbers of releases, (L,) each.
     """
     kinds: dict[Any, list[Sequence[Any]]] = {}
     for scheme, event, *groups in accounts:

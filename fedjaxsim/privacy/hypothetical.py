@@ -41,13 +41,7 @@ class Cohorts:
 
 
 class ResolvedCohorts(NamedTuple):
-    """Sampling of cohorts, as accountants read it.
-
-    Attributes:
-      scheme: the sampling scheme.
-      sampling_rate: p, or q/m.
-      assumed: values filled in, in sentences.
-    """
+    """Sampling of cohorts, as accountants read it, with sentences on values filled in."""
 
     scheme: SamplingScheme
     sampling_rate: float
@@ -55,11 +49,7 @@ class ResolvedCohorts(NamedTuple):
 
 
 def resolve(cohorts: Cohorts, delta: float = 0.1) -> ResolvedCohorts:
-    """Fill in missing values, where ε does not depend on them; a missing m suits δ.
-
-    Raises:
-      ValueError: for values out of range, missing or contradictory.
-    """
+    """Fill in missing values, where ε does not depend on them; a missing m suits δ."""
     kind, p, m = cohorts.sampling, cohorts.sampling_rate, cohorts.clients
     check_delta(delta)
     if p is not None and not 2.0**-32 <= p <= 1:

@@ -179,12 +179,6 @@ def drew(ledger: Ledger, key: jax.Array, round_: ArrayLike, place: int = -1) -> 
     """Enter that the release of a round drew from a key, by default the state's.
 
     Pure, with static shapes: safe under jit, vmap, scan and differentiation.
-
-    Args:
-      ledger: the rounds before.
-      key: the key.
-      round_: () the number of the round, or of another release, among those of the key.
-      place: of the key's record, see `stream_of`.
     """
     draws = list(ledger.draws)
     last = draws[place]

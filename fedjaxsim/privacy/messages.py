@@ -126,10 +126,6 @@ def widened(message: PyTree) -> PyTree:
 
     A norm summed in bfloat16 may miss its bound by a hundredth, and noise of 16 bits has a thousand
     values. The engine widens the messages of every algorithm; a release has their types.
-
-    Raises:
-      ValueError: naming a leaf that is not an array of real floating numbers. Noise on integers
-        would be rounded, and on complex numbers it would miss the imaginary part.
     """
 
     def one(path, leaf):

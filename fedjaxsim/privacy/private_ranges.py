@@ -22,7 +22,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.scales import mapped, noted, unbounded
 from fedjaxsim.data.splitting import check_seed
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.entries import check_noise_multiplier
+from fedjaxsim.privacy.events import check_noise_multiplier
 from fedjaxsim.privacy.mechanisms import gaussian, release_once
 
 Ask = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
@@ -110,13 +110,7 @@ def scale_privately(
 
 
 def search(ask: Ask, d: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Find the centre and the half-range of d columns, (d,) each, by noisy answers alone.
-
-    Args:
-      ask: the questions.
-      d: number of columns.
-      noise: standard deviation of an answer about spreads.
-    """
+    """Find the centre and the half-range of d columns, (d,) each, by noisy answers alone."""
     most = _LARGEST - _SMALLEST
     low, high = np.full(d, -most), np.full(d, most)
     for _ in range(_OCTAVES):
@@ -138,13 +132,7 @@ def search(ask: Ask, d: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def votes(medians: np.ndarray, values: np.ndarray, first: np.ndarray) -> Callable[..., np.ndarray]:
-    """Return `(threshold, centre) -> votes`, (m, d) of 1 and −1, twice what clients send.
-
-    Args:
-      medians: of each client, (m, d).
-      values: of rows, client after client, (n, d).
-      first: each client's first row, (m,).
-    """
+    """Return `(threshold, centre) -> votes`, (m, d) of 1 and −1, twice what clients send."""
 
     def answers(threshold: np.ndarray, centre: np.ndarray | None) -> np.ndarray:
         if centre is None:

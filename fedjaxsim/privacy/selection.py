@@ -109,11 +109,7 @@ Runs = NegativeBinomial | Poisson
 
 
 def parse(text: str) -> Runs:
-    """Read a distribution, as in `geometric:10`, by its mean.
-
-    Raises:
-      ValueError: for any other text, or a mean out of range.
-    """
+    """Read a distribution, as in `geometric:10`, by its mean; raise ValueError for another text."""
     kind, *numbers = text.split(":")
     etas = {"geometric": 1.0, "logarithmic": 0.0}
     try:
@@ -149,13 +145,7 @@ def with_mean(eta: float, mean: float) -> NegativeBinomial:
 
 
 def epsilon(runs: Runs, candidates: Sequence[Sequence[PrivacySpend]], delta: float) -> float:
-    """Compute the ε of publishing the best run, for zero-out; inf where nothing is certified.
-
-    Args:
-      runs: the distribution of the number of runs.
-      candidates: the charges of a run, its score included, for each setting that may be drawn.
-      delta: δ in (0, 1).
-    """
+    """Compute the ε of publishing the best run, for zero-out; inf where nothing is certified."""
     check_delta(delta)
     orders = rdp.INTEGER_ORDERS
     # A run of settings drawn at random costs at most the costliest, at each order.

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.profile import NOTHING, UNPROTECTED, Profile, with_failure
-from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
-from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
+from fedjaxsim.privacy.events import GAUSSIAN, Adjacency, Entry, PrivacySpend, SamplingScheme
 
 
 class Minibatches(NamedTuple):
@@ -79,24 +78,9 @@ def profile(
     spends = [*(each.spend() for each in taken), *released]
     found, _ = composition.profiles(spends, adjacency, coarse=True)
     tight = next(iter(found.values()))
-    failure = min(1.0, math.fsum(each.overflow() for each in taken))
-    if "rdp" not in found:
-        return with_failure(tight, failure)
-    bound = found["rdp"]
+    bound = found.get("rdp", tight)
     either = Profile(
         lambda epsilon: min(tight.delta(epsilon), bound.delta(epsilon)),
         lambda delta: e if (e := tight.epsilon(delta)) < math.inf else bound.epsilon(delta),
     )
-    return with_failure(either, failure)
-
-
-def bound(taken: tuple[Minibatches, ...], adjacency: Adjacency) -> Profile:
-    """Compute a profile above `profile` in a few milliseconds, by RDP alone."""
-    taken = tuple(each for each in taken if each.rows and each.number)
-    if not taken:
-        return NOTHING
-    if any(each.noise_multiplier <= 0 for each in taken):
-        return UNPROTECTED
-    found, _ = composition.profiles([each.spend() for each in taken], adjacency, "rdp")
-    failure = min(1.0, math.fsum(each.overflow() for each in taken))
-    return with_failure(found["rdp"], failure)
+    return with_failure(either, min(1.0, math.fsum(each.overflow() for each in taken)))

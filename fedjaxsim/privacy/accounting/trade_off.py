@@ -45,11 +45,7 @@ def of_profile(profile: Profile, type_one: ArrayLike) -> np.ndarray:
 def trade_off(
     charges: Sequence[PrivacySpend], type_one: ArrayLike, adjacency: Adjacency = "zero_out"
 ) -> np.ndarray:
-    """Compute the smallest type II errors, (...), that the reported guarantee leaves to any test.
-
-    Raises:
-      ValueError: if a type I error, (...), lies outside [0, 1].
-    """
+    """Compute the smallest type II errors, (...), that the guarantee leaves to any test."""
     alphas = np.asarray(type_one, np.float64)
     checks.in_range("[0, 1]", type_one=alphas)
     costly = [each for each in charges if each.event.releases]

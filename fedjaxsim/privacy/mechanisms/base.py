@@ -319,13 +319,7 @@ def release_once(
 ) -> PyTree:
     """Release the mean of all m clients' messages outside a round; the caller charges a ledger.
 
-    Args:
-      mechanism: such as `gaussian()`.
-      messages: leaves (m, ...).
-      mask: (m,), False for clients who send nothing; they count in the divisor m.
-      key: of the noise.
-      clip_norm: C.
-      noise_multiplier: z.
+    Leaves of `messages` are (m, ...). Clients whose `mask`, (m,), is False send nothing, and count.
     """
     m = len(mask)
     hparams = Hyperparameters(clip=clip_norm, noise_multiplier=noise_multiplier).as_arrays()

@@ -8,15 +8,30 @@ from fedjaxsim.privacy.events import Unprotected
 from fedjaxsim.privacy.mechanisms import base
 
 
-def _zero(message, num_clients):
-    del num_clients
-    return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
+def _mean(noised: bool) -> base.Mechanism:
+    """Return a mean over the realised cohort; without noise no hyperparameter is read."""
 
+    def zero(message, num_clients):
+        del num_clients
+        return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
 
-def _add(accumulator, messages, mask, clip_norm):
-    bounded = messages.bound(clip_norm, mask)
-    present = jnp.sum(mask, dtype=jnp.result_type(float))
-    return base.accumulate(accumulator, bounded, (bounded.messages.total(), present))
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state
+        bounded = messages.bound(hparams.clip if noised else jnp.asarray(jnp.inf), mask)
+        present = jnp.sum(mask, dtype=jnp.result_type(float))
+        return base.accumulate(accumulator, bounded, (bounded.messages.total(), present))
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator
+        total, present = accumulator.total
+        noise, z = jax.tree.map(jnp.zeros_like, total), jnp.zeros(())
+        if noised:
+            z = base.round_value(hparams.noise_multiplier, round_)
+            scale = base.noise_scale(z, hparams.clip) * jnp.sqrt(present)
+            noise = base.noise_like(key, total, scale)
+        return base.Release(base.noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
+
+    return base.Mechanism(Unprotected(), lambda _: (), zero, add, release)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -34,20 +49,7 @@ def client_noise() -> base.Mechanism:
         it divides by the sampling rate and amplifies by it again. Local noise protects, but at this
         scale far less than the paper computes.
     """
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
-        return _add(accumulator, messages, mask, hparams.clip)
-
-    def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator
-        z = base.round_value(hparams.noise_multiplier, round_)
-        total, present = accumulator.total
-        scale = base.noise_scale(z, hparams.clip) * jnp.sqrt(present)
-        noise = base.noise_like(key, total, scale)
-        return base.Release(base.noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
-
-    return base.Mechanism(Unprotected(), lambda _: (), _zero, add, release)
+    return _mean(noised=True)
 
 
 def plain_mean() -> base.Mechanism:
@@ -60,16 +62,4 @@ def plain_mean() -> base.Mechanism:
     Formal guarantees:
       * None, and no ε is reported.
     """
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state, hparams
-        return _add(accumulator, messages, mask, jnp.asarray(jnp.inf))
-
-    def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator, key, hparams, round_
-        total, present = accumulator.total
-        no_noise = jax.tree.map(jnp.zeros_like, total)
-        value = base.noised_mean(total, no_noise, jnp.maximum(present, 1))
-        return base.Release(value, state, jnp.zeros(()))
-
-    return base.Mechanism(Unprotected(), lambda _: (), _zero, add, release)
+    return _mean(noised=False)

@@ -50,11 +50,6 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
     event = Correlated(bands=bands, power=power)
     weights = coefficients(bands, power)
 
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
-        bounded = messages.bound(hparams.clip, mask)
-        return base.accumulate(accumulator, bounded, bounded.messages.total())
-
     def release(accumulator, denominator, key, state, hparams, round_):
         z = hparams.noise_multiplier
         scale = base.noise_scale(z, hparams.clip)
@@ -72,4 +67,4 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
         noise, _ = jax.lax.scan(add_band, none, by_band)
         return base.Release(base.noised_mean(accumulator.total, noise, denominator), state, z)
 
-    return base.Mechanism(event, lambda _: (), base.zeros, add, release)
+    return base.gaussian()._replace(event=event, release=release)

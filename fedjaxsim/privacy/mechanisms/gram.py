@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import Gaussian, PrivacyEvent
 from fedjaxsim.privacy.mechanisms import base
@@ -53,14 +54,9 @@ def gram_mechanism(
       noise: `(key, Σ, s) -> E` at the scale s = zK².
       psd_deviations: t ≥ 0 of the shift; None for no shift.
       bound: `(shape, t) -> c/s`.
-
-    Raises:
-      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
-    if psd_deviations is not None and not (math.isfinite(psd_deviations) and psd_deviations >= 0):
-        raise ValueError(
-            f"psd_deviations must be finite and at least 0, or None, got {psd_deviations}"
-        )
+    if psd_deviations is not None:
+        checks.non_negative(psd_deviations=psd_deviations)
 
     def zero(message, num_clients):
         del num_clients

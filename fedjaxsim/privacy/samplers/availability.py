@@ -110,9 +110,6 @@ def recorded_in(*, trace: str) -> Availability:
 
     Args:
       trace: Path of a .npy file: rounds by clients, the part of its local steps that each does.
-
-    Raises:
-      ValueError: if there is no such file, or as `recorded`.
     """
     try:
         return recorded(np.load(trace, allow_pickle=False))

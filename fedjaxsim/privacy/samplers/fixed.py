@@ -44,9 +44,7 @@ def fixed_size(*, cohort: int) -> Sampling:
         where q exceeds m/2, is biased towards low ids.)
       * Each client is in with probability q/m, which the ledger is charged, but clients are *not*
         independent: the bits of all others determine a client's own. So sampling hides nothing in
-        the joint-DP view, and only the number of a client's participations, Bin(T, q/m), is random:
-        accountant "mixture". A reader of the releases alone sees the amplification of sampling
-        without replacement.
+        the joint-DP view, and only the number of a client's participations, Bin(T, q/m), is random.
 
     Args:
       cohort: Number q of clients in every cohort.

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import betainc
 
+from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
+from fedjaxsim.privacy.binomial import excess
 from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.samplers.base import Sampler, Sampling
 
@@ -40,9 +42,6 @@ def check_own(
     """Check a sampler of a user's own with hyperparameters not in `lawful`, and add them.
 
     A sampler of the package whose scheme or rate a user replaced is the user's own.
-
-    Raises:
-      ValueError: as `check_law`.
     """
     package = __name__.partition(".")[0]
     functions = sampling.for_clients, sampler.draw, sampler.rate
@@ -63,18 +62,10 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
 
     A sampler whose law is another one may pass: what depends on more than two clients or rounds at
     once is not tested. The keys are fixed, so the answer is always the same.
-
-    Args:
-      sampler: the sampler of m clients.
-      hparams: as arrays.
-
-    Raises:
-      ValueError: if a cohort is malformed, or an event is too rare or too frequent.
     """
     scheme, rate = sampler.scheme, float(sampler.rate(hparams))
     m, kind = scheme.clients, scheme.kind
-    if not 0 <= rate <= 1:
-        raise ValueError(f"the sampler's rate must lie in [0, 1], got {rate}")
+    checks.in_range("[0, 1]", **{"the sampler's rate": rate})
     rounds = min(_MOST_ROUNDS, max(2, math.ceil(1 / max(rate, 1e-9))), sampler.rounds or m + 2)
     if scheme.max_participations is not None:
         rounds = min((scheme.max_participations + 1) * math.ceil(m / scheme.capacity), 256)
@@ -103,8 +94,9 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
         return
     if kind == "fixed" and np.any(drawn.sum(axis=2) != scheme.capacity):
         raise ValueError(f"the sampler's scheme is 'fixed', of {scheme.capacity}, but sizes vary")
-    counts = _poisson(drawn, rate) if kind == "poisson" else _fixed(drawn, scheme)
-    for event, successes, trials, probability in counts if kind != "full" else ():
+    if kind == "full":
+        return
+    for event, successes, trials, probability in _counts(drawn, scheme, rate):
         values = successes.ravel()
         chance = 2 * np.minimum(*_tails(values, trials, probability)) * values.size
         if chance.min() < _LEVEL:
@@ -136,43 +128,33 @@ def _drawn(sampler: Sampler, hparams: Hyperparameters, keys: int, rounds: int) -
     return drawn[:, :m].reshape(keys, rounds, m)
 
 
-def _poisson(drawn: np.ndarray, p: float) -> Iterator[_Count]:
-    keys, rounds, m = drawn.shape
-    draws = keys * rounds
+def _counts(drawn: np.ndarray, scheme: SamplingScheme, p: float) -> Iterator[_Count]:
+    """Yield counts by client, or, of clients who are drawn independently, of all together."""
+    rounds, m, independent = drawn.shape[1], scheme.clients, scheme.kind == "poisson"
+    both = p * p if independent else p * (scheme.capacity - 1) / max(m - 1, 1)
 
     def count(event, happened, probability):
-        return _Count(event, np.asarray(happened.sum()), happened.size, probability)
+        several = happened.reshape(-1, happened.shape[-1])
+        if independent:
+            several = several.reshape(-1, 1)
+        return _Count(event, several.sum(axis=0), len(several), probability)
 
-    yield _Count("a client takes part", drawn.sum(axis=(0, 1)), draws, p)
+    if independent:
+        yield _Count("a client takes part", drawn.sum(axis=(0, 1)), drawn[..., 0].size, p)
     yield count("a client takes part", drawn, p)
-    even = drawn[:, :, : m - m % 2].reshape(keys, rounds, -1, 2)
-    yield count("neighbours take part together", even.all(axis=3), p * p)
-    half = drawn[:, :, : m // 2] & drawn[:, :, m - m // 2 :][:, :, ::-1]
-    yield count("two clients take part together", half, p * p)
+    if m > 1:
+        even = drawn[:, :, : m - m % 2]
+        yield count("neighbours take part together", even[..., ::2] & even[..., 1::2], both)
+        half = drawn[:, :, : m // 2] & drawn[:, :, m - m // 2 :][:, :, ::-1]
+        yield count("two clients take part together", half, both)
     yield count("a client takes part in a round and the next", drawn[:, ::2] & drawn[:, 1::2], p**2)
     yield count("a round of two keys has a client", drawn[::2] & drawn[1::2], p**2)
     yield count("a client never takes part", ~drawn.any(axis=1), (1 - p) ** rounds)
     sizes, most = drawn.sum(axis=2), math.floor(m * p)
     for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
-        larger = float(betainc(size + 1, m - size, p)) if size < m else 0.0
-        yield count(f"a cohort has more than {size} clients", sizes > size, larger)
-
-
-def _fixed(drawn: np.ndarray, scheme: SamplingScheme) -> Iterator[_Count]:
-    keys, rounds, m = drawn.shape
-    draws, q = keys * rounds, scheme.capacity
-    p, both = q / m, q * (q - 1) / (m * max(m - 1, 1))
-    yield _Count("a client takes part", drawn.sum(axis=(0, 1)), draws, p)
-    for event, apart in (("neighbours", 1), ("two clients", m // 2)):
-        if m > 1:
-            together = (drawn & np.roll(drawn, apart, axis=2)).sum(axis=(0, 1))
-            yield _Count(f"{event} take part together", together, draws, both)
-    again = (drawn[:, ::2] & drawn[:, 1::2]).sum(axis=(0, 1))
-    yield _Count("a client takes part in a round and the next", again, draws // 2, p * p)
-    shared = (drawn[::2] & drawn[1::2]).sum(axis=(0, 1))
-    yield _Count("a round of two keys has a client", shared, draws // 2, p * p)
-    never = (~drawn.any(axis=1)).sum(axis=0)
-    yield _Count("a client never takes part", never, keys, (1 - p) ** rounds)
+        if independent:
+            larger = excess(size, m, p)
+            yield count(f"a cohort has more than {size} clients", sizes > size, larger)
 
 
 def _tails(successes: np.ndarray, trials: int, p: float) -> tuple[np.ndarray, np.ndarray]:
