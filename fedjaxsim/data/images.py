@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _ENDINGS = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-_OTHERS = (".avif", ".gif", ".heic", ".jp2", ".jfif", ".pgm", ".ppm", ".tga", ".tif", ".tiff")
 _FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
 _GREY = ("1", "L", "LA")
 _CLASSES = "Which classes there are, by name, is read from all clients' rows and taken as public."
@@ -31,8 +30,8 @@ def load_images(path: str | os.PathLike[str]) -> Population:
     """Read a folder with a folder for each client, and in it a folder for each class.
 
     A folder of only splits, such as `train` and `val` or `test`, gives those. Images are .png,
-    .jpg, .bmp or .webp; other files, and names that start with a dot, are skipped, and pictures
-    among them counted in a warning.
+    .jpg, .bmp or .webp; names that start with a dot are skipped, and other files counted in a
+    warning.
 
     Returns:
       x: (N, height, width, channels) float32 in [0, 1], with one channel for grey images and
@@ -48,12 +47,7 @@ def load_images(path: str | os.PathLike[str]) -> Population:
 
 
 def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict[str, np.ndarray]:
-    """Return the arrays of the .npz format of a folder of images; see `load_images`.
-
-    Args:
-      path: the folder.
-      has_clients: whether the folders of classes are in folders of clients.
-    """
+    """Return the arrays of the .npz format of a folder of images; see `load_images`."""
     top = existing(path, "folder of images", folder=True)
     with in_file(path):
         found = _found(top, has_clients=has_clients)  # (split, client, class, file)
@@ -105,18 +99,15 @@ def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
 
 
 def _warn_of_others(folders: Iterable[Path]) -> None:
-    """Count the pictures of other formats beside those that are read."""
-    others = [file for one in folders for file in one.iterdir() if _is_other(file)]
+    """Count the files beside the images that are read."""
+    beside = (set(one.iterdir()) - set(_images(one)) for one in folders)
+    others = [file for files in beside for file in files if _is_shown(file) and file.is_file()]
     if others:
         warnings.warn(
-            f"{len(others)} pictures were skipped, such as {min(others)}: save them as one of "
+            f"{len(others)} files were skipped, such as {min(others)}: images are "
             f"{', '.join(_ENDINGS)}",
             stacklevel=2,
         )
-
-
-def _is_other(file: Path) -> bool:
-    return file.suffix.lower() in _OTHERS and not file.name.startswith(".")
 
 
 def _emptiness(folder: Path, root: Path, has_clients: bool) -> str:
@@ -126,13 +117,16 @@ def _emptiness(folder: Path, root: Path, has_clients: bool) -> str:
 
 
 def _folders(folder: Path) -> list[Path]:
-    inside = [one for one in folder.iterdir() if one.is_dir()]
-    return sorted(one for one in inside if not one.name.startswith((".", "__MACOSX")))
+    return sorted(one for one in folder.iterdir() if one.is_dir() and _is_shown(one))
 
 
 def _images(folder: Path) -> list[Path]:
     inside = (one for one in folder.iterdir() if one.suffix.lower() in _ENDINGS)
-    return sorted(one for one in inside if not one.name.startswith("."))
+    return sorted(filter(_is_shown, inside))
+
+
+def _is_shown(path: Path) -> bool:
+    return not path.name.startswith((".", "__MACOSX"))
 
 
 def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:
@@ -146,14 +140,7 @@ def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
-    """Stack images of one size, (n, height, width, channels) float32 in [0, 1].
-
-    Args:
-      images: the source of each and its pixels, from `pixels_of`.
-
-    Raises:
-      ValueError: names two that differ in size or colour.
-    """
+    """Stack the `pixels_of` images of one size, (n, height, width, channels) float32 in [0, 1]."""
     found: list[np.ndarray] = []
     first = ""
     for place, pixels in images:

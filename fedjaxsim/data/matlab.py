@@ -10,8 +10,8 @@ from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.matlab_cells import read_cells
 from fedjaxsim.data.population import Population
 
-Variables = dict[str, list[np.ndarray] | None]
-"""Matrices of cell arrays by name; None for other variables."""
+Cells = dict[str, list[np.ndarray]]
+"""Matrices of cell arrays by name."""
 
 
 def load_matlab(
@@ -37,10 +37,13 @@ def load_matlab(
     path = existing(path, "MATLAB file")
     with in_file(path):
         with reading("MATLAB file (v5 to v7.2)"):
-            variables = read_cells(os.fspath(path))
+            cells = read_cells(os.fspath(path))
         if x is None or y is None:
-            x, y = _found(variables)
-        features, labels = (_cells(variables, name) for name in (x, y))
+            x, y = _found(cells)
+        for name in (x, y):
+            if name not in cells:
+                raise ValueError(f"there is no cell array {name!r}, only {', '.join(cells)}")
+        features, labels = cells[x], cells[y]
         if len(features) != len(labels):
             raise ValueError(f"{x} has {len(features)} cells but {y} has {len(labels)}")
         clients = [
@@ -53,11 +56,10 @@ def load_matlab(
         return Population.from_clients(clients)
 
 
-def _found(variables: Variables) -> tuple[str, str]:
+def _found(cells: Cells) -> tuple[str, str]:
     """Return the names of the cells with the features and the labels, by their shapes."""
-    if {"X", "Y"} <= set(variables):
+    if {"X", "Y"} <= set(cells):
         return "X", "Y"
-    cells = {name: matrices for name, matrices in variables.items() if matrices is not None}
     pairs = [(x, y) for x, y in itertools.permutations(cells, 2) if _fit(cells[x], cells[y])]
     if len(pairs) != 1:
         raise ValueError(
@@ -79,15 +81,6 @@ def _fit(features: list[np.ndarray], labels: list[np.ndarray]) -> bool:
 
 def _is_vector(array: np.ndarray) -> bool:
     return array.size == max(array.shape, default=0)
-
-
-def _cells(variables: Variables, name: str) -> list[np.ndarray]:
-    if name not in variables:
-        raise ValueError(f"there is no variable {name!r}")
-    matrices = variables[name]
-    if matrices is None:
-        raise ValueError(f"{name} must be a cell array with one matrix per client")
-    return matrices
 
 
 def load_cells(path: str | os.PathLike[str], *, fields: tuple[str, ...] = ()) -> Population:

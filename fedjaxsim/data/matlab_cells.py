@@ -10,30 +10,18 @@ import sys
 import numpy as np
 
 
-def read_cells(path: str) -> dict[str, list[np.ndarray] | None]:
-    """Read the variables of a file, by name.
-
-    Returns:
-      The matrices of each cell array, in C order; a cell that is no matrix of real numbers is an
-      array of strings. Other variables are None.
-
-    Raises:
-      ValueError: the file is damaged or of another version.
-    """
+def read_cells(path: str) -> dict[str, list[np.ndarray]]:
+    """Read the matrices of each cell array of a file, in C order; strings for no real numbers."""
     command = [sys.executable, "-P", __file__, path]  # -P: this folder's modules shadow none
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise ValueError(said[-1] if said else f"scipy ended with the code {done.returncode}")
-    others, cells = [], {}
+    cells: dict[str, list[np.ndarray]] = {}
     with np.load(io.BytesIO(done.stdout), allow_pickle=False) as arrays:
         for member, values in arrays.items():
-            name, _, number = member.partition("/")
-            if number:
-                cells.setdefault(name, []).append(values)
-            else:
-                others.append(name)
-    return dict.fromkeys(others) | cells
+            cells.setdefault(member.partition("/")[0], []).append(values)
+    return cells
 
 
 def _write_cells(path: str) -> None:
@@ -41,8 +29,7 @@ def _write_cells(path: str) -> None:
     from scipy.io import loadmat, whosmat
 
     cells = [name for name, _, kind in whosmat(path) if kind == "cell"]
-    arrays = {f"{name}/": np.zeros(0) for name, _, kind in whosmat(path) if kind != "cell"}
-    read = loadmat(path, variable_names=cells) if cells else {}
+    read, arrays = loadmat(path, variable_names=cells) if cells else {}, {}
     for name in cells:
         for number, matrix in enumerate(read[name].ravel()):
             is_real = isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiub"

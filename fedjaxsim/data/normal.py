@@ -20,13 +20,9 @@ _SINE = np.array(
 
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draw independent N(0, 1) numbers, up to 5.7 in absolute value.
+    """Draw independent N(0, 1) float32 numbers, up to 5.7 in size, by a typed threefry key.
 
     With float64 enabled, this is `jax.random.normal`.
-
-    Args:
-      key: a typed threefry key.
-      shape: shape of the result, float32.
     """
     if jnp.zeros(()).dtype != jnp.float32 or math.prod(shape) >= 2**32:
         return jax.random.normal(key, shape)

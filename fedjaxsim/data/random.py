@@ -29,9 +29,6 @@ def random_rows(
 
     Returns:
       All rows for training: x (N, ...) float32 and y (N,) int32, or x (N, L) and y (N, L) int32.
-
-    Raises:
-      ValueError: a size is out of range.
     """
     check_seed(seed)
     for name, sizes, least in (

@@ -44,16 +44,7 @@ class Ranges:
 
 
 def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
-    """Return the splits of consecutive clients, each with its splits in this order.
-
-    Args:
-      train: number of training rows of each client, (m,).
-      validation: number of validation rows, (m,).
-      test: number of test rows, (m,).
-
-    Raises:
-      ValueError: there are more than `MOST_ROWS` rows.
-    """
+    """Return the splits of consecutive clients from numbers of rows, (m,) each, in this order."""
     given = (train, validation, test)
     ends = np.zeros(len(train), np.int64)
     for count in given:
@@ -73,13 +64,7 @@ def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
 
 
 def check_ranges(splits: Mapping[str, Ranges], names: np.ndarray, rows: int) -> None:
-    """Check that clients and their splits follow one another, as in `consecutive`.
-
-    Args:
-      splits: the ranges by name.
-      names: names of the clients, (m,).
-      rows: number of rows N.
-    """
+    """Check that clients (m,) and their splits follow one another, as in `consecutive`."""
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits must be exactly {SPLITS}, got {tuple(splits)}")
     for name, ranges in splits.items():

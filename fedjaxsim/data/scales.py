@@ -81,11 +81,7 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
 
 
 def unbounded(population: Population, *, target: bool) -> dict[str, np.ndarray]:
-    """Return whether columns lack a known bound, (d,) bool, of x and, if it is scaled, of y.
-
-    Raises:
-      ValueError: x is not (N, d), or y holds classes.
-    """
+    """Return whether columns lack a known bound, (d,) bool, of x and, if it is scaled, of y."""
     found = {}
     for field in ("x", "y") if target else ("x",):
         if not _names(population, field):
@@ -138,11 +134,7 @@ def noted(
 
 
 def ranges_of(words: Sequence[str]) -> dict[str, Range]:
-    """Read ranges such as `age=0:100`, by column.
-
-    Raises:
-      ValueError: for a word of another form.
-    """
+    """Read ranges such as `age=0:100`, by column."""
     found = {}
     for word in words:
         name, _, ends = word.rpartition("=")
@@ -157,12 +149,7 @@ def ranges_of(words: Sequence[str]) -> dict[str, Range]:
 
 
 def ranges_of_file(path: str | os.PathLike[str]) -> dict[str, Range]:
-    """Read a TOML file of ranges such as `age = [0, 100]`, by column.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is no TOML, or a value is no list of two numbers.
-    """
+    """Read a TOML file of ranges such as `age = [0, 100]`, by column."""
     file = existing(path, "TOML file of ranges")
     with in_file(path):
         try:

@@ -178,13 +178,7 @@ arrays_of_parquet = _reader(read_parquet)
 
 
 def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndarray]:
-    """Return the arrays of the .npz format of a data frame.
-
-    Args:
-      frame: a data frame that narwhals knows.
-      roles: those of its columns.
-      pixels: the features, (N, ...), to be used in place of the frame's.
-    """
+    """Return the arrays of the .npz format of a data frame; `pixels` (N, ...) replace features."""
     if isinstance(frame, str | os.PathLike):
         raise ValueError(f"from_dataframe needs a data frame; data.load_csv reads a path, {frame}")
     try:
@@ -214,7 +208,7 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
         refuse_files(texts, f"column {features[0]!r}")
         arrays, public = characters(texts, roles.length)
     elif len(features) == 1 and _holds_lists(table[features[0]]):
-        arrays = _sequences(table[features[0]], "x")
+        arrays = _padded(table[features[0]], "x")
     else:
         arrays = {"x": pixels} if pixels is not None else _numbers(table, features, roles.one_hot)
     if "mask" in arrays:
@@ -374,20 +368,14 @@ def _stored(frame: Any) -> Any:
 
 def _of_plain_columns(table: "DataFrame") -> "DataFrame":
     """Replace categoricals of numbers (pandas) by their numbers."""
-    native = table.to_native()
-    if not type(native).__module__.startswith("pandas"):
-        return table
     import narwhals.stable.v2 as nw
 
-    numbers = {
-        name: kind.categories.dtype
-        for name, kind in native.dtypes.items()
-        if hasattr(kind, "categories") and kind.categories.dtype.kind in "iuf"
-    }
-    for name, kind in numbers.items():
-        kind = "float64" if native[name].isna().any() else kind
-        native = native.assign(**{str(name): native[name].astype(kind)})
-    return nw.from_native(native, eager_only=True)
+    for column in table.iter_columns():
+        of_numbers = isinstance(column.dtype, nw.Categorical | nw.Enum)
+        if of_numbers and (values := column.to_numpy()).dtype.kind in "iuf":
+            plain = nw.new_series(column.name, values, backend=table.implementation)
+            table = table.with_columns(plain)
+    return table
 
 
 def is_numeric(column: "Series") -> bool:
@@ -478,10 +466,8 @@ def _holds_lists(column: "Series") -> bool:
     return column.dtype == nw.Object and isinstance(column[0], list | tuple | np.ndarray)
 
 
-def _sequences(column: "Series", field: str) -> dict[str, np.ndarray]:
-    """Return a column of lists as a field; see `with_padding`."""
-    arrays, categories = with_padding(column.to_numpy(), f"column {column.name!r}", field)
-    return arrays | {f"categories.{name}": np.array(each) for name, each in categories.items()}
+def _padded(column: "Series", field: str) -> dict[str, np.ndarray]:
+    return with_padding(column.to_numpy(), f"column {column.name!r}", field)
 
 
 def _targets(table: "DataFrame", names: list[str]) -> dict[str, np.ndarray]:
@@ -498,7 +484,7 @@ def _targets(table: "DataFrame", names: list[str]) -> dict[str, np.ndarray]:
 def _target(column: "Series") -> dict[str, np.ndarray]:
     """Return the array y, (N,), and for text the names of its classes."""
     if _holds_lists(column):
-        return _sequences(column, "y")
+        return _padded(column, "y")
     values = column.to_numpy()
     if is_text(column):
         names, classes = _levels(column)

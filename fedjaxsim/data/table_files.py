@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def read_csv(path: str | os.PathLike[str], client: str | None) -> "Table":
-    """Read a CSV file; the column `client` stays text.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is empty, cut, no CSV or not in UTF-8.
-    """
+    """Read a CSV file; the column `client` stays text."""
     with importing("tables"):
         import pyarrow
         from pyarrow import csv as arrow_csv

@@ -79,15 +79,7 @@ def invert(population: Population) -> Population:
 
 
 def first_classes(population: Population, classes: int) -> Population:
-    """Keep the rows of the first classes, and the clients with training rows among them.
-
-    Args:
-      population: clients with integer labels "y".
-      classes: c; rows with labels 0 … c − 1 are kept.
-
-    Raises:
-      ValueError: there are no integer labels, or no client has a row of these classes.
-    """
+    """Keep rows with labels 0 … classes − 1, and the clients with training rows among them."""
     labels = population.fields.get("y")
     if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError("classes need integer labels in the field 'y', one for each row")

@@ -152,7 +152,7 @@ def test_random_folders_are_read_as_walking_them_does(tmp_path_factory, files, s
             assert clients - pictures or len(classes) < 2 or not trained
             return
     said = " ".join(str(each.message) for each in caught)
-    assert (f"{skipped} pictures were skipped" in said) == (skipped > 0)
+    assert (f"{skipped} files were skipped" in said) == (skipped > 0)
     names = population.categories["y"]
     for clients in (population, *([population.held_out] if population.held_out else [])):
         for k, client in enumerate(clients.names.tolist()):

@@ -58,7 +58,7 @@ def test_the_only_cells_that_fit_together_are_found(tmp_path, labels):
         ({"X": X}, " X.*fields"),
         ({"A": np.eye(2)}, "0 pairs"),
         ({"a": X, "b": Y, "c": Y}, "a, b, c, 2 pairs"),
-        ({"X": X, "Y": np.zeros((2, 1))}, r"\bY\b"),
+        ({"X": X, "Y": np.zeros((2, 1))}, "cell arrays X, 0 pairs"),
         ({"X": X, "Y": cells([[1], [2]])}, "X .* Y"),
         ({"X": X, "Y": cells([[1], [2]], [[1], [2]])}, "client '1': 'x'.*'y'"),
         ({"X": cells([[1.0], [np.nan]], [[1.0]]), "Y": Y}, "client '0', field 'x'.*nan"),
