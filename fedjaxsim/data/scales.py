@@ -8,14 +8,12 @@ import dataclasses
 import difflib
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from fedjaxsim.data.columns import Preparation
-from fedjaxsim.data.files import existing, in_file
+from fedjaxsim.data.files import existing, in_file, read_tables
 from fedjaxsim.data.population import Population
 
 Range = tuple[float, float]
@@ -150,12 +148,8 @@ def ranges_of(words: Sequence[str]) -> dict[str, Range]:
 
 def ranges_of_file(path: str | os.PathLike[str]) -> dict[str, Range]:
     """Read a TOML file of ranges such as `age = [0, 100]`, by column."""
-    file = existing(path, "TOML file of ranges")
+    table = read_tables(existing(path, "TOML file of ranges"), "is no TOML")
     with in_file(path):
-        try:
-            table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"this is no TOML: {error}") from error
         for name, ends in table.items():
             numbers = isinstance(ends, list) and all(type(each) in (int, float) for each in ends)
             if not numbers or len(ends) != 2:

@@ -3,9 +3,8 @@
 `jax.random.normal` makes a float32 normal of 23 random bits, which ends at 5.4 standard deviations:
 a release beyond them is impossible for one of two neighbouring inputs, and after some thousand
 rounds that alone exceeds a δ of 1e-5. Here the normal distribution function is inverted at a
-uniform
-number that keeps its precision at both ends: near 0 as itself, near 1 as its distance from 1. That
-needs no float64, and one threefry hash a number.
+uniform number that keeps its precision at both ends: near 0 as itself, near 1 as its distance from
+1. That needs no float64, and one threefry hash a number.
 
 Formal guarantees:
   * A number is a function of 64 bits: a sign, and an integer k of 63 bits with which its size

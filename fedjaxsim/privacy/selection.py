@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.events import PrivacySpend, check_delta
@@ -37,10 +38,8 @@ class NegativeBinomial:
     gamma: float
 
     def __post_init__(self):
-        if not (-1 < self.eta < math.inf and 0 < self.gamma < 1):
-            raise ValueError(
-                f"eta must be above -1 and gamma in (0, 1), got {self.eta} and {self.gamma}"
-            )
+        checks.in_range("(-1, inf)", eta=self.eta)
+        checks.in_range("(0, 1)", gamma=self.gamma)
 
     @property
     def mean(self) -> float:
@@ -87,8 +86,7 @@ class Poisson:
     mean: float
 
     def __post_init__(self):
-        if not 1 <= self.mean <= LARGEST_MEAN:
-            raise ValueError(f"mean must lie in [1, {LARGEST_MEAN:g}], got {self.mean}")
+        checks.in_range(f"[1, {LARGEST_MEAN:g}]", mean=self.mean)
 
     def draw(self, rng: np.random.Generator) -> int:
         """Draw K."""
@@ -133,8 +131,7 @@ def with_mean(eta: float, mean: float) -> NegativeBinomial:
     """
     from scipy.optimize import brentq
 
-    if not 1 < mean <= LARGEST_MEAN:
-        raise ValueError(f"the mean must lie in (1, {LARGEST_MEAN:g}], got {mean}")
+    checks.in_range(f"(1, {LARGEST_MEAN:g}]", mean=mean)
 
     def gap(log: float) -> float:
         return math.log(NegativeBinomial(eta, math.exp(log)).mean) - math.log(mean)

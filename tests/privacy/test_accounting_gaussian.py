@@ -8,10 +8,15 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.accounting import composition, gaussian
+from fedjaxsim.privacy.events import Entry, Gaussian, PrivacySpend, SamplingScheme
 
 MUS = [1e-6, 1e-3, 0.03, 0.3, 1.0, 3.0, 10.0]
+
+
+def mu_of(*entries, adjacency="zero_out", event=Gaussian()):  # noqa: B008
+    plan = PrivacySpend(SamplingScheme("full", 9, 9), event, entries)
+    return composition.exact_mu([plan], adjacency)
 
 
 def exact_log_delta(epsilon, mu):
@@ -53,19 +58,20 @@ def test_epsilon_inverts_delta_from_above(mu, delta):
     ("z", "rounds", "zero_out", "replace"), [(4, 10, 3.3414, 7.5113), (50, 1000, 2.5944, 5.7595)]
 )
 def test_reference_values(z, rounds, zero_out, replace):
-    entries = [Entry(z, 1.0, rounds)]
     # Published to five digits from a discretization of 1e-4.
-    assert gaussian.epsilon(1e-5, gaussian.mu(entries, 1)) == pytest.approx(zero_out, abs=6e-5)
-    assert gaussian.epsilon(1e-5, gaussian.mu(entries, 2)) == pytest.approx(replace, abs=6e-5)
+    for adjacency, epsilon in (("zero_out", zero_out), ("replace", replace)):
+        mu = mu_of(Entry(z, 1.0, rounds), adjacency=adjacency)
+        assert gaussian.epsilon(1e-5, mu) == pytest.approx(epsilon, abs=6e-5)
 
 
 def test_rounds_add_in_inverse_squares():
     # 3 rounds at z = 1 and 4 at z = 2: μ² = 3 + 4/4 = 4.
-    entries = [Entry(1.0, 1.0, 3), Entry(2.0, 0.1, 4)]
-    assert gaussian.mu(entries, 1) == pytest.approx(2)
-    assert gaussian.mu(entries, math.sqrt(2)) == pytest.approx(2 * math.sqrt(2))
-    assert gaussian.mu([*entries, Entry(0.0, 1.0, 1)], 1) == math.inf
-    assert gaussian.mu([], 1) == 0
+    entries = [Entry(1.0, 1.0, 3), Entry(2.0, 1.0, 4)]
+    assert mu_of(*entries) == pytest.approx(2)
+    gram = Gaussian(replace=math.sqrt(2))
+    assert mu_of(*entries, adjacency="replace", event=gram) == pytest.approx(2 * math.sqrt(2))
+    assert mu_of(*entries, Entry(0.0, 1.0, 1)) == math.inf
+    assert mu_of() == 0
 
 
 @pytest.mark.parametrize("mu", [1e6, 1e10, 1e12])

@@ -7,7 +7,6 @@ Corollary 2.13).
 """
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,20 +14,11 @@ from scipy.special import erfcx, ndtr
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.events import Entry, check_delta
+from fedjaxsim.privacy.events import check_delta
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12
 """At a larger μ, ε is about 10²³ at most, beyond the resolution of float64."""
-
-
-def mu(entries: Iterable[Entry], sensitivity: float) -> float:
-    """Compute μ of rounds at p = 1, for a sensitivity in units of z; inf without noise."""
-    total = math.fsum(
-        entry.rounds / entry.noise_multiplier**2 if entry.noise_multiplier > 1e-100 else math.inf
-        for entry in entries
-    )
-    return sensitivity * math.sqrt(total)
 
 
 def _mills(x: np.ndarray) -> np.ndarray:
