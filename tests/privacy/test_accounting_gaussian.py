@@ -14,7 +14,7 @@ from fedjaxsim.privacy.events import Entry, Gaussian, PrivacySpend, SamplingSche
 MUS = [1e-6, 1e-3, 0.03, 0.3, 1.0, 3.0, 10.0]
 
 
-def mu_of(*entries, adjacency="zero_out", event=Gaussian()):  # noqa: B008
+def mu_of(*entries, adjacency="zero_out", event=Gaussian()):
     plan = PrivacySpend(SamplingScheme("full", 9, 9), event, entries)
     return composition.exact_mu([plan], adjacency)
 

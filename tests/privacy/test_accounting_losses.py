@@ -9,7 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from plans import POISSON, charged, compose, poisson, profile_of
 from scipy.stats import norm
 
-from fedjaxsim.privacy.accounting import gaussian, groups, losses, rdp
+from fedjaxsim.privacy.accounting import composition, gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
 from fedjaxsim.privacy.events import GAUSSIAN, Entry, Gaussian
 
@@ -149,7 +149,7 @@ def test_heterogeneous_ledgers_compose():
 def test_merging_a_long_schedule_gives_a_close_upper_bound():
     schedule = [Entry(z, 0.2, 10) for z in np.linspace(2.0, 2.5, 10)]
     exact = poisson(*schedule).epsilon(1e-5)
-    merged = poisson(*groups.merge(schedule, 5)).epsilon(1e-5)
+    merged = poisson(*composition.merge(schedule, 5)).epsilon(1e-5)
     # No z is lowered by more than (2.5/2)^(1/5).
     lowest = [Entry(z / 1.25**0.2, p, rounds) for z, p, rounds in schedule]
     assert exact < merged < poisson(*lowest).epsilon(1e-5)
