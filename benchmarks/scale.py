@@ -1,19 +1,28 @@
 """Seconds and memory of runs by population, cohort, sizes of clients and placement.
 
-    python benchmarks/scale.py --clients 10000 100000 --cohorts 100 1000 [--sizes even zipf giant]
+    python benchmarks/scale.py                      # 25 minutes of two idle cores, 12 GB
+    python benchmarks/scale.py --clients 1000 10000 --cohorts 100 1000 --rounds 20
+    python benchmarks/scale.py --markdown           # the table of what has been measured
 
-Every run is a process of its own on a folder of rows, beside what `fedjaxsim plan` says. Seconds
-are those of the run's summary: before the first round (reading, compiling), of a round alone, of an
-evaluation, and after the last round (writing).
+Every run is a process of its own. One thing at a time differs from a base: PMTL, 1,000 clients of
+about five rows a round, clients of equal sizes, rows mapped from disk, one device. PMTL and FedAvg
+are measured with each cohort, PMTL with each placement and each kind of sizes, and FedAvg with
+these for the second largest population. Settings that are in the file of results are not repeated,
+so a measurement that was ended goes on.
+
+Seconds are those of the run's summary: before the first round (reading, compiling), of a round
+alone, of five evaluations of a sample and one of all clients, and after the last round (writing).
+Peak memory stands beside what `fedjaxsim plan` says.
 """
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from common import RESULTS, Record, update
@@ -21,13 +30,50 @@ from common import RESULTS, Record, update
 import fedjaxsim as fjs
 from fedjaxsim.report.files import read_json
 from fedjaxsim.report.progress import print_rows
-from fedjaxsim.runs.directory import METRICS, SUMMARY
+from fedjaxsim.runs.directory import SUMMARY
 
-ROWS, FEATURES, EXPONENT = 5, 16, 1.1
+ROWS, FEATURES, CLASSES, EXPONENT = 5, 8, 2, 1.1
+MAPPED, IN_MEMORY = "mapped", "in memory"
 PLACEMENTS = {
-    "in memory": ["--devices", "1"], "two devices": ["--devices", "2"], "streamed": ["--streamed"],
+    MAPPED: ["--devices", "1"], IN_MEMORY: ["--devices", "1"],
+    "two devices": ["--devices", "2"], "streamed": ["--streamed"],
 }  # fmt: skip
-COLUMNS = ("start s", "round ms", "evaluation s", "end s", "peak GB", "plan GB")
+SIZES = ("even", "zipf", "giant")
+COLUMNS = ("start s", "round ms", "evaluations s", "end s", "peak GB", "plan GB")
+
+
+class Setting(NamedTuple):
+    """One run."""
+
+    clients: int
+    sizes: str = "even"
+    algorithm: str = "pmtl"
+    cohort: int = 1_000
+    placement: str = MAPPED
+
+    @property
+    def name(self) -> str:
+        """Its key in the file of results."""
+        return ", ".join(map(str, self))
+
+
+def settings_of(clients: Sequence[int], cohorts: Sequence[int]) -> list[Setting]:
+    """Return the runs, those on one population together."""
+
+    def of_population(count: int) -> Iterator[Setting]:
+        base = cohorts[len(cohorts) // 2]
+        both = count == sorted(clients)[-2:][0]
+        for algorithm in ("pmtl", "fedavg"):
+            yield from (Setting(count, "even", algorithm, cohort) for cohort in cohorts)
+            if algorithm == "pmtl" or both:
+                for placement in PLACEMENTS:
+                    yield Setting(count, "even", algorithm, base, placement)
+                yield from (Setting(count, sizes, algorithm, base) for sizes in SIZES)
+
+    found = dict.fromkeys(each for count in clients for each in of_population(count))
+    # A cohort of all clients is another sampling.
+    fitting = [each for each in found if each.cohort < each.clients]
+    return sorted(fitting, key=lambda each: (each.clients, SIZES.index(each.sizes)))
 
 
 def sizes_of(kind: str, clients: int) -> np.ndarray:
@@ -48,59 +94,82 @@ def population_of(kind: str, clients: int) -> fjs.Population:
     draws, counts = np.random.default_rng(1), sizes_of(kind, clients)
     fields = {
         "x": draws.standard_normal((counts.sum(), FEATURES), dtype=np.float32),
-        "y": draws.integers(0, 10, counts.sum()).astype(np.int32),
+        "y": draws.integers(0, CLASSES, counts.sum()).astype(np.int32),
     }
     return fjs.data.split(fjs.Population.from_flat(fields, counts), test=0.2)
 
 
-def measured(settings: list[str], placement: str, rounds: int, out: Path) -> Record:
+def measured(setting: Setting, rows: Path, rounds: int, out: Path) -> Record:
     """Run one setting and return its numbers."""
     command = [sys.executable, "-m", "fedjaxsim.cli"]
-    planned = ["plan", "--json", *settings, *PLACEMENTS[placement]]
-    found = subprocess.run([*command, *planned], check=True, capture_output=True, text=True)
+    data = f"npz:{rows}.npz" if setting.placement == IN_MEMORY else f"folder:{rows}"
+    flags = [
+        "--data", data, "--algorithm", setting.algorithm, "--learning-rate", "0.1",
+        "--sampling-rate", str(setting.cohort / setting.clients), *PLACEMENTS[setting.placement],
+    ]  # fmt: skip
+    planned = [*command, "plan", "--json", *flags]
+    found = subprocess.run(planned, check=True, capture_output=True, text=True)
+    every = ["--rounds", str(rounds), "--eval-every", str(-(-rounds // 5))]
     files = ["--quiet", "--out", str(out), "--overwrite"]
-    subprocess.run(
-        [*command, "run", *settings, *PLACEMENTS[placement], "--rounds", str(rounds),
-         "--eval-every", str(max(1, rounds // 2)), *files],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    run = [*command, "run", *flags, *every, *files]
+    subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
     summary = read_json(out / SUMMARY)
-    evaluations = len((out / METRICS).read_text().splitlines())
     return {
         "start s": summary["load_seconds"] + summary["compile_seconds"],
         "round ms": 1e3 * summary["rounds_seconds"] / rounds,
-        "evaluation s": summary["evaluate_seconds"] / evaluations,
+        "evaluations s": summary["evaluate_seconds"],
         "end s": summary["write_seconds"],
         "peak GB": summary["peak_bytes"] / 1e9,
-        "plan GB": json.loads(found.stdout)["peak"] / 1e9,
+        "plan GB": json.loads(found.stdout)["needs"] / 1e9,
     }
 
 
+def markdown(results: Record) -> str:
+    """Return the table of all results, and how a round's cost grows with the population."""
+    headings = [*Setting._fields, *COLUMNS]
+    lines = [headings, ["---"] * len(headings)]
+    rounds: dict[str, list[float]] = {}
+    for name, found in results.items():
+        clients, *others = name.split(", ")
+        lines.append([f"{int(clients):,}", *others, *(f"{found[key]:.3g}" for key in COLUMNS)])
+        rounds.setdefault(", ".join(others), []).append(found["round ms"])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    grows = [
+        f"* {name}: {max(each) / min(each):.2f}" for name, each in rounds.items() if len(each) > 1
+    ]
+    return "\n".join([table, "", "Largest over smallest cost of a round, by population:", *grows])
+
+
 def main() -> None:
-    """Read the flags and measure."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Read the flags, and measure what is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--cohorts", type=int, nargs="+", default=[100, 1_000, 10_000])
-    parser.add_argument("--sizes", nargs="+", default=["even", "zipf", "giant"])
-    parser.add_argument("--algorithms", nargs="+", default=["pmtl", "fedavg"])
-    parser.add_argument("--placements", nargs="+", choices=PLACEMENTS, default=[*PLACEMENTS])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.json")
+    parser.add_argument("--markdown", action="store_true", help="print the table and end")
     options = parser.parse_args()
-    for clients, sizes in itertools.product(options.clients, options.sizes):
+    known = read_json(options.out) if options.out.exists() else {}
+    if options.markdown:
+        print(markdown(known))
+        return
+    wanted = settings_of(options.clients, options.cohorts)
+    missing = [setting for setting in wanted if setting.name not in known]
+    for clients, sizes in dict.fromkeys((each.clients, each.sizes) for each in missing):
+        here = [each for each in missing if (each.clients, each.sizes) == (clients, sizes)]
         with tempfile.TemporaryDirectory() as scratch:
-            rows = Path(scratch) / "rows"
-            fjs.data.save_folder(rows, population_of(sizes, clients))
-            cohorts = [cohort for cohort in options.cohorts if cohort <= clients]
-            for algorithm, cohort, placement in itertools.product(
-                options.algorithms, cohorts, options.placements
-            ):
-                settings = ["--data", f"folder:{rows}", "--algorithm", algorithm]
-                settings += ["--sampling-rate", str(cohort / clients), "--learning-rate", "0.1"]
-                found = measured(settings, placement, options.rounds, Path(scratch) / "run")
-                name = f"{algorithm}, {clients:,} clients, {sizes}, {cohort:,} a round, {placement}"
-                print_rows(["", *COLUMNS], [[name, *(f"{found[key]:.3g}" for key in COLUMNS)]])
-                update(options.out, {name: found})
+            rows, population = Path(scratch) / "rows", population_of(sizes, clients)
+            fjs.data.save_folder(rows, population)
+            if any(each.placement == IN_MEMORY for each in here):
+                fjs.data.save_npz(rows.with_suffix(".npz"), population)
+            del population
+            for setting in here:
+                found = measured(setting, rows, options.rounds, Path(scratch) / "run")
+                cells = [setting.name, *(f"{found[key]:.3g}" for key in COLUMNS)]
+                print_rows(["", *COLUMNS], [cells])
+                update(options.out, {setting.name: found})
 
 
 if __name__ == "__main__":

@@ -630,8 +630,7 @@ class Simulation:
     ) -> Evaluation:
         """Compute per-client metrics of the models the clients predict with.
 
-        Args:
-          clients: (k,) increasing ids of the clients to evaluate; by default all.
+        Given (k,) increasing ids of `clients`, the metrics are theirs alone.
 
         Raises:
           ValueError: if `split` is none of "train", "validation" and "test", or `clients` are none.
