@@ -61,15 +61,16 @@ class Dense(NamedTuple):
       widths: outputs of each layer.
       apply: `(params, x (b, ...), shifts) -> outputs (b, c), inputs`: each layer's outputs are
         shifted, (b, width); its inputs are (b, size).
-      params: `(gradients, sums) -> params`, from a matrix (width, size) and a vector (width,) for
-        each layer.
+      names: the layers' names in the params, each {"kernel": (size, width), "bias": (width,)}; ()
+        if the params are those of one layer, with the kernel (width, size). These are names, not a
+        function, since a function could stretch clipped gradients.
       biased: whether layers have a bias.
     """
 
     of: Callable[[PyTree, jax.Array], jax.Array]
     widths: tuple[int, ...]
     apply: Callable[[PyTree, jax.Array, list[jax.Array]], tuple[jax.Array, list[jax.Array]]]
-    params: Callable[[list[jax.Array], list[jax.Array]], PyTree]
+    names: tuple[str, ...] = ()
     biased: bool = True
 
 
@@ -186,8 +187,5 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
     def shifted(params, x, shifts):
         return apply(params, x) + shifts[0], [features(x)]
 
-    def params_of(gradients, sums):
-        return {"kernel": gradients[0]} | ({"bias": sums[0]} if bias else {})
-
-    dense = Dense(apply, (num_outputs,), shifted, params_of, bias)
+    dense = Dense(apply, (num_outputs,), shifted, biased=bias)
     return Model(init, apply, None, features, lambda params, x: features(x), dense=dense)

@@ -72,7 +72,7 @@ def mlp(
     if layer_norm:
         return model
     widths = (*hidden, num_outputs)
-    names = [f"Dense_{place}" for place in range(len(widths))]
+    names = tuple(f"Dense_{place}" for place in range(len(widths)))
 
     def shifted(params, x, shifts):
         outputs, inputs = as_floats(x.reshape((x.shape[0], -1))), []
@@ -81,11 +81,7 @@ def mlp(
             outputs = inputs[-1] @ params[name]["kernel"] + params[name]["bias"] + shift
         return outputs, inputs
 
-    def params_of(gradients, sums):
-        layers = zip(names, gradients, sums, strict=True)
-        return {name: {"kernel": matrix.T, "bias": total} for name, matrix, total in layers}
-
-    return model._replace(dense=Dense(model.apply, widths, shifted, params_of))
+    return model._replace(dense=Dense(model.apply, widths, shifted, names))
 
 
 def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:

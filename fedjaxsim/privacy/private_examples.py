@@ -280,12 +280,15 @@ def _sums_of_layers(task, params, batch, bound):
         return jnp.where(factor > 0, leaf, 0)
 
     inputs, derivatives = list(map(kept, inputs)), [kept(d) * factor for d in derivatives]
-    matrices = [
-        jax.lax.dot_general(d, x, (((0,), (0,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
-        for d, x in zip(derivatives, inputs, strict=True)
-    ]
-    total = dense.params(matrices, [jnp.sum(d, axis=0) for d in derivatives])
-    total = jax.tree.map(lambda leaf: leaf[None], total)
+
+    def layer(x, d):
+        left, right = (x, d) if dense.names else (d, x)
+        both, exact = (((0,), (0,)), ((), ())), jax.lax.Precision.HIGHEST
+        kernel = {"kernel": jax.lax.dot_general(left, right, both, precision=exact)[None]}
+        return kernel | ({"bias": jnp.sum(d, axis=0)[None]} if dense.biased else {})
+
+    of_layers = list(map(layer, inputs, derivatives))
+    total = dict(zip(dense.names, of_layers, strict=True)) if dense.names else of_layers[0]
     return jnp.sum(jnp.where(batch.weight > 0, values, 0)), total
 
 

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import norm
 
 import fedjaxsim as fjs
+from fedjaxsim.audit.one_run import of_scores
 from fedjaxsim.data.batch import UnprotectedError
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.privacy.events import (
@@ -22,6 +23,7 @@ from fedjaxsim.privacy.events import (
     Silos,
 )
 from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.privacy.mechanisms import noise_like
 
 D = 4
 W: Any = {"w": jnp.zeros(D)}
@@ -237,3 +239,100 @@ def test_one_example_moves_its_own_model_by_c_on_any_number_of_devices(devices):
     moved = np.linalg.norm(with_it - without, axis=1)
     assert 0.2499 < moved[0] <= 0.25 * (1 + 1e-6)
     assert moved[1] == 0
+
+
+@pytest.mark.thorough
+def test_no_noise_meets_two_gradients_in_stages_after_a_kill_or_in_repeated_epochs(tmp_path):
+    """Their difference would be a gradient without noise."""
+    seen: dict[bytes, set[bytes]] = {}
+
+    def see(key, total):
+        seen.setdefault(np.asarray(key).tobytes(), set()).add(np.asarray(total).tobytes())
+
+    def noise(key, total, scale):
+        flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(total)])
+        jax.debug.callback(see, jax.random.key_data(key), flat)
+        return noise_like(key, total, scale)
+
+    rng = np.random.default_rng(0)
+    rows = [
+        {"x": rng.normal(size=(8, D)).astype(np.float32), "y": np.ones(8, np.float32)}
+        for _ in range(4)
+    ]
+    task = fjs.private_examples(fjs.tasks.squared(linear()))
+
+    def simulation(algorithm) -> Any:
+        return fjs.Simulation(
+            algorithm(task), fjs.data.Population.from_clients(rows), fjs.full_participation(),
+            fjs.Minibatches(4, epochs=1), unchecked=True,
+        )  # fmt: skip
+
+    def values(sim):
+        known = {"learning_rate": 0.1, "example_noise_multiplier": 1.0, "local_epochs": 2}
+        return sim.hyperparameters(**{k: v for k, v in known.items() if k in sim.records})
+
+    def one_round(sim, state, new):
+        before = len(seen)
+        state, _ = sim.run(state, values(sim), 1)
+        jax.block_until_ready(state)
+        jax.effects_barrier()
+        assert len(seen) - before == new
+        assert {len(totals) for totals in seen.values()} == {1}
+        return state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedjaxsim.privacy.private_examples.noise_like", noise)
+        ditto, fedavg = map(simulation, (fjs.ditto, fjs.fedavg))
+        h = values(ditto)
+        each = 4 * 2 * ditto.examples.silos.gradients  # clients, minibatches, gradients
+        first = one_round(ditto, ditto.init(0, h), each)
+        fjs.callbacks.Checkpoints(tmp_path).save(first)
+        second = one_round(ditto, first, each)
+        one_round(ditto, fjs.callbacks.Checkpoints(tmp_path).restore(ditto.init(0, h)), 0)
+        stage = one_round(ditto, ditto.start_from(second, h), each)
+        one_round(ditto, ditto.start_from(ditto.start_from(second, h), h), each)
+        one_round(fedavg, fedavg.start_from(stage, values(fedavg), ditto, h), 4 * 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("reused", [False, True])
+def test_canaries_over_two_stages_refute_noise_that_both_share(reused):
+    """The second stage has half the clip norm: noise of the first one, doubled, would cancel."""
+    canaries, delta, rate = 200, 1e-3, 200.0
+    present = np.random.default_rng(0).integers(0, 2, canaries).astype(np.float32)
+    model = fjs.Model(
+        init=lambda key: {"w": jnp.zeros(canaries)}, apply=lambda p, x: (x @ p["w"])[:, None]
+    )
+    task = fjs.tasks.squared(model)._replace(
+        loss=lambda p, batch: batch.mean(-0.5 * batch.fields["y"] * (batch.fields["x"] @ p["w"]))
+    )
+    population = fjs.data.Population.from_clients([{"x": np.eye(canaries), "y": present}])
+    sim = fjs.Simulation(
+        fjs.local(fjs.private_examples(task, delta=delta)), population,
+        fjs.full_participation(), fjs.Minibatches(canaries, steps=1), fjs.no_release(),
+    )  # fmt: skip
+
+    def stage(state, clip):
+        hparams = sim.hyperparameters(
+            learning_rate=rate, example_clip=clip, example_noise_multiplier=4.0
+        )
+        before = 0.0 if state is None else np.asarray(state.personal["w"])[0]
+        state = sim.init(0, hparams) if state is None else sim.start_from(state, hparams)
+        state, _ = sim.run(state, hparams, 1)
+        return state, (np.asarray(state.personal["w"])[0] - before) * canaries / rate
+
+    def same(key, total, scale):
+        return noise_like(jax.random.key(7, impl="threefry2x32"), total, scale)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if reused:
+            patch.setattr("fedjaxsim.privacy.private_examples.noise_like", same)
+        state, first = stage(None, 1.0)
+        state, second = stage(state, 0.5)
+    claimed = of_examples(sim.guarantee(state)).epsilon
+    assert claimed is not None
+    found = max(
+        of_scores(score, present > 0, delta).epsilon
+        for score in (first + 2 * second, 2 * second - first)
+    )
+    assert (found > claimed) == reused

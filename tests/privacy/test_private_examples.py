@@ -687,6 +687,25 @@ def test_dense_layers_whose_loss_mixes_examples_see_one_at_a_time():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_dense_layers_of_ones_own_cannot_stretch_a_clipped_gradient(biased):
+    """They say a thousandth of their inputs, or no bias: the sum is of what they say, clipped."""
+    task = fjs.tasks.squared(fjs.models.linear((3,), 1))
+    assert task.layers is not None
+    dense = task.layers.dense
+
+    def understated(params, x, shifts):
+        outputs, inputs = dense.apply(params, x, shifts)
+        return outputs, [1e-3 * each for each in inputs]
+
+    layers = task.layers._replace(dense=dense._replace(apply=understated, biased=biased))
+    batch = fjs.Batch({"x": jnp.full((1, 3), 10.0), "y": jnp.full(1, 1e4)}, jnp.ones(1))
+    params = task.init(jax.random.key(0))
+    _, total = _sums_of_layers(task._replace(layers=layers), params, batch, jnp.float32(0.5))
+    moved = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)])
+    assert 0.49 < np.linalg.norm(moved) <= 0.5
+
+
 def test_the_places_of_a_minibatch_are_its_rows_in_order():
     drawn = np.random.default_rng(0).random(200) < 0.3
     words = np.packbits(np.pad(drawn, (0, 24)).reshape(-1, 32), axis=1, bitorder="little")

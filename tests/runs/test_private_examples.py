@@ -2,11 +2,17 @@
 
 import csv
 import json
+import math
 import sys
 
+import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
+import fedjaxsim as fjs
 from fedjaxsim.cli import main
+from fedjaxsim.data import save_npz
 
 SMALL = (
     "run --data synthetic --loss squared --clients 4 --rounds 2 --eval-every 2 --local-steps 2 "
@@ -32,6 +38,37 @@ def test_each_client_has_its_epsilon_with_code_of_ones_own_too(tmp_path, capsys,
     found = json.loads((out / "guarantee.json").read_text())["example"]["clients"]["zero_out"]
     assert found["max"] == pytest.approx(max(float(row["example_epsilon"]) for row in rows))
     assert 2.9 < found["min"] <= found["max"] <= 3
+
+
+def test_the_epsilon_and_delta_of_a_report_hold_for_every_client(tmp_path):
+    """Once the largest ε was reported beside the δ of its own client, and small silos exceeded it.
+
+    Silos of at most b rows are in every minibatch, so their profile is that of one Gaussian.
+    """
+
+    def delta(mu, epsilon):
+        return norm.cdf(mu / 2 - epsilon / mu) - math.exp(
+            epsilon + norm.logcdf(-mu / 2 - epsilon / mu)
+        )
+
+    rng, out = np.random.default_rng(0), tmp_path / "out"
+    rows = [{"x": rng.normal(size=(n, 3)), "y": rng.normal(size=n)} for n in (2, 3, 5, 50)]
+    save_npz(tmp_path / "silos.npz", fjs.data.Population.from_clients(rows))
+    flags = (
+        "run --loss squared --rounds 2 --local-steps 2 --batch-size 4 --sampling full "
+        "--algorithm ditto --example-epsilon 2"
+    )
+    assert main([*flags.split(), "--data", f"npz:{tmp_path / 'silos.npz'}", "--out", str(out)]) == 0
+    example = json.loads((out / "guarantee.json").read_text())["example"]["zero_out"]
+    reported = example["released_sequence"]["pld"]
+    small = 0
+    with (out / "clients.csv").open() as file:
+        for row in csv.DictReader(file):
+            if int(row["train_rows"]) <= 4:
+                own, small = (float(row["example_epsilon"]), float(row["example_delta"])), small + 1
+                mu = brentq(lambda mu, own=own: delta(mu, own[0]) - own[1], 1e-3, 50)
+                assert delta(mu, reported["epsilon"]) <= reported["delta"] * (1 + 1e-6)
+    assert small == 3
 
 
 @pytest.mark.parametrize(
