@@ -324,10 +324,10 @@ def interval(numbers: Mapping[str, float]) -> str:
     return f"{numbers['median']:.3g} ({numbers['least']:.3g} to {numbers['greatest']:.3g})"
 
 
-def draw(summary: Record) -> Figure:
+def draw(summary: Record, cores: int) -> Figure:
     """Draw a bar to the median of each library with FedAvg, with its range."""
     with mpl.rc_context({**STYLE, "axes.grid.axis": "x"}):
-        figure = picture("Rounds per second of FedAvg on two CPU cores", 7.4, 4.6)
+        figure = picture(f"Rounds per second of FedAvg on {cores} CPU cores", 7.4, 4.6)
         for axes, (workload, title) in zip(figure.subplots(2, 2).flat, TITLES.items(), strict=True):
             rows = {name: summary.get(f"{workload} {name} fedavg", {}) for name in LIBRARIES}
             shown = {name: row for name, row in rows.items() if "rounds_per_s" in row}
@@ -336,8 +336,8 @@ def draw(summary: Record) -> Figure:
                 rate = shown[name]["rounds_per_s"]
                 axes.barh(y, rate["median"], 0.65, color=COLOURS[0] if name == OURS else "0.75")
                 axes.plot([rate["least"], rate["greatest"]], [y, y], color="0.2", lw=1)
-                ratio = shown[name].get("rounds_per_s_ratio")
-                slower = f"  {ratio['median']:.2g}× slower" if ratio and name != OURS else ""
+                ratio = shown[name].get("rounds_per_s_ratio", {}).get("median")
+                slower = f"  {ratio:.{int(ratio < 10)}f}× slower" if ratio and name != OURS else ""
                 label = f"{rate['median']:.3g}{slower}"
                 axes.text(rate["greatest"] * 1.1, y, label, va="center", fontsize=8)
             axes.set_yticks(
@@ -381,7 +381,8 @@ def main(
     environments.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(out, femnist, environments.resolve(), Path(folder))
-        comparison.record["machine"] = {**machine(), "system": platform.platform()}
+        if short or processes:
+            comparison.record["machine"] = {**machine(), "system": platform.platform()}
         for seed in range(1 if short else processes):
             for workload in TITLES:
                 for library, about in LIBRARIES.items():
@@ -393,7 +394,7 @@ def main(
     summary = summarize(comparison.record["cells"])
     print(table(summary))
     if draw_to is not None:
-        save(draw(summary), draw_to)
+        save(draw(summary, comparison.record["machine"]["cores"]), draw_to)
 
 
 if __name__ == "__main__":

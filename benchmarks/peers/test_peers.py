@@ -139,7 +139,7 @@ def test_the_picture_has_a_bar_for_each_median():
         for k, workload in enumerate(compare.TITLES)
         for n, library in enumerate(compare.LIBRARIES, 1)
     }
-    figure: Any = compare.draw(compare.summarize(cells))
+    figure: Any = compare.draw(compare.summarize(cells), 2)
     for k, axes in enumerate(figure.axes):
         assert [bar.get_width() for bar in axes.patches] == [10.0 * n + k for n in range(6, 0, -1)]
         assert sum("slower" in text.get_text() for text in axes.texts) == 5
