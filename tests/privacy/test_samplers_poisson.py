@@ -10,6 +10,7 @@ from problems import least_squares
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.privacy.samplers import default_capacity, full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
@@ -106,6 +107,19 @@ def test_an_overfull_cohort_loses_members_uniformly():
     assert abs(difference) < scipy.stats.norm.isf(ALARM / 2) * np.sqrt(
         2 * third * draws * q * (1 - q)
     )
+
+
+def test_a_gpu_draws_the_same_cohorts_full_or_not():
+    sampling, key = poisson(capacity=5).for_clients(10), jax.random.key(0)
+
+    def draws():
+        rounds = jnp.arange(50)
+        return jax.vmap(lambda t: sampling.draw(key, t, Hyperparameters(sampling_rate=0.5)))(rounds)
+
+    usual = draws()
+    with planning_for(Backend("gpu", None)):
+        jax.tree.map(np.testing.assert_array_equal, draws(), usual)
+    assert {-1, 0, 1} == set(np.sign(usual.mask.sum(1) + usual.overflow - 5).tolist())
 
 
 def test_overflow_is_counted_and_places_are_filled_from_the_front():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
-from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.samplers import blocks
@@ -148,7 +148,10 @@ def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | No
             return drawn & (priority <= jnp.sort(priority)[slots - 1])
 
         if slots < drawn.shape[0]:
-            drawn = jax.lax.cond(count > slots, some, lambda drawn: drawn, drawn)
+            if backend.platform() == "gpu":  # whose host would wait for a branch; some may be all
+                drawn = some(drawn)
+            else:
+                drawn = jax.lax.cond(count > slots, some, lambda drawn: drawn, drawn)
         kept = jnp.nonzero(drawn, size=slots, fill_value=ids.shape[0])[0]
         return Cohort(
             ids.at[kept].get(mode="fill", fill_value=num_clients),
