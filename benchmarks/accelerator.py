@@ -1,9 +1,8 @@
-"""All that a person with a card can report, in ten minutes, as one file of `fedjaxsim bench`.
+"""All that a person with a card can report, in ten minutes, as one file, bench.json.
 
     python benchmarks/accelerator.py                 # on a card
     python benchmarks/accelerator.py --rehearse      # tiny sizes on a CPU
     python benchmarks/accelerator.py --compile-only h100 v5e   # without a card: what would run
-    fedjaxsim bench runs/accelerator/bench.json      # the table
 
 Every workload is measured as `fedjaxsim bench` does, in a process of its own: first all of them as
 the defaults lay them out, then with other chunk sizes, named `WORKLOAD, chunks of N`. A process
@@ -32,12 +31,12 @@ import numpy as np
 import tyro
 from common import WORKLOADS, Record, in_process, median_of, update
 from compiled import PARTS, started_by_a_round
+from processes import Results, in_child, print_results
 from tyro.conf import Positional
 from work import work_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.bench.results import Results, in_child, print_results
 from fedjaxsim.kernels import winograd
 from fedjaxsim.models import convolution, network
 from fedjaxsim.report.progress import number, print_rows

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.measure import seconds
-from fedjaxsim.bench.results import spread
+from fedjaxsim.bench.measure import seconds, spread
 from fedjaxsim.report.files import write_json
 from fedjaxsim.report.progress import number
 

@@ -10,6 +10,7 @@ all files without times with those of work that nobody disturbed.
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -157,14 +158,14 @@ def of_sweep(out: Path) -> list[bytes]:
 
 
 def of_tuning(out: Path) -> list[bytes]:
-    """Return the files of a tuning, and those of its final run."""
-    files = [(out / name).read_bytes() for name in ("path.json", "tuned.toml")]
-    return [*files, *of_run(out / "run")]
+    """Return the files of a tuning."""
+    return [(out / name).read_bytes() for name in ("path.json", "tuned.toml")]
 
 
 def is_tuned(out: Path) -> bool:
-    """Return whether the final run of a tuning is finished."""
-    return RunDirectory(out / "run").is_finished()
+    """Return whether a tuning is finished."""
+    path = out / "path.json"
+    return path.exists() and "stopped" in json.loads(path.read_text())
 
 
 def again(work: Work, out: Path) -> list[list[str]]:

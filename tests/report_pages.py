@@ -13,7 +13,6 @@ from fedjaxsim.report.files import lines, write_csv, write_json
 from fedjaxsim.report.plots import content, picture
 from fedjaxsim.runs.directory import RunDirectory
 
-NASTY = "<script>alert('x')</script> & \"co\""
 PICTURE = content(picture("Curves", 2, 1))
 
 

@@ -34,8 +34,7 @@ import tyro
 from matplotlib.figure import Figure
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.measure import machine
-from fedjaxsim.bench.results import spread
+from fedjaxsim.bench.measure import machine, spread
 from fedjaxsim.data.npz import save_npz
 from fedjaxsim.data.transforms import invert
 from fedjaxsim.report.files import read_json, write_json

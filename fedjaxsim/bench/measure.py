@@ -1,36 +1,47 @@
-"""The measurement of one run, in a process of its own.
-
-`results.in_child` starts `python -m fedjaxsim.bench.measure REQUEST`, where REQUEST is JSON with
-the settings, and reads the last line of its output, JSON too.
-"""
+"""The measurement of one run, in this process."""
 
 import ctypes
-import json
 import math
 import os
 import platform
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from fedjaxsim.engine.devices import require, use_devices
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.build import Experiment, prepare, versions
+from fedjaxsim.report.progress import number
+from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes
-from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation
 
 LONG_ENOUGH = 0.2
 """Seconds of a repetition, at least, if the run has enough rounds."""
 REPETITIONS = 5
 MB = 1e6
+
+
+class Spread(NamedTuple):
+    """The median and the range of a number."""
+
+    median: float
+    least: float
+    greatest: float
+
+    def __str__(self) -> str:
+        """Return the median with its range, if it has one: `2.9 (2.7–3.1)`."""
+        ends = f" ({number(self.least)}–{number(self.greatest)})"
+        return number(self.median) + (ends if self.least < self.greatest else "")
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median and the range of one or more values."""
+    return Spread(statistics.median(values), min(values), max(values))
 
 
 class Rounds:
@@ -56,7 +67,7 @@ class Rounds:
         return self._simulation.summarize("test", measured)
 
 
-def measure(experiment: Experiment) -> Record:
+def measure(experiment: Experiment, repetitions: int = REPETITIONS) -> Record:
     """Measure the first rounds of a run, several times.
 
     A repetition starts the run anew and takes some segments, the rounds between two evaluations,
@@ -64,7 +75,7 @@ def measure(experiment: Experiment) -> Record:
     it, on the same machine. Memory is read before them.
 
     Returns:
-      Medians over the repetitions, by name; docs/speed.md describes each.
+      Medians over the repetitions, by name, and the range of the speed; see docs/speed.md.
     """
     forget_peak()
     base = peak_bytes()
@@ -88,10 +99,12 @@ def measure(experiment: Experiment) -> Record:
     second, _ = repeat(1)
     running, of_devices = peak_bytes(), device_peak_bytes(devices)
     segments = min(max(1, math.ceil(LONG_ENOUGH / second)), config.rounds // length)
-    turns = [repeat(segments) for _ in range(REPETITIONS)]
+    turns = [repeat(segments) for _ in range(repetitions)]
+    speeds = [segments * length / took for took, _ in turns]
     rate = float(simulation.sampler.rate(experiment.hparams.as_arrays()))
     return {
-        "rounds_per_second": segments * length / statistics.median(took for took, _ in turns),
+        "rounds_per_second": statistics.median(speeds),
+        "rounds_per_second_range": [min(speeds), max(speeds)],
         "evaluation_seconds": statistics.median(evaluation for _, evaluation in turns),
         "compile_seconds": max(0.0, first - second),
         "rounds_mb": (running - base) / MB,
@@ -137,34 +150,3 @@ def machine() -> Record:
         "devices": jax.device_count(),
         "versions": versions(),
     }
-
-
-def _end_with_parent() -> None:
-    """End this process when its input ends, which the parent holds open while it lives."""
-
-    def wait() -> None:
-        os.read(0, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def main() -> None:
-    """Answer the request of the command line."""
-    _end_with_parent()
-    request = json.loads(sys.argv[1])
-    wanted = request["devices"]
-    use_devices(wanted)
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        require(wanted)
-        settings = request["settings"]
-        experiment = prepare(run_config(**settings))
-    except (ValueError, OSError) as error:
-        print(json.dumps({"refused": " ".join(str(error).split())}))
-        return
-    print(json.dumps({"machine": machine(), **measure(experiment)}))
-
-
-if __name__ == "__main__":
-    main()

@@ -42,7 +42,7 @@ COMMANDS = {
     "bench": f"{_HERE}.bench:bench",
 }
 """The functions of commands, as "module:function"; see `flags`."""
-_LASTING = ("run", "resume", "sweep", "tune", "demo", "bench")
+_LASTING = ("run", "resume", "sweep", "tune", "demo")
 """Commands whose result is in files: they go on without a reader of their output."""
 
 

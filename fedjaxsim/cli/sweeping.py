@@ -16,7 +16,6 @@ from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
-from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.progress import can_draw
 from fedjaxsim.report.results import Run, choosing
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
@@ -26,7 +25,7 @@ from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_directory import SEARCH, SweepDirectory
 from fedjaxsim.runs.sweep_report import Best, best_of, print_report, write_report
-from fedjaxsim.runs.sweep_runs import SweepRuns, program_of, read_plan
+from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
 from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
@@ -143,9 +142,7 @@ def _prepared(
                     _first_alone(directory.checkpoints.clear)
                 title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
                 progress = callbacks.Progress(title, quiet=quiet)
-                _compute(
-                    chunk, directory, stop, cadence, progress, clients=plan.options.client_metrics
-                )
+                _compute(chunk, directory, stop, cadence, progress)
                 if any(processes.from_all(stop.is_set())):
                     break
                 done += len(chunk.runs)
@@ -186,19 +183,15 @@ def _draw(plan: SweepRuns, directory: SweepDirectory, runs: Sequence[Run], best:
 
 def families_of(plan: SweepRuns) -> list[Family]:
     """Prepare all runs of a sweep; those of a family share a simulation."""
-    families: dict[Any, Family] = {}
-    for group in plan.groups():
-        first = plan.runs[group[0]]
-        # Numbers of rows follow from the seed of the data.
-        fixed = first.counts_rows and first.partition_seed is None
-        kind = program_of(first, *([] if fixed else ["seed"]))
-        if kind not in families:
-            experiment = prepare(first)
-            check_own_code(experiment)
-            families[kind] = Family(experiment.simulation, [])
-        family = families[kind]
-        family.groups.append({run: prepare(plan.runs[run], family.simulation) for run in group})
-    return list(families.values())
+    found = []
+    for groups in plan.families():
+        first = prepare(plan.runs[groups[0][0]])
+        check_own_code(first)
+        of_seeds = [
+            {run: prepare(plan.runs[run], first.simulation) for run in group} for group in groups
+        ]
+        found.append(Family(first.simulation, of_seeds))
+    return found
 
 
 def _validates(simulation: Simulation) -> bool:
@@ -219,10 +212,8 @@ def _compute(
     stop: Event,
     cadence: Cadence,
     progress: callbacks.Progress,
-    *,
-    clients: bool = False,
 ) -> None:
-    """Run a chunk to its end, or to its next checkpoint; with `clients`, keep their metrics."""
+    """Run a chunk to its end, or to its next checkpoint."""
     runs, first, batch = chunk
     config, recorded = first.config, callbacks.MetricsFile(directory.rows, exact=True)
     checkpoints = callbacks.Checkpoints(
@@ -251,30 +242,14 @@ def _compute(
     if int(state.round) < config.rounds:
         return
     replace = recorded.run.epsilon(state, "replace")
-    columns = _of_clients(batch, state, runs) if clients else None
 
     def add() -> None:
         rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
         for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
             row["epsilon_replace"] = epsilon
-        spent = dict(recorded.run.clock.seconds)
-        compiling = spent.pop("compile")
-        directory.add(rows, columns, seconds=sum(spent.values()), compile_seconds=compiling)
+        directory.add(rows)
 
     _first_alone(add)
-
-
-def _of_clients(
-    batch: SimulationBatch, state: SimulationState, runs: Sequence[int]
-) -> dict[str, np.ndarray]:
-    """Return the columns of the table of clients: a row for each run and client."""
-    found, names = batch.evaluate(state), batch.simulation.population.names
-    columns = {
-        "run": np.repeat(np.asarray(runs, np.int32), len(names)),
-        "client": np.tile(names, len(runs)),
-    }
-    values = {f"test_{name}": each.T.reshape(-1) for name, each in found.values.items()}
-    return {**columns, "test_rows": np.tile(found.count, len(runs)), **values}
 
 
 def _first_alone(write: Callable[[], None]) -> None:

@@ -13,24 +13,21 @@ def tune(
     *,
     settings: RunConfig,
     question: Question,
-    explain: bool = False,
-    checkpoint_every: str | None = None,
 ) -> Callable[[], int]:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
     Settings are those of `run`; tuned ones start there. Without --held-out-clients or
     --public-data, tuning uses validation rows of the run's own clients, which no ε covers: 0.2 of
-    the training rows, unless --validation-fraction says otherwise. --out is needed.
+    the training rows, unless --validation-fraction says otherwise. --out is needed; `run` with the
+    tuned.toml in it runs with the result.
 
     Args:
       config: TOML file with the same settings; flags win over it.
-      settings: The settings of the final run.
+      settings: The settings of the run.
       question: What is tuned, and how.
-      explain: Print the whole guarantee of the final run and its assumptions.
-      checkpoint_every: Rounds or time between checkpoints of the final run, as for `run`.
     """
     del config
     Machines().start()
     from fedjaxsim.cli.tuning import prepare_tune
 
-    return prepare_tune(settings, question, checkpoint_every=checkpoint_every, explain=explain)
+    return prepare_tune(settings, question)

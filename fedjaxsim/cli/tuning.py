@@ -1,48 +1,53 @@
-"""The command `fedjaxsim tune`: a descent, its test on fresh seeds, and the run with its result."""
+"""The command `fedjaxsim tune`: a descent and its test on fresh seeds.
+
+A tuning's directory holds
+
+    path.json   every step, the test of the result on fresh seeds, and the privacy statement
+    path.png    the picture of the steps
+    tuned.toml  the settings with the result, for `fedjaxsim run`
+"""
 
 import dataclasses
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
-from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.question import Question
-from fedjaxsim.cli.running import print_results
 from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.schedule import equally_costly
-from fedjaxsim.report.files import Record
+from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.progress import can_draw, number, print_rows
 from fedjaxsim.report.results import Estimate, difference
 from fedjaxsim.report.symbols import remember
-from fedjaxsim.runs.build import draws_of, prepare, versions
-from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import Stage, about, execute
+from fedjaxsim.runs.build import draws_of, versions
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.signals import Stop, stopped
+from fedjaxsim.signals import stopped
 from fedjaxsim.tune.descent import (
     NOT_FINITE,
     OPTIMIZER,
+    STOPPED,
     ObjectiveValue,
     Point,
     Step,
     TuningTrace,
     descend,
 )
-from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory, array_of
 from fedjaxsim.tune.objective import SeedGradient
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
 from fedjaxsim.tune.watch import TuneProgress, over_seeds
 
+PATH_JSON, PICTURE, TUNED = "path.json", "path.png", "tuned.toml"
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
 """Largest factor between a hyperparameter and its start."""
@@ -53,13 +58,11 @@ _REASONS = {
 }
 
 
-def prepare_tune(
-    config: RunConfig, question: Question, *, checkpoint_every: str | None, explain: bool
-) -> Callable[[], int]:
+def prepare_tune(config: RunConfig, question: Question) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code."""
     if config.out is None:
         raise ValueError("tune needs a directory for its results, --out DIR")
-    names = _names(question.wrt, config)
+    names, path = _names(question.wrt, config), config.out
     for name, least in (("seeds", 2), ("steps", 1)):
         value = getattr(question, name)
         if value < least:
@@ -82,21 +85,88 @@ def prepare_tune(
     measure = SeedGradient(
         simulation, source.hparams, config.rounds, names, keys, metric=metric, split=source.split
     )
-    cadence = Cadence.parse(checkpoint_every)
     asked = [config.settings(), dataclasses.asdict(question)]
     data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
-    directory = TuneDirectory.open(
-        config.out, settings_digest(asked, data), overwrite=config.overwrite
-    )
+    record: Record = {
+        "fingerprint": settings_digest(asked, data),
+        **_facts(config, question, source),
+        "draws": [draws_of(key, config.rounds)._asdict() for key in (*keys, *fresh)],
+        "metric": metric,
+        "mode": type(measure.mode).__name__.lower(),
+        "runs_per_step": measure.runs,
+    }
+    known = _opened(path, record["fingerprint"], overwrite=config.overwrite)
 
     def work() -> int:
         can_draw()
         kept = "the steps so far are kept; the same command continues"
         with stoppable(lambda: kept) as stop:
-            tuning = _Tuning(
-                config, question, source, start, metric, measure, directory, stop, cadence, explain
-            )
-            return tuning.run(keys, fresh)
+            steps: list[Step] = []
+
+            def remembered(point: Point) -> ObjectiveValue:
+                """Measure a point, unless it was measured before an interruption."""
+                if known and known[0][0] == point:
+                    return known.pop(0)[1]
+                known.clear()
+                return measure(point)
+
+            def on_step(step: Step) -> bool:
+                steps.append(step)
+                if not known:
+                    _write(path, record, steps)
+                progress.update(step)
+                return bool(known) or not stop.is_set()
+
+            bounds = {}
+            for name, value in start.items():
+                least, most = config.records[name].range
+                bounds[name] = max(least, value / BOUNDS), min(most, value * BOUNDS)
+            with TuneProgress(metric, question.steps, quiet=config.quiet) as progress:
+                trace = descend(
+                    remembered,
+                    start,
+                    steps=question.steps,
+                    optimizer=RULES[question.rule],
+                    bounds=bounds,
+                    cost=measure.runs,
+                    on_step=on_step,
+                )
+            best, test = trace.best, None
+            if best is not trace.steps[0] and not stop.is_set():
+                values = {
+                    name: measure(step.point, fresh).values.tolist()
+                    for name, step in (("start", trace.steps[0]), ("tuned", best))
+                }
+                fell, p = difference(values["start"], values["tuned"])
+                gain = {"gain": fell.mean, "half": fell.half, "failed": fell.failed, "p": p}
+                test = {**values, **gain, "runs": 2 * measure.runs}
+            ended = STOPPED if stop.is_set() else trace.stopped
+            tuned = tuned_settings(source.final.config, best.point)
+            tuned = tuned.replace(public=(*tuned.public, source.statement))
+            if ended != NOT_FINITE:
+                write_tables(path / TUNED, tuned.settings())
+            if missing("plots") is None:
+                from fedjaxsim.report import plots
+                from fedjaxsim.tune.figure import trace_figure
+
+                title = f"Tuning of {source.final.title}, {question.seeds} seeds"
+                plots.save(trace_figure(trace, metric, title), path / PICTURE)
+            record.update(stopped=ended, best=trace.steps.index(best), test=test)
+            _write(path, record, trace.steps)  # the end, after all other files
+            if ended == NOT_FINITE:
+                say(f"{ended}: start elsewhere")
+                return 1
+            _print(trace, test, metric, ended)
+            print(source.statement)
+            print(SHARED_SEED)
+            again = f"fedjaxsim run {shlex.quote(str(path / TUNED))} --out DIR"
+            print(f"files in {path}; {again} runs with the result")
+            if not stop.is_set():
+                return 0
+            name, code = stopped([stop.number])
+            print(f"stopped by {name}; the path so far is kept", end="; ", file=sys.stderr)
+            print("run the same command again to resume", file=sys.stderr)
+            return code
 
     return work
 
@@ -120,154 +190,78 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     return names
 
 
-@dataclasses.dataclass
-class _Tuning:
-    """A tuning with checked input."""
+def _facts(config: RunConfig, question: Question, source: Source) -> Record:
+    """Return the settings of the tuning, as the file of the path says them."""
+    noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
+    final, tuning = source.final.simulation.num_clients, source.simulation.num_clients
+    return {
+        "statement": source.statement,
+        "shared_seed": SHARED_SEED,
+        "tuned_on": source.kind,
+        "split": source.split,
+        "seeds": question.seeds,
+        "rounds": config.rounds,
+        "rule": question.rule,
+        "clients": {"tuning": tuning, "run": final},
+        "noise_multiplier": {"tuning": equally_costly(noise), "run": source.final.noise_multiplier},
+        "asked": dataclasses.asdict(question),
+        "versions": versions(),
+    }
 
-    config: RunConfig
-    question: Question
-    source: Source
-    start: Point
-    metric: str
-    measure: SeedGradient
-    directory: TuneDirectory
-    stop: Stop
-    cadence: Cadence
-    explain: bool
 
-    def run(self, keys: jax.Array, fresh: jax.Array) -> int:
-        """Descend, test on fresh keys, and run with the result; return the exit code."""
-        record = self._record([*keys, *fresh])
-        path, test = self._descend(record), None
-        if path.best is not path.steps[0] and not self.stop.is_set():
-            test = self._test(path, fresh)
-        return self._finish(record, path, test)
+def _opened(path: Path, fingerprint: str, *, overwrite: bool) -> list[tuple[Point, ObjectiveValue]]:
+    """Make the directory, or open an unfinished one of the same tuning; return its points.
 
-    def _descend(self, record: Record) -> TuningTrace:
-        """Descend; points measured before an interruption are not measured again."""
-        config, steps, known = self.config, [], self.directory.measured()
+    With `overwrite`, the files of the tuning that the directory holds are removed.
+    """
+    make_directory(path, (), "tuning", overwrite=False)
+    if (path / PATH_JSON).is_file() and not overwrite:
+        saved = read_json(path / PATH_JSON)
+        unfinished = saved.get("stopped", STOPPED) == STOPPED
+        if saved.get("fingerprint") == fingerprint and unfinished:
+            return [
+                (step["point"], ObjectiveValue(_array(step["values"]),
+                 {name: _array(values) for name, values in step["slopes"].items()}))
+                for step in saved["steps"]
+            ]  # fmt: skip
+    names = (PATH_JSON, TUNED)
+    make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE])
+    return []
 
-        def remembered(point: Point) -> ObjectiveValue:
-            if known and known[0][0] == point:
-                return known.pop(0)[1]
-            known.clear()
-            return self.measure(point)
 
-        def on_step(step: Step) -> bool:
-            steps.append(step)
-            if not known:
-                self.directory.write_path(record, steps)
-            progress.update(step)
-            return bool(known) or not self.stop.is_set()
+def _array(values: Any) -> np.ndarray:
+    """Return numbers from JSON, with NaN for null."""
+    return np.asarray(values, np.float64)
 
-        bounds = {}
-        for name, value in self.start.items():
-            least, most = config.records[name].range
-            bounds[name] = max(least, value / BOUNDS), min(most, value * BOUNDS)
-        with TuneProgress(self.metric, self.question.steps, quiet=config.quiet) as progress:
-            return descend(
-                remembered,
-                self.start,
-                steps=self.question.steps,
-                optimizer=RULES[self.question.rule],
-                bounds=bounds,
-                cost=self.measure.runs,
-                on_step=on_step,
-            )
 
-    def _test(self, path: TuningTrace, fresh: jax.Array) -> Record:
-        """Compare the start with the result on seeds that the descent has not seen."""
-        points = {"start": path.steps[0].point, "tuned": path.best.point}
-        saved = self.directory.saved.get("test")
-        values = {
-            name: array_of(saved[name]) if saved else self.measure(point, fresh).values
-            for name, point in points.items()
-        }
-        fell, p = difference(values["start"].tolist(), values["tuned"].tolist())
-        found = {"gain": fell.mean, "half": fell.half, "failed": fell.failed, "p": p}
-        return {**values, **found, "runs": 2 * self.measure.runs}
+def _write(path: Path, record: Record, steps: Sequence[Step]) -> None:
+    """Write the path so far."""
+    names = ("runs", "accepted", "radius", "value", "point", "gradient", "gradient_error")
+    rows = [
+        {"step": index, **{name: getattr(step, name) for name in names},
+         "values": step.objective.values, "slopes": step.objective.gradients}
+        for index, step in enumerate(steps)
+    ]  # fmt: skip
+    write_json(path / PATH_JSON, {**record, "steps": rows})
 
-    def _record(self, keys: Sequence[jax.Array]) -> Record:
-        """Return the settings of the tuning, as the file of the path says them."""
-        config, source, question = self.config, self.source, self.question
-        noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
-        final, tuning = source.final.simulation.num_clients, source.simulation.num_clients
-        return {
-            "statement": source.statement,
-            "shared_seed": SHARED_SEED,
-            "draws": [draws_of(key, config.rounds)._asdict() for key in keys],
-            "tuned_on": source.kind,
-            "metric": self.metric,
-            "split": source.split,
-            "seeds": question.seeds,
-            "rounds": config.rounds,
-            "rule": question.rule,
-            "mode": type(self.measure.mode).__name__.lower(),
-            "runs_per_step": self.measure.runs,
-            "clients": {"tuning": tuning, "run": final},
-            "noise_multiplier": {
-                "tuning": equally_costly(noise),
-                "run": source.final.noise_multiplier,
-            },
-            "asked": dataclasses.asdict(question),
-            "guarantee": f"{RUN}/guarantee.json",
-            "versions": versions(),
-        }
 
-    def _finish(self, record: Record, path: TuningTrace, test: Record | None) -> int:
-        """Write and print the result, and run with it unless that makes no sense any more."""
-        directory, source, best = self.directory, self.source, path.best
-        record |= {"stopped": path.stopped, "best": path.steps.index(best), "test": test}
-        directory.write_path(record, path.steps)
-        if missing("plots") is None:
-            from fedjaxsim.report import plots
-            from fedjaxsim.tune.figure import trace_figure
-
-            title = f"Tuning of {source.final.title}, {self.question.seeds} seeds"
-            plots.save(trace_figure(path, self.metric, title), directory.path / PICTURE)
-        if path.stopped == NOT_FINITE:
-            say(f"{path.stopped}: start elsewhere")
-            return 1
-        tuned = tuned_settings(source.final.config, best.point)
-        tuned = tuned.replace(public=(*tuned.public, source.statement))
-        directory.write_tuned(tuned)
-        names = [f"{self.metric} on the tuning's seeds", "on fresh ones"]
-        headings = ["", *map(flag, self.start), *names]
-        rows = [
-            [name, *map(number, step.point.values()), str(over_seeds(step.objective.values)),
-             str(over_seeds((test or {}).get(name, [])))]
-            for name, step in (("start", path.steps[0]), ("tuned", best))
-        ]  # fmt: skip
-        print_rows(headings, rows, padding=(0, 1, 0, 0))
-        if test is None:
-            print(f"{self.metric} was not tested on fresh seeds; ended: {path.stopped}")
-        else:
-            count, p = self.question.seeds, number(test["p"])
-            gain = Estimate(test["gain"], test["half"], None, count, test["failed"])
-            fell = f"{self.metric} fell by {gain} on {count} fresh seeds"
-            print(f"{fell} (95 %; paired t test, p = {p}); ended: {path.stopped}")
-        finished = not self.stop.is_set() and self._run(tuned)
-        print(SHARED_SEED)
-        print(f"files in {directory.path}")
-        if finished:
-            return 0
-        name, code = stopped([self.stop.number])
-        print(f"stopped by {name}; the path so far is kept", end="; ", file=sys.stderr)
-        print("run the same command again to resume", file=sys.stderr)
-        return code
-
-    def _run(self, config: RunConfig) -> bool:
-        """Make the final run, with its report; return whether it was finished."""
-        experiment = prepare(config, self.source.final.simulation)
-        directory = RunDirectory(self.directory.path / RUN)
-        try:
-            directory.checkpoints(about(experiment)).last()
-        except ValueError:  # The checkpoint is damaged, or has other hyperparameters.
-            RunDirectory.create(directory.path, overwrite=True)
-        stage = Stage(experiment, directory)
-        done = execute(stage, self.stop, quiet=config.quiet, cadence=self.cadence)
-        print_results(stage, done, explain=self.explain)
-        return not done.summary["interrupted"]
+def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> None:
+    """Print the start and the result, on the seeds of the tuning and on fresh ones."""
+    first = trace.steps[0]
+    rows = [
+        [name, *map(number, step.point.values()), str(over_seeds(step.objective.values)),
+         str(over_seeds((test or {}).get(name, [])))]
+        for name, step in (("start", first), ("tuned", trace.best))
+    ]  # fmt: skip
+    names = [f"{metric} on the tuning's seeds", "on fresh ones"]
+    print_rows(["", *map(flag, first.point), *names], rows, padding=(0, 1, 0, 0))
+    if test is None:
+        print(f"{metric} was not tested on fresh seeds; ended: {ended}")
+        return
+    count, p = len(test["start"]), number(test["p"])
+    gain = Estimate(test["gain"], test["half"], None, count, test["failed"])
+    fell = f"{metric} fell by {gain} on {count} fresh seeds"
+    print(f"{fell} (95 %; paired t test, p = {p}); ended: {ended}")
 
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:

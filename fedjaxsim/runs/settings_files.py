@@ -104,12 +104,13 @@ def kind_of(path: Path) -> str:
 
 def looking_at(path: Path) -> str:
     """Return how to see the results of a sweep or a tuning, and which file runs again."""
-    file = {"sweep": "sweep.toml", "tuning": "tuned.toml", "run": CONFIG}[kind_of(path)]
-    command = "sweep" if kind_of(path) == "sweep" else "run"
-    again = f"fedjaxsim {command} {shlex.quote(str(path / file))}"
-    if command == "sweep":
+    kind = kind_of(path)
+    file = {"sweep": "sweep.toml", "tuning": "tuned.toml", "run": CONFIG}[kind]
+    again = f"fedjaxsim {'sweep' if kind == 'sweep' else 'run'} {shlex.quote(str(path / file))}"
+    if kind == "sweep":
         return f"its runs are in results.parquet, and {again} repeats it"
-    return f"see it with fedjaxsim report {shlex.quote(str(path))}, or repeat it with {again}"
+    where = "its steps are in path.json, and " if kind == "tuning" else ""
+    return f"{where}{again} {'runs with its result' if kind == 'tuning' else 'repeats it'}"
 
 
 def content(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A sweep directory holds
 
     sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
     results.parquet     finished runs: one row per run and evaluation, by run and round
-    clients.parquet     test metrics of each client after the last round, if asked for
     search/             the runs that chose the settings, a sweep of its own, if the file searches
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     report.json         a summary, guarantees, draws, and what is not covered; written last
@@ -14,7 +13,6 @@ A sweep directory holds
 import dataclasses
 import io
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -45,7 +43,6 @@ PICTURES = ("envelopes.png", "trade_off.png")
 CHECKPOINT = "checkpoint"
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
-CLIENTS = "clients.parquet"
 SEARCH = "search"
 REPORT = "report.json"
 
@@ -55,9 +52,6 @@ SELECTION = (
     "of their own."
 )
 """A sentence of every report of a sweep."""
-
-_METADATA = b"fedjaxsim"
-_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +90,7 @@ class SweepDirectory:
             be overwritten.
         """
         if is_first():
-            names = (CHECKPOINT, RESULTS, CLIENTS, REPORT, SWEEP) if overwrite else ()
+            names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
             papers = [name.replace(".png", ".pdf") for name in PICTURES]
             pictures = (*PICTURES, *papers)
             make_directory(path, names, "sweep", overwrite=overwrite, pictures=pictures)
@@ -106,7 +100,7 @@ class SweepDirectory:
             resolved = {
                 "fingerprint": sweep.fingerprint,
                 "runs": len(sweep.runs),
-                "groups": len(sweep.groups()),
+                "programs": len(sweep.families()),
                 "best_over": list(sweep.best_over),
                 "data_fingerprint": data,
             }
@@ -140,50 +134,22 @@ class SweepDirectory:
         """Return the indices of the finished runs."""
         return set(self.results()["run"].to_pylist())
 
-    def times(self) -> dict[str, float]:
-        """Return the `seconds` and `compile_seconds` of all finished runs."""
-        metadata = self.results().schema.metadata or {}
-        return json.loads(metadata.get(_METADATA, b'{"seconds": 0.0, "compile_seconds": 0.0}'))
-
-    def add(
-        self,
-        rows: Iterable[Record],
-        clients: Mapping[str, Any] | None = None,
-        *,
-        seconds: float,
-        compile_seconds: float,
-    ) -> None:
+    def add(self, rows: Iterable[Record]) -> None:
         """Add all evaluations of finished runs to the results, and remove their checkpoint.
 
         Args:
           rows: as for `tidy`.
-          clients: columns of the table of clients, `run` and `client` first; None for no table.
-          seconds: time of rounds and evaluations.
-          compile_seconds: time of compilation.
         """
-        if clients is not None:
-            self._add_clients(pa.table(dict(clients)))
         added = tidy(self.sweep, rows)
         table = pa.concat_tables([self.results(), added], promote_options="default")
         # A metric that earlier runs lack has come last.
         first = [name for name in table.column_names if name not in LAST_COLUMNS]
         table = table.select([*first, *LAST_COLUMNS])
         table = table.sort_by([("run", "ascending"), ("round", "ascending")])
-        times = self.times()
-        times["seconds"] += seconds
-        times["compile_seconds"] += compile_seconds
-        self._write(RESULTS, table.replace_schema_metadata({_METADATA: json.dumps(times)}))
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+        store.write(self.path / RESULTS, sink.getvalue())
         self.checkpoints.clear()
-
-    def _add_clients(self, table: pa.Table) -> None:
-        """Add rows of clients; those of a run that was begun before are replaced."""
-        path = self.path / CLIENTS
-        if path.is_file():
-            before = read_results(path)
-            new = set(table["run"].to_pylist())
-            kept = pa.array([run not in new for run in before["run"].to_pylist()], pa.bool_())
-            table = pa.concat_tables([before.filter(kept), table], promote_options="default")
-        self._write(CLIENTS, table)
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint of the chunk in progress; None without one."""
@@ -200,11 +166,6 @@ class SweepDirectory:
         report = {"summary": summary, "selection": SELECTION, "shared_seed": SHARED_SEED}
         report |= {"guarantees": guarantees, "draws": draws}
         write_json(self.path / REPORT, report)
-
-    def _write(self, name: str, table: pa.Table) -> None:
-        sink = io.BytesIO()
-        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        store.write(self.path / name, sink.getvalue())
 
 
 def read_results(path: Path) -> pa.Table:
@@ -262,15 +223,14 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
         `epsilon_replace` (None or inf without a guarantee) and `delta`.
     """
     ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
+    swept = {run: sweep.values(run) for run in {int(row["run"]) for row in ordered}}
     fixed = {"run", *sweep.columns, "round", "train_loss", *LAST_COLUMNS}
     metrics = [name for name in dict.fromkeys(itertools.chain(*ordered)) if name not in fixed]
-    by_run = [list(rows) for _, rows in itertools.groupby(ordered, key=lambda row: row["run"])]
-    swept = {rows[0]["run"]: sweep.values(int(rows[0]["run"])) for rows in by_run}
+    by_run = (list(alike) for _, alike in itertools.groupby(ordered, key=lambda row: row["run"]))
     columns: dict[str, pa.Array] = {"run": pa.array([row["run"] for row in ordered], pa.int32())}
-    for key, name in zip(sweep.keys, sweep.columns, strict=True):
+    for name in sweep.columns:
         if name not in LAST_COLUMNS:
-            values = [swept[row["run"]][name] for row in ordered]
-            columns[name] = pa.array(values, _TYPES[sweep.value_type(key)])
+            columns[name] = pa.array([swept[row["run"]][name] for row in ordered])
     columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
     for name in ("train_loss", *metrics, *LAST_COLUMNS[:-1]):
         columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())

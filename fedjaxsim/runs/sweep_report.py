@@ -88,7 +88,6 @@ def write_report(
         "metric": best.metric,
         "best_over": list(sweep.best_over),
         "choice": sweep.choice or best.choice,
-        **directory.times(),
         "peak_bytes": peak_bytes(),
     }
     done = {run: experiments[run] for run in finished}

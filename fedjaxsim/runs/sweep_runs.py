@@ -73,20 +73,12 @@ def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
     return tuple(settings)
 
 
-def program_of(run: RunConfig, *apart: str) -> tuple[tuple[str, Any], ...]:
-    """Return what a run's program follows from: its settings but hyperparameters and `apart`."""
-    arrays = (*hyperparameters_of(run), *apart)
-    return tuple((name, value) for name, value in run.values.items() if name not in arrays)
-
-
 @dataclasses.dataclass(frozen=True)
 class SweepOptions:
     """The options of a sweep in its file; keys take - or _."""
 
     metric: str | None = None
     """Metric by which runs are judged, such as auc; by default the first of `metrics.METRICS`."""
-    client_metrics: bool = False
-    """Write the test metrics of each client after the last round, to `clients.parquet`."""
     memory: float = 2.0
     """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
     best_over: tuple[str, ...] | None = None
@@ -154,11 +146,6 @@ class SweepRuns:
             names = [key for key in self.keys if key in tuned]
         return tuple(map(column_of, names))
 
-    def value_type(self, key: str) -> type:
-        """Return the type of a swept key in tables of results: float, int, bool or str."""
-        kind = next(run.table.keys[key] for run in self.runs if hasattr(run, key)).hint
-        return kind if kind in (bool, int, float) else str
-
     def values(self, run: int) -> dict[str, Any]:
         """Return the swept values of one run, by column; None where no table sets the key.
 
@@ -169,18 +156,22 @@ class SweepRuns:
             column_of(key): _cell(config.get(key)) if key in given else None for key in self.keys
         }
 
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the runs that differ in hyperparameters and schedules alone, as they appear.
+    def families(self) -> list[list[tuple[int, ...]]]:
+        """Return the runs of each compiled program, and among them those of each seed.
 
-        The runs of a group share a compiled program and, with their seed, data, cohorts and
-        minibatches. Clipped and unclipped runs share a group.
+        Runs of a program differ in hyperparameters, schedules and seeds alone; those of one seed
+        share data, cohorts and minibatches. Clipped and unclipped runs share a program.
         """
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        found: dict[Any, dict[int, list[int]]] = {}
         for index, run in enumerate(self.runs):
+            arrays = {*hyperparameters_of(run), "budget", "seed"}
             # Schedules are arrays of one shape; a constant is a number.
-            kind = (run.schedule.is_constant, *program_of(run, "budget"))
-            groups.setdefault(kind, []).append(index)
-        return tuple(map(tuple, groups.values()))
+            kind: list[Any] = [run.schedule.is_constant]
+            if run.counts_rows and run.partition_seed is None:
+                kind.append(run.seed)  # from which numbers of rows follow
+            kind += [(name, value) for name, value in run.values.items() if name not in arrays]
+            found.setdefault(tuple(kind), {}).setdefault(run.seed, []).append(index)
+        return [[tuple(group) for group in of_seeds.values()] for of_seeds in found.values()]
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -75,7 +75,7 @@ def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine, steps):
     )
     plan = read_sweep(mine / "sweep.toml")
     # A setting is another program, a hyperparameter is not.
-    assert plan.groups() == ((0, 1), (2, 3))[: len(steps)]
+    assert plan.families() == [[(0, 1)], [(2, 3)]][: len(steps)]
     assert main(["sweep", "sweep.toml", "--quiet", "--out", "swept"]) == 0
     import pyarrow.parquet
 

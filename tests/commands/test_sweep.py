@@ -242,7 +242,6 @@ def test_chunks_are_as_few_as_fit_and_of_about_one_size():
 
 
 DIGITS = """
-client-metrics = true
 data = "digits"
 clients = 5
 validation-fraction = 0.2
@@ -277,11 +276,6 @@ def test_a_search_chooses_on_validation_rows_of_other_seeds(tmp_path, capsys):
     }
     for row in rows:
         assert row["learning_rate"] == chosen[row["lam"]]["learning_rate"] > 1e-9
-    clients = pq.read_table(tmp_path / "out" / "clients.parquet").to_pylist()
-    for row in rows:
-        own = [each["test_accuracy"] for each in clients if each["run"] == row["run"]]
-        assert len(own) == 5
-        assert np.mean(own) == pytest.approx(row["test_accuracy"])
     assert json.loads((tmp_path / "out" / "report.json").read_text())["summary"]["runs"] == 4
     # Once more, nothing is computed; validation rows are needed.
     assert sweep(tmp_path, DIGITS) == 0

@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
 
 def test_all_files_are_written(finished):
     folder, _ = finished
-    names = {"path.json", "path.png", "tuned.toml", "run"}
+    names = {"path.json", "path.png", "tuned.toml"}
     assert {path.name for path in folder.iterdir()} == names
     assert (folder / "path.png").read_bytes().startswith(b"\x89PNG")
 
@@ -87,31 +87,28 @@ def test_the_statement_is_everywhere(finished):
     assert "at most one of them may be published" in read(folder)["shared_seed"]
     assert read(folder)["shared_seed"] in printed
     assert read_toml(folder / "tuned.toml").public == (statement,)
-    assert RunDirectory(folder / "run").report().assumed[-1] == statement
 
 
-def test_the_final_run_is_on_the_rest_and_reports_its_guarantee(finished):
+def test_a_run_with_the_result_is_on_the_rest_and_reports_its_guarantee(finished, tmp_path):
     folder, printed = finished
-    run = RunDirectory(folder / "run")
+    assert f"fedjaxsim run {folder / 'tuned.toml'} --out DIR" in printed
+    assert main(["run", str(folder / "tuned.toml"), "--out", str(tmp_path / "run")]) == 0
+    run = RunDirectory(tmp_path / "run")
+    assert read(folder)["statement"] in run.report().assumed
     summary = run.summary()
     assert summary["clients"] == 6
     assert 1.99 <= summary["epsilon"] <= 2.0
-    assert "privacy: ε = 1.99" in printed
-    assert f"in full: {folder}/run/guarantee.json" in printed
     path = read(folder)
     assert path["clients"] == {"tuning": 6, "run": 6}
     assert path["noise_multiplier"]["run"] == summary["noise_multiplier"]
 
 
-def test_the_tuned_settings_are_those_of_the_final_run(finished):
+def test_the_tuned_settings_are_those_of_the_best_point(finished):
     folder, _ = finished
     best = read(folder)["steps"][read(folder)["best"]]["point"]
-    tuned = parse(["run", str(folder / "tuned.toml")])
-    again = parse(["run", str(folder / "run" / "config.toml")])
-    assert tuned.settings == again.settings
-    assert tuned.settings.learning_rate == best["learning_rate"]
-    assert tuned.settings.clip == best["clip"]
-    assert tuned.settings.held_out_clients == 0.5
+    tuned = parse(["run", str(folder / "tuned.toml")]).settings
+    assert (tuned.learning_rate, tuned.clip) == (best["learning_rate"], best["clip"])
+    assert tuned.held_out_clients == 0.5
 
 
 @pytest.mark.thorough
@@ -151,8 +148,7 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     monkeypatch.undo()
     assert main([*SMALL, *PRIVATE, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "path.json").read_bytes() == (folder / "path.json").read_bytes()
-    for name in ("metrics.jsonl", "guarantee.json", "clients.csv"):
-        assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes()
+    assert (tmp_path / "tuned.toml").read_bytes() == (folder / "tuned.toml").read_bytes()
 
 
 def test_a_tuning_is_not_overwritten(finished, capsys):

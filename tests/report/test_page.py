@@ -8,10 +8,9 @@ import subprocess
 
 import pytest
 from problems import HANGS
-from report_pages import NASTY, Page, read, write_reported, write_run
+from report_pages import Page, read, write_reported, write_run
 
 from fedjaxsim.cli import main
-from fedjaxsim.report.files import write_json
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -22,14 +21,12 @@ def run(tmp_path_factory):
 
 
 def test_what_users_name_stays_text(tmp_path):
-    path = write_run(tmp_path / "<script>alert(1)<", "<b>mine</b>", [0, 1, 1, 1],
-                     names=(NASTY, *"bcde"))  # fmt: skip
+    path = write_run(tmp_path / "<script>alert(1)<", "<b>mine</b>", [0, 1, 1, 1])
     assert main(["report", str(path)]) == 0
     page = read(path / "report.html")
     assert not page.tags & {"script", "b"}
     assert page.headings[0][1] == "<b>mine</b> linear on csv:x.csv"
     assert page.tables["Test metrics after the last round"][1][0] == "<script>alert(1)<"
-    assert page.tables["Clients with the worst values"][1][0] == NASTY
 
 
 def test_nothing_is_loaded_and_all_can_be_read_aloud(run):
@@ -55,10 +52,10 @@ def test_nothing_is_loaded_and_all_can_be_read_aloud(run):
         (["one", "one"], "--out"),
         (["one", "--out", "page.pdf"], "out .*.html"),
         (["one", "--out", "absent/page.html"], "folder"),
-        (["one", "sweep", "--out", "page.html"], "sweep"),
+        (["sweep", "one", "--out", "page.html"], "sweep holds a sweep"),
         (["tuning", "one", "--out", "page.html"], "tuning"),
         (["sweep"], "sweep holds a sweep: .*results.parquet"),
-        (["tuning"], "no directory tuning/run"),
+        (["tuning"], "tuning holds a tuning: .*tuned.toml"),
         (["damaged"], "damaged/clients.csv is damaged"),
         (["unknown"], "unknown/guarantee.json is damaged"),
     ],
@@ -84,14 +81,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert re.search(message, error)
     assert error.count("\n") == 1
     assert not list(tmp_path.rglob("*.html"))
-
-
-def test_the_report_of_a_tuning_is_that_of_its_final_run(tmp_path):
-    write_run(tmp_path / "tuned" / "run", "pmtl", [0.1, 0.5, 0.6, 0.8])
-    write_json(tmp_path / "tuned" / "path.json", {})
-    assert main(["report", str(tmp_path / "tuned")]) == 0
-    page = read(tmp_path / "tuned" / "report.html")
-    assert page.headings[0] == (1, "pmtl linear on csv:x.csv")
 
 
 # --- in a browser ---------------------------------------------------------------------------------

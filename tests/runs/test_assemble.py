@@ -159,7 +159,7 @@ def test_they_may_be_swept(tmp_path):
     )
     plan = read_sweep(tmp_path / "a.toml")
     assert [run.mechanism for run in plan.runs] == ["gaussian", "pure", "adaptive", "adaptive"]
-    assert plan.groups() == ((0,), (1,), (2, 3))
+    assert plan.families() == [[(0,)], [(1,)], [(2, 3)]]
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsy
 def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_round(tmp_path):
     table = {"budget": (None, "power:1", "geometric:0.9"), "noise_multiplier": (0.0, 4.0)}
     plan = resolve_sweep(SMALL, [table])
-    assert plan.groups() == ((0, 1), (2, 3, 4, 5))
+    assert plan.families() == [[(0, 1)], [(2, 3, 4, 5)]]
     base = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SMALL.items())
     sweep = 'budget = ["constant", "power:1", "geometric:0.9"]\nnoise-multiplier = [0, 4]'
     (tmp_path / "a.toml").write_text(f"{base}\neval-every = 6\n[sweep]\n{sweep}")

@@ -443,8 +443,7 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path):
         json.loads((tmp_path / out / "report.json").read_text()) for out in ("whole", "killed")
     )
     for each in (whole, killed):
-        for cost in ("seconds", "compile_seconds", "peak_bytes"):
-            del each["summary"][cost]
+        del each["summary"]["peak_bytes"]
     assert whole == killed
 
 
@@ -456,16 +455,16 @@ def test_a_tuning_that_is_killed_goes_on_bit_for_bit(tmp_path):
             "tune", "--quiet", "--data", "synthetic", "--clients", "10", "--loss", "squared",
             "--learning-rate", "0.01", "--local-steps", "1", "--rounds", "6", "--eval-every", "1",
             "--wrt", "learning-rate", "--seeds", "2", "--steps", "4",
-            "--checkpoint-every", "2", *PRIVATE, "--out", str(tmp_path / out),
+            *PRIVATE, "--out", str(tmp_path / out),
         ]  # fmt: skip
 
     finish(command("whole"), 2)
     chance = random.Random(1)
     for _ in range(KILLS):
         kill_after(command("killed"), 2, "", chance.randrange(20))
-    if not RunDirectory(tmp_path / "killed" / "run").is_finished():
+    path = tmp_path / "killed" / "path.json"
+    if not path.exists() or "stopped" not in json.loads(path.read_text()):
         finish(command("killed"), 2)
-    names = ("path.json", "tuned.toml", *(f"run/{name}" for name in SAME))
-    for name in names:
+    for name in ("path.json", "tuned.toml"):
         whole, killed = ((tmp_path / out / name).read_bytes() for out in ("whole", "killed"))
         assert whole == killed, name

@@ -90,8 +90,8 @@ def test_a_run_that_failed_is_recorded_from_there_on():
     assert flags([None, 1.0, 1.0, 1.0], [math.nan] * 4) == [False] * 4
 
 
-def add(sweep: SweepDirectory, *rows, seconds=0.0, compile_seconds=0.0) -> None:
-    sweep.add(rows, seconds=seconds, compile_seconds=compile_seconds)
+def add(sweep: SweepDirectory, *rows) -> None:
+    sweep.add(rows)
 
 
 def test_results_are_sorted_by_run_and_round(tmp_path):
@@ -136,17 +136,14 @@ def test_another_sweep_is_refused(tmp_path):
 
 
 def test_the_description_asks_for_the_same_sweep(tmp_path):
-    sweep = directory(tmp_path)
+    directory(tmp_path)
     assert read_sweep(tmp_path / "sweep.toml") == PLAN
     content = tomllib.loads((tmp_path / "sweep.toml").read_text())
     assert content["versions"] == VERSIONS
     assert content["resolved"] == {
-        "fingerprint": PLAN.fingerprint, "runs": 5, "groups": 2, "best_over": ["lam"],
+        "fingerprint": PLAN.fingerprint, "runs": 5, "programs": 2, "best_over": ["lam"],
         "data_fingerprint": "",
     }  # fmt: skip
-    add(sweep, *rows_of(0), seconds=2.0)
-    add(sweep, *rows_of(1), seconds=3.0, compile_seconds=0.5)
-    assert sweep.times() == {"seconds": 5.0, "compile_seconds": 0.5}
 
 
 def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path):

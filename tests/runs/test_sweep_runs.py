@@ -94,7 +94,7 @@ def test_a_run_is_the_same_for_all_values_of_a_key_that_it_does_not_read(tmp_pat
         ("local", None, "poisson", None), ("local", None, "fixed", None),
     ]  # fmt: skip
     assert [run.get("cohort") for run in plan.runs] == [None, 4] * 4
-    assert plan.groups() == ((0,), (1,), (2, 4), (3, 5), (6,), (7,))
+    assert plan.families() == [[(0,)], [(1,)], [(2, 4)], [(3, 5)], [(6,)], [(7,)]]
 
 
 def test_a_key_may_have_other_values_for_another_algorithm(tmp_path):
@@ -149,8 +149,6 @@ def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
     plan = read_sweep(path)
     assert [run.hidden for run in plan.runs] == [(64,), (32, 16)]
     assert plan.values(1) == {"hidden": "32,16", "preprocess": "unit-rows", "rounds": 1}
-    assert list(map(plan.value_type, plan.keys)) == [str, str, int]
-    assert list(map(plan.value_type, ("epsilon", "algorithm", "local_steps"))) == [float, str, int]
 
 
 def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
@@ -162,7 +160,8 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
         {"noise_multiplier": (0.0, 1.0), "clip": (1.0, math.inf)},
     ]  # fmt: skip
     plan = resolve_sweep({}, tables)
-    groups = plan.groups()
+    families = plan.families()
+    groups = [*itertools.chain(*families)]
     assert sorted(itertools.chain(*groups)) == list(range(20))
 
     def shared(run):
@@ -171,6 +170,7 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
     for group in groups:
         assert all(shared(plan.runs[run]) == shared(plan.runs[group[0]]) for run in group)
     assert len({str(shared(plan.runs[group[0]])) for group in groups}) == len(groups) == 4
+    assert [len(of_seeds) for of_seeds in families] == [2, 2]
     # PMTL with seed 0 also has the second table's runs, clipped or not.
     assert groups[0] == (0, 1, 2, 3, 16, 17, 18, 19)
 

@@ -1,39 +1,31 @@
-"""Measurements of all processes: their medians and ranges, one JSON file, and a table."""
+"""Measurements of runs in processes of their own: medians and ranges, one JSON file, and a table.
+
+`in_child` starts this file with a request, JSON with the settings, and reads the last line of its
+output, JSON too.
+"""
 
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
+
+from fedjaxsim.bench.measure import Spread, machine, measure, spread
+from fedjaxsim.engine.devices import require, use_devices
 from fedjaxsim.report.files import Record, write_json
 from fedjaxsim.report.progress import number, print_rows
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.settings import run_config
 
 _MEDIANS = {
     "compile_seconds": "compile s", "evaluation_seconds": "evaluation s", "rounds_mb": "MB",
 }  # fmt: skip
-
-
-class Spread(NamedTuple):
-    """The median and the range of a number over processes."""
-
-    median: float
-    least: float
-    greatest: float
-
-    def __str__(self) -> str:
-        """Return the median with its range, if it has one: `2.9 (2.7–3.1)`."""
-        ends = f" ({number(self.least)}–{number(self.greatest)})"
-        return number(self.median) + (ends if self.least < self.greatest else "")
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the range of one or more values."""
-    return Spread(statistics.median(values), min(values), max(values))
 
 
 @dataclasses.dataclass
@@ -98,7 +90,7 @@ def in_child(
     try:
         # In a new session, so that a Ctrl-C of the terminal reaches the parent alone.
         done = subprocess.run(
-            [sys.executable, "-m", "fedjaxsim.bench.measure", request],
+            [sys.executable, __file__, request],
             stdin=reader, capture_output=True, text=True, timeout=seconds, start_new_session=True,
         )  # fmt: skip
     finally:
@@ -111,3 +103,34 @@ def in_child(
     if "refused" in found:
         raise ValueError(found["refused"])
     return found
+
+
+def _end_with_parent() -> None:
+    """End this process when its input ends, which the parent holds open while it lives."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> None:
+    """Answer the request of the command line."""
+    _end_with_parent()
+    request = json.loads(sys.argv[1])
+    wanted = request["devices"]
+    use_devices(wanted)
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        require(wanted)
+        settings = request["settings"]
+        experiment = prepare(run_config(**settings))
+    except (ValueError, OSError) as error:
+        print(json.dumps({"refused": " ".join(str(error).split())}))
+        return
+    print(json.dumps({"machine": machine(), **measure(experiment)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,12 @@
-"""Spreads and the file of results."""
+"""Spreads, and the file of results of processes."""
 
 import json
+import subprocess
 
-from fedjaxsim.bench.results import Results, spread
+import pytest
+from processes import Results, in_child
+
+from fedjaxsim.bench.measure import spread
 
 MACHINE = {"name": "here", "processor": "some", "cores": 2, "device_kind": "cpu", "devices": 2}
 
@@ -43,3 +47,16 @@ def test_a_file_has_all_processes_and_their_spread(tmp_path):
     assert run["settings"] == {"algorithm": "pmtl"}
     assert run["summary"]["rounds_per_second"] == {"median": 11, "least": 10, "greatest": 12}
     assert "device_peak_mb" not in run["summary"]
+
+
+@pytest.mark.thorough
+def test_a_child_measures_or_refuses_in_one_line_and_a_late_one_is_ended(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    tiny = {"data": "random", "clients": 4, "shape": [3], "rounds": 4, "eval_every": 2}
+    assert in_child(tiny)["rounds_per_second"] > 0
+    with pytest.raises(ValueError, match="absent"):
+        in_child({"data": "leaf:absent"})
+    with pytest.raises(ValueError, match="devices"):
+        in_child({}, devices=10**6)
+    with pytest.raises(subprocess.TimeoutExpired):
+        in_child({}, seconds=0.01)
