@@ -5,6 +5,7 @@ as title, is a plain mean over clients, and has no direction: nothing that needs
 JAX is not imported: comparing finished runs needs none.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,6 +18,7 @@ class Metric(NamedTuple):
       title: name in tables and figures.
       unit: unit of the values, if any.
       larger_is_better: direction of improvement; None if it is unknown.
+      range: smallest and largest value, to which intervals in figures are clipped.
       logarithmic: whether it belongs on a logarithmic axis.
       smooth: whether it has a derivative in the models' parameters.
       pooled: whether its plain value is the mean over examples and `_unweighted` the mean over
@@ -30,6 +32,7 @@ class Metric(NamedTuple):
     title: str
     unit: str | None = None
     larger_is_better: bool | None = None
+    range: tuple[float, float] = -math.inf, math.inf
     logarithmic: bool = False
     smooth: bool = True
     pooled: bool = False
@@ -42,24 +45,23 @@ MAJORITY = "majority_accuracy"
 """Accuracy of always predicting the most frequent class of the training rows."""
 SAMPLED = "sampled_clients"
 """The key of the number of clients in a record, if a sample was evaluated."""
+_FRACTION, _POSITIVE = (0.0, 1.0), (0.0, math.inf)
 METRICS = {
-    "excess_risk": Metric("excess risk", larger_is_better=False, logarithmic=True),
-    "accuracy": Metric("accuracy", "fraction", larger_is_better=True, smooth=False),
-    "f1": Metric("micro F1", larger_is_better=True, smooth=False),
-    "subset_accuracy": Metric("subset accuracy", "fraction", larger_is_better=True, smooth=False),
+    "excess_risk": Metric("excess risk", larger_is_better=False, range=_POSITIVE, logarithmic=True),
+    "accuracy": Metric("accuracy", "fraction", True, _FRACTION, smooth=False),
+    "f1": Metric("micro F1", None, True, _FRACTION, smooth=False),
+    "subset_accuracy": Metric("subset accuracy", "fraction", True, _FRACTION, smooth=False),
     "hamming_loss": Metric(
-        "Hamming loss", "fraction", larger_is_better=False, smooth=False, in_tables=("",)
+        "Hamming loss", "fraction", False, _FRACTION, smooth=False, in_tables=("",)
     ),
-    "nmse": Metric("nMSE", "MSE / variance", larger_is_better=False, pooled=True),
+    "nmse": Metric("nMSE", "MSE / variance", False, _POSITIVE, pooled=True),
     "loss": Metric("loss", larger_is_better=False, in_tables=()),
-    "auc": Metric("aAUC", larger_is_better=True, smooth=False, in_tables=("",)),
+    "auc": Metric("aAUC", None, True, _FRACTION, smooth=False, in_tables=("",)),
     "balanced_accuracy": Metric(
-        "balanced accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
+        "balanced accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=()
     ),
-    MAJORITY: Metric(
-        "majority accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
-    ),
-    "squared_error": Metric("squared error", larger_is_better=False, power=2, in_tables=()),
+    MAJORITY: Metric("majority accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=()),
+    "squared_error": Metric("squared error", None, False, _POSITIVE, power=2, in_tables=()),
 }
 """Records by metric name. A run is judged by the first metric of this list that it has."""
 

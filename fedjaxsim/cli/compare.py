@@ -12,7 +12,6 @@ def compare(
     runs: tuple[Path, ...],
     *,
     out: Path | None = None,
-    draw: tuple[str, ...] = (),
     json: bool = False,
 ) -> Callable[[], int]:
     """Compare finished runs, and settings over their seeds, in tables and in a figure.
@@ -20,8 +19,6 @@ def compare(
     Args:
       runs: Directories of the runs.
       out: Figure of the runs: .png, .pdf or .svg.
-      draw: Columns of metrics.jsonl in the figure, such as epsilon; by default the metric that
-        judges the runs.
       json: Print JSON instead of a table.
     """
     import sys
@@ -37,8 +34,6 @@ def compare(
 
     if not runs:
         raise ValueError("compare needs at least one run directory, got none")
-    if draw and out is None:
-        raise ValueError(f"--draw needs --out FILE, got --draw {' '.join(draw)} alone")
     if out is not None:
         from fedjaxsim.report.plots import check_path
 
@@ -60,7 +55,7 @@ def compare(
     if out is not None:
         from fedjaxsim.report.figures import comparison_figure
 
-        figure = comparison_figure(found, draw)
+        figure = comparison_figure(found)
 
     def work() -> int:
         means = compared(found) if several else []

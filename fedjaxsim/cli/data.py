@@ -1,9 +1,11 @@
 """`fedjaxsim data`."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from fedjaxsim.cli.messages import in_flags, one_line
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.settings import RunConfig
 
@@ -48,18 +50,20 @@ def data(
     from fedjaxsim.data import table_columns
     from fedjaxsim.data.describe import describe, in_words
     from fedjaxsim.data.folder import save_folder
+    from fedjaxsim.data.table_files import reading_once
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.build import population_of
 
-    columns = _columns(settings) if what == "show" else None
-    try:
-        with doing(f"reading {settings.data}", quiet=settings.quiet):
-            population = population_of(settings)
-    except ValueError:
-        if columns is not None and not json:  # beside the error, what to do about each column
-            print(table_columns.in_words(columns))
-        raise
+    with reading_once():
+        columns = _columns(settings) if what == "show" else None
+        try:
+            with doing(f"reading {settings.data}", quiet=settings.quiet):
+                population = population_of(settings)
+        except ValueError as error:
+            if columns is None or not any(each["flag"] for each in columns):
+                raise
+            return functools.partial(_show_columns, columns, one_line(error), json=json)
     if what == "convert" and out is not None:
         with doing(f"writing {out}", quiet=settings.quiet):
             save_folder(out, population)
@@ -81,6 +85,19 @@ def data(
         return 0
 
     return work
+
+
+def _show_columns(columns: list[dict[str, Any]], why: str, *, json: bool) -> int:
+    """Show the columns of a table that is no population yet, and what it lacks."""
+    from fedjaxsim.data import table_columns
+    from fedjaxsim.report.files import print_json
+
+    if json:
+        print_json({"columns": columns, "refused": why})
+    else:
+        print(table_columns.in_words(columns))
+        print(f"clients, rows and labels are shown with such flags; without: {in_flags(why)}")
+    return 0
 
 
 def _columns(settings: RunConfig) -> list[dict[str, Any]] | None:

@@ -2,16 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from fedjaxsim.factories import flag
-from fedjaxsim.privacy.events import (
-    ADJACENCIES,
-    GAUSSIAN,
-    Adjacency,
-    PrivacySpend,
-)
+from fedjaxsim.privacy.events import Adjacency
 from fedjaxsim.privacy.hypothetical import Cohorts, check, report, resolve
 from fedjaxsim.privacy.schedule import Schedule
 
@@ -26,7 +20,6 @@ def privacy(
     adjacency: Adjacency | None = None,
     budget: str | None = None,
     accountant: str | None = None,
-    out: Path | None = None,
     json: bool = False,
 ) -> Callable[[], int]:
     """Compute the ε of a plan, or the noise, rounds or sampling rate that meets an ε.
@@ -45,14 +38,8 @@ def privacy(
       budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
         constant noise of the same total cost. Constant where rounds are solved for.
       accountant: pld or rdp, for a plan's ε; by default the tighter one.
-      out: Figure of the error rates that the guarantee forces on every test for one client's data:
-        .png, .pdf or .svg.
       json: Print JSON instead of text.
     """
-    if out is not None:
-        from fedjaxsim.report import plots
-
-        plots.check_path(out)
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
     if cohorts.sampling == "poisson":
         plan["sampling_rate"] = cohorts.sampling_rate
@@ -93,11 +80,7 @@ def privacy(
     if T == 0:
         raise ValueError(f"not even one round meets epsilon {epsilon:g}")
     planned = planned._replace(sampling_rate=p)
-    made, figure = report(planned, z, T, delta, accountant, schedule), None
-    if out is not None:
-        numbers = f"p = {p:.4g}, z = {z:.4g}, T = {T}"
-        charged = PrivacySpend(planned.scheme, GAUSSIAN, schedule.entries(z, p, T))
-        figure = _figure(charged, f"{cohorts.sampling} sampling, {numbers}")
+    made = report(planned, z, T, delta, accountant, schedule)
 
     def work() -> int:
         from fedjaxsim.report.files import print_json
@@ -109,10 +92,6 @@ def privacy(
             for name, value in solved.items():
                 print(f"{name.replace('_', ' ')}: {value}")
             print(made)
-        if figure is not None and out is not None:
-            from fedjaxsim.report import plots
-
-            plots.save(figure, out)
         return 0
 
     return work
@@ -130,15 +109,3 @@ def _solve(quantity: str, epsilon: float, delta: float, schedule: Schedule, **pl
     if quantity != "rounds":
         plan["schedule"] = schedule
     return getattr(calibration, quantity)(epsilon, delta, **plan)
-
-
-def _figure(charged: PrivacySpend, title: str) -> Any:
-    import numpy as np
-
-    from fedjaxsim.privacy.accounting.trade_off import trade_off
-    from fedjaxsim.report import plots
-
-    # Closer together at both ends, where curves are steep.
-    type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
-    curves = {adjacency: trade_off([charged], type_one, adjacency) for adjacency in ADJACENCIES}
-    return plots.errors_figure(type_one, curves, title)

@@ -18,7 +18,7 @@ from fedjaxsim.divergence import warning_of, warning_of_messages
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import (
     can_draw,
     doing,
@@ -48,6 +48,8 @@ from fedjaxsim.runs.validation import doubts
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
+_RANGES = 3
+"""Private ranges that are printed."""
 _VOTES = "the clients' votes on ranges of columns spend"
 
 
@@ -81,8 +83,8 @@ def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callab
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier)
     doubted = doubts(config, experiment.simulation.population)
-    if (ranges := voted_ranges(experiment)) and ranges[0] > config.target_epsilon / 2:
-        taken = epsilon_text(ranges[0])
+    if config.target_epsilon / 2 < (taken := experiment.epsilon_of_ranges) < math.inf:
+        taken = epsilon_text(taken)
         doubted.append(f"{_VOTES} ε {taken} of {config.target_epsilon:g}: public ranges cost none")
 
     def work() -> int:
@@ -243,35 +245,33 @@ def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
     return code
 
 
-def voted_ranges(experiment: Experiment) -> tuple[float, str] | None:
-    """Return the ε that private ranges of columns spent, and all ranges, in words; or None."""
-    simulation = experiment.simulation
-    epsilon = spent(simulation.prepared, experiment.delta)
-    if not 0 < epsilon < math.inf:
-        return None
+def voted_ranges(experiment: Experiment, *, explain: bool) -> str:
+    """Return the private ranges of columns in words, the first ones or all."""
     words = [
         f"{name} {number(centre - abs(half))} to {number(centre + abs(half))}"
-        for columns in simulation.population.columns.values()
+        for columns in experiment.simulation.population.columns.values()
         for name, centre, half in zip(
             columns.names, columns.centre, columns.half_range, strict=True
         )
         if (centre, half) != (0, 1)
     ]
-    return epsilon, ", ".join(words)
+    left = 0 if explain else len(words) - _RANGES
+    return ", ".join(words if left < 2 else [*words[:_RANGES], f"{left} others (--explain)"])
 
 
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     """Print a run's results, warnings about it, and the guarantee of all stages."""
     config = stage.experiment.config
     new = "of held-out clients" if config.clients_used == "held-out" else None
-    name = " ".join(filter(None, (config.algorithm, config.get("penalty"), new)))
+    name = " ".join(filter(None, (short_name(config.algorithm), config.get("penalty"), new)))
     print_table([{"run": name, **done.summary}])
     _warn_of(stage, done)
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         print(f"learning rate {number(float(hparams.learning_rate))}: 1/L, so no step expands")
-    if ranges := voted_ranges(stage.experiment):
-        print(f"{_VOTES} ε {epsilon_text(ranges[0])}: {ranges[1]}")
+    if 0 < (taken := stage.experiment.epsilon_of_ranges) < math.inf:
+        ranges = voted_ranges(stage.experiment, explain=explain)
+        print(f"{_VOTES} ε {epsilon_text(taken)}: {ranges}")
     if done.audit is not None:
         print(done.audit)
     if stage.earlier:

@@ -25,9 +25,9 @@ from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
+from fedjaxsim.report.labels import remember
 from fedjaxsim.report.progress import can_draw, number, print_rows
 from fedjaxsim.report.results import Estimate, difference
-from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, versions
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.own_check import check_own_code

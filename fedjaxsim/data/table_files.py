@@ -1,10 +1,13 @@
 """Files of tables, as tables of pyarrow."""
 
 import collections
+import contextlib
 import csv
+import functools
 import io
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from fedjaxsim.data.files import existing, reading
 from fedjaxsim.extras import importing
@@ -13,6 +16,33 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 
+_kept: list[dict[Any, Any]] = []
+
+
+@contextlib.contextmanager
+def reading_once() -> Iterator[None]:
+    """Keep the tables that are read inside, for whoever reads them again there."""
+    _kept.append({})
+    try:
+        yield
+    finally:
+        _kept.pop()
+
+
+def _once(read: Callable[[Any, str | None], "Table"]) -> Callable[[Any, str | None], "Table"]:
+    @functools.wraps(read)
+    def reader(path: Any, client: str | None) -> "Table":
+        if not _kept:
+            return read(path, client)
+        key = read.__name__, os.fspath(path), client
+        if key not in _kept[-1]:
+            _kept[-1][key] = read(path, client)
+        return _kept[-1][key]
+
+    return reader
+
+
+@_once
 def read_csv(path: str | os.PathLike[str], client: str | None) -> "Table":
     """Read a CSV file; the column `client` stays text."""
     with importing("tables"):
@@ -58,6 +88,7 @@ def _check_text(content: bytes) -> None:
             ) from error
 
 
+@_once
 def read_parquet(path: str | os.PathLike[str], client: str | None) -> "Table":
     """Read a Parquet file; errors are those of `read_csv`."""
     del client

@@ -27,6 +27,7 @@ from fedjaxsim.report.plots import (
     DASHES,
     EPSILON,
     STYLE,
+    bounds_so_far,
     colours_of,
     line,
     marked,
@@ -43,8 +44,6 @@ with importing("plots"):
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-_BEST: dict[str, Any] = {"color": "black", "ls": (0, (1, 2)), "zorder": 4, "label": "best of all"}
-"""Style of the best: dotted, above the line that it follows."""
 _INTERVAL = "mean over seeds, 95 %"
 
 Rows = Sequence[Record]
@@ -59,8 +58,15 @@ def _draw_curve(axes: Axes, rows: Rows, **style: Any) -> bool:
     )
     known = bool(np.isfinite(half).any())
     rounds = [row["round"] for row in rows]
-    line(axes, rounds, value, (value - half, value + half) if known else None, **style)
+    band = _within(rows[0]["metric"], value, half) if known else None
+    line(axes, rounds, value, band, **style)
     return known
+
+
+def _within(metric: str, value: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of intervals, clipped to the metric's range: with two seeds they are wide."""
+    low, high = metrics.of_column(metric).range
+    return np.maximum(value - half, low), np.minimum(value + half, high)
 
 
 def _label(metric: str) -> str:
@@ -138,7 +144,11 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     for (name, alike, column), panel in zip(panels, every, strict=False):
         rows = [curve(list(system.runs.values()), column) for system, _ in alike]
         if column == "epsilon":
-            rows = [[row | {"value": row["epsilon"], "half": None} for row in of] for of in rows]
+            rows = [
+                [row | {"value": spent, "half": None} for row, spent in zip(of, by, strict=True)]
+                for of in rows
+                for by in [bounds_so_far([row["epsilon"] for row in of])]
+            ]
         if not any(row["value"] is not None for of in rows for row in of):
             raise _without_numbers(column, found)
         bands = [
@@ -240,7 +250,7 @@ def line_styles(
             elif len(alike) == 1:
                 colour = "0.5"
             else:
-                # The ends of the map are too faint, or too close to the black of the best.
+                # The ends of the map are too faint, or too dark.
                 colour = mpl.colormaps["viridis"](0.2 + 0.72 * rank / (len(alike) - 1))
             alone = len(keys) == 1 and not isinstance(values[0], str)
             label = value_label(keys[0], values[0]) if alone else combination_label(keys, values)
@@ -251,33 +261,28 @@ def line_styles(
 
 @mpl.rc_context(STYLE)
 def envelope_figure(
-    rows: Rows, *, panels: Sequence[str], lines: Sequence[str], title: str, best: Rows = ()
+    rows: Rows, *, panels: Sequence[str], lines: Sequence[str], title: str
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
-    Titles of panels name the ε spent at the end; bands are 95 % intervals over seeds. `best`, the
-    envelope over `lines` too, is black.
+    Titles of panels name the ε spent at the end; bands are 95 % intervals over seeds.
 
     Raises:
       ValueError: if there is no row.
     """
     metric = _require_rows(rows)
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
-    best_of = dict(grouped(best, panels))
     figure, axes = _make_panels(rows, panels, title)
     banded = False
-    for (values, of_panel), panel in axes:
+    for (_, of_panel), panel in axes:
         for name, one in grouped(of_panel, lines):
             banded |= _draw_curve(panel, one, **styles[name].style)
-        if values in best_of:
-            _draw_curve(panel, [row | {"half": None} for row in best_of[values]], **_BEST)
         panel.set_yscale(_scale_of(metric, rows))
     figure.supxlabel("rounds")
     figure.supylabel(_label(metric) + (f"\n{_INTERVAL}" if banded else ""), ma="center")
-    shown = [{"label": look.label, **look.style} for look in styles.values()] if lines else []
-    shown += [_BEST] if best else []
-    if shown:
-        _legend_beside(figure, lines, handles=[Line2D([], [], **each) for each in shown])
+    if lines:
+        shown = [Line2D([], [], label=look.label, **look.style) for look in styles.values()]
+        _legend_beside(figure, lines, handles=shown)
     return figure
 
 
@@ -290,13 +295,12 @@ def _require_rows(rows: Rows) -> str:
 
 @mpl.rc_context(STYLE)
 def trade_off_figure(
-    rows: Rows, *, noise: Sequence[str], family: Sequence[str], title: str, best: bool = True
+    rows: Rows, *, noise: Sequence[str], family: Sequence[str], title: str
 ) -> Figure:
     """Draw the end of an envelope against the ε spent: points per `noise`, lines per `family`.
 
     Runs without noise are at ε = ∞ to the right; runs that release nothing are a level line, since
-    they fit every ε. With `best`, the best of all families is black (Bietti et al. 2022, figure 2).
-    Bars are 95 % intervals over seeds.
+    they fit every ε (Bietti et al. 2022, figure 2). Bars are 95 % intervals over seeds.
 
     Raises:
       ValueError: if there is no row.
@@ -325,8 +329,6 @@ def trade_off_figure(
         if values in points:
             _draw_points(axes, points[values], infinite, marker=look.style["marker"], **style)
     if family:
-        if best:
-            _draw_best(axes, known, noise, infinite)
         _legend_beside(figure, family)
     ticks: list[float] = []
     if spent:
@@ -361,19 +363,6 @@ def _with_places(rows: Rows, noise: Sequence[str], infinite: float) -> list[Reco
     ]
 
 
-def _draw_best(axes: Axes, rows: Rows, noise: Sequence[str], infinite: float) -> None:
-    """Draw the best at the largest ε of each noise; what releases nothing competes everywhere."""
-    points = [row for row in rows if row["at"] > 0]
-    levels = [row for row in rows if row["at"] == 0]
-    best: dict[float, Record] = {}
-    for _, alike in grouped(points, noise):
-        at = max(row["at"] for row in alike)
-        for row in best_first([*alike, *levels], rows[0]["metric"])[:1]:
-            rival = [best[at], row] if at in best else [row]
-            best[at] = best_first(rival, row["metric"])[0] | {"at": at}
-    _draw_points(axes, list(best.values()), infinite, marker="o", ms=8, mfc="none", **_BEST)
-
-
 def _draw_points(axes: Axes, rows: Rows, infinite: float, **style: Any) -> None:
     """Draw points joined by a line, dotted on its way to ∞.
 
@@ -387,9 +376,11 @@ def _draw_points(axes: Axes, rows: Rows, infinite: float, **style: Any) -> None:
     ):
         axes.plot([row["at"] for row in part], [row["value"] for row in part], **looks)
     bars = [row for row in (*finite, *beyond) if row["half"] is not None]
-    x, y, error = ([row[name] for row in bars] for name in ("at", "value", "half"))
+    x, y, half = (np.array([row[name] for row in bars], float) for name in ("at", "value", "half"))
     looks = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2), "ls": "none"}
-    axes.errorbar(x, y, error, **looks)
+    if bars:
+        low, high = _within(bars[0]["metric"], y, half)
+        axes.errorbar(x, y, (y - low, high - y), **looks)
 
 
 # --- axes -----------------------------------------------------------------------------------------

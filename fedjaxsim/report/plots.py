@@ -4,6 +4,7 @@ Figures are made without pyplot, so that nothing global is touched and no displa
 """
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ with importing("plots"):
 Records = Sequence[Mapping[str, Any]]
 """The evaluations of a run, in the order of rounds."""
 
-# Okabe and Ito's palette (2008), without its yellow, too faint on white, and black, the colour of
-# the best of all; then colours of Tol's (2021). The first six have hues of their own.
+# Okabe and Ito's palette (2008), without black and its yellow, too faint on white; then colours of
+# Tol's (2021). The first six have hues of their own.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#882255",
     "#56B4E9", "#999933", "#332288", "#CC6677", "#44AA99", "#7F4F24",
@@ -157,7 +158,8 @@ def run_figure(records: Records, title: str) -> Figure:
     for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
         line(loss, *points(records, key), color=colour, label=key.replace("_", " "))
     loss.set_ylabel("loss (mean over clients)")
-    looks = {"color": COLOURS[0], "label": "mean", "band_label": "10–90 % of clients"}
+    over = "pooled over clients" if metrics.of_column(quality).pooled else "mean"
+    looks = {"color": COLOURS[0], "label": over, "band_label": "10–90 % of clients"}
     draw_with_band(middle, records, quality, ("_p10", "_p90"), **looks)
     middle.set_ylabel(metrics.label(quality))
     legend_above(loss)
@@ -167,7 +169,8 @@ def run_figure(records: Records, title: str) -> Figure:
         privacy.set_yticks([])
         privacy.text(0.5, 0.5, "ε = ∞", transform=privacy.transAxes, ha="center", va="center")
     else:
-        line(privacy, *points(records, "epsilon"), color=COLOURS[0])
+        rounds, spent = points(records, "epsilon")
+        line(privacy, rounds, bounds_so_far(spent), color=COLOURS[0])
         privacy.set_ylim(bottom=0)
     sampled = max(row.get(metrics.SAMPLED) or 0 for row in records)
     whose = f" (metrics of {sampled:,} sampled clients, at the end of all)" if sampled else ""
@@ -175,23 +178,14 @@ def run_figure(records: Records, title: str) -> Figure:
     return figure
 
 
-@mpl.rc_context(STYLE)
-def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
-    """Draw the smallest type II errors (k,) of `curves` against the type I errors (k,).
+def bounds_so_far(epsilons: Sequence[float | None] | np.ndarray) -> list[float]:
+    """Return upper bounds on ε over rounds that never fall; None is no bound.
 
-    The diagonal is perfect privacy.
+    What bounds the ε of a later round bounds that of an earlier one, so the tight value at the end
+    lowers the bounds of the loop before it.
     """
-    figure = picture(title, 4.6, 4.4)
-    axes = figure.subplots()
-    axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
-    for index, (label, type_two) in enumerate(curves.items()):
-        style: Any = {"color": COLOURS[index], "ls": DASHES[index], "label": label}
-        # In front of the axis, where a curve without guarantee runs.
-        axes.plot(type_one, type_two, clip_on=False, zorder=3 + index, **style)
-    axes.set(xlabel="type I error (false alarm)", ylabel="type II error (miss)")
-    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    axes.legend(loc="upper right")
-    return figure
+    known = [math.nan if each is None else float(each) for each in epsilons]
+    return np.fmin.accumulate(known[::-1])[::-1].tolist()
 
 
 def points(records: Records, *keys: str) -> np.ndarray:

@@ -53,7 +53,11 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
                 number(row["rounds_per_second"]),
             ]
         )
-    measured = [end[1:] or one.title for _, one in qualities for end in one.in_tables]
+    measured = [
+        end[1:] or one.title + ("\npooled" if one.pooled else "")
+        for _, one in qualities
+        for end in one.in_tables
+    ]
     headings = [
         "run",
         *(["data"] if several else []),

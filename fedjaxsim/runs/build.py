@@ -32,6 +32,7 @@ from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
 from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.assemble import population_of, simulation_of
 from fedjaxsim.runs.memory import host_bytes
@@ -68,7 +69,8 @@ class Experiment:
         """The algorithm, the model and the data, for people."""
         config = self.config
         kind, _, path = config.data.partition(":")
-        return f"{config.algorithm} {config.model} on {Path(path).name or kind}"
+        algorithm, model = short_name(config.algorithm), short_name(config.model)
+        return f"{algorithm} {model} on {Path(path).name or kind}"
 
     @property
     def noise_multiplier(self) -> float:
@@ -102,6 +104,11 @@ class Experiment:
             evaluate_privately=self.evaluations,
             eval_every=self.config.eval_every,
         )
+
+    @functools.cached_property
+    def epsilon_of_ranges(self) -> float:
+        """The ε that the clients' votes on private ranges of columns spend; 0 without any."""
+        return spent(self.simulation.prepared, self.delta)
 
     @functools.cached_property
     def state_shapes(self) -> SimulationState:

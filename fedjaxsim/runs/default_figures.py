@@ -21,8 +21,7 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
     """Draw the figures that suit the keys of a sweep.
 
     Panels are levels of noise. Lines are the other keys, algorithms and levels of personalization
-    first, as long as they are at most twelve; the best is taken over the rest, and over nothing if
-    the sweep takes no best.
+    first, as long as they are at most twelve; the best is taken over the rest.
 
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε.
@@ -33,8 +32,6 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
     noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
     rest = [key for key in varied if key not in noise]
     lines = _line_keys(sweep, runs, rest)
-
-    takes_best = sweep.options.best_over != () and "algorithm" not in lines
 
     def best(kept: Sequence[str]) -> list[Record]:
         return envelope(runs, keys, [key for key in keys if key not in kept], metric)
@@ -51,7 +48,6 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
     figures = {
         "envelopes.png": envelope_figure(
             _in_every_panel(best(shown), noise), panels=noise, lines=lines, title=title(shown),
-            best=best(noise) if lines and takes_best else (),
         )
     }  # fmt: skip
     family = [key for key in lines if key not in NOISE]
@@ -59,7 +55,6 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[
         shown = [*noise, *family]
         figures["trade_off.png"] = trade_off_figure(
             last(best(shown), shown), noise=noise, family=family, title=title(shown),
-            best=takes_best,
         )  # fmt: skip
     return figures
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjaxsim.data.population import Population
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.assemble import population_of, simulation_of
@@ -15,6 +16,52 @@ from fedjaxsim.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
 from fedjaxsim.runs.execute import about, stage_of
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
+
+PERSONAL = (
+    "A client's model is its own, and so are predictions by it: the run's guarantee covers it "
+    "against the other clients, not against a reader of this file."
+)
+PUBLISHED = "All clients have the model that the run published, which its guarantee covers."
+
+
+class Trained(NamedTuple):
+    """A run and its last state.
+
+    Attributes:
+      experiment: the run.
+      state: its last state.
+      round: the round of the state.
+      skipped: whether a later checkpoint is damaged.
+    """
+
+    experiment: Experiment
+    state: SimulationState
+    round: int
+    skipped: bool
+
+    @property
+    def whose(self) -> str:
+        """A sentence on whose the models are."""
+        algorithm = self.experiment.simulation.algorithm
+        shared = not self.state.personal and algorithm.predict_with_data is None
+        return PUBLISHED if shared and self.experiment.config.algorithm != "naive-dp" else PERSONAL
+
+
+def trained(path: Path, population: Population | None = None) -> Trained:
+    """Read the last state of the run in a directory; by default, load its data.
+
+    Raises:
+      FileNotFoundError: if the directory holds no run, no state, or its data are missing.
+      ValueError: if its files are damaged, or its data are others.
+    """
+    directory, config = RunDirectory(path), read_toml(path / CONFIG)
+    population = population_of(config) if population is None else population
+    experiment = prepare(config, simulation_of(config, population))
+    last = directory.checkpoints(about(experiment)).last()
+    if last is None:
+        raise directory.missing(CHECKPOINTS)
+    state = last.state(experiment.init())
+    return Trained(experiment, state, last.round, bool(last.skipped))
 
 
 class Start(NamedTuple):
@@ -37,13 +84,9 @@ def start_from(path: Path, experiment: Experiment) -> Start:
     """
     directory = RunDirectory(path)
     tables, config = directory.config(), read_toml(path / CONFIG)
-    population = experiment.simulation.population
-    if _new_clients(config, experiment.config):
-        population = population_of(config)
-    before = prepare(config, simulation_of(config, population))
-    last = directory.checkpoints(about(before)).last()
-    if last is None:
-        raise directory.missing(CHECKPOINTS)
+    new = _new_clients(config, experiment.config)
+    last = trained(path, None if new else experiment.simulation.population)
+    before, state = last.experiment, last.state
     if last.skipped or directory.released() > last.round:
         # A stage from an older state would not be charged for the rounds since.
         least = max(directory.released(), last.round)
@@ -51,11 +94,9 @@ def start_from(path: Path, experiment: Experiment) -> Start:
             f"{path} released {least} rounds, and its last whole checkpoint is of round "
             f"{last.round}: first run fedjaxsim resume {shlex.quote(str(path))} --rounds {least}"
         )
-    state = last.state(before.init())
     alike = config.algorithm == experiment.config.algorithm
     alike = alike and not experiment.simulation.algorithm.warm_start.required
-    alike = alike and not _new_clients(config, experiment.config)
-    if alike and _shapes(before) == _shapes(experiment):
+    if alike and not new and _shapes(before) == _shapes(experiment):
         state = experiment.simulation.start_from(state, experiment.hparams)
     else:
         state = _begin(state, before, experiment)

@@ -37,7 +37,7 @@ import numpy as np
 
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
-from fedjaxsim.report import symbols
+from fedjaxsim.report import labels
 from fedjaxsim.runs.fingerprints import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
 from fedjaxsim.runs.settings import OUTPUT, RunConfig, run_config, table_of, unread
@@ -256,7 +256,7 @@ def resolve_sweep(
             if key not in swept:
                 raise _unread(key, base, table, "is swept")
     given = tuple(map(frozenset, runs.values()))
-    symbols.remember(dict.fromkeys(each for run in runs for each in run.records.values()))
+    labels.remember(dict.fromkeys(each for run in runs for each in run.records.values()))
     return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
 
 

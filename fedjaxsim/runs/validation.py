@@ -21,8 +21,8 @@ SEVERAL = ("multilabel", "squared")
 """Losses of several targets per row."""
 _RARE = 0.1
 """Expected clients of a round that are hardly meant."""
-_UNEVEN, _SAMPLED = 1e3, 10_000
-"""Ratio of features that one step hardly suits, and the rows in which it is looked for."""
+_LARGE, _UNEVEN, _SAMPLED = 30, 1e3, 10_000
+"""Features, and their ratio, that one step hardly suits, and the rows that are looked at."""
 _SPARSE = 10
 """The largest ratio of outputs to distinct labels; labels beyond it do not number classes."""
 
@@ -128,10 +128,11 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
             f"{expected:.2g} clients are expected in a round, so in most rounds there are none: "
             "sampling-rate may be too small"
         )
-    if config.model not in OF_TOKENS and (ratio := _unevenness(population)) > _UNEVEN:
+    if config.model not in OF_TOKENS and (column := _largest(population)):
         found.append(
-            f"the largest feature is {ratio:.1g} times the median one, so no learning rate suits "
-            "both: bring columns to [-1, 1] by their public ranges (range; fjs.data.scale)"
+            f"column {column[0]!r} holds numbers up to {column[1]:.3g}, so no learning rate suits "
+            "all columns: bring them to [-1, 1] by public ranges (--range; `fedjaxsim data show` "
+            "lists them)"
         )
     if config.loss == "squared" and labels is not None and population.generate is None:
         values = np.unique(labels)
@@ -143,14 +144,18 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
     return found
 
 
-def _unevenness(population: Population) -> float:
-    """Return the ratio of the largest feature to the median one, by their largest values."""
+def _largest(population: Population) -> tuple[str, float] | None:
+    """Return the feature of the largest numbers, if it is far beyond 1 or beyond the others."""
     x = population.fields.get("x")
-    if x is None or x.ndim != 2:
-        return 1.0
+    if x is None or x.ndim != 2 or x.dtype.kind != "f":
+        return None
     sizes = np.abs(np.asarray(x[:_SAMPLED], np.float64)).max(axis=0)
-    sizes = np.sort(sizes[sizes > 0])
-    return sizes[-1] / sizes[(len(sizes) - 1) // 2] if len(sizes) else 1.0
+    column = int(np.argmax(sizes))
+    known = np.sort(sizes[sizes > 0])
+    uneven = len(known) and known[-1] > _UNEVEN * known[(len(known) - 1) // 2]
+    if not uneven and sizes[column] <= _LARGE:
+        return None
+    return population.columns["x"].names[column], sizes[column]
 
 
 def check_model(path: str, model: Any, x: np.ndarray, outputs: int) -> None:

@@ -6,9 +6,9 @@ import math
 import numpy as np
 
 from fedjaxsim.extras import importing
+from fedjaxsim.report.labels import key_label
 from fedjaxsim.report.plots import COLOURS, STYLE, legend_above, line, picture
 from fedjaxsim.report.results import estimate
-from fedjaxsim.report.symbols import key_label
 from fedjaxsim.tune.descent import TuningTrace
 
 with importing("plots"):

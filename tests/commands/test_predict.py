@@ -31,7 +31,12 @@ def test_a_run_leaves_models_and_predictions(table, ask, refused):
     assert models.index.tolist() == ["ann", "bob", "eve"]
     ask(f"predict {table}/run --out {table}/said.parquet")
     found, frame = pd.read_parquet(table / "said.parquet"), pd.read_csv(table / "all.csv")
-    assert found.columns.tolist() == ["client", "row", "target", "prediction"]
+    assert found.columns.tolist() == ["client", "split", "row", "target", "prediction"]
+    assert found.groupby(["client", "split"]).size().unique().tolist() == [4, 16]
+    assert sorted(found[found.client == "ann"].row) == list(range(20))
+    ask(f"predict {table}/run --data csv:{table}/all.csv --out {table}/said.csv")
+    found, frame = pd.read_csv(table / "said.csv"), pd.read_csv(table / "all.csv")
+    assert found.prediction.astype(str).str.len().max() < 14  # no digits beyond float32's
     ann = frame[frame.who == "ann"]
     sizes = np.asarray(ann[["age", "size"]])
     unit = sizes / np.linalg.norm(sizes, axis=1)[:, None]

@@ -3,10 +3,7 @@
 import math
 import re
 
-import numpy as np
 import pytest
-
-from fedjaxsim.report import plots
 
 ADJACENCIES = ("zero_out", "replace")
 VIEWS = ("joint_dp", "released_sequence")
@@ -140,24 +137,6 @@ def test_a_schedule_changes_the_rate_that_meets_a_target(ask_json):
     assert found["sampling_rate"] < 0.95 * even["sampling_rate"]
 
 
-def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
-    path, drawn = tmp_path / "curves.png", []
-    figure = plots.errors_figure
-
-    def kept(type_one, curves, title):
-        drawn.append(curves["replace"])
-        return figure(type_one, curves, title)
-
-    monkeypatch.setattr(plots, "errors_figure", kept)
-    command = f"privacy --noise-multiplier 4 --rounds 10 --delta 1e-5 --out {path}"
-    ask(f"{command} --sampling full")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size < 150_000
-    # With full participation, a schedule of the same z costs the same.
-    ask(f"{command} --sampling full --budget power:1")
-    np.testing.assert_allclose(drawn[1], drawn[0], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -187,8 +166,6 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
         ("rate --epsilon 1 --budget linear", "budget"),
         ("rate --epsilon 1 --rounds 0", "rounds"),
         ("rate --epsilon 1 --noise-multiplier 0", "noise-multiplier"),
-        ("epsilon --out curves.gif", "curves.gif"),
-        ("epsilon --out absent/curves.png", "absent"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(refused, command, words):

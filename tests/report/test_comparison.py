@@ -67,7 +67,8 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
     [first, _] = axes.get_lines()
     assert np.asarray(first.get_ydata())[0] == pytest.approx(0.1)
     low = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1].min()
-    assert low == pytest.approx(0.1 - 12.706 * 0.1, abs=1e-3)
+    high = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1].max()
+    assert (low, high) == (0, 1)  # the intervals, ± 12.706 · 0.1, leave what an accuracy can be
     figure = figure_of(*runs, columns=["test_accuracy", "epsilon"])
     _, privacy = figure.axes
     np.testing.assert_array_equal(privacy.get_lines()[0].get_ydata(), [0, 0.5, 1, 1.5, 2])
@@ -84,6 +85,20 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     with pytest.raises(ValueError, match="got test_loss"):
         figure_of(*runs, columns=["test_loss"])
+
+
+def test_an_interval_stays_in_the_metrics_range_and_bounds_on_epsilon_never_fall():
+    rows = [{"round": t, "test_nmse": 0.5, "epsilon": e, "delta": 0.1}
+            for t, e in enumerate((0.0, 1.0, 2.0, 1.5))]  # fmt: skip
+    other = [row | {"test_nmse": 0.7} for row in rows]
+    found = systems(
+        [Run("a", {"algorithm": "pmtl"}, 0, rows), Run("b", {"algorithm": "pmtl"}, 1, other)]
+    )
+    metric, spent = comparison_figure(found, ["test_nmse", "epsilon"]).axes
+    band = np.asarray(metric.collections[0].get_paths()[0].vertices)[:, 1]
+    assert (band.min(), band.max()) == (0, pytest.approx(0.6 + 12.706 * 0.1, abs=1e-3))
+    # ε ≤ 1.5 after three rounds, so it was not more after two.
+    np.testing.assert_array_equal(spent.get_lines()[0].get_ydata(), [0, 1, 1.5, 1.5])
 
 
 def test_the_last_evaluation_has_a_marker_and_seven_of_many_have():

@@ -72,10 +72,7 @@ def drawn(figure: Figure, tmp_path) -> bytes:
 def level_figure(noises: tuple[float, ...], metric: str = "test_accuracy") -> Figure:
     table = results(noises, metric)
     best = envelope(table, KEYS, ["learning_rate"], metric)
-    over_all = envelope(table, KEYS, ["learning_rate", "personalization"], metric)
-    return envelope_figure(
-        best, panels=["noise_multiplier"], lines=["personalization"], title="t", best=over_all
-    )
+    return envelope_figure(best, panels=["noise_multiplier"], lines=["personalization"], title="t")
 
 
 def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
@@ -85,14 +82,13 @@ def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
         "z = 1\nε ≤ 4 (zero-out, joint DP)",
         "z = 2\nε ≤ 2 (zero-out, joint DP)",
     ]
-    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)", "best of all"]
+    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)"]
     assert figure.legends[0].get_title().get_text() == "personalization"
     first = left_axes(figure)[0]
     assert axis_names(figure) == ("rounds", "test accuracy (fraction)\nmean over clients")
-    local, _, both, black = (ys(line) for line in first.get_lines())
+    local, _, both = (ys(line) for line in first.get_lines())
     np.testing.assert_allclose(local, [accuracy(0, 0, 0.3, t) for t in ROUNDS])
     np.testing.assert_allclose(both, [accuracy(math.inf, 0, 0.3, t) for t in ROUNDS])
-    np.testing.assert_allclose(black, both)
     assert figure.axes == left_axes(figure)  # one scale
     assert drawn(figure, tmp_path) == b"\x89PNG"
 
@@ -153,7 +149,7 @@ def final(table: list[Run], best_over: list[str], metric: str = "test_accuracy")
     return last(envelope(table, KEYS, best_over, metric), others)
 
 
-def test_a_trade_off_has_a_line_per_level_the_best_in_black_and_infinity(tmp_path):
+def test_a_trade_off_has_a_line_per_level_and_infinity(tmp_path):
     table = final(results((0.0, 1.0, 4.0)), ["learning_rate"])
     figure = trade_off_figure(
         table, noise=["noise_multiplier"], family=["personalization"], title="t"
@@ -161,15 +157,11 @@ def test_a_trade_off_has_a_line_per_level_the_best_in_black_and_infinity(tmp_pat
     [axes] = figure.axes
     assert axes.get_xscale() == "log"
     assert axes.get_xlabel() == "ε (zero-out, joint DP) at the end of training, nats"
-    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)", "best of all"]
+    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)"]
     lines = {line.get_label(): line for line in axes.get_lines()}
     ends = lines["∞ (global)"]
     np.testing.assert_allclose(xs(ends), [1.0, 4.0])
     np.testing.assert_allclose(ys(ends), [accuracy(math.inf, z, 0.3, 10) for z in (4.0, 1.0)])
-    best = lines["best of all"]
-    assert best.get_color() == "black"
-    # With z = 4 local is best, with z = 1 global is.
-    np.testing.assert_allclose(ys(best), [accuracy(0, 4, 0.3, 10), accuracy(math.inf, 1, 0.3, 10)])
     ticks = [text.get_text() for text in axes.get_xticklabels()]
     assert ticks == ["1", "4", "∞"]
     at_infinity = axes.get_xticks()[-1]
@@ -199,7 +191,6 @@ def test_what_releases_nothing_is_a_level_line_or_stands_with_the_others():
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert set(ys(lines["Local"])) == {0.5}
     assert xs(lines["still"]) == [3.0]
-    assert ys(lines["best of all"]) == [0.5, 0.6]
 
 
 def test_figures_of_a_sweep_in_which_all_failed_are_drawn(tmp_path):
@@ -266,14 +257,14 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
     rates = {"learning_rate": (0.1, 0.3), "seed": (0, 1)}
     figures = default(rates)
     assert set(figures) == {"envelopes.png"}
-    assert legend_texts(figures["envelopes.png"]) == ["0.1", "0.3", "best of all"]
+    assert legend_texts(figures["envelopes.png"]) == ["0.1", "0.3"]
     figures = default({**rates, "lam": (0.1, 1.0, 3.0), "epsilon": (1.0, math.inf)})
     assert set(figures) == {"envelopes.png", "trade_off.png"}
     curves = figures["envelopes.png"]
     assert [axes.get_title() for axes in left_axes(curves)] == [ONE, "ε = ∞ (no noise)"]
-    assert legend_texts(curves)[:4] == ["0.1", "1", "3", "best of all"]
+    assert legend_texts(curves) == ["0.1", "1", "3"]
     assert curves.get_suptitle() == "PMTL on digits; δ = 0.1; best over η; mean of 2 seeds"
-    assert legend_texts(figures["trade_off.png"]) == ["0.1", "1", "3", "best of all"]
+    assert legend_texts(figures["trade_off.png"]) == ["0.1", "1", "3"]
     for figure in figures.values():
         assert drawn(figure, tmp_path) == b"\x89PNG"
 

@@ -162,7 +162,7 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
         (path / "guarantee.json").write_text(json.dumps({"draws": [draws]}))
         paths.append(str(path))
     picture = str(tmp_path / "all.svg")
-    assert main(["compare", *paths, "--out", picture, "--draw", "test_accuracy,epsilon"]) == 0
+    assert main(["compare", *paths, "--out", picture]) == 0
     out = capsys.readouterr().out
     assert Path(picture).read_text().count('id="axes_') == 2
     assert "minus pmtl" in out

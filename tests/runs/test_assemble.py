@@ -236,10 +236,8 @@ def test_private_ranges_are_part_of_a_target_epsilon(tmp_path):
         experiment(*table, "--scale-noise", "9")
     with pytest.raises(ValueError, match=r"leave nothing of epsilon 1.*public cost nothing"):
         experiment(*table, "--scale-noise", "1", "--epsilon", "1")
-    said = voted_ranges(found)
-    assert said is not None
-    epsilon, ranges = said
-    assert epsilon == pytest.approx(spent(found.simulation.prepared, found.delta))
+    ranges = voted_ranges(found, explain=True)
+    assert found.epsilon_of_ranges == spent(found.simulation.prepared, found.delta)
     low, high = map(float, ranges.split(",")[0].removeprefix("year ").split(" to "))
     assert low < 1965 < 1985 < high
     with pytest.raises(ValueError, match="no effect without scale private"):
