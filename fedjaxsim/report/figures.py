@@ -329,7 +329,8 @@ def trade_off_figure(
         if values in points:
             _draw_points(axes, points[values], infinite, marker=look.style["marker"], **style)
     if family:
-        _legend_beside(figure, family)
+        shown = [Line2D([], [], label=look.label, **look.style) for look in styles.values()]
+        _legend_beside(figure, family, handles=shown)
     ticks: list[float] = []
     if spent:
         # Room for the markers at both ends.

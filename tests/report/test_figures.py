@@ -123,13 +123,13 @@ def test_panels_and_legend_do_not_overlap_or_leave_the_figure(tmp_path):
 def test_the_band_is_the_interval_over_seeds():
     runs = [
         Run("", {"lam": 1.0}, seed, [
-            {"round": t, "train_loss": 1.0, "test_accuracy": 0.1 * seed + t, "epsilon": 0.0,
+            {"round": t, "train_loss": 1.0, "test_loss": 0.1 * seed + t, "epsilon": 0.0,
              "epsilon_replace": 0.0, "delta": 0.1, "failed": False}
             for t in (0, 1)
         ])
         for seed in (0, 2)
     ]  # fmt: skip
-    found = envelope(runs, ["lam"], [], "test_accuracy")
+    found = envelope(runs, ["lam"], [], "test_loss")
     figure = envelope_figure(found, panels=[], lines=["lam"], title="t")
     [axes] = figure.axes
     [band] = axes.collections

@@ -108,8 +108,8 @@ def test_the_table_has_the_columns_of_what_was_measured(capsys):
     above, header, _, first, second = (
         line.split() for line in capsys.readouterr().out.splitlines()
     )
-    assert above == ["ε", "ε", "rounds"]
-    quality = ["accuracy", "p10", "p90", "nMSE", "p10", "p90"]
+    assert above == ["nMSE", "ε", "ε", "rounds"]
+    quality = ["accuracy", "p10", "p90", "pooled", "p10", "p90"]
     assert header == ["run", *quality, "zero-out", "replace", "δ", "rounds", "per", "s"]
     assert first == ["a", "0.500", "0.250", "–", "–", "–", "–", "∞", "∞", "0.001", "3", "2"]
     assert second[4] == "2.000"
