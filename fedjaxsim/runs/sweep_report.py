@@ -108,7 +108,7 @@ def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
         title += ", means over seeds with 95 % intervals"
     lines = [
         [
-            *(value_label(key, row[key]) for key in best.keys),
+            *("–" if row[key] is None else value_label(key, row[key]) for key in best.keys),
             str(Estimate(*(row[name] for name in ("value", *Estimate._fields[1:])))),
             *([decimals(row["deviation"])] if several else []),
             str(row["seeds"]),

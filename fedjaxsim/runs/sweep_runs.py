@@ -424,7 +424,7 @@ def read_plan(
 
     Args:
       path: a TOML file as described above; also one that a sweep wrote.
-      data: source of the clients, in place of the file's.
+      data: source of the clients, in place of the file's, whose own settings are left out.
       seeds: seeds of every table, in place of the file's.
 
     Raises:
@@ -440,8 +440,12 @@ def read_plan(
         known = settings_of(SweepOptions)
         given = {name: known[name].convert(base.pop(name)) for name in [*base] if name in known}
         options = SweepOptions(**given)
-        base |= {} if data is None else {"data": data}
         check_parts(base)
+        if data is not None:
+            check_parts({"data": data})
+            left = table_of(base).keys.keys() - table_of(base | {"data": data}).keys.keys()
+            base = {name: value for name, value in base.items() if name not in left}
+            base["data"] = data
         if seeds is not None:
             tables = [table | {"seed": list(seeds)} for table in tables]
         if common is not None:
