@@ -71,8 +71,7 @@ def measure(experiment: Experiment, repetitions: int = REPETITIONS) -> Record:
     """Measure the first rounds of a run, several times.
 
     A repetition starts the run anew and takes some segments, the rounds between two evaluations,
-    and one evaluation, with the caches that the rounds left. The ceilings are measured right after
-    it, on the same machine. Memory is read before them.
+    and one evaluation, with the caches that the rounds left.
 
     Returns:
       Medians over the repetitions, by name, and the range of the speed; see docs/speed.md.
