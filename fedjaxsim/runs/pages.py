@@ -11,7 +11,6 @@ import jinja2
 import numpy as np
 
 from fedjaxsim import metrics
-from fedjaxsim.privacy.assumptions import METRICS
 from fedjaxsim.report import figures, plots
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text, number
@@ -71,7 +70,6 @@ def runs_page(paths: Sequence[Path]) -> bytes:
         else None,
         "summary": (["", *(run.name for run in runs)], _summary(runs)),
         "privacy": [(", ".join(names) if several else "", text) for text, names in privacy.items()],
-        "metrics": METRICS,
         "shared_seeds": drawn_twice(directories),
         "files": [
             (run.name, shlex.join(_command(run.config, each.path if several else Path())),
