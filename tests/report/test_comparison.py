@@ -79,6 +79,7 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
             save(figure_of(*runs, columns=["test_accuracy", "epsilon"]), path)
         assert first.read_bytes().startswith(start)
         assert first.read_bytes() == again.read_bytes()
+    save(figure, first)
     figure.canvas.draw()
     boxes = [box for axes in figure.axes if (box := axes.get_tightbbox())]
     boxes.append(figure.legends[0].get_window_extent())
