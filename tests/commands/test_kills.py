@@ -1,0 +1,64 @@
+"""A run of many clients that is killed at random moments of its life ends as if nobody had.
+
+`benchmarks/reliability.py kills` does so for a million clients, sweeps, tunings and processes.
+"""
+
+import random
+import subprocess
+import time
+
+import pytest
+from several import start
+
+from fedjaxsim.runs.directory import CLIENTS, CONFIG, GUARANTEE, METRICS, RunDirectory
+
+RUN = [
+    "run", "--quiet", "--data", "random", "--clients", "100000", "--rows", "2", "--shape", "4",
+    "--labels", "2", "--test-fraction", "0.5", "--epsilon", "3", "--accountant", "rdp",
+    "--sampling-rate", "0.001", "--local-steps", "1", "--rounds", "40", "--eval-every", "10",
+]  # fmt: skip
+OFTEN = ["--checkpoint-every", "10"]
+KILLS = 5
+
+
+def process(out):
+    begins = [*RUN, "--out", str(out)]
+    command = ["resume", "--quiet", str(out)] if (out / CONFIG).exists() else begins
+    return start("-m", "fedjaxsim.cli", *command, *OFTEN)
+
+
+def finish(running):
+    _, errors = running.communicate()
+    assert running.returncode == 0, errors
+
+
+def content(out):
+    state = RunDirectory(out).checkpoints().last()
+    assert state is not None
+    return [
+        state.file.read_bytes(),
+        *((out / n).read_bytes() for n in (METRICS, GUARANTEE, CLIENTS)),
+    ]
+
+
+@pytest.mark.thorough
+def test_a_killed_run_of_many_clients_resumes_byte_for_byte(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    begin = time.monotonic()
+    finish(process(whole))
+    length, chance, kills = time.monotonic() - begin, random.Random(0), 0
+    while not RunDirectory(killed).is_finished():
+        running = process(killed)
+        if kills == KILLS:
+            finish(running)
+            continue
+        try:
+            running.communicate(timeout=chance.uniform(0, length))
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.communicate()
+            kills += 1
+        else:
+            assert running.returncode == 0
+    assert kills > 0
+    assert content(killed) == content(whole)
