@@ -67,7 +67,7 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
 
     A CPU's devices use the memory of this process, which is measured: Python, JAX, the programs and
     the host's rows. The peak is that which the system will count: with pages of mapped files, which
-    it can drop, and at least that of reading the data and compiling here.
+    it can drop, a copy of the states, and at least that of reading the data and compiling here.
     """
     import numpy as np
 
@@ -96,7 +96,8 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
             personal = experiment.state_shapes.personal, experiment.state_shapes.consumed
             parts["host_states"] = bytes_of(personal)
         needs = parts["process"] + parts["host_states"] + number * need._replace(rows=rows).peak
-        parts["peak"] = max(needs + mapped_bytes(), peak_bytes())
+        copied = parts["host_states"] or number * need.states
+        parts["peak"] = max(needs + copied + mapped_bytes(), peak_bytes())
         has = host_bytes()
     return {
         "device": target.name,
