@@ -112,7 +112,7 @@ class Algorithm(NamedTuple):
         its optimizer. Without it no message may hold them.
     """
 
-    init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
+    init: Callable[..., tuple[PyTree, PyTree]]
     client: Client
     server: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]

@@ -49,6 +49,8 @@ class Hyperparameter:
       allowed: the allowed values in words, which follow "must" in an error.
       scale: "log" for a positive number that `fedjaxsim tune` may search on a logarithmic scale.
       schedule: whether it may have one value per round, shape (T,), instead of ().
+      per_client: whether it may have one value per client, shape (m,); `init`, `client` and
+        `predict` then read their client's, (), and nothing else may.
       symbol: its symbol in figures; None for the name.
       label: its name in a figure's axis label; None for the symbol alone.
       meanings: the names of special values.
@@ -62,22 +64,30 @@ class Hyperparameter:
     allowed: str = "be finite and at least 0"
     scale: Literal["linear", "log"] = "linear"
     schedule: bool = False
+    per_client: bool = False
     symbol: str | None = None
     label: str | None = None
     meanings: Mapping[float, str] = dataclasses.field(default_factory=dict, hash=False)
 
-    def check(self, value: Value) -> None:
+    def check(self, value: Value, clients: int | None = None) -> None:
         """Check the shape, and the range where the value is known on the host.
+
+        Args:
+          value: the value.
+          clients: m, if known.
 
         Raises:
           ValueError: naming the hyperparameter, its value and what is allowed.
         """
-        wanted = "a number or one number per round" if self.schedule else "one number"
+        several = self.schedule or self.per_client
+        of_each = "round" if self.schedule else "client" + (f" ({clients})" if clients else "")
+        wanted = f"a number or one number per {of_each}" if several else "one number"
         dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
         if not jnp.issubdtype(dtype, jnp.floating) and dtype.kind not in "iub":
             raise ValueError(f"{self.name} must be {wanted}, got {value!r}")
         shape = np.shape(value)
-        if len(shape) > (1 if self.schedule else 0) or 0 in shape:
+        wrong = self.per_client and clients is not None and shape not in ((), (clients,))
+        if wrong or len(shape) > several or 0 in shape:
             raise ValueError(f"{self.name} must be {wanted}, got shape {shape}")
         known = on_host(value)
         if known is None:
@@ -86,7 +96,8 @@ class Hyperparameter:
         for other in self.also:
             allowed |= known == other
         if not allowed.all():
-            raise ValueError(f"{self.name} must {self.allowed}, got {known}")
+            got = known if known.ndim == 0 else known[~allowed]
+            raise ValueError(f"{self.name} must {self.allowed}, got {got}")
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -94,7 +105,7 @@ class Hyperparameters:
     """The values of all hyperparameters of one simulation, by name: a pytree of arrays.
 
     `Simulation.hyperparameters` makes them. Values are attributes, as in `hparams.learning_rate`:
-    each () or, for a declared schedule, (T,).
+    each () or, as its record declares, one per round (T,) or per client (m,).
     """
 
     def __init__(self, **values: Value):
@@ -105,7 +116,8 @@ class Hyperparameters:
             return self.__dict__["_values"][name]
         except KeyError:
             raise AttributeError(
-                f"hyperparameter {name!r} is not declared by a part of the simulation; declared: "
+                f"hyperparameter {name!r} is not declared by a part of the simulation, or has a "
+                "value for each client, which no server reads; there are "
                 f"{', '.join(self.__dict__.get('_values', ())) or 'none'}"
             ) from None
 
@@ -255,11 +267,30 @@ def compose(parts: Iterable[Records]) -> dict[str, Hyperparameter]:
     return found
 
 
+def per_client(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> tuple[str, ...]:
+    """Return the names of the hyperparameters with a value for each client, (m,)."""
+    return tuple(r.name for r in records if r.per_client and np.ndim(hparams.get(r.name, 0.0)))
+
+
+def of_client(records: Records, hparams: Hyperparameters, client_id: Any) -> Hyperparameters:
+    """Return one client's hyperparameters, () each but for schedules."""
+    values = {name: jnp.asarray(getattr(hparams, name)) for name in per_client(records, hparams)}
+    own = {name: each.at[client_id].get(mode="clip") for name, each in values.items()}
+    return hparams.having(**own)
+
+
+def of_server(records: Records, hparams: Hyperparameters) -> Hyperparameters:
+    """Return the hyperparameters but for those with a value for each client."""
+    hidden = per_client(records, hparams)
+    return Hyperparameters(**{n: getattr(hparams, n) for n in hparams if n not in hidden})
+
+
 def fill(
     records: Mapping[str, Hyperparameter],
     values: Mapping[str, Value],
     rate: Callable[[Hyperparameters], Value] = lambda hparams: 1.0,
     step: Callable[[Hyperparameters], Value] = lambda hparams: USUAL_STEP,
+    clients: int | None = None,
 ) -> Hyperparameters:
     """Complete values by defaults and check them.
 
@@ -268,7 +299,7 @@ def fill(
     for name in values:
         if name not in records:
             raise ValueError(unknown("hyperparameter", name, records))
-        records[name].check(values[name])  # before defaults, one of which is a word
+        records[name].check(values[name], clients)  # before defaults, one of which is a word
     missing = [n for n, record in records.items() if n not in values and record.default is None]
     if missing:
         raise ValueError(
@@ -276,6 +307,9 @@ def fill(
             f"({records[missing[0]].help})"
         )
     complete: dict[str, Any] = {n: values.get(n, record.default) for n, record in records.items()}
+    complete = {
+        n: np.asarray(v) if isinstance(v, (list, tuple)) else v for n, v in complete.items()
+    }
     known = Hyperparameters(**{n: v for n, v in complete.items() if not isinstance(v, str)})
     if len(known._values) < len(complete):
         p = known.sampling_rate if "sampling_rate" in known else rate(known)
@@ -283,7 +317,7 @@ def fill(
         words = {n: eta if v == STEP else p for n, v in complete.items() if isinstance(v, str)}
         complete |= words
     for name, value in complete.items():
-        records[name].check(value)
+        records[name].check(value, clients)
     return Hyperparameters(**complete)
 
 

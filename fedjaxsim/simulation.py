@@ -55,7 +55,7 @@ from fedjaxsim.engine.own_code import assumptions_of
 from fedjaxsim.engine.predictions import coefficients_of, models_of, predictions_of
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import ClientMetrics, Program, with_rate
+from fedjaxsim.engine.program import ClientMetrics, Program, for_clients
 from fedjaxsim.engine.purity import Captured, check_captured
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
@@ -65,11 +65,11 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_checks import require_same_shapes, trace_round
 from fedjaxsim.factories import factory_of
-from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill
+from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.assumptions import NEW_CLIENTS, default_delta, no_guarantee
+from fedjaxsim.privacy.assumptions import NEW_CLIENTS, OF_CLIENTS, default_delta, no_guarantee
 from fedjaxsim.privacy.events import MOST_ROUNDS, Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistics, gaussian
@@ -174,7 +174,7 @@ class Simulation:
         )
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
-            accounts.with_views(with_rate(algorithm, self.sampler), self.examples),
+            accounts.with_views(for_clients(algorithm, self.sampler), self.examples),
             mechanism,
             self.sampler,
             measure_with(self.task),
@@ -309,13 +309,14 @@ class Simulation:
         """Return the hyperparameters of a run: the given values, and defaults for the rest.
 
         Args:
-          **values: by name, each () or, where its record declares a schedule, one per round (T,).
+          **values: by name, each () or, as its record declares, one per round (T,) or per client
+            (m,). Values of clients are public, so they may not follow from private rows.
 
         Raises:
           ValueError: for a name that no part reads (with the nearest one that is read), a missing
             value without a default, a wrong shape or a value out of range.
         """
-        return fill(self.records, values, self.sampler.rate, self.step_size)
+        return fill(self.records, values, self.sampler.rate, self.step_size, self.num_clients)
 
     def calibrate(
         self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None
@@ -361,8 +362,9 @@ class Simulation:
           ValueError: if a hyperparameter is out of range, the key is of another kind, the mechanism
             does not suit what the algorithm sends, or a function returns what does not fit.
         """
-        state = self.compiled.init(*self.check_start(key, hparams))
-        return self.with_account(state)
+        key, hparams = self.check_start(key, hparams)
+        state = self.compiled.init(key, hparams)
+        return self.with_account(state, hparams)
 
     def budget(
         self,
@@ -470,7 +472,7 @@ class Simulation:
                 stages.first_states,
                 self.algorithm,
                 self.population,
-                earlier.algorithm,
+                earlier.program.algorithm,
                 unchecked=self.unchecked,
             )
             shared, personal = jax.jit(begin)(key, hparams, state, earlier_hparams)
@@ -486,7 +488,7 @@ class Simulation:
         require_same_shapes("personal states", new.personal, personal)
         privacy = ledger.next_stage(jax.tree.map(jnp.copy, privacy), new.key)
         new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
-        return self.with_account(new, begins=True)
+        return self.with_account(new, hparams, begins=True)
 
     def start_new_clients(
         self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"
@@ -529,9 +531,8 @@ class Simulation:
         # Their minibatches differ from those of the clients who have the same numbers.
         key = jax.random.fold_in(stages.stage_key(state.key, state.round), keys.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
-        shared, own = jax.tree.map(jnp.copy, start(hparams, published, published))
-        personal = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (self.num_clients, *jnp.shape(leaf))), own
+        shared, personal = stages.starting(
+            self.algorithm, self.num_clients, hparams, jax.tree.map(jnp.copy, published)
         )
         privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
         return self._begun(key, hparams, shared, personal, privacy)
@@ -548,7 +549,7 @@ class Simulation:
           ValueError: if a hyperparameter is out of range, or the simulation is streamed: its states
             change in place.
         """
-        state, hparams = self.with_account(state), self.check(hparams)
+        state, hparams = self.with_account(state, hparams), self.check(hparams)
         self.message_shapes(state.key, hparams)
         return self.compiled.step(state, hparams, self.placed["train"])
 
@@ -779,21 +780,31 @@ class Simulation:
             )
         return summarize(split, to_host(measured), self._statistics[split], clients)
 
-    def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
+    def with_account(
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters | None = None,
+        begins: bool = False,
+    ) -> SimulationState:
         """Return a state of any simulation with accounts, and assumptions, of this one."""
         require_state(state)
         accounts.require_protection(state.privacy, self.accounts)
-        privacy = ledger.with_public(state.privacy, self.public)
+        privacy = ledger.with_public(state.privacy, (*self.public, *self.of_clients(hparams)))
         privacy = ledger.with_preparations(privacy, self.population.preparations)
         for scheme, event in self.accounts:
             privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
         return dataclasses.replace(state, privacy=privacy)
 
+    def of_clients(self, hparams: Hyperparameters | None) -> tuple[str, ...]:
+        """Return the assumption on hyperparameters with a value for each client, if any."""
+        names = () if hparams is None else per_client(self.records.values(), hparams)
+        return (OF_CLIENTS.format(", ".join(names)),) if names else ()
+
     def with_room(
         self, state: SimulationState, hparams: Hyperparameters, rounds: int
     ) -> SimulationState:
         """Return the state with ledger entries for `rounds` more rounds."""
-        state, done = self.with_account(state), int(state.round)
+        state, done = self.with_account(state, hparams), int(state.round)
         scheme, event = self.accounts[0]
         if not event.releases:
             return state
@@ -830,7 +841,7 @@ class Simulation:
                 f"{', '.join(self.records) or 'none'}; got {names}"
             )
         for name, record in self.records.items():
-            record.check(getattr(hparams, name))
+            record.check(getattr(hparams, name), self.num_clients)
         check_noise(hparams)
         if self.task.track is not None and self.algorithm.averages_statistics:
             check_statistics(hparams)

@@ -145,8 +145,10 @@ class SimulationBatch:
           ValueError: as `Simulation.init`.
         """
         key, _ = self.simulation.check_start(key, self.settings[0])
-        public = (*self.simulation.public, *((SHARED_SEED,) if self.size > 1 else ()))
-        return with_public(self._compiled.init(key, self._hparams), public)
+        state = with_public(self._compiled.init(key, self._hparams), self.simulation.public)
+        of_clients = (self.simulation.of_clients(setting) for setting in self.settings)
+        public = dict.fromkeys(sentence for each in of_clients for sentence in each)
+        return with_public(state, (*public, *((SHARED_SEED,) if self.size > 1 else ())))
 
     def run(
         self,

@@ -21,6 +21,7 @@ MIXTURE = Hyperparameter(
     label="mixture",
     meanings={0.0: "global", 1.0: "local"},
     help="α of APFL, the weight of the client's own model in its predictions.",
+    per_client=True,
 )
 
 

@@ -20,6 +20,7 @@ AGGREGATION_RATE = Hyperparameter(
     scale="log",
     symbol="aggregation η",
     help="η of FedALA's aggregation weights, 1 in the paper.",
+    per_client=True,
 )
 
 

@@ -8,7 +8,12 @@ from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
 MU = Hyperparameter(
-    "mu", default=0.1, scale="log", symbol="μ", help="μ, the weight of FedProx's proximal term."
+    "mu",
+    default=0.1,
+    scale="log",
+    symbol="μ",
+    help="μ, the weight of FedProx's proximal term.",
+    per_client=True,
 )
 
 

@@ -21,6 +21,7 @@ NEIGHBOUR_WEIGHT = Hyperparameter(
     symbol="λ",
     label="weight of the neighbours",
     help="λ of kNN-Per, the weight of a client's nearest neighbours in its predictions.",
+    per_client=True,
 )
 NEIGHBOUR_SCALE = Hyperparameter(
     "neighbour_scale",

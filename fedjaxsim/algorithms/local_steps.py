@@ -21,6 +21,7 @@ PULL = Hyperparameter(
     scale="log",
     symbol="λ",
     help="λ, the weight of the pull of a client's model towards the shared one.",
+    per_client=True,
 )
 
 

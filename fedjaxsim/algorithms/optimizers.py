@@ -23,6 +23,7 @@ LEARNING_RATE = Hyperparameter(
     symbol="η",
     label="learning rate",
     help="η, the local learning rate; a schedule over rounds multiplies it.",
+    per_client=True,
 )
 SERVER_LEARNING_RATE = Hyperparameter(
     "server_learning_rate",
@@ -45,10 +46,12 @@ MOMENTUM = Hyperparameter(
     allowed="lie in [0, 1]",
     symbol="β",
     help="β, the momentum of the clients' optimizer; 0 is plain sgd.",
+    per_client=True,
 )
 SERVER_MOMENTUM = dataclasses.replace(
     MOMENTUM,
     name="server_momentum",
+    per_client=False,
     symbol="server β",
     help="β, the momentum of the server's optimizer.",
 )
@@ -57,6 +60,7 @@ WEIGHT_DECAY = Hyperparameter(
     default=0.0,
     symbol="weight decay",
     help="Weight of ½‖v‖² beside the loss of every local step, as PyTorch's weight_decay.",
+    per_client=True,
 )
 _BY_NAME: dict[str, Optax] = {
     "sgd": optax.sgd,

@@ -21,6 +21,7 @@ ADAPTATION_RATE = Hyperparameter(
     symbol="α",
     label="adaptation rate",
     help="α of Per-FedAvg, the step from the shared model to a client's own.",
+    per_client=True,
 )
 Derivative = Literal["first-order", "hessian"]
 

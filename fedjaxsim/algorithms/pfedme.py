@@ -18,6 +18,7 @@ ENVELOPE_RATE = Hyperparameter(
     scale="log",
     symbol="envelope η",
     help="η of pFedMe, the step of a client's copy of w along the gradient of its envelope.",
+    per_client=True,
 )
 
 

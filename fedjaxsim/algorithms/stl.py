@@ -22,7 +22,12 @@ from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
 LAM = Hyperparameter(
-    "lam", default=0.1, scale="log", symbol="λ", help="λ, the weight of ‖w‖₁ in STL's objective."
+    "lam",
+    default=0.1,
+    scale="log",
+    symbol="λ",
+    help="λ, the weight of ‖w‖₁ in STL's objective.",
+    per_client=True,
 )
 
 

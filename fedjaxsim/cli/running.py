@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
@@ -268,7 +269,8 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     _warn_of(stage, done)
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
-        print(f"learning rate {number(float(hparams.learning_rate))}: 1/L, so no step expands")
+        least = number(float(np.min(hparams.learning_rate)))
+        print(f"learning rate {least}: 1/L, so no step expands")
     if 0 < (taken := stage.experiment.epsilon_of_ranges) < math.inf:
         ranges = voted_ranges(stage.experiment, explain=explain)
         print(f"{_VOTES} ε {epsilon_text(taken)}: {ranges}")

@@ -45,7 +45,7 @@ from fedjaxsim.tune.descent import (
 )
 from fedjaxsim.tune.objective import SeedGradient
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
-from fedjaxsim.tune.watch import TuneProgress, over_seeds
+from fedjaxsim.tune.watch import TuneProgress, over_seeds, shown
 
 PATH_JSON, PICTURE, TUNED = "path.json", "path.png", "tuned.toml"
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
@@ -71,8 +71,8 @@ def prepare_tune(config: RunConfig, question: Question) -> Callable[[], int]:
     source = find_source(config, question.public_data, clips="clip" in names)
     start: Point = {}
     for name in names:
-        value = float(np.asarray(source.hparams.get(name)))
-        if not 0 < value < math.inf:
+        value = np.asarray(source.hparams.get(name), np.float64)[()]
+        if not 0 < np.min(value) <= np.max(value) < math.inf:
             raise ValueError(
                 f"{flag(name)} must be positive and finite to be tuned on a logarithmic scale, "
                 f"got {value}"
@@ -105,7 +105,7 @@ def prepare_tune(config: RunConfig, question: Question) -> Callable[[], int]:
 
             def remembered(point: Point) -> ObjectiveValue:
                 """Measure a point, unless it was measured before an interruption."""
-                if known and known[0][0] == point:
+                if known and all(np.array_equal(known[0][0][n], point[n]) for n in point):
                     return known.pop(0)[1]
                 known.clear()
                 return measure(point)
@@ -120,7 +120,10 @@ def prepare_tune(config: RunConfig, question: Question) -> Callable[[], int]:
             bounds = {}
             for name, value in start.items():
                 least, most = config.records[name].range
-                bounds[name] = max(least, value / BOUNDS), min(most, value * BOUNDS)
+                bounds[name] = (
+                    max(least, np.min(value) / BOUNDS),
+                    min(most, np.max(value) * BOUNDS),
+                )
             with TuneProgress(metric, question.steps, quiet=config.quiet) as progress:
                 trace = descend(
                     remembered,
@@ -249,7 +252,7 @@ def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> 
     """Print the start and the result, on the seeds of the tuning and on fresh ones."""
     first = trace.steps[0]
     rows = [
-        [name, *map(number, step.point.values()), str(over_seeds(step.objective.values)),
+        [name, *map(shown, step.point.values()), str(over_seeds(step.objective.values)),
          str(over_seeds((test or {}).get(name, [])))]
         for name, step in (("start", first), ("tuned", trace.best))
     ]  # fmt: skip
@@ -266,7 +269,7 @@ def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> 
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
     """Return settings with the hyperparameters of a point."""
-    changes: dict[str, Any] = {**point}
+    changes: dict[str, Any] = {name: np.asarray(value).tolist() for name, value in point.items()}
     if "clip" in point and not config.clips:
         # At ε = ∞ a run clips only where z = 0 is given.
         changes |= {"noise_multiplier": 0.0}

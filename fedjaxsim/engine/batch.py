@@ -123,7 +123,7 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
     return dataclasses.replace(
         program,
         algorithm=one._replace(
-            init=many(one.init, None, axes),
+            init=many(one.init, None, axes, None),
             client=client,
             server=many(one.server, 0, 0, axes, None),
             predict=many(one.predict, 0, 0, axes, None),

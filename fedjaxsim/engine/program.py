@@ -24,7 +24,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import CLIENT_ID, CohortResult, map_clients, row_of, work
-from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters, of_client, of_server
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
@@ -143,21 +143,19 @@ class Program:
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """Return the state before the first round."""
         init_key, key = jax.random.split(key)
-        shared, personal = self.algorithm.init(init_key, hparams)
-        clients = self.partition.size
-
-        def for_all(leaf):
-            return jnp.broadcast_to(leaf, (clients, *leaf.shape))
-
+        ids, _ = self.partition.ids()
+        # `out_axes` raises where the server's state depends on a client's hyperparameters.
+        of_clients = jax.vmap(self.algorithm.init, (None, None, 0), (None, 0))
+        shared, personal = of_clients(init_key, hparams, ids)
         consumes = self.minibatches.passes is not None or self.examples is not None
         return SimulationState(
             round=jnp.zeros((), jnp.int32),
             shared=shared,
-            personal=jax.tree.map(for_all, personal),
+            personal=personal,
             mechanism=self.mechanism.init(hparams),
             privacy=ledger.with_key(ledger.Ledger(self.no_charges()), key),
             key=key,
-            consumed=jnp.zeros(clients, jnp.int32) if consumes else None,
+            consumed=jnp.zeros(len(ids), jnp.int32) if consumes else None,
         )
 
     def step(
@@ -429,11 +427,38 @@ def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(one, old, new)
 
 
-def with_rate(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
-    """Return the algorithm with a server that reads any sampler's `answer_rate` in `hparams`."""
+def for_clients(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
+    """Return the algorithm with functions that take the hyperparameters of a whole run.
+
+    `init`, with a further argument `client_id`, `client` and `predict` read that client's values.
+    The server reads none of them, and any sampler's `answer_rate`.
+    """
+    records, with_data = algorithm.hyperparameters, algorithm.predict_with_data
+
+    def init(key, hparams, client_id):
+        return algorithm.init(key, of_client(records, hparams, client_id))
+
+    def client(shared, personal, data, hparams, context):
+        own = of_client(records, hparams, context.client_id)
+        return algorithm.client(shared, personal, data, own, context)
 
     def server(shared, release, hparams, round_):
-        known = hparams.having(sampling_rate=sampler.answer_rate(sampler.rate(hparams)))
+        known = of_server(records, hparams)
+        known = known.having(sampling_rate=sampler.answer_rate(sampler.rate(hparams)))
         return algorithm.server(shared, release, known, round_)
 
-    return algorithm._replace(server=server)
+    def predict(shared, personal, hparams, client_id):
+        own = of_client(records, hparams, client_id)
+        return algorithm.predict(shared, personal, own, client_id)
+
+    def predict_with_data(shared, personal, data, hparams, client_id):
+        own = of_client(records, hparams, client_id)
+        return with_data and with_data(shared, personal, data, own, client_id)
+
+    return algorithm._replace(
+        init=init,
+        client=client,
+        server=server,
+        predict=predict,
+        predict_with_data=with_data and predict_with_data,
+    )

@@ -23,11 +23,12 @@ from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.arrays import aligned
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import Ranges
-from fedjaxsim.engine.client_partition import AllClients, StreamedClients
+from fedjaxsim.engine.client_partition import StreamedClients
 from fedjaxsim.engine.program import ClientMetrics, Draw, Functions, Program
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters, per_client
 
 PyTree = Any
 BLOCK, BLOCK_BYTES = 4096, 64 * 10**6
@@ -146,18 +147,28 @@ class Streamed(Program):
         """Return functions of states whose clients' parts are numpy arrays."""
         program = Program(**self.parts())
         clients = program.num_clients
-        start = jax.jit(dataclasses.replace(program, partition=AllClients(1)).init)
+        records = program.algorithm.hyperparameters
+        start = jax.jit(init_of(program))
         work, measure = map(jax.jit, functions_of_fetched(program))
         draw = jax.jit(draws_of(program), static_argnames="count")
 
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
+            state = start(key, hparams, np.zeros(1, np.int32))
+            first = state.of_clients
+            if per_client(records, hparams):
+                blocks = blocks_of(np.arange(clients, dtype=np.int32), clients, bytes_of(first))
+                each = [
+                    jax.tree.map(np.asarray, start(key, hparams, ids).of_clients) for ids in blocks
+                ]
+                whole = jax.tree.map(lambda *parts: np.concatenate(parts)[:clients], *each)
+                return state.with_clients(whole)
+
             def for_all(leaf):
                 # By rows: NumPy would copy a broadcast array by columns.
                 whole = np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape[1:]))
                 return np.array(whole, order="C")
 
-            state = start(key, hparams)
-            return state.with_clients(jax.tree.map(for_all, state.of_clients))
+            return state.with_clients(jax.tree.map(for_all, first))
 
         def rounds(
             state: SimulationState, hparams: Hyperparameters, rows: HostRows, rounds: int
@@ -237,9 +248,8 @@ class Streamed(Program):
             leaves = jax.tree.leaves(state.of_clients)
             chosen = np.arange(clients, dtype=np.int32) if sample is None else sample
             count = len(chosen)
-            size = block_of(count, sum(leaf.nbytes for leaf in leaves) // clients)
-            padded = np.pad(chosen, (0, -count % size), constant_values=clients)
-            blocks = padded.reshape(-1, size)
+            state_bytes = sum(leaf.nbytes for leaf in leaves) // clients
+            blocks = blocks_of(chosen, clients, state_bytes)
             each = rows.ranges.count
             each = each if rows.training is None else each + rows.training.count
             counts = [int(each[ids[ids < clients]].sum()) for ids in blocks]
@@ -283,6 +293,22 @@ def draws_of(program: Program) -> Callable[..., Draw]:
 def block_of(clients: int, state_bytes: int) -> int:
     """Return the number of clients evaluated at once, for `state_bytes` a client."""
     return min(clients, BLOCK, max(2, BLOCK_BYTES // max(1, state_bytes)))
+
+
+def blocks_of(ids: np.ndarray, clients: int, state_bytes: int) -> np.ndarray:
+    """Return ids in blocks of one size, (blocks, size); m is padding."""
+    size = block_of(len(ids), state_bytes)
+    return np.pad(ids, (0, -len(ids) % size), constant_values=clients).reshape(-1, size)
+
+
+def init_of(program: Program) -> Callable[..., SimulationState]:
+    """Return `(key, hparams, ids) -> state` with the personal states of these clients."""
+
+    def init(key: jax.Array, hparams: Hyperparameters, ids: jax.Array) -> SimulationState:
+        of_ids = StreamedClients(program.num_clients, ids)
+        return dataclasses.replace(program, partition=of_ids).init(key, hparams)
+
+    return init
 
 
 def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any]]:

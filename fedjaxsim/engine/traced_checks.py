@@ -19,7 +19,7 @@ from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.purity import Captured, ImpureError, check_pure
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
 from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.privacy.mechanisms import Mechanism
@@ -51,6 +51,7 @@ def trace_round(
       One client's message as shapes, and the arrays that functions close over, if checked.
     """
     messages = []
+    _check_init(program, key, hparams)
 
     def a_round(key, hparams, count, round_, client_id):
         data = _view(program, rows, key, count)
@@ -64,6 +65,21 @@ def trace_round(
     except Exception as error:
         _blame_task(program, key, rows, error)
         raise
+
+
+def _check_init(program: Program, key: jax.Array, hparams: Hyperparameters) -> None:
+    """Check that the server's state depends on no client's hyperparameters."""
+    names = per_client(program.algorithm.hyperparameters, hparams)
+    if names:
+        try:
+            jax.eval_shape(program.init, key, hparams)
+        except ValueError as error:
+            if "out_axes" not in str(error):
+                raise
+            raise _RefusedError(
+                f"init must return a server state that depends on no client: {', '.join(names)} "
+                "has a value for each, which only the personal state may follow"
+            ) from error
 
 
 def _view(program: Program, rows: Rows, key: jax.Array, count: jax.Array) -> ClientData:
@@ -100,7 +116,7 @@ def _a_round(
 ) -> PyTree:
     """Run one client's round, checking each result; return its message."""
     algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
-    shared, personal = _several("init", algorithm.init(key, hparams), "shared, personal")
+    shared, personal = _several("init", algorithm.init(key, hparams, client_id), "shared, personal")
     _require_arrays("init", "personal states", personal)
     context = Context(round_, key, client_id, m, jnp.ones(()))
     returned = algorithm.client(shared, personal, data, hparams, context)

@@ -42,6 +42,10 @@ NEW_CLIENTS = (
     "{} clients came later. They start from what was published and send nothing, so they cost the "
     "others nothing, and nobody learns anything of them while their models stay with them."
 )
+OF_CLIENTS = (
+    "Values of {} differ between clients and are public: they may not follow from private rows. "
+    "What a client learns from its own rows belongs into its personal state."
+)
 OF_EXAMPLES = (
     "One example of one client is replaced; its number of examples is public.",
     "Examples are protected from all who see their client's messages, the server included, and not "

@@ -173,7 +173,7 @@ class Experiment:
                 "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
                 "delta": self.delta,
                 **{
-                    record.name: float(np.asarray(self.hparams.get(name)))
+                    record.name: np.asarray(self.hparams.get(name), np.float64).tolist()
                     for name, record in self.simulation.records.items()
                     if isinstance(record.default, str)
                 },

@@ -652,9 +652,11 @@ def _key_of(record: "Hyperparameter") -> Setting:
     """Return the key of a hyperparameter."""
     shown = record.default if isinstance(record.default, str) else _DERIVED.get(record.name)
     if shown is not None:
-        return Setting(record.name, float, None, record.help, shown=shown)
-    default = REQUIRED if record.default is None else record.default
-    return Setting(record.name, float, default, record.help)
+        default = None
+    else:
+        default, shown = REQUIRED if record.default is None else record.default, ""
+    of_each = record.per_client
+    return Setting(record.name, float, default, record.help, shown=shown, per_client=of_each)
 
 
 def _bounded(setting: Setting) -> Setting:

@@ -8,6 +8,7 @@ Axes: S seeds, k hyperparameters.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import optax
@@ -26,8 +27,8 @@ SPENT = "the steps are used up"
 STOPPED = "stopped by the user"
 NOT_FINITE = "the objective or its gradient is not finite at the start"
 
-Point = dict[str, float]
-"""Hyperparameters by name."""
+Point = dict[str, Any]
+"""Hyperparameters by name, or numbers for each: floats, or arrays of one per client."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +37,8 @@ class ObjectiveValue:
 
     Attributes:
       values: (S,). With S = 1 the objective counts as free of chance.
-      gradients: by name, (S,): derivatives with respect to the hyperparameters themselves.
+      gradients: by name, (S,) or (S, m): derivatives with respect to the hyperparameters
+        themselves.
     """
 
     values: np.ndarray
@@ -97,7 +99,7 @@ class TuningTrace:
 
 def descend(
     measure: Callable[[Point], ObjectiveValue],
-    start: Mapping[str, float],
+    start: Mapping[str, Any],
     *,
     steps: int,
     optimizer: optax.GradientTransformation = OPTIMIZER,
@@ -115,7 +117,7 @@ def descend(
 
     Args:
       measure: `(point) -> ObjectiveValue`, e.g. a `SeedGradient`.
-      start: hyperparameters by name, all positive.
+      start: hyperparameters by name, () or (m,), all positive.
       steps: number of points to try besides the start, at least 1.
       optimizer: optimizer of the coordinates (k,).
       bounds: by name, the smallest and the largest value allowed; none by default.
@@ -128,7 +130,8 @@ def descend(
     """
     checks.count(steps=steps)
     low, high = _limits(start, bounds or {})
-    first = np.array(list(start.values()), np.float64)
+    first = _flat(start)
+    ends = np.cumsum([np.size(value) for value in start.values()])[:-1]
     tried: list[Step] = []
 
     with np.errstate(divide="ignore"):
@@ -136,11 +139,12 @@ def descend(
 
     def visit(at, radius, kept):
         values = np.clip(first * np.exp(at), low, high)
-        point = dict(zip(start, map(float, values), strict=True))
+        parts = zip(start.items(), np.split(values, ends), strict=True)
+        point = {name: part if np.ndim(of) else float(part[0]) for (name, of), part in parts}
         found = measure(point)
         slopes = {name: each * point[name] for name, each in found.gradients.items()}
         with np.errstate(invalid="ignore"):
-            slope = {name: float(np.mean(slopes[name])) for name in start}
+            slope = {name: np.mean(slopes[name], axis=0)[()] for name in start}
             error = {name: _standard_error(slopes[name]) for name in start}
         accepted = kept is None or _is_no_worse(found, kept.objective)
         runs = cost * (len(tried) + 1)
@@ -152,7 +156,7 @@ def descend(
     here = step = visit(at, math.inf, None)
     while True:
         goes_on = on_step is None or on_step(step) is not False
-        slope, error = (np.array([*each.values()]) for each in (here.gradient, here.gradient_error))
+        slope, error = map(_flat, (here.gradient, here.gradient_error))
         steep = np.abs(slope) > error
         outwards = ((at <= lowest) & (slope > 0)) | ((at >= highest) & (slope < 0))
         reasons = {
@@ -177,9 +181,16 @@ def descend(
             state, radius = optimizer.init(at), float(np.max(np.abs(there - at))) / 2
 
 
-def _standard_error(values: np.ndarray) -> float:
-    """Return the sample standard deviation over √S; 0 for S = 1."""
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+def _flat(point: Mapping[str, Any]) -> np.ndarray:
+    """Return all numbers of a point as one vector, (k,)."""
+    return np.concatenate([np.ravel(np.asarray(value, np.float64)) for value in point.values()])
+
+
+def _standard_error(values: np.ndarray) -> Any:
+    """Return the sample standard deviation over √S, for each number; 0 for S = 1."""
+    if len(values) == 1:
+        return np.zeros(values.shape[1:])[()]
+    return (np.std(values, axis=0, ddof=1) / math.sqrt(len(values)))[()]
 
 
 def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:
@@ -191,7 +202,7 @@ def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:
 
 
 def _limits(
-    start: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
+    start: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check the start, and return the smallest and largest values, (k,) each."""
     if not start:
@@ -201,9 +212,11 @@ def _limits(
             raise ValueError(f"bounds must be of {', '.join(start)}, got {name!r}")
     limits = [bounds.get(name, (0.0, math.inf)) for name in start]
     for (name, value), (low, high) in zip(start.items(), limits, strict=True):
-        if not 0 < value < math.inf:
+        least, most = np.min(value), np.max(value)
+        if not 0 < least <= most < math.inf:
             raise ValueError(f"{name} must start at a positive, finite value, got {value}")
-        if not low <= value <= high:
+        if not low <= least <= most <= high:
             raise ValueError(f"{name} must start within [{low}, {high}], got {value}")
-    lows, highs = np.array(limits, np.float64).T
+    sizes = [np.size(value) for value in start.values()]
+    lows, highs = np.repeat(np.array(limits, np.float64), sizes, axis=0).T
     return np.maximum(lows, 0), highs

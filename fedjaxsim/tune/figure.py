@@ -20,7 +20,7 @@ with importing("plots"):
 def trace_figure(trace: TuningTrace, metric: str, title: str) -> Figure:
     """Draw the objective, with 95 % intervals over seeds, and the hyperparameters over their cost.
 
-    Steps that were taken back are left out.
+    Steps that were taken back are left out. Clients' values are shown by their median.
     """
     figure = picture(title, 7.4, 3.3)
     objective, values = figure.subplots(1, 2)
@@ -32,9 +32,9 @@ def trace_figure(trace: TuningTrace, metric: str, title: str) -> Figure:
     label = f"{metric.replace('_', ' ')}\nmean over clients and seeds, 95 %"
     objective.set(xlabel="run-equivalents", ylabel=label)
     for name, colour in zip(trace.steps[0].point, itertools.cycle(COLOURS)):
-        points = [step.point[name] for step in kept]
+        points = [np.median(step.point[name]) for step in kept]
         values.plot(runs, points, color=colour, marker="o", ms=3, label=key_label(name))
-    if min(min(step.point.values()) for step in kept) > 0:
+    if min(np.min(value) for step in kept for value in step.point.values()) > 0:
         values.set_yscale("log")
         values.yaxis.set_major_formatter("{x:g}")
     values.set(xlabel="run-equivalents", ylabel="hyperparameter")

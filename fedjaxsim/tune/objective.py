@@ -33,7 +33,7 @@ class SeedGradient:
       simulation: the simulation with the clients to tune on.
       hparams: hyperparameters; the tuned ones are replaced.
       rounds: T.
-      wrt: names of the hyperparameters to tune, each ().
+      wrt: names of the hyperparameters to tune, each () or, per client, (m,).
       keys: (S,) typed keys.
       metric: a metric of the task.
       split: rows of the metric.
@@ -65,8 +65,9 @@ class SeedGradient:
         if keys.ndim != 1:
             raise ValueError(f"keys must have shape (S,), got {keys.shape}")
         simulation.check_start(keys[0], hparams)
-        self.mode = mode or (Forward() if len(wrt) <= MOST_FORWARD else Reverse())
-        self.runs = len(keys) * self.mode.runs(len(wrt))
+        count = sum(np.size(getattr(hparams, name)) for name in wrt)
+        self.mode = mode or (Forward() if count <= MOST_FORWARD else Reverse())
+        self.runs = len(keys) * self.mode.runs(count)
         self._simulation, self._hparams, self._keys = simulation, hparams, keys
         self._rounds, self._metric, self._split = rounds, metric, split
         objective = mean_metric(simulation, metric, split)

@@ -1,6 +1,7 @@
 """A tuning on the terminal: its steps as they come."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,15 @@ class TuneProgress(Bar):
     def update(self, step: Step) -> None:
         """Show the start, or a step that was tried, e.g. `loss 0.93 ± 0.018  lam 0.1  kept`."""
         self._done += 1
-        point = "  ".join(f"{flag(name)} {number(value)}" for name, value in step.point.items())
+        point = "  ".join(f"{flag(name)} {shown(value)}" for name, value in step.point.items())
         fate = "kept" if step.accepted else "taken back"
         words = f"{self._metric} {over_seeds(step.objective.values)}  {point}  {fate}"
         self.show(f"step {self._done}/{self._steps}  {words}", completed=self._done, words=words)
+
+
+def shown(value: Any) -> str:
+    """Return a hyperparameter in words; the least and the largest of clients' values."""
+    return " to ".join(map(number, (np.min(value), np.max(value))[: 1 + np.ndim(value)]))
 
 
 def over_seeds(values: Sequence[float | None] | np.ndarray) -> Estimate:
