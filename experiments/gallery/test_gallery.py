@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fedjaxsim as fjs
-from fedjaxsim.models import mlp
+from fedjaxsim.models import linear, mlp
 from fedjaxsim.runs.user_code import find_own
-from fedjaxsim.tasks import softmax
+from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
 NAMES = (
@@ -230,3 +230,44 @@ def test_an_algorithm_is_private_by_the_engine(name):
         each.guarantee(end).find("zero_out").epsilon for each, end in ((sim, state), (alone, after))
     )
     assert ours == others
+
+
+def test_a_client_descends_the_validation_loss_in_its_own_lambda():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(2, 8, 3)), rng.normal(size=(2, 8))
+        held = np.arange(8) % 4 == 3
+        rows = [{"x": x[k], "y": y[k], "held": held.astype(np.float64)} for k in range(2)]
+        task = squared(linear((3,), 1, bias=False))
+        population, batches = fjs.Population.from_clients(rows), fjs.Minibatches(8, epochs=4)
+        sim = fjs.Simulation(
+            factory("own_lambda")(task), population, fjs.full_participation(), batches
+        )
+        lam = np.array([0.2, 1.5])
+        hparams = sim.hyperparameters(
+            learning_rate=0.1, lam=lam, lambda_rate=0.7, clip=0.5, noise_multiplier=1.0
+        )
+        state = sim.init(0, hparams)
+        w = jnp.asarray(state.shared.params["kernel"][0])
+
+        def validation_loss(log_lam, k):
+            v = w
+            for _ in range(4):
+                residuals = x[k][~held] @ v - y[k][~held]
+                v = v - 0.1 * (x[k][~held].T @ residuals / 6 + jnp.exp(log_lam) * (v - w))
+            return jnp.mean(jnp.square(x[k][held] @ v - y[k][held])) / 2
+
+        slopes = [jax.grad(validation_loss)(np.log(lam[k]), k) for k in range(2)]
+        after, _ = sim.round(state, hparams)
+        np.testing.assert_allclose(
+            after.personal.log_lam, np.log(lam) - 0.7 * np.array(slopes), rtol=1e-10
+        )
+        fjs.testing.check_billboard(sim, hparams, rounds=2)
+        # The messages, releases and ε are those of Ditto, whose clients share one λ.
+        ditto = fjs.Simulation(fjs.ditto(task), population, fjs.full_participation(), batches)
+        same = ditto.hyperparameters(learning_rate=0.1, clip=0.5, noise_multiplier=1.0)
+        ours, others = (
+            s.guarantee(s.round(s.init(1, h), h)[0]).find("zero_out").epsilon
+            for s, h in ((sim, hparams), (ditto, same))
+        )
+        assert ours == others
