@@ -307,9 +307,9 @@ def fill(
             f"({records[missing[0]].help})"
         )
     complete: dict[str, Any] = {n: values.get(n, record.default) for n, record in records.items()}
-    complete = {
-        n: np.asarray(v) if isinstance(v, (list, tuple)) else v for n, v in complete.items()
-    }
+    for name in complete:  # a default η may follow from a list of the clients' values
+        if records[name].per_client and isinstance(complete[name], list | tuple):
+            complete[name] = np.asarray(complete[name])
     known = Hyperparameters(**{n: v for n, v in complete.items() if not isinstance(v, str)})
     if len(known._values) < len(complete):
         p = known.sampling_rate if "sampling_rate" in known else rate(known)

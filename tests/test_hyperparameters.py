@@ -221,16 +221,16 @@ def test_without_a_default_a_value_must_be_given():
 @pytest.mark.parametrize("value", [np.ones(3), [1.0, 2.0], jnp.ones((1,))])
 def test_only_a_schedule_may_have_a_value_for_each_round(value):
     sim = simulation(fjs.pmtl(TASK))
-    with pytest.raises(ValueError, match="lam"):
-        sim.hyperparameters(lam=value)
-    with pytest.raises(ValueError, match="lam"):
-        sim.init(0, sim.hyperparameters().replace(lam=value))
+    with pytest.raises(ValueError, match="clip"):
+        sim.hyperparameters(clip=value)
+    with pytest.raises(ValueError, match="clip"):
+        sim.init(0, sim.hyperparameters().replace(clip=value))
     assert sim.hyperparameters(noise_multiplier=value).noise_multiplier is value
     with pytest.raises(ValueError, match="noise_multiplier"):
         sim.hyperparameters(noise_multiplier=np.ones((2, 2)))
     # Shapes are known while values are traced.
-    with pytest.raises(ValueError, match="lam"):
-        jax.eval_shape(lambda lam: sim.check(sim.hyperparameters(lam=lam)), jnp.ones(3))
+    with pytest.raises(ValueError, match="clip"):
+        jax.eval_shape(lambda clip: sim.check(sim.hyperparameters(clip=clip)), jnp.ones(3))
 
 
 @pytest.mark.parametrize(
