@@ -172,6 +172,7 @@ class Simulation:
         self.accounts = accounts.accounts_of(
             algorithm, mechanism, self.sampler, self.examples, unchecked=self.unchecked
         )
+        self._states: dict[Any, SimulationState] = {}
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
             accounts.with_views(for_clients(algorithm, self.sampler), self.examples),
@@ -551,6 +552,7 @@ class Simulation:
         """
         state, hparams = self.with_account(state, hparams), self.check(hparams)
         self.message_shapes(state.key, hparams)
+        self._require_own(state, hparams)
         return self.compiled.step(state, hparams, self.placed["train"])
 
     def run(
@@ -596,6 +598,7 @@ class Simulation:
         self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
         hparams = self.check(hparams)
         self.message_shapes(state.key, hparams)
+        self._require_own(state, hparams)
         state = self.with_room(state, hparams, rounds)
         if evaluate_privately is not None:
             self.check_split("validation")
@@ -637,9 +640,10 @@ class Simulation:
           ValueError: if `split` is none of "train", "validation" and "test", or `clients` are none.
         """
         require_state(state)
-        clients = self.check_evaluated(split, clients)
+        clients, hparams = self.check_evaluated(split, clients), hparams.as_arrays()
+        self._require_own(state, hparams)
         compiled, rows = self.compiled, self.placed[split]
-        measured = compiled.evaluate(state, hparams.as_arrays(), rows, clients)
+        measured = compiled.evaluate(state, hparams, rows, clients)
         return self.summarize(split, measured, clients)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
@@ -948,6 +952,17 @@ class Simulation:
             check_captured(captured, self.population.fields)
             self._checked.add(kind)
         return message
+
+    def _require_own(self, state: SimulationState, hparams: Hyperparameters) -> None:
+        """Check that a state has the shapes of those of `init`; raise a ValueError if not."""
+        leaves = jax.tree.leaves(hparams)
+        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if kind not in self._states:
+            key = jax.random.key(0, impl="threefry2x32")
+            self._states[kind] = jax.eval_shape(self.program.init, key, hparams)
+        own = self._states[kind]
+        require_same_shapes("server state", own.shared, state.shared)
+        require_same_shapes("personal states", own.personal, state.personal)
 
     def require_checked(self) -> None:
         """Check all functions, unless a run did; a state may come from `program` alone."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import after, classification, read_by, simulation_of
+from problems import after, classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
@@ -165,3 +165,18 @@ def test_a_simulation_says_what_it_is_made_of():
 def test_a_simulation_names_its_algorithm(name):
     sim = simulation_of(name, TASK, CLIENTS, full_participation(), EPOCH)
     assert repr(sim).startswith(f"Simulation of {name}\n")
+
+
+def test_a_state_of_another_simulation_is_refused():
+    sims = []
+    for counts, features in (([4, 5], 3), ([4, 5], 2), ([4, 5, 6], 3)):
+        population, task = least_squares(counts, features=features, test=0.3)
+        batches = Minibatches(2, steps=1)
+        sims.append(Simulation(pmtl(task), population, poisson(0.5), batches))
+    own, *others = sims
+    hparams = own.hyperparameters(clip=1.0, noise_multiplier=1.0)
+    for other, words in zip(others, ("server state", "personal states"), strict=True):
+        state = other.init(0, hparams)
+        for use in (own.evaluate, own.round, functools.partial(own.run, rounds=1)):
+            with pytest.raises(ValueError, match=f"the {words} must be .* to go on from, got"):
+                use(state, hparams)
