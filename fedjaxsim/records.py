@@ -4,16 +4,17 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjaxsim import store
+from fedjaxsim import notebook, store
 from fedjaxsim.divergence import failures
 from fedjaxsim.engine.loop import Callback
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import lines, strict
-from fedjaxsim.report.results import Run, System
+from fedjaxsim.report.progress import epsilon_text
+from fedjaxsim.report.results import SPENT, Run, System, cells, compared, headings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,10 +167,69 @@ def comparison(
     """
     from fedjaxsim.report.figures import comparison_figure
 
+    return comparison_figure(_systems(runs, "comparison"), columns)
+
+
+class RunsReport(NamedTuple):
+    """A table of runs, which prints itself, in notebooks too.
+
+    Attributes:
+      rows: a row per label: its mean over seeds with a 95 % interval, its difference from the first
+        label on the seeds that both have, with p (see `fedjaxsim compare`), and its largest
+        `epsilon`, `epsilon_replace` and `delta`.
+    """
+
+    rows: list[Record]
+
+    def __repr__(self) -> str:
+        """Align the columns."""
+        table = [self._headings(), *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ("  ".join(map(str.ljust, line, widths)) for line in table)
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        return notebook.table("Means over seeds, 95 %", self._headings(), self._cells())
+
+    def _headings(self) -> list[str]:
+        found = headings(self.rows, self.rows[0]["metric"])
+        return [each.replace("\n", " ") for each in (*found, "ε zero-out", "ε replace")]
+
+    def _cells(self) -> list[list[str]]:
+        return [[*cells(row), *map(epsilon_text, map(row.get, SPENT[:2]))] for row in self.rows]
+
+
+def report(
+    runs: Mapping[str, Recorded | Sequence[Recorded]], metric: str | None = None
+) -> RunsReport:
+    """Make the table of runs of `fedjaxsim compare`: means over seeds, differences and ε.
+
+    Args:
+      runs: as of `comparison`; the differences are from the first label.
+      metric: a column of the records; by default the metric that judges the first run.
+
+    Raises:
+      ValueError: as `comparison`, or if the first run has no such column.
+    """
+    found = _systems(runs, "report")
+    columns = found[0].first.rows[-1]
+    if metric is not None and metric not in columns:
+        raise ValueError(f"metric must be a column of the records, {', '.join(columns)}")
+    rows = compared(found, metric)
+    for row, system in zip(rows, found, strict=True):
+        ends = [run.rows[-1] for run in system.runs.values()]
+        for name in SPENT:
+            values: list[Any] = [end.get(name) for end in ends]
+            row[name] = None if None in values else max(values)
+    return RunsReport(rows)
+
+
+def _systems(runs: Mapping[str, Any], what: str) -> list[System]:
+    """Return runs by label as systems, a run per seed."""
     if not isinstance(runs, Mapping):
         raise ValueError(f"runs must be a dict of Records by label, got a {type(runs).__name__}")
     if not runs:
-        raise ValueError("comparison needs the Records of at least one run by its label, got none")
+        raise ValueError(f"{what} needs the Records of at least one run by its label, got none")
     found = []
     for label, given in runs.items():
         of_seeds = {}
@@ -186,7 +246,7 @@ def comparison(
             ]
             of_seeds[seed] = Run(label, {}, seed, table)
         found.append(System(label, label, of_seeds, {}))
-    return comparison_figure(found, columns)
+    return found
 
 
 def _got(each: Any) -> str:

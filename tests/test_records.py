@@ -7,7 +7,7 @@ import pytest
 from problems import least_squares, read_by
 
 import fedjaxsim as fjs
-from fedjaxsim.callbacks import Records, comparison
+from fedjaxsim.callbacks import Records, comparison, report
 
 SIZES = [4, 3]
 
@@ -40,8 +40,21 @@ def test_records_by_label_are_one_picture_with_seeds_as_means_and_their_epsilon(
     both = [[row["test_loss"] for row in each.rows] for each in seeds]
     np.testing.assert_allclose(np.asarray(mean), np.mean(both, axis=0))
     np.testing.assert_allclose(np.asarray(single), [row["test_loss"] for row in alone.rows])
+    # The table has the same means, and tests differences on seeds that both have.
+    table = report({"mine: alone": alone, "fedavg": seeds}, "test_loss")
+    one, other = table.rows
+    last = [each[-1] for each in both]
+    assert other["mean"] == pytest.approx(np.mean(last))
+    assert (other["seeds"], other["paired_seeds"]) == (2, 1)
+    assert (one["epsilon"], other["epsilon"]) == (
+        0,
+        max(each.rows[-1]["epsilon"] for each in seeds),
+    )
+    assert str(table).splitlines()[1].startswith("mine: alone  1 ")
+    assert "<table>" in table._repr_html_()
 
 
+@pytest.mark.parametrize("picture", [comparison, report])
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
@@ -50,6 +63,6 @@ def test_records_by_label_are_one_picture_with_seeds_as_means_and_their_epsilon(
         ({"a": ["runs/a"]}, "got a str"),
     ],
 )
-def test_what_is_no_finished_run_is_refused(runs: Any, words):
+def test_what_is_no_finished_run_is_refused(runs: Any, words, picture):
     with pytest.raises(ValueError, match=words):
-        comparison(runs)
+        picture(runs)
