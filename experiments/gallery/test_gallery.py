@@ -15,12 +15,13 @@ from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
 NAMES = (
-    "fedbabu", "fedexp", "fednova", "fedproto", "fedrod", "fedsam", "lg_fedavg", "mime_lite",
-    "moon",
+    "fedbabu", "fedexp", "fedmuon", "fednova", "fedproto", "fedrod", "fedsam", "lg_fedavg",
+    "mime_lite", "moon",
 )  # fmt: skip
 OTHERS = {
     "fedbabu": {"tuning_rate": 0.2},
     "fedexp": {"damping": 1e-3},
+    "fedmuon": {"beta": 0.6, "alignment": 0.3},
     "fedproto": {"lam": 0.7},
     "fedsam": {"rho": 0.4},
     "mime_lite": {"beta": 0.6},
@@ -120,6 +121,33 @@ class ByHand:
         rate = max(1, squares / (2 * (norm(mean(deltas)) ** 2 + 1e-3)))
         return (plus(w, mean(deltas), rate), w), own
 
+    def fedmuon(self, triple, own):
+        w, update, start = triple
+
+        def direction(m):
+            # The polar factor of M, as M (MᵀM)^(−½) with a pseudo-inverse.
+            if m.ndim < 2:
+                return m
+            m = np.asarray(m, np.float64)
+            values, vectors = np.linalg.eigh(m.T @ m)
+            inverse = np.where(values > 1e-10 * values[-1], 1 / np.sqrt(np.abs(values)), 0)
+            return m @ (vectors * inverse @ vectors.T)
+
+        sent = []
+        for c in clients():
+            x, m, count = w, start, steps_of(c["x"])
+            for _ in range(count):
+                m = plus(jax.grad(loss)(x, c["x"], c["y"]), m, 0.6)
+                step = jax.tree.map(
+                    lambda a, u, count=count: 0.7 * direction(a) - 0.3 * u / (ETA * count),
+                    m,
+                    update,
+                )
+                x = plus(x, step, -ETA)
+            sent.append((plus(x, w, -1), m))
+        delta, m = mean(sent)
+        return (plus(w, delta), delta, m), own
+
     def mime_lite(self, pair, own):
         w, m = pair
         moved = []
@@ -195,20 +223,26 @@ def mean_of(gradient, m):
     return jax.tree.map(lambda g, old: 0.4 * g + 0.6 * old, gradient, m)
 
 
+def published(shared, name):
+    """Return the part of the server's state that the loops by hand carry."""
+    if name == "fedmuon":
+        return tuple(shared)
+    shared = getattr(shared, "trunk", shared)
+    return getattr(shared, "params", shared)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_algorithm_is_its_loops_by_hand(name):
     sim = simulation(name)
     hparams = sim.hyperparameters(learning_rate=ETA, **OTHERS.get(name, {}))
     state = sim.init(0, hparams)
-    shared = getattr(state.shared, "trunk", state.shared)
-    shared = getattr(shared, "params", shared)
+    shared = published(state.shared, name)
     own = [jax.tree.map(lambda leaf, k=k: leaf[k], state.personal) for k in range(2)]
     expected = jax.tree.map(jnp.asarray, (shared, own))
     for _ in range(ROUNDS):
         state, _ = sim.round(state, hparams)
         expected = getattr(ByHand(), name)(*expected)
-    found = getattr(state.shared, "trunk", state.shared)
-    found = getattr(found, "params", found), state.personal
+    found = published(state.shared, name), state.personal
     personal = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected[1])
     leaves = [jax.tree.leaves(found), jax.tree.leaves((expected[0], personal))]
     for one, two in zip(*leaves, strict=True):
