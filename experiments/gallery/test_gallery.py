@@ -130,7 +130,7 @@ class ByHand:
                 return m
             m = np.asarray(m, np.float64)
             values, vectors = np.linalg.eigh(m.T @ m)
-            inverse = np.where(values > 1e-10 * values[-1], 1 / np.sqrt(np.abs(values)), 0)
+            inverse = np.where(values > 1e-10 * values[-1], np.maximum(values, 1e-30) ** -0.5, 0)
             return m @ (vectors * inverse @ vectors.T)
 
         sent = []
