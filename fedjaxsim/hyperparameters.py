@@ -290,6 +290,7 @@ def fill(
     values: Mapping[str, Value],
     rate: Callable[[Hyperparameters], Value] = lambda hparams: 1.0,
     step: Callable[[Hyperparameters], Value] = lambda hparams: USUAL_STEP,
+    *,
     clients: int | None = None,
 ) -> Hyperparameters:
     """Complete values by defaults and check them.

@@ -317,7 +317,9 @@ class Simulation:
           ValueError: for a name that no part reads (with the nearest one that is read), a missing
             value without a default, a wrong shape or a value out of range.
         """
-        return fill(self.records, values, self.sampler.rate, self.step_size, self.num_clients)
+        return fill(
+            self.records, values, self.sampler.rate, self.step_size, clients=self.num_clients
+        )
 
     def calibrate(
         self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None
