@@ -37,7 +37,7 @@ class SeedGradient:
       keys: (S,) typed keys.
       metric: a metric of the task.
       split: rows of the metric.
-      mode: by default `Forward()` for at most `MOST_FORWARD` hyperparameters, else `Reverse()`.
+      mode: by default `Forward()` for at most `MOST_FORWARD` numbers, else `Reverse()`.
 
     Attributes:
       mode: the mode.
