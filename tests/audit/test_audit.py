@@ -210,7 +210,7 @@ def test_less_noise_than_bounds_can_see_is_caught_by_the_noise_itself(bench):
 
 def test_data_of_canaries_that_reach_other_messages_are_caught(bench, monkeypatch):
     def leaking(*given, filled, work=program.work):
-        worked, rows = work(*given, filled=filled), given[-2]
+        worked, rows = work(*given, filled=filled), given[-1]
         leak = 1e-3 * jnp.max(rows.fields["x"])
         total = jax.tree.map(lambda leaf: leaf + leak, worked.accumulator.total)
         return worked._replace(accumulator=worked.accumulator._replace(total=total))

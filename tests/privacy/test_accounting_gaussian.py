@@ -9,14 +9,16 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import composition, gaussian
-from fedjaxsim.privacy.events import Entry, Gaussian, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import Adjacency, Entry, Gaussian, PrivacySpend, SamplingScheme
 
 MUS = [1e-6, 1e-3, 0.03, 0.3, 1.0, 3.0, 10.0]
 
 
-def mu_of(*entries, adjacency="zero_out", event=Gaussian()):
+def mu_of(*entries, adjacency: Adjacency = "zero_out", event=Gaussian()):
     plan = PrivacySpend(SamplingScheme("full", 9, 9), event, entries)
-    return composition.exact_mu([plan], adjacency)
+    mu = composition.exact_mu([plan], adjacency)
+    assert mu is not None
+    return mu
 
 
 def exact_log_delta(epsilon, mu):
@@ -59,7 +61,8 @@ def test_epsilon_inverts_delta_from_above(mu, delta):
 )
 def test_reference_values(z, rounds, zero_out, replace):
     # Published to five digits from a discretization of 1e-4.
-    for adjacency, epsilon in (("zero_out", zero_out), ("replace", replace)):
+    expected: dict[Adjacency, float] = {"zero_out": zero_out, "replace": replace}
+    for adjacency, epsilon in expected.items():
         mu = mu_of(Entry(z, 1.0, rounds), adjacency=adjacency)
         assert gaussian.epsilon(1e-5, mu) == pytest.approx(epsilon, abs=6e-5)
 
