@@ -12,7 +12,10 @@ from fedjaxsim.cli.messages import shortened
         ("run --lam inf", "lam must be finite and at least 0, got inf"),
         ("run --epsilon 1 --noise-multiplier 1", "epsilon and noise-multiplier exclude each other"),
         ("run --rounds 2.5", "rounds must be a whole number, as 1000000 or 1e6, got '2.5'"),
-        ("run --lam abc", "lam must be a number, one per client, or a .csv or .npy file of them, got 'abc'"),
+        (
+            "run --lam abc",
+            "lam must be a number, one per client, or a .csv or .npy file of them, got 'abc'",
+        ),
         ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
         ("run --lamm 1", "unknown setting 'lamm' (did you mean 'lam'?)"),
         ("resume r --lam 1", "lam is a setting of the run, which resume keeps"),
