@@ -170,6 +170,10 @@ class GradientNoise(NamedTuple):
         def add(carry, batch):
             value, total, exact = carry
             more, gradients = sums(task, params, batch, bound)
+            # A sum of another shape would be broadcast to a parameter's, and so stretched.
+            gradients = jax.tree.map(
+                lambda leaf, w: leaf.reshape(len(leaf), *w.shape), gradients, like
+            )
             fixed = jax.lax.stop_gradient(gradients)
             exact = integer_sums.add(exact, fixed, jax.lax.stop_gradient(self.clip_norm))
             plus = jax.tree.map(lambda old, new: old + jnp.sum(new, axis=0), total, gradients)

@@ -25,6 +25,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.reverse import reversible
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.traces import noted_losses
+from fedjaxsim.models.model import Dense, Model
 from fedjaxsim.privacy import silos as of_silos
 from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
@@ -704,6 +705,24 @@ def test_dense_layers_of_ones_own_cannot_stretch_a_clipped_gradient(biased):
     _, total = _sums_of_layers(task._replace(layers=layers), params, batch, jnp.float32(0.5))
     moved = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)])
     assert 0.49 < np.linalg.norm(moved) <= 0.5
+
+
+def test_a_layer_that_says_fewer_inputs_than_its_kernel_has_rows_is_refused():
+    """Its gradient would be added to each of the 50 rows: √50 times the bound."""
+    rows = {"kernel": jnp.ones((50, 1)), "bias": jnp.zeros(1)}
+
+    def shifted(params, x, shifts):
+        return x * params["a"]["kernel"].sum(0) + params["a"]["bias"] + shifts[0], [x]
+
+    def apply(params, x):
+        return shifted(params, x, [0.0])[0]
+
+    dense = Dense(apply, (1,), shifted, ("a",))
+    task = fjs.tasks.squared(Model(lambda key: {"a": rows}, apply, dense=dense))
+    batch = fjs.Batch({"x": jnp.ones((1, 1)), "y": jnp.zeros(1)}, jnp.ones(1))
+    noise = GradientNoise(1, 1, jnp.float32(0.5), jnp.float32(0.0))
+    with pytest.raises(TypeError, match="reshape"):
+        noise._clipped_sum(task, {"a": rows}, sampled(jax.random.key(0), 1, 1), batch)
 
 
 def test_the_places_of_a_minibatch_are_its_rows_in_order():
