@@ -279,7 +279,7 @@ def of_client(records: Records, hparams: Hyperparameters, client_id: Any) -> Hyp
     return hparams.having(**own)
 
 
-def of_server(records: Records, hparams: Hyperparameters) -> Hyperparameters:
+def of_server(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> Hyperparameters:
     """Return the hyperparameters but for those with a value for each client."""
     hidden = per_client(records, hparams)
     return Hyperparameters(**{n: getattr(hparams, n) for n in hparams if n not in hidden})

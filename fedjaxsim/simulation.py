@@ -55,7 +55,7 @@ from fedjaxsim.engine.own_code import assumptions_of
 from fedjaxsim.engine.predictions import coefficients_of, models_of, predictions_of
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import ClientMetrics, Program, for_clients
+from fedjaxsim.engine.program import ClientMetrics, Program, for_all_clients, for_clients
 from fedjaxsim.engine.purity import Captured, check_captured
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
@@ -176,7 +176,7 @@ class Simulation:
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
             accounts.with_views(for_clients(algorithm, self.sampler), self.examples),
-            mechanism,
+            for_all_clients(mechanism, self.records.values()),
             self.sampler,
             measure_with(self.task),
             self.minibatches,
@@ -639,7 +639,7 @@ class Simulation:
         Given (k,) increasing ids of `clients`, the metrics are theirs alone.
 
         Raises:
-          ValueError: if `split` is none of "train", "validation" and "test", or `clients` are none.
+          ValueError: if there is no such split, or `clients` are not increasing ids below m.
         """
         require_state(state)
         clients, hparams = self.check_evaluated(split, clients), hparams.as_arrays()
@@ -919,11 +919,7 @@ class Simulation:
         checks.one_of(sorted(self.population.splits), split=split)
 
     def check_evaluated(self, split: str, clients: Any) -> np.ndarray | None:
-        """Return the ids of clients to evaluate; None is all.
-
-        Raises:
-          ValueError: if there is no such split, or ids are not increasing numbers below m.
-        """
+        """Check split and clients, and return their ids as int32; None for all."""
         self.check_split(split)
         if clients is None:
             return None

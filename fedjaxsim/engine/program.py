@@ -7,7 +7,7 @@ time goes, and `server_update`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import CLIENT_ID, CohortResult, map_clients, row_of, work
-from fedjaxsim.hyperparameters import Hyperparameters, of_client, of_server
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, of_client, of_server
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
@@ -431,7 +431,7 @@ def for_clients(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
     """Return the algorithm with functions that take the hyperparameters of a whole run.
 
     `init`, with a further argument `client_id`, `client` and `predict` read that client's values.
-    The server reads none of them, and any sampler's `answer_rate`.
+    The server and ε of examples read none of them; the server reads any sampler's `answer_rate`.
     """
     records, with_data = algorithm.hyperparameters, algorithm.predict_with_data
 
@@ -455,10 +455,34 @@ def for_clients(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
         own = of_client(records, hparams, client_id)
         return with_data and with_data(shared, personal, data, own, client_id)
 
+    example_epsilon = algorithm.example_epsilon
     return algorithm._replace(
         init=init,
         client=client,
         server=server,
         predict=predict,
         predict_with_data=with_data and predict_with_data,
+        example_epsilon=example_epsilon and _for_all_clients(example_epsilon, records),
     )
+
+
+def for_all_clients(mechanism: Mechanism, records: Iterable[Hyperparameter]) -> Mechanism:
+    """Return the mechanism with functions that read no client's hyperparameters.
+
+    So neither the bound on a message nor the noise follows from them.
+    """
+    names = "init", "add", "release"
+    return mechanism._replace(
+        **{name: _for_all_clients(getattr(mechanism, name), records) for name in names}
+    )
+
+
+def _for_all_clients(
+    function: Callable[..., Any], records: Iterable[Hyperparameter]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args):
+        known = (of_server(records, a) if isinstance(a, Hyperparameters) else a for a in args)
+        return function(*known)
+
+    return called

@@ -171,3 +171,19 @@ def test_no_server_follows_values_of_clients(make, message):
     sim = simulation(make, fjs.poisson(0.6))
     with pytest.raises(ValueError, match=message):
         sim.init(0, sim.hyperparameters(lam=LAM, **NOISE))
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_no_mechanism_follows_values_of_clients(declares):
+    """Scaled messages would move the release by more than C."""
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        scaled = messages.scale(hparams.lam[ids])
+        return fjs.gaussian().add(accumulator, scaled, mask, ids, state, hparams)
+
+    mechanism = fjs.gaussian()._replace(add=add)
+    if declares:
+        mechanism = mechanism._replace(hyperparameters=(*mechanism.hyperparameters, PULL))
+    sim = simulation(fjs.pmtl, fjs.poisson(0.6), mechanism=mechanism)
+    with pytest.raises(AttributeError, match=r"'lam' is not declared .*, or has a value for each"):
+        sim.init(0, sim.hyperparameters(lam=LAM, **NOISE))
