@@ -205,7 +205,7 @@ def report(
     """Make the table of runs of `fedjaxsim compare`: means over seeds, differences and ε.
 
     Args:
-      runs: as of `comparison`; the differences are from the first label.
+      runs: as in `comparison`; the differences are from the first label.
       metric: a column of the records; by default the metric that judges the first run.
 
     Raises:

@@ -145,7 +145,10 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
         rows = [curve(list(system.runs.values()), column) for system, _ in alike]
         if column == "epsilon":
             rows = [
-                [row | {"value": spent, "half": None} for row, spent in zip(of, by, strict=True)]
+                [
+                    row | {"value": None if math.isnan(spent) else spent, "half": None}
+                    for row, spent in zip(of, by, strict=True)
+                ]
                 for of in rows
                 for by in [bounds_so_far([row["epsilon"] for row in of])]
             ]

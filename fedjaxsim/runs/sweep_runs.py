@@ -56,7 +56,7 @@ Table = Mapping[str, Sequence[Any]]
 
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(OUTPUT, "belongs on the command line, not in a sweep's file"),
-    "no_client_table": "is for single runs: a sweep writes a table of clients if asked to",
+    "no_client_table": "is for single runs: a sweep writes no table of clients",
     "patience": "is for single runs: those of a sweep go on together",
     "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
@@ -149,12 +149,26 @@ class SweepRuns:
     def values(self, run: int) -> dict[str, Any]:
         """Return the swept values of one run, by column; None where no table sets the key.
 
-        Several words or widths become one string with commas.
+        Several words, widths or clients' values become one string with commas. In a column with
+        such strings numbers are strings, too.
         """
+        cells = self._cells(run)
+        return {
+            name: str(cell) if name in self._of_words and cell is not None else cell
+            for name, cell in cells.items()
+        }
+
+    def _cells(self, run: int) -> dict[str, Any]:
         config, given = self.runs[run], self.given[run]
         return {
             column_of(key): _cell(config.get(key)) if key in given else None for key in self.keys
         }
+
+    @functools.cached_property
+    def _of_words(self) -> frozenset[str]:
+        """The columns in which the value of some run is a string."""
+        cells = itertools.chain.from_iterable(self._cells(k).items() for k in range(len(self.runs)))
+        return frozenset(name for name, cell in cells if isinstance(cell, str))
 
     def families(self) -> list[list[tuple[int, ...]]]:
         """Return the runs of each compiled program, and among them those of each seed.
@@ -165,8 +179,9 @@ class SweepRuns:
         found: dict[Any, dict[int, list[int]]] = {}
         for index, run in enumerate(self.runs):
             arrays = {*hyperparameters_of(run), "budget", "seed"}
-            # Schedules are arrays of one shape; a constant is a number.
+            # Schedules, and lists of clients' values, are arrays of one shape; others are numbers.
             kind: list[Any] = [run.schedule.is_constant]
+            kind += [(name, isinstance(run.get(name), tuple)) for name in hyperparameters_of(run)]
             if run.counts_rows and run.partition_seed is None:
                 kind.append(run.seed)  # from which numbers of rows follow
             kind += [(name, value) for name, value in run.values.items() if name not in arrays]

@@ -86,6 +86,8 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     with pytest.raises(ValueError, match="got test_loss"):
         figure_of(*runs, columns=["test_loss"])
+    with pytest.raises(ValueError, match="got epsilon"):
+        figure_of(run("pmtl", epsilon=None), columns=["epsilon"])
 
 
 def test_an_interval_stays_in_the_metrics_range_and_bounds_on_epsilon_never_fall():

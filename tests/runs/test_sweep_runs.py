@@ -158,6 +158,15 @@ def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
     assert plan.values(1) == {"hidden": "32,16", "preprocess": "unit-rows", "rounds": 1}
 
 
+def test_a_number_beside_words_is_a_word_and_beside_lists_of_clients_values_another_program():
+    plan = resolve_sweep(
+        {}, [{"lam": (0.1, (0.1, 0.2), 0.3, (0.3, 0.2)), "eval_clients": (20, "all")}]
+    )
+    shown = [(row["lam"], row["eval_clients"]) for row in map(plan.values, (0, 1, 2))]
+    assert shown == [("0.1", "20"), ("0.1", "all"), ("0.1,0.2", "20")]
+    assert plan.families() == [[(0, 4)], [(1, 5)], [(2, 6)], [(3, 7)]]
+
+
 def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
     tables = [
         {
