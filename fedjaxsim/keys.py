@@ -39,6 +39,6 @@ SELECTION = 2**32 - 4
 RANGES = 2**32 - 5
 """Noise of the private ranges of columns; a digest of request and rows is folded in after it."""
 TUNING = 0x74_75_6E_65
-"""The final run after a tuning."""
+"""The runs of a tuning, and those that test its result."""
 HELD_OUT = 0x68_6F_6C_64
 """The clients who are held out, by numpy's generator."""

@@ -1,14 +1,14 @@
 """fedjaxsim beside Flower, fluke, PFLlib, pfl and FedJAX, in processes that alternate.
 
     python benchmarks/peers/compare.py --pfllib FOLDER [--short] [--only gru] [--processes 5]
-    python benchmarks/peers/compare.py --draw docs/figures/peers.png
+    python benchmarks/peers/compare.py docs/figures/peers.png --processes 0
 
 Four workloads, FedAvg and Ditto. Every cell of the table is a process, and the whole table is
 repeated; the README beside this file describes workloads and settings. Peers are installed from the
 package index into virtual environments; PFLlib is no package, so FOLDER is a checkout of it. Where
 a library has several ways to use the cores, each is tried for a few rounds and the fastest is
 measured. The results file is written after each process, and the same command goes on from it.
-`--draw` measures nothing.
+The second measures nothing and draws.
 """
 
 import contextlib
