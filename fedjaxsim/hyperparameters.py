@@ -272,14 +272,14 @@ def per_client(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> t
     return tuple(r.name for r in records if r.per_client and np.ndim(hparams.get(r.name, 0.0)))
 
 
-def of_client(records: Records, hparams: Hyperparameters, client_id: Any) -> Hyperparameters:
+def client_values(records: Records, hparams: Hyperparameters, client_id: Any) -> Hyperparameters:
     """Return one client's hyperparameters, () each but for schedules."""
     values = {name: jnp.asarray(getattr(hparams, name)) for name in per_client(records, hparams)}
     own = {name: each.at[client_id].get(mode="clip") for name, each in values.items()}
     return hparams.having(**own)
 
 
-def of_server(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> Hyperparameters:
+def server_values(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> Hyperparameters:
     """Return the hyperparameters but for those with a value for each client."""
     hidden = per_client(records, hparams)
     return Hyperparameters(**{n: getattr(hparams, n) for n in hparams if n not in hidden})

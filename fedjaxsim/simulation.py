@@ -55,7 +55,7 @@ from fedjaxsim.engine.own_code import assumptions_of
 from fedjaxsim.engine.predictions import coefficients_of, models_of, predictions_of
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import ClientMetrics, Program, for_all_clients, for_clients
+from fedjaxsim.engine.program import ClientMetrics, Program, algorithm_of_run, mechanism_of_run
 from fedjaxsim.engine.purity import Captured, check_captured
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
@@ -175,8 +175,8 @@ class Simulation:
         self._states: dict[Any, SimulationState] = {}
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
-            accounts.with_views(for_clients(algorithm, self.sampler), self.examples),
-            for_all_clients(mechanism, self.records.values()),
+            accounts.with_views(algorithm_of_run(algorithm, self.sampler), self.examples),
+            mechanism_of_run(mechanism, self.records.values()),
             self.sampler,
             measure_with(self.task),
             self.minibatches,
@@ -534,7 +534,7 @@ class Simulation:
         # Their minibatches differ from those of the clients who have the same numbers.
         key = jax.random.fold_in(stages.stage_key(state.key, state.round), keys.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
-        shared, personal = stages.starting(
+        shared, personal = stages.states_from(
             self.algorithm, self.num_clients, hparams, jax.tree.map(jnp.copy, published)
         )
         privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
@@ -795,13 +795,13 @@ class Simulation:
         """Return a state of any simulation with accounts, and assumptions, of this one."""
         require_state(state)
         accounts.require_protection(state.privacy, self.accounts)
-        privacy = ledger.with_public(state.privacy, (*self.public, *self.of_clients(hparams)))
+        privacy = ledger.with_public(state.privacy, (*self.public, *self.assumed_of(hparams)))
         privacy = ledger.with_preparations(privacy, self.population.preparations)
         for scheme, event in self.accounts:
             privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
         return dataclasses.replace(state, privacy=privacy)
 
-    def of_clients(self, hparams: Hyperparameters | None) -> tuple[str, ...]:
+    def assumed_of(self, hparams: Hyperparameters | None) -> tuple[str, ...]:
         """Return the assumption on hyperparameters with a value for each client, if any."""
         names = () if hparams is None else per_client(self.records.values(), hparams)
         return (OF_CLIENTS.format(", ".join(names)),) if names else ()

@@ -146,8 +146,8 @@ class SimulationBatch:
         """
         key, _ = self.simulation.check_start(key, self.settings[0])
         state = with_public(self._compiled.init(key, self._hparams), self.simulation.public)
-        of_clients = (self.simulation.of_clients(setting) for setting in self.settings)
-        public = dict.fromkeys(sentence for each in of_clients for sentence in each)
+        assumed = (self.simulation.assumed_of(setting) for setting in self.settings)
+        public = dict.fromkeys(sentence for each in assumed for sentence in each)
         return with_public(state, (*public, *((SHARED_SEED,) if self.size > 1 else ())))
 
     def run(

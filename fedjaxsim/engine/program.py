@@ -24,7 +24,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import CLIENT_ID, CohortResult, map_clients, row_of, work
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, of_client, of_server
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, client_values, server_values
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
@@ -427,7 +427,7 @@ def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(one, old, new)
 
 
-def for_clients(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
+def algorithm_of_run(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
     """Return the algorithm with functions that take the hyperparameters of a whole run.
 
     `init`, with a further argument `client_id`, `client` and `predict` read that client's values.
@@ -436,23 +436,23 @@ def for_clients(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
     records, with_data = algorithm.hyperparameters, algorithm.predict_with_data
 
     def init(key, hparams, client_id):
-        return algorithm.init(key, of_client(records, hparams, client_id))
+        return algorithm.init(key, client_values(records, hparams, client_id))
 
     def client(shared, personal, data, hparams, context):
-        own = of_client(records, hparams, context.client_id)
+        own = client_values(records, hparams, context.client_id)
         return algorithm.client(shared, personal, data, own, context)
 
     def server(shared, release, hparams, round_):
-        known = of_server(records, hparams)
+        known = server_values(records, hparams)
         known = known.having(sampling_rate=sampler.answer_rate(sampler.rate(hparams)))
         return algorithm.server(shared, release, known, round_)
 
     def predict(shared, personal, hparams, client_id):
-        own = of_client(records, hparams, client_id)
+        own = client_values(records, hparams, client_id)
         return algorithm.predict(shared, personal, own, client_id)
 
     def predict_with_data(shared, personal, data, hparams, client_id):
-        own = of_client(records, hparams, client_id)
+        own = client_values(records, hparams, client_id)
         return with_data and with_data(shared, personal, data, own, client_id)
 
     example_epsilon = algorithm.example_epsilon
@@ -462,27 +462,27 @@ def for_clients(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
         server=server,
         predict=predict,
         predict_with_data=with_data and predict_with_data,
-        example_epsilon=example_epsilon and _for_all_clients(example_epsilon, records),
+        example_epsilon=example_epsilon and _of_server(example_epsilon, records),
     )
 
 
-def for_all_clients(mechanism: Mechanism, records: Iterable[Hyperparameter]) -> Mechanism:
+def mechanism_of_run(mechanism: Mechanism, records: Iterable[Hyperparameter]) -> Mechanism:
     """Return the mechanism with functions that read no client's hyperparameters.
 
     So neither the bound on a message nor the noise follows from them.
     """
     names = "init", "add", "release"
     return mechanism._replace(
-        **{name: _for_all_clients(getattr(mechanism, name), records) for name in names}
+        **{name: _of_server(getattr(mechanism, name), records) for name in names}
     )
 
 
-def _for_all_clients(
+def _of_server(
     function: Callable[..., Any], records: Iterable[Hyperparameter]
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*args):
-        known = (of_server(records, a) if isinstance(a, Hyperparameters) else a for a in args)
+        known = (server_values(records, a) if isinstance(a, Hyperparameters) else a for a in args)
         return function(*known)
 
     return called

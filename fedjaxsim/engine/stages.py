@@ -10,7 +10,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.purity import check_captured, check_pure
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters, of_client
+from fedjaxsim.hyperparameters import Hyperparameters, client_values
 
 PyTree = Any
 
@@ -49,7 +49,7 @@ def first_states(
         return earlier.predict(state.shared, personal, earlier_hparams, client_id)
 
     def of_one(personal, client_id):
-        own = of_client(algorithm.hyperparameters, hparams, client_id)
+        own = client_values(algorithm.hyperparameters, hparams, client_id)
         return start(own, published, model_of(personal, client_id))
 
     ids = jnp.arange(population.num_clients, dtype=jnp.int32)
@@ -57,13 +57,13 @@ def first_states(
     if not unchecked:
         check_captured(check_pure(jax.make_jaxpr(of_one)(*first)), population.fields)
     model = jax.tree.map(jnp.zeros_like, model_of(*first))
-    shared, _ = start(of_client(algorithm.hyperparameters, hparams, 0), published, model)
+    shared, _ = start(client_values(algorithm.hyperparameters, hparams, 0), published, model)
     # `out_axes` raises where the server state depends on a client's model.
     _, personal = jax.vmap(of_one, out_axes=(None, 0))(state.personal, ids)
     return shared, personal
 
 
-def starting(
+def states_from(
     algorithm: Algorithm, num_clients: int, hparams: Hyperparameters, published: PyTree
 ) -> tuple[PyTree, PyTree]:
     """Return server state and personal states (m, ...) of clients that start from one model."""
@@ -71,7 +71,7 @@ def starting(
     assert start is not None
 
     def of_one(client_id):
-        own = of_client(algorithm.hyperparameters, hparams, client_id)
+        own = client_values(algorithm.hyperparameters, hparams, client_id)
         return start(own, published, published)
 
     return jax.vmap(of_one, out_axes=(None, 0))(jnp.arange(num_clients))

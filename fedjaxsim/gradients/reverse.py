@@ -20,7 +20,7 @@ from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters, of_client
+from fedjaxsim.hyperparameters import Hyperparameters, client_values
 from fedjaxsim.kernels.products import unsealed
 
 PyTree = Any
@@ -98,7 +98,7 @@ def _guarded(algorithm: Algorithm) -> Algorithm:
 
     def client(shared, personal, data, hparams, context):
         marker = (context.client_id * 0).astype(float)
-        hparams = of_client(algorithm.hyperparameters, hparams, context.client_id)
+        hparams = client_values(algorithm.hyperparameters, hparams, context.client_id)
         read, put = floats((shared, personal, hparams))
         read, marker = _enter(read, marker)
         shared, personal, hparams = put(read)
