@@ -743,7 +743,7 @@ class Simulation:
         )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
-        """Compute an upper bound on ε (zero-out), (), inside jit; ∞ where there is none.
+        """Return an upper bound on ε (zero-out), a scalar; works inside jit; ∞ without a guarantee.
 
         The RDP bound, for display, control and derivatives: a little above `guarantee`'s, or, for a
         state with a budget, what it spent of it.
@@ -939,8 +939,7 @@ class Simulation:
     def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
         """Return the shapes of one client's message; the first call checks all functions."""
         rows = Rows.shapes(self.population, "train")
-        leaves = jax.tree.leaves((hparams, rows.fields))
-        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        kind = _kind((hparams, rows.fields))
         if kind not in self._traced:  # shared with simulations of other data
             self._traced[kind] = trace_round(
                 self.program, rows, key, hparams, pure=not self.unchecked
@@ -953,8 +952,7 @@ class Simulation:
 
     def _require_own(self, state: SimulationState, hparams: Hyperparameters) -> None:
         """Check that a state has the shapes of those of `init`; raise a ValueError if not."""
-        leaves = jax.tree.leaves(hparams)
-        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        kind = _kind(hparams)
         if kind not in self._states:
             key = jax.random.key(0, impl="threefry2x32")
             self._states[kind] = jax.eval_shape(self.program.init, key, hparams)
@@ -968,6 +966,11 @@ class Simulation:
             one = jnp.zeros(())
             hparams = Hyperparameters(**dict.fromkeys(self.records, one))
             self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
+
+
+def _kind(tree: PyTree) -> Any:
+    """Return the shapes and types of the leaves, as a key."""
+    return tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree))
 
 
 def with_parts(simulation: Simulation, **parts: Any) -> Simulation:

@@ -158,8 +158,8 @@ def with_canaries(
 
     A canary trains like every client, but sends 10·C·d or zero, according to its coin; the
     directions d, (n, p), are orthonormal. The other clients' messages lose their components along
-    them. Differential privacy holds for any data of the others, and so for these. `tape` has the
-    shapes of the notes that `attack.observe` takes of one release.
+    them: DP must hold whatever others send. `tape` has the shapes of the notes that
+    `attack.observe` takes of one release.
     """
 
     def init(key, hparams):

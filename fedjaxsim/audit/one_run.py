@@ -133,7 +133,7 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
     nobody's. Releases are divided by the expected cohort of real clients, so that these train as
     without canaries. A canary that is in sends 10·C in its direction, with a sign that alternates
     from one participation to the next: so the drift of the model cancels, as does noise that is
-    drawn twice. (With correlated noise signs stay the same.)
+    drawn twice. (With correlated noise canaries keep their sign.)
 
     Raises:
       ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
@@ -157,7 +157,7 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
         raise ValueError(
             f"audit_canaries needs releases of the shapes of a message, {sent}, got {released}"
         )
-    # Correlated noise cancels best in plain sums, so signs stay the same.
+    # Correlated noise cancels best in plain sums, so canaries keep their sign.
     same = simulation.mechanism.event.of_whole_run
     period = MOST_ROUNDS if same else scheme.groups or 1
     algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, canaries, size, period)

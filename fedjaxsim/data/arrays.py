@@ -16,7 +16,7 @@ _LARGEST_INT32 = np.iinfo(np.int32).max
 
 
 def to_float32(array: np.ndarray) -> np.ndarray:
-    """Round to float32; too large values become infinite, which a population refuses by name."""
+    """Round to float32; overflow becomes inf; `Population` rejects it and names the field."""
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 

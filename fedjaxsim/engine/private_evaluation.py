@@ -104,7 +104,7 @@ def _released(plan: EvaluationPlan, better: bool):
         has = jnp.isfinite(values)
         share = jnp.clip(jnp.where(has, values, 0.0) / plan.largest, 0.0, 1.0)
         share = share if better else 1.0 - share
-        # A place for each bin, the last one with its upper end.
+        # Bin index; the last bin includes its upper edge.
         place = jnp.minimum(jnp.clip(values / plan.largest, 0, 1) * plan.bins, plan.bins - 1)
         bins = jax.nn.one_hot(place.astype(jnp.int32), plan.bins)
         sent = {"mean": share, "histogram": jnp.where(has[:, None], bins, 0.0)}

@@ -92,7 +92,7 @@ class Rows:
         ids: Any = None,
     ) -> "Rows":
         """Return rows, or their shapes, of clients with at most `largest` rows each."""
-        # A cap, and a power of two: compiled code depends little on the data.
+        # Rounded up to a power of two, so other data rarely recompile.
         pass_size = max(1, min(LARGEST_PASS, largest))
         most_rows = max(LARGEST_PASS, 1 << (largest - 1).bit_length())
         return cls(fields, start, count, ids, generate, pass_size, most_rows)

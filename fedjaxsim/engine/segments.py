@@ -109,9 +109,9 @@ class History(Sequence[Segment]):
 
 
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
-    """Return a row for each of `size` runs, with its `run`; None is one run without that column.
+    """Return a row for each of `size` runs; columns are (size,) or, if the runs share them, ().
 
-    Columns are (size,) or, if the runs share them, ().
+    If `size` is None there is one run and no `run` column.
     """
     spread = [np.broadcast_to(each, size or 1).tolist() for each in columns.values()]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True)]

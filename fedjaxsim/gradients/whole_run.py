@@ -174,7 +174,7 @@ def _epsilon_slope(p, z, counts, delta, scheme, event):
 def _check(
     simulation: Simulation, hparams: Hyperparameters, rounds: int, epsilon: ArrayLike | None
 ) -> None:
-    """Check that the run can be done, as far as values of hyperparameters are known."""
+    """Check the run; traced hyperparameters are skipped."""
     if epsilon is not None:
         scheme, event = simulation.accounts[0]
         if scheme.kind not in ("poisson", "full") or event.kind != "gaussian":
