@@ -216,8 +216,17 @@ def _with_canaries(
     def predict(shared, personal, hparams, client_id):
         return algorithm.predict(shared.inner, personal, hparams, client_id)
 
+    def predict_with_data(shared, *others):
+        assert algorithm.predict_with_data is not None
+        return algorithm.predict_with_data(shared.inner, *others)
+
     return algorithm._replace(
-        init=init, client=client, server=server, predict=predict, warm_start=WarmStart()
+        init=init,
+        client=client,
+        server=server,
+        predict=predict,
+        predict_with_data=algorithm.predict_with_data and predict_with_data,
+        warm_start=WarmStart(),
     )
 
 

@@ -103,6 +103,16 @@ def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
     assert audited.num_clients == 11
 
 
+def test_real_clients_predict_with_their_data_as_without_canaries():
+    population, task = classification([5, 9, 6])
+    sim = fjs.Simulation(fjs.perfedavg(task), population, fjs.full_participation())
+    hparams = sim.hyperparameters()
+    with_some = with_canaries(sim, hparams, 2)
+    alone = sim.evaluate(sim.init(0, hparams), hparams)
+    found = with_some.evaluate(with_some.init(0, hparams), hparams, clients=np.arange(3))
+    np.testing.assert_allclose(found.values["loss"], alone.values["loss"], rtol=1e-6)
+
+
 def test_runs_whose_canaries_would_prove_nothing_are_refused():
     population, task = classification([6] * 5)
 
