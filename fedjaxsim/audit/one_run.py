@@ -137,7 +137,8 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
 
     Raises:
       ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
-        another shape than a message, or canaries would take the places of real clients.
+        another shape than a message, clients have hyperparameters of their own, or canaries would
+        take the places of real clients.
     """
     scheme = simulation.sampler.scheme
     if scheme.kind not in ("poisson", "full", "groups"):
@@ -145,6 +146,8 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
             "audit_canaries needs poisson, full or groups sampling: in cohorts of a fixed size "
             f"canaries take the places of clients, got {scheme.kind} sampling"
         )
+    if simulation.assumed_of(hparams):
+        raise ValueError("audit_canaries needs hyperparameters with one value for all clients")
     simulation.check_in_memory()
     message, size, release = shapes_of(simulation, hparams)
     if not 1 <= canaries <= size:

@@ -116,14 +116,15 @@ def test_real_clients_predict_with_their_data_as_without_canaries():
 def test_runs_whose_canaries_would_prove_nothing_are_refused():
     population, task = classification([6] * 5)
 
-    def refused(match, sampling=None, mechanism=fjs.gaussian(), canaries=3):
+    def refused(match, sampling=None, mechanism=fjs.gaussian(), canaries=3, rate=0.1):
         sampling = fjs.full_participation() if sampling is None else sampling
         sim = fjs.Simulation(fjs.fedavg(task), population, sampling, mechanism=mechanism)
         with pytest.raises(ValueError, match=match):
-            with_canaries(sim, read_by(sim, learning_rate=0.1), canaries)
+            with_canaries(sim, read_by(sim, learning_rate=rate), canaries)
 
     refused("audit_canaries must lie in", canaries=16)
     refused("fixed", fjs.privacy.fixed_size(cohort=2))
+    refused("one value for all clients", rate=np.full(5, 0.1))
     local = fjs.Simulation(
         fjs.local(task), population, fjs.full_participation(), mechanism=fjs.no_release()
     )
