@@ -52,9 +52,16 @@ def epsilon_label(epsilon: float | None) -> str:
     return f"ε ≤ {epsilon_text(epsilon).rstrip('0').rstrip('.')}"
 
 
+def ends(value: Any) -> Any:
+    """Return the least and the largest of clients' numbers in words, and other values unchanged."""
+    if not (value and isinstance(value, list) and all(isinstance(x, float) for x in value)):
+        return value
+    return f"{number(min(value))} to {number(max(value))}"
+
+
 def value_label(key: str, value: Any) -> str:
     """Format a value with its meaning, as in `0 (local)`."""
-    named = meaning(key, value)
+    named, value = meaning(key, value), ends(value)
     if value is None:
         text = "not set"
     elif key == "algorithm":

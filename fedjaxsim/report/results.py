@@ -22,7 +22,7 @@ import numpy as np
 from fedjaxsim.divergence import is_finite
 from fedjaxsim.metrics import METRICS, judged_by, of_column
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import Combination, data_label, short_name
+from fedjaxsim.report.labels import Combination, data_label, ends, short_name
 from fedjaxsim.report.progress import decimals, number
 
 LEVEL = 0.95
@@ -137,7 +137,7 @@ def systems(runs: Sequence[Run]) -> list[System]:
             key: value for key, value in first.settings.items()
             if any(one.settings.get(key) != value for one in alike)
         }  # fmt: skip
-        parts = [short_name(algorithm), *(f"{key} {value}" for key, value in differs.items())]
+        parts = [short_name(algorithm), *(f"{key} {ends(value)}" for key, value in differs.items())]
         label = ", ".join(parts) if len(group) > 1 else first.name
         found.append(System(label, algorithm, group, differs))
     return found

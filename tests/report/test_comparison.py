@@ -49,6 +49,8 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     assert legend(settings) == ["PMTL, λ = 0.1", "run-1", "run-2"]
     columns = figure_of(run("pmtl", one_hot=["sex", "ward"]), run("pmtl", one_hot=["sex"]))
     assert legend(columns) == ["PMTL, one hot = sex, ward", "PMTL, one hot = sex"]
+    lists = figure_of(run("pmtl", lam=[0.1] * 999 + [0.3]), run("pmtl", lam=0.2))
+    assert legend(lists) == ["PMTL, λ = 0.1 to 0.3", "PMTL, λ = 0.2"]
     with pytest.raises(ValueError, match="did you mean test_accuracy"):
         figure_of(run("pmtl"), columns=["accuracy"])
     ten = figure_of(run("pmtl", epsilon=10.0))
