@@ -16,7 +16,8 @@ import numpy as np
 
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import gaussian, rdp
-from fedjaxsim.privacy.events import GAUSSIAN, Adjacency, Entry, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 
 Method = Literal["rdp", "clt", "per_step", "kov"]
 """Moments accountant with Poisson sampling, central limit theorem, √(2 ln(1.25/δ))/σ for one step,

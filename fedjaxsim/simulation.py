@@ -70,7 +70,8 @@ from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import NEW_CLIENTS, OF_CLIENTS, default_delta, no_guarantee
-from fedjaxsim.privacy.events import MOST_ROUNDS, Examples, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.entries import MOST_ROUNDS
+from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistics, gaussian
 from fedjaxsim.privacy.samplers import Sampling

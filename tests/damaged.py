@@ -207,7 +207,8 @@ def _state() -> Any:
     import jax.numpy as jnp
 
     from fedjaxsim.engine.state import SimulationState
-    from fedjaxsim.privacy.events import Gaussian, SamplingScheme
+    from fedjaxsim.privacy.entries import SamplingScheme
+    from fedjaxsim.privacy.events import Gaussian
     from fedjaxsim.privacy.ledger import Draws, Ledger, no_charges
 
     zero = jnp.zeros((), jnp.int32)

@@ -3,7 +3,8 @@
 import numpy as np
 
 from fedjaxsim.privacy.accounting import composition, rdp
-from fedjaxsim.privacy.events import GAUSSIAN, Adjacency, Entry, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 
 POISSON = SamplingScheme("poisson", 205, 205)
 

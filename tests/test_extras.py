@@ -131,7 +131,6 @@ REFUSED = {
     "data show --clients 6 --out who.png": "plots",
     "compare done --out both.png": "plots",
     "report done": "plots",
-    "privacy --sampling full --noise-multiplier 4 --rounds 9 --delta 0.1 --out t.png": "plots",
     "sweep sweep.toml --out swept": "tables",
     "run --data csv:t.csv --client k --target y --rounds 2 --out table": "tables",
     "run --data hf:ylecun/mnist --target label --partition iid --rounds 2": "hf",

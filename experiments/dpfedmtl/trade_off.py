@@ -13,7 +13,8 @@ import matplotlib as mpl
 import numpy as np
 
 from fedjaxsim.privacy.accounting.trade_off import of_gaussian, trade_off
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacySpend
+from fedjaxsim.privacy.entries import Entry
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.report.plots import COLOURS, DASHES, STYLE, check_path, picture
 

@@ -31,7 +31,7 @@ from fedjaxsim.data.population import with_other_rows
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.events import check_delta
+from fedjaxsim.privacy.entries import check_delta
 from fedjaxsim.simulation import Simulation, with_parts
 
 with importing("audit"):

@@ -24,7 +24,8 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import MOST_ROUNDS, Gaussian, PrivacySpend
+from fedjaxsim.privacy.entries import MOST_ROUNDS
+from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 

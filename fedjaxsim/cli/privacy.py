@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjaxsim.factories import flag
-from fedjaxsim.privacy.events import Adjacency
+from fedjaxsim.privacy.entries import Adjacency
 from fedjaxsim.privacy.hypothetical import Cohorts, check, report, resolve
 from fedjaxsim.privacy.schedule import Schedule
 

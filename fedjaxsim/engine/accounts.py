@@ -17,14 +17,8 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.calibration import equal_example_noise
-from fedjaxsim.privacy.events import (
-    EXAMPLE,
-    Examples,
-    PrivacyEvent,
-    SamplingScheme,
-    Silos,
-    Unchecked,
-)
+from fedjaxsim.privacy.entries import SamplingScheme
+from fedjaxsim.privacy.events import EXAMPLE, Examples, PrivacyEvent, Silos, Unchecked
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler

@@ -25,14 +25,8 @@ from fedjaxsim.engine.devices import placed
 from fedjaxsim.engine.processes import is_first, pieces_of, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import (
-    Entry,
-    PrivacyEvent,
-    PrivacyLimit,
-    PrivacySpend,
-    SamplingScheme,
-    event_from,
-)
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, PrivacySpend, event_from
 
 Tree = TypeVar("Tree")
 

@@ -26,7 +26,8 @@ from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.assumptions import no_guarantee
-from fedjaxsim.privacy.events import Adjacency, PrivacySpend, check_delta
+from fedjaxsim.privacy.entries import Adjacency, check_delta
+from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.guarantee import bound, spent
 
 _PHASES = "compile", "rounds", "evaluate", "write"

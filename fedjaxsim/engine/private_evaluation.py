@@ -21,13 +21,8 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.metrics import Metric, larger_is_better, metric
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
-from fedjaxsim.privacy.events import (
-    Entry,
-    Gaussian,
-    PrivacySpend,
-    SamplingScheme,
-    check_noise_multiplier,
-)
+from fedjaxsim.privacy.entries import Entry, SamplingScheme, check_noise_multiplier
+from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.mechanisms import gaussian, release_once
 
 _PLACES = 1

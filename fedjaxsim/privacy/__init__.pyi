@@ -5,7 +5,7 @@ from .calibration import noise_multiplier as noise_multiplier
 from .events import Gaussian as Gaussian
 from .events import PrivacyEvent as PrivacyEvent
 from .events import Pure as Pure
-from .events import SamplingScheme as SamplingScheme
+from .entries import SamplingScheme as SamplingScheme
 from .guarantee import Guarantee as Guarantee
 from .guarantee import Report as Report
 from .guarantee import compose_reports as compose_reports

@@ -17,21 +17,17 @@ from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.composition import merge
 from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.assumptions import no_guarantee
-from fedjaxsim.privacy.events import (
-    GAUSSIAN,
+from fedjaxsim.privacy.entries import (
     LARGEST_NOISE,
     MOST_ROUNDS,
     SMALLEST_NOISE,
     Adjacency,
-    PrivacyEvent,
-    PrivacyLimit,
-    PrivacySpend,
     SamplingScheme,
-    Silos,
     check_delta,
     check_epsilon,
     check_noise_multiplier,
 )
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacyEvent, PrivacyLimit, PrivacySpend, Silos
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule
 from fedjaxsim.privacy.silos import delta_of
 

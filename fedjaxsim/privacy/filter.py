@@ -18,12 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjaxsim.privacy.events import (
-    MOST_ROUNDS,
-    PrivacyLimit,
-    PrivacySpend,
-    in_order,
-)
+from fedjaxsim.privacy.entries import MOST_ROUNDS
+from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend, in_order
 
 
 def exceeds(limit: PrivacyLimit, accounts: Iterable[tuple[Any, ...]], xp: Any = np) -> Any:

@@ -23,19 +23,21 @@ from fedjaxsim.privacy.assumptions import (
     of_charges,
     tiny_silos,
 )
-from fedjaxsim.privacy.events import (
+from fedjaxsim.privacy.entries import (
     ADJACENCIES,
     VIEWS,
     Adjacency,
-    Drawn,
     Entry,
+    Status,
+    View,
+    check_delta,
+)
+from fedjaxsim.privacy.events import (
+    Drawn,
     Examples,
     Prepared,
     PrivacyLimit,
     PrivacySpend,
-    Status,
-    View,
-    check_delta,
     drawn_twice,
 )
 from fedjaxsim.privacy.reports import Guarantee as Guarantee

@@ -6,14 +6,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedjaxsim import checks
-from fedjaxsim.privacy.events import (
-    GAUSSIAN,
+from fedjaxsim.privacy.entries import (
     MOST_ROUNDS,
-    PrivacySpend,
     SamplingScheme,
     check_delta,
     check_noise_multiplier,
 )
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule
 
 if TYPE_CHECKING:

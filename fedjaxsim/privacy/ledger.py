@@ -19,16 +19,13 @@ from jax.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.data.columns import Preparation
 from fedjaxsim.kernels import threefry
+from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
-    MOST_ROUNDS,
-    UNITS,
     Drawn,
-    Entry,
     Prepared,
     PrivacyEvent,
     PrivacyLimit,
     PrivacySpend,
-    SamplingScheme,
     Unchecked,
     in_order,
 )

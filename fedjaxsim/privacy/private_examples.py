@@ -22,7 +22,7 @@ from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.privacy.binomial import least_count
 from fedjaxsim.privacy.clipping import clip_by_global_norm, clip_factor
-from fedjaxsim.privacy.events import check_delta, check_epsilon
+from fedjaxsim.privacy.entries import check_delta, check_epsilon
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.messages import widened
 from fedjaxsim.tasks.task import Task

@@ -22,7 +22,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.scales import mapped, noted, unbounded
 from fedjaxsim.data.splitting import check_seed
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import check_noise_multiplier
+from fedjaxsim.privacy.entries import check_noise_multiplier
 from fedjaxsim.privacy.mechanisms import gaussian, release_once
 
 Ask = Callable[[np.ndarray, np.ndarray | None], np.ndarray]

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjaxsim import notebook
-from fedjaxsim.privacy.events import (
-    ADJACENCIES,
-    Adjacency,
-    Drawn,
-    PrivacySpend,
-    Status,
-    Unit,
-    View,
-)
+from fedjaxsim.privacy.entries import ADJACENCIES, Adjacency, Status, Unit, View
+from fedjaxsim.privacy.events import Drawn, PrivacySpend
 from fedjaxsim.privacy.silos import ExampleEpsilons, round_up
 
 ADJACENCY_TEXT = {

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.entries import Entry
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,8 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.profile import with_failure
-from fedjaxsim.privacy.events import PrivacySpend, check_delta
+from fedjaxsim.privacy.entries import check_delta
+from fedjaxsim.privacy.events import PrivacySpend
 
 LARGEST_MEAN = 1e6
 _FORMS = "geometric:MEAN, logarithmic:MEAN, poisson:MEAN or negative-binomial:ETA:MEAN"

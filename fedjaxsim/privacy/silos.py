@@ -16,14 +16,8 @@ from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.accounting.profile import largest_of
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.events import (
-    ADJACENCIES,
-    Adjacency,
-    Dominated,
-    PrivacySpend,
-    SamplingScheme,
-    Silos,
-)
+from fedjaxsim.privacy.entries import ADJACENCIES, Adjacency, SamplingScheme
+from fedjaxsim.privacy.events import Dominated, PrivacySpend, Silos
 
 
 def round_up(value: float) -> float:

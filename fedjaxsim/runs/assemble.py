@@ -21,7 +21,8 @@ from fedjaxsim.data.transforms import as_classes, drop_constant_columns, invert,
 from fedjaxsim.factories import make
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.entries import SamplingScheme
+from fedjaxsim.privacy.events import PrivacyEvent
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately

@@ -26,7 +26,7 @@ from fedjaxsim.extras import missing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import SAMPLED
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import Adjacency, Entry
+from fedjaxsim.privacy.entries import Adjacency, Entry
 from fedjaxsim.privacy.guarantee import Report, spent
 from fedjaxsim.privacy.guarantee import report as guarantees_of
 from fedjaxsim.report.files import Record, strict, write_json

@@ -14,14 +14,8 @@ import fedjaxsim as fjs
 from fedjaxsim.audit.one_run import of_scores
 from fedjaxsim.data.batch import UnprotectedError
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
-from fedjaxsim.privacy.events import (
-    Entry,
-    Examples,
-    PrivacyLimit,
-    PrivacySpend,
-    SamplingScheme,
-    Silos,
-)
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend, Silos
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.privacy.mechanisms import noise_like
 

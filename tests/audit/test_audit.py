@@ -24,7 +24,8 @@ from fedjaxsim.engine import program
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacySpend
+from fedjaxsim.privacy.entries import Entry
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.wishart import wishart

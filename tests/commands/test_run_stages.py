@@ -10,7 +10,8 @@ from fedjaxsim.cli import main
 from fedjaxsim.cli import running as work
 from fedjaxsim.cli.program import parse
 from fedjaxsim.privacy.assumptions import NEW_CLIENTS, NO_RELEASE
-from fedjaxsim.privacy.events import Entry, PrivacySpend
+from fedjaxsim.privacy.entries import Entry
+from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory

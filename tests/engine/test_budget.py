@@ -13,7 +13,7 @@ import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy import compose_reports, ledger
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.entries import Entry
 
 EPSILON, DELTA, Z = 4.0, 1e-3, 3.0
 HALF = functools.partial(fjs.poisson, 0.5)

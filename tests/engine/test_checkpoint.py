@@ -13,7 +13,8 @@ from problems import same
 
 from fedjaxsim.engine.checkpoint import KEPT, CheckpointFolder
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import Gaussian, SamplingScheme
+from fedjaxsim.privacy.entries import SamplingScheme
+from fedjaxsim.privacy.events import Gaussian
 
 
 class State(NamedTuple):

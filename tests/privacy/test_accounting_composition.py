@@ -15,16 +15,14 @@ from scipy.stats import binom
 
 from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.accounting.profile import largest_of, of_pairs, with_failure
+from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
-    ADJACENCIES,
     GAUSSIAN,
     Correlated,
-    Entry,
     Gaussian,
     NoRelease,
     PrivacyEvent,
     Pure,
-    SamplingScheme,
     Unprotected,
     event_from,
 )

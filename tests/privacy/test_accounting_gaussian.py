@@ -9,7 +9,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import composition, gaussian
-from fedjaxsim.privacy.events import Adjacency, Entry, Gaussian, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 
 MUS = [1e-6, 1e-3, 0.03, 0.3, 1.0, 3.0, 10.0]
 

@@ -12,16 +12,8 @@ from plans import charged, compose, poisson, profile_of
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import in_loop, randomized_response, rdp
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.events import (
-    Adjacency,
-    Entry,
-    Gaussian,
-    NoRelease,
-    PrivacyEvent,
-    Pure,
-    SamplingScheme,
-    Unprotected,
-)
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, NoRelease, PrivacyEvent, Pure, Unprotected
 from fedjaxsim.privacy.ledger import charge, entries
 
 POISSON = SamplingScheme("poisson", 1000, 1000)

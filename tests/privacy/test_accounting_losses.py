@@ -11,7 +11,8 @@ from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import composition, gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, Gaussian
+from fedjaxsim.privacy.entries import Entry
+from fedjaxsim.privacy.events import GAUSSIAN, Gaussian
 
 GRAM = Gaussian(replace=math.sqrt(2))
 

@@ -9,7 +9,8 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from plans import charged, profile_of
 
 from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
-from fedjaxsim.privacy.events import ADJACENCIES, Adjacency, Entry, Pure, SamplingScheme
+from fedjaxsim.privacy.entries import ADJACENCIES, Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.events import Pure
 
 PURE, POISSON = Pure(), SamplingScheme("poisson", 9, 9)
 EVERYONE = SamplingScheme("full", 9, 9)

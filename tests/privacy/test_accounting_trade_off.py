@@ -8,7 +8,8 @@ from plans import charged
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import gaussian, trade_off
-from fedjaxsim.privacy.events import Gaussian, NoRelease, SamplingScheme, Unprotected
+from fedjaxsim.privacy.entries import SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, NoRelease, Unprotected
 
 GAUSSIAN = Gaussian()
 EVERYONE = SamplingScheme("full", 100, 100)

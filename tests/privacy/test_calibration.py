@@ -9,7 +9,8 @@ from scipy.optimize import bisect
 
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.events import Gaussian, NoRelease, SamplingScheme, Unprotected
+from fedjaxsim.privacy.entries import SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, NoRelease, Unprotected
 
 POISSON = SamplingScheme("poisson", 205, 205)
 

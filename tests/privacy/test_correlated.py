@@ -15,7 +15,8 @@ import fedjaxsim as fjs
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import correlated as accounting
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.events import Correlated, Entry, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import Correlated, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.mechanisms import zeros
 from fedjaxsim.privacy.mechanisms.correlated import correlated

@@ -17,15 +17,8 @@ from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.accounting.in_loop import allows, epsilon_in_jit
-from fedjaxsim.privacy.events import (
-    GAUSSIAN,
-    Correlated,
-    Entry,
-    Gaussian,
-    PrivacyLimit,
-    PrivacySpend,
-    SamplingScheme,
-)
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, Correlated, Gaussian, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import compose_reports, report
 
 FULL = SamplingScheme("full", 100, 100)

@@ -13,15 +13,13 @@ from fedjaxsim.privacy import guarantee, reports, silos
 from fedjaxsim.privacy.accounting import gaussian, rdp
 from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
-    ADJACENCIES,
     Correlated,
-    Entry,
     Gaussian,
     NoRelease,
     PrivacySpend,
     Pure,
-    SamplingScheme,
     Unprotected,
 )
 from fedjaxsim.privacy.guarantee import bound, report, spent

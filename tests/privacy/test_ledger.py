@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.events import Entry, Gaussian, SamplingScheme
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian
 from fedjaxsim.privacy.ledger import charge, entries, no_charges
 
 POISSON, GAUSSIAN = SamplingScheme("poisson", 100, 100), Gaussian()

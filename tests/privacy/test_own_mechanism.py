@@ -11,7 +11,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from problems import classification
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.events import ADJACENCIES, Entry, event_from
+from fedjaxsim.privacy.entries import ADJACENCIES, Entry
+from fedjaxsim.privacy.events import event_from
 
 Z, ROUNDS, DELTA = 4.0, 3, 1e-2
 

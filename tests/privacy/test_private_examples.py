@@ -30,16 +30,14 @@ from fedjaxsim.privacy import silos as of_silos
 from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.calibration import equal_example_noise
+from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
-    ADJACENCIES,
     EXAMPLE,
     GAUSSIAN,
     Drawn,
-    Entry,
     Examples,
     NoRelease,
     PrivacySpend,
-    SamplingScheme,
     Silos,
 )
 from fedjaxsim.privacy.guarantee import compose_reports, report, spent

@@ -17,7 +17,8 @@ import fedjaxsim as fjs
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting import composition, gaussian, rdp
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.events import Entry, Gaussian, PrivacySpend, Pure, SamplingScheme
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, PrivacySpend, Pure
 from fedjaxsim.privacy.guarantee import report, spent
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.pure import pure_gram

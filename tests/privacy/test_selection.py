@@ -9,7 +9,8 @@ from scipy.stats import norm
 
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.accounting import rdp
-from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 
 ORDERS = tuple(np.geomspace(1.05, 2000, 4000))
 

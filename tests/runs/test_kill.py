@@ -27,7 +27,8 @@ from problems import HANGS, bits, same
 from fedjaxsim import callbacks, store
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.privacy.events import Entry, PrivacySpend
+from fedjaxsim.privacy.entries import Entry
+from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs import execute as execution
 from fedjaxsim.runs.build import Experiment, prepare

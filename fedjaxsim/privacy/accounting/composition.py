@@ -21,14 +21,8 @@ from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs, smallest_of
 from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
-from fedjaxsim.privacy.events import (
-    Adjacency,
-    Entry,
-    PrivacyEvent,
-    PrivacySpend,
-    SamplingScheme,
-    Status,
-)
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status
+from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
 ACCOUNTANTS = ("pld", "rdp")
 INTERVAL = 1e-4

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.entries import Entry
 
 
 def coefficients(bands: int, power: float) -> np.ndarray:

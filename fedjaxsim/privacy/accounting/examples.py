@@ -13,7 +13,8 @@ import numpy as np
 
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.profile import NOTHING, UNPROTECTED, Profile, with_failure
-from fedjaxsim.privacy.events import GAUSSIAN, Adjacency, Entry, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 
 
 class Minibatches(NamedTuple):

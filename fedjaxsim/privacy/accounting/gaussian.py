@@ -14,7 +14,7 @@ from scipy.special import erfcx, ndtr
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.events import check_delta
+from fedjaxsim.privacy.entries import check_delta
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjaxsim.privacy.accounting.losses import Losses, Pair
-from fedjaxsim.privacy.events import Adjacency, Entry
+from fedjaxsim.privacy.entries import Adjacency, Entry
 
 
 class Answer(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Adjacency, Entry, check_delta
+from fedjaxsim.privacy.entries import Adjacency, Entry, check_delta
 
 INTEGER_ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512, 1024)
 """Orders of the closed form, shared with the bound inside jit."""

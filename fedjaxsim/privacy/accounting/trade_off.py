@@ -13,7 +13,8 @@ from scipy.special import ndtr, ndtri
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Adjacency, PrivacySpend
+from fedjaxsim.privacy.entries import Adjacency
+from fedjaxsim.privacy.events import PrivacySpend
 
 _SLOPES = 129
 

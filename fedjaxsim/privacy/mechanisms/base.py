@@ -18,13 +18,8 @@ from numpy.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
 from fedjaxsim.kernels import integer_sums
-from fedjaxsim.privacy.events import (
-    GAUSSIAN,
-    LARGEST_NOISE,
-    SMALLEST_NOISE,
-    NoRelease,
-    PrivacyEvent,
-)
+from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
+from fedjaxsim.privacy.events import GAUSSIAN, NoRelease, PrivacyEvent
 from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import Hyperparameters, Records
-from fedjaxsim.privacy.events import SamplingScheme
+from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.samplers.availability import Availability, work_of
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.events import SamplingScheme
+from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 
 _TAIL = 1e-18  # probability, per round, of too few distinct clients among the draws

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks
 from fedjaxsim.kernels.permutation import permuted
-from fedjaxsim.privacy.events import SamplingScheme
+from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 
 

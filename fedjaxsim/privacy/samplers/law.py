@@ -18,7 +18,7 @@ from scipy.special import betainc
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.privacy.binomial import excess
-from fedjaxsim.privacy.events import SamplingScheme
+from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.samplers.base import Sampler, Sampling
 
 _LEVEL = 1e-9

@@ -11,7 +11,7 @@ import numpy as np
 from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
 from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.privacy import binomial
-from fedjaxsim.privacy.events import SamplingScheme
+from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.samplers import blocks
 from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 

@@ -1,0 +1,132 @@
+"""Rounds as accountants read them: sampling schemes, groups of rounds, ranges of numbers.
+
+On the host, without JAX and numpy, so that the command line can check a plan at once.
+"""
+
+import dataclasses
+import math
+from typing import Literal, NamedTuple, get_args
+
+from fedjaxsim import checks
+
+SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
+Adjacency = Literal["zero_out", "replace"]
+View = Literal["joint_dp", "released_sequence"]
+Unit = Literal["client", "example"]
+Status = Literal["exact", "upper_bound", "approximate", "none"]
+
+SCHEMES, UNITS = get_args(SchemeKind), get_args(Unit)
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+VIEWS: tuple[View, ...] = get_args(View)
+SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
+"""Range of positive noise multipliers: squares, and products with clip norms, exist in float32."""
+MOST_ROUNDS = 2**31 - 1
+"""Largest count of a ledger, an int32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingScheme:
+    """The sampling of cohorts.
+
+    Attributes:
+      kind: "poisson": each client independently with the charged probability p; "fixed": a
+        uniformly random cohort of exactly `capacity` clients; "capped": cohorts of a public
+        schedule (such as passes over the population) with at most `max_participations` rounds per
+        client in the whole run; "groups": `groups` fixed groups of clients in turn; "full": all
+        clients, in every round.
+      clients: m, the size of the population, public.
+      capacity: B, the largest cohort that a round can hold. A larger Poisson cohort loses uniformly
+        random members.
+      max_participations: the cap of a "capped" scheme; None for every other kind.
+      groups: the number of groups of a "groups" scheme, whose clients take part in every
+        `groups`-th round; None for every other kind.
+
+    Raises:
+      ValueError: for an unknown kind, impossible sizes, or a cap or groups with another kind.
+    """
+
+    kind: SchemeKind
+    clients: int
+    capacity: int
+    max_participations: int | None = None
+    groups: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of(SCHEMES, kind=self.kind)
+        checks.count(clients=self.clients)
+        checks.count(1, self.clients, capacity=self.capacity)
+        if self.kind == "full" and self.capacity != self.clients:
+            raise ValueError(
+                f"capacity must be {self.clients} for full participation, got {self.capacity}"
+            )
+        most = {"max_participations": ("capped", math.inf), "groups": ("groups", self.clients)}
+        for name, (kind, limit) in most.items():
+            value = getattr(self, name)
+            if (self.kind == kind) != (value is not None):
+                raise ValueError(
+                    f"{name} must be given for a {kind} scheme and for no other, got {value} for "
+                    f"kind {self.kind!r}"
+                )
+            if value is not None:
+                checks.count(1, limit, **{name: value})
+
+    def inclusions(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
+        """Return (weight, p) of what others may know in a round, p a client's chance to be in then.
+
+        The other clients know who of them took part, whatever the client sends. In cohorts of a
+        fixed size that tells whether it did. A Poisson cohort of B clients without it is full. If B
+        − 1 others took part, it took part itself, or the cohort was smaller, or it was larger and
+        the client was kept: with o others drawn, its weight is
+
+            a + t,  a = P(o = B − 1),  t = Σ_{n ≥ B} P(o = n) p B/(n + 1) = B/m P(Bin(m, p) > B),
+
+        and its chance (p a + t)/(a + t). With fewer others its chance is p.
+        """
+        p, m, places = sampling_rate, self.clients, self.capacity
+        if self.kind == "fixed":
+            return ((places / m, 1.0), (1 - places / m, 0.0))
+        if self.kind != "poisson":
+            return ((1.0, 1.0),)
+        if places >= m:
+            return ((1.0, p),)
+        from fedjaxsim.privacy.binomial import excess  # imports scipy
+
+        over = excess(places, m, p)
+        kept = places / m * over
+        full = excess(places - 1, m - 1, p)
+        last = (excess(places - 2, m - 1, p) if places > 1 else 1.0) - full
+        near = max(0.0, last) + kept
+        if near == 0:
+            return ((1.0, p),)
+        out = max(0.0, full - kept)
+        chance = min(1.0, (p * max(0.0, last) + kept) / near)
+        return ((max(0.0, 1 - near - out), p), (near, chance), (out, 0.0))
+
+
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless δ lies in (0, 1)."""
+    checks.in_range("(0, 1)", delta=delta)
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ValueError unless ε has a size for which noise can be found."""
+    checks.in_range("[1e-06, 1000000.0]", epsilon=epsilon)
+
+
+def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:
+    """Raise ValueError unless z has a usable size, or is an allowed 0."""
+    if zero and noise_multiplier == 0:
+        return
+    if not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier must {'be 0 or ' if zero else ''}lie in "
+            f"[{SMALLEST_NOISE}, {LARGEST_NOISE}], got {noise_multiplier}"
+        )
+
+
+class Entry(NamedTuple):
+    """A group of rounds on the host: float64 z and p, and an exact count."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    rounds: int
