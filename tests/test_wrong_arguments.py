@@ -34,7 +34,8 @@ WRONG = {
     "ledger_entries must be an integer of at least 1": lambda: simulation(ledger_entries="8"),
     "learning_rate must be a number or one number per client (2), got '0.1'":
         lambda: SIM.hyperparameters(learning_rate="0.1"),
-    "learning_rate must be a number or one number per client (2), got None": lambda: SIM.hyperparameters(learning_rate=None),
+    "learning_rate must be a number or one number per client (2), got None":
+        lambda: SIM.hyperparameters(learning_rate=None),
     "noise_multiplier must be a number or one number per round, got shape (0,)":
         lambda: SIM.hyperparameters(noise_multiplier=[]),
     "unknown hyperparameter 'epsilon' (ε needs calibrate)":

@@ -2,10 +2,10 @@
 from . import selection as selection
 from .assumptions import default_delta as default_delta
 from .calibration import noise_multiplier as noise_multiplier
+from .entries import SamplingScheme as SamplingScheme
 from .events import Gaussian as Gaussian
 from .events import PrivacyEvent as PrivacyEvent
 from .events import Pure as Pure
-from .entries import SamplingScheme as SamplingScheme
 from .guarantee import Guarantee as Guarantee
 from .guarantee import Report as Report
 from .guarantee import compose_reports as compose_reports
