@@ -236,14 +236,20 @@ def test_noise_with_each_chunk_is_caught(bench, stated_by_poisson):
 def noise_per_shard(patch, share):
     """Each of two devices adds noise of so much of the whole deviation to its own sum."""
 
+    told = {}
+
+    def remembered(self, state, hparams, rows, drawn, work=program.Program.work):
+        told.update(key=drawn.noise, deviation=hparams.noise_multiplier * hparams.clip)
+        return work(self, state, hparams, rows, drawn)
+
     def noised(*given, filled, work=program.work):
-        worked, told = work(*given, filled=filled), given[-1]
+        worked = work(*given, filled=filled)
         total = worked.accumulator.total
-        key = jax.random.fold_in(told.key, jax.lax.axis_index("clients"))
-        deviation = told.hparams.noise_multiplier * told.hparams.clip
-        noise = share * deviation * jax.random.normal(key, total.shape)
+        key = jax.random.fold_in(told["key"], jax.lax.axis_index("clients"))
+        noise = share * told["deviation"] * jax.random.normal(key, total.shape)
         return worked._replace(accumulator=worked.accumulator._replace(total=total + noise))
 
+    patch.setattr(program.Program, "work", remembered)
     patch.setattr(program, "work", noised)
 
 
