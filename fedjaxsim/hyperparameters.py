@@ -54,6 +54,9 @@ class Hyperparameter:
       symbol: its symbol in figures; None for the name.
       label: its name in a figure's axis label; None for the symbol alone.
       meanings: the names of special values.
+
+    Raises:
+      ValueError: for both a schedule and a value per client, whose shapes would be the same.
     """
 
     name: str
@@ -68,6 +71,10 @@ class Hyperparameter:
     symbol: str | None = None
     label: str | None = None
     meanings: Mapping[float, str] = dataclasses.field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.schedule and self.per_client:
+            raise ValueError(f"{self.name} may have a value per round or per client, not both")
 
     def check(self, value: Value, clients: int | None = None) -> None:
         """Check the shape, and the range where the value is known on the host.

@@ -248,6 +248,11 @@ def test_a_value_out_of_range_is_refused(algorithm, name, value):
         sim.hyperparameters(**{name: value})
 
 
+def test_a_list_is_of_rounds_or_of_clients():
+    with pytest.raises(ValueError, match="lam may have a value per round or per client, not both"):
+        fjs.Hyperparameter("lam", schedule=True, per_client=True)
+
+
 def test_values_outside_the_range_may_be_allowed():
     z = Hyperparameter("z", 1.0, range=(0.5, 2.0), also=(0.0, math.inf), allowed="be z")
     for value in (0.0, 0.5, 2.0, math.inf):
