@@ -159,11 +159,13 @@ def test_tuning_on_other_clients_scales_the_noise_of_every_round():
 
 
 @pytest.mark.thorough
-def test_a_schedule_is_tuned_and_its_final_run_spends_the_whole_target(tmp_path):
+def test_a_schedule_is_tuned_and_a_run_of_what_was_found_spends_the_whole_target(tmp_path):
     flags = ["--epsilon", "2", "--budget", "power:1", "--clip", "0.5", "--held-out-clients", "0.5"]
     steps = ["--steps", "1", "--seeds", "2", "--wrt", "learning-rate", "--out", str(tmp_path / "t")]
     assert main(["tune", *FLAGS, *flags, *steps]) == 0
-    run = RunDirectory(tmp_path / "t" / "run")
+    tuned, out = tmp_path / "t" / "tuned.toml", tmp_path / "run"
+    assert main(["run", str(tuned), "--quiet", "--out", str(out)]) == 0
+    run = RunDirectory(out)
     resolved = run.config()["resolved"]
     assert resolved["noise_first"] == pytest.approx(T * resolved["noise_last"], rel=1e-6)
     z = np.asarray(POWER.noise(run.summary()["noise_multiplier"], T))
