@@ -323,6 +323,12 @@ def interval(numbers: Mapping[str, float]) -> str:
     return f"{numbers['median']:.3g} ({numbers['least']:.3g} to {numbers['greatest']:.3g})"
 
 
+def slower(ratio: float) -> str:
+    """Return in words how many times slower a library is."""
+    times, word = (ratio, "slower") if ratio >= 1 else (1 / ratio, "faster")
+    return f"{times:.{int(times < 10)}f}× {word}"
+
+
 def draw(summary: Record, cores: int) -> Figure:
     """Draw a bar to the median of each library with FedAvg, with its range."""
     with mpl.rc_context({**STYLE, "axes.grid.axis": "x"}):
@@ -336,8 +342,8 @@ def draw(summary: Record, cores: int) -> Figure:
                 axes.barh(y, rate["median"], 0.65, color=COLOURS[0] if name == OURS else "0.75")
                 axes.plot([rate["least"], rate["greatest"]], [y, y], color="0.2", lw=1)
                 ratio = shown[name].get("rounds_per_s_ratio", {}).get("median")
-                slower = f"  {ratio:.{int(ratio < 10)}f}× slower" if ratio and name != OURS else ""
-                label = f"{rate['median']:.3g}{slower}"
+                beside = "" if name == OURS or not ratio else f"  {slower(ratio)}"
+                label = f"{rate['median']:.3g}{beside}"
                 axes.text(rate["greatest"] * 1.1, y, label, va="center", fontsize=8)
             axes.set_yticks(
                 range(len(order)),
