@@ -142,4 +142,9 @@ def test_the_picture_has_a_bar_for_each_median():
     figure: Any = compare.draw(compare.summarize(cells), 2)
     for k, axes in enumerate(figure.axes):
         assert [bar.get_width() for bar in axes.patches] == [10.0 * n + k for n in range(6, 0, -1)]
-        assert sum("slower" in text.get_text() for text in axes.texts) == 5
+        assert sum("× faster" in text.get_text() for text in axes.texts) == 5
+
+
+def test_ratios_are_said_in_words():
+    assert compare.slower(12.3) == "12× slower"
+    assert compare.slower(0.5) == "2.0× faster"
