@@ -1,6 +1,7 @@
 """The audit inside one run: its bounds, sound runs that it spares, broken ones that it finds."""
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -116,7 +117,7 @@ def test_real_clients_predict_with_their_data_as_without_canaries():
 def test_runs_whose_canaries_would_prove_nothing_are_refused():
     population, task = classification([6] * 5)
 
-    def refused(match, sampling=None, mechanism=fjs.gaussian(), canaries=3, rate=0.1):
+    def refused(match, sampling=None, mechanism=fjs.gaussian(), canaries=3, rate: Any = 0.1):
         sampling = fjs.full_participation() if sampling is None else sampling
         sim = fjs.Simulation(fjs.fedavg(task), population, sampling, mechanism=mechanism)
         with pytest.raises(ValueError, match=match):
