@@ -61,7 +61,7 @@ _WORDS: dict[str, str] = {
     "loss": "bogus '' squared logistic",
     "compute": "float16 ''",
     "schedule": "bogus cos",
-    "budget": "power power:x geometric:0 bogus:1 power:nan power:1e9",
+    "noise-schedule": "power power:x geometric:0 bogus:1 power:nan power:1e9",
     "accountant": "bogus ''",
     "preprocess": "bogus drop-constant,bogus ,x",
     "chunk-map": "bogus pmap",

@@ -77,7 +77,7 @@ def show(command: Command, words: Sequence[str]) -> None:
         if not only_data:
             _section("parts and rounds", RUN)
             _section("a client's round", (*groups["minibatches"], *groups["schedule"]))
-            privacy = ("target", "guarantee", "budget", "spending", "examples")
+            privacy = ("target", "guarantee", "noise_schedule", "spending", "examples")
             _section("privacy", [each for name in privacy for each in groups[name]])
             _section("results", RESULTS)
             _show_usual(command.name)

@@ -18,7 +18,7 @@ def privacy(
     rounds: int | None = None,
     cohorts: Cohorts,
     adjacency: Adjacency | None = None,
-    budget: str | None = None,
+    noise_schedule: str | None = None,
     accountant: str | None = None,
     json: bool = False,
 ) -> Callable[[], int]:
@@ -35,8 +35,8 @@ def privacy(
       rounds: T.
       cohorts: Sampling.
       adjacency: Adjacency of the target; by default zero_out.
-      budget: Spread of the budget over the rounds (constant, power:A or geometric:Q); z is then the
-        constant noise of the same total cost. Constant where rounds are solved for.
+      noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
+        z is then the constant noise of the same total cost. Constant where rounds are solved for.
       accountant: pld or rdp, for a plan's ε; by default the tighter one.
       json: Print JSON instead of text.
     """
@@ -56,7 +56,7 @@ def privacy(
         )
     if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
         cohorts = dataclasses.replace(cohorts, sampling_rate=1.0)
-    planned, schedule = resolve(cohorts, delta), Schedule.parse(budget)
+    planned, schedule = resolve(cohorts, delta), Schedule.parse(noise_schedule)
     check(noise_multiplier or 0.0, 1 if rounds is None else rounds)
     plan["sampling_rate"], solved = planned.sampling_rate, {}
     if epsilon is None and adjacency is not None:
@@ -103,9 +103,9 @@ def _solve(quantity: str, epsilon: float, delta: float, schedule: Schedule, **pl
 
     if quantity == "rounds" and not schedule.is_constant:
         raise ValueError(
-            "budget must be constant to solve for rounds, because other shares depend on their "
-            f"number, got {schedule}"
+            "noise_schedule must be constant to solve for rounds, because other shares depend on "
+            f"their number, got {schedule}"
         )
     if quantity != "rounds":
-        plan["schedule"] = schedule
+        plan["noise_schedule"] = schedule
     return getattr(calibration, quantity)(epsilon, delta, **plan)

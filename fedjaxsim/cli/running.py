@@ -156,11 +156,11 @@ def prepare_resume(
             f"rounds must be at most {config.rounds} with schedule {schedule}, as its learning "
             f"rate is 0 then, got {total}"
         )
-    if total > config.rounds and not config.schedule.is_constant:
+    if total > config.rounds and not config.noise_schedule.is_constant:
         raise ValueError(
-            f"rounds must be at most {config.rounds} with budget {config.schedule}, which is "
-            f"spread over them, got {total}; run --from {shlex.quote(str(path))} begins another "
-            "stage with new noise"
+            f"rounds must be at most {config.rounds} with noise_schedule {config.noise_schedule}, "
+            f"which is spread over them, got {total}; run --from {shlex.quote(str(path))} begins "
+            "another stage with new noise"
         )
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)

@@ -45,7 +45,7 @@ def spent(
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
-    schedule: Schedule = CONSTANT,
+    noise_schedule: Schedule = CONSTANT,
     before: Sequence[PrivacySpend] = (),
 ) -> float:
     """Compute the ε that a planned run will report; inf where nothing is guaranteed.
@@ -59,7 +59,7 @@ def spent(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
-      schedule: of the noise over the rounds.
+      noise_schedule: of the rounds.
       before: charges of releases before round 1.
 
     Raises:
@@ -67,7 +67,7 @@ def spent(
         event, or the schedule does not suit the rounds.
     """
     check_delta(delta)
-    entries = schedule.entries(noise_multiplier, sampling_rate, rounds)
+    entries = noise_schedule.entries(noise_multiplier, sampling_rate, rounds)
     charged = PrivacySpend(scheme, event, entries)
     return guarantee.spent([*before, charged], delta, adjacency, accountant)
 
@@ -148,7 +148,7 @@ def noise_multiplier(
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
-    schedule: Schedule = CONSTANT,
+    noise_schedule: Schedule = CONSTANT,
     before: tuple[PrivacySpend, ...] = (),
 ) -> float:
     """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
@@ -162,7 +162,7 @@ def noise_multiplier(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
-      schedule: of the noise over the rounds, with scale z: see `Schedule`.
+      noise_schedule: of the rounds, with scale z: see `Schedule`.
       before: charges of releases before round 1, which ε covers, too.
 
     Raises:
@@ -181,7 +181,8 @@ def noise_multiplier(
         )
 
     def cost(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, accountant, schedule, before)
+        plan = (z, p, rounds, delta, scheme, event, adjacency)
+        return spent(*plan, accountant, noise_schedule, before)
 
     def bound(z):
         return spent(z, p, rounds, delta, scheme, event, adjacency, "rdp", CONSTANT, before)
@@ -296,7 +297,7 @@ def sampling_rate(
     scheme: SamplingScheme,
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
-    schedule: Schedule = CONSTANT,
+    noise_schedule: Schedule = CONSTANT,
 ) -> float:
     """Find the largest p of Poisson sampling that reports at most (ε, δ).
 
@@ -313,7 +314,7 @@ def sampling_rate(
 
     def cost(p):
         plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency)
-        return spent(*plan, schedule=schedule)
+        return spent(*plan, noise_schedule=noise_schedule)
 
     def bound(p):
         return spent(noise_multiplier, p, rounds, delta, scheme, event, adjacency, "rdp")

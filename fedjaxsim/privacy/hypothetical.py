@@ -120,11 +120,11 @@ def report(
     rounds: int,
     delta: float,
     accountant: str | None = None,
-    schedule: Schedule = CONSTANT,
+    noise_schedule: Schedule = CONSTANT,
 ) -> "Report":
     """Compute `guarantee.report` of a hypothetical run, naming the values filled in."""
     from fedjaxsim.privacy import guarantee
 
-    entries = schedule.entries(noise_multiplier, cohorts.sampling_rate, rounds)
+    entries = noise_schedule.entries(noise_multiplier, cohorts.sampling_rate, rounds)
     charged = PrivacySpend(cohorts.scheme, GAUSSIAN, entries)
     return guarantee.report([charged], delta, accountant).assuming(cohorts.assumed)

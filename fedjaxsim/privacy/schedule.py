@@ -1,6 +1,6 @@
-"""Schedules that spread a run's privacy budget over its rounds.
+"""Schedules of noise that spread a run's privacy cost over its rounds.
 
-A schedule gives each round a weight, its share of the budget, and noise in inverse proportion. The
+A schedule gives each round a weight, its share of the cost, and noise in inverse proportion. The
 module imports neither JAX nor numpy, so the command line can check a schedule at once.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["constant", "power", "geometric"]
 _MOST = 1e6
-"""Largest ratio between the budgets of two rounds."""
+"""Largest ratio between the shares of two rounds."""
 _MOST_ROUNDS = 100_000
 """Each round the ledger searches one place per value of the schedule."""
 _FORMS = "constant, power:A (round t gets t^A) or geometric:Q (it gets Q^-t)"
@@ -46,7 +46,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.number) or (self.kind == "geometric" and self.number <= 0):
-            raise ValueError(f"budget must be {_FORMS}, A finite and Q positive, got {self}")
+            raise ValueError(f"noise_schedule must be {_FORMS}, A finite, Q positive, got {self}")
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
@@ -62,8 +62,8 @@ class Schedule:
             try:
                 return cls(kind, float(number))
             except ValueError as error:
-                raise ValueError(f"budget must be {_FORMS}, got {text!r}") from error
-        raise ValueError(f"budget must be {_FORMS}, got {text!r}")
+                raise ValueError(f"noise_schedule must be {_FORMS}, got {text!r}") from error
+        raise ValueError(f"noise_schedule must be {_FORMS}, got {text!r}")
 
     @property
     def is_constant(self) -> bool:
@@ -76,16 +76,16 @@ class Schedule:
             return
         if rounds > _MOST_ROUNDS:
             raise ValueError(
-                f"rounds must be at most {_MOST_ROUNDS} with budget {self}, got {rounds}"
+                f"rounds must be at most {_MOST_ROUNDS} with noise_schedule {self}, got {rounds}"
             )
         first, last = self._log_weight(1), self._log_weight(rounds)
         if abs(last - first) > math.log(_MOST):
             more = f"10^{abs(last - first) / math.log(10):.3g} times the share"
             one, other = (rounds, 1) if last > first else (1, rounds)
+            nearer = "Q nearer to 1" if self.kind == "geometric" else "A nearer to 0"
             raise ValueError(
-                f"budget {self} gives round {one} of {rounds} {more} of round {other}; at most "
-                f"{_MOST:g} times is allowed: take {'Q' if self.kind == 'geometric' else 'A'} "
-                f"nearer to {1 if self.kind == 'geometric' else 0}, or fewer rounds"
+                f"noise_schedule {self} gives round {one} of {rounds} {more} of round {other}; at "
+                f"most {_MOST:g} times is allowed: take {nearer}, or fewer rounds"
             )
 
     def weights(self, rounds: int) -> "np.ndarray":

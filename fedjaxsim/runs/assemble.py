@@ -116,7 +116,7 @@ def parts_of(
         sampling,
         _minibatches(config),
         _part(config, "mechanism", Mechanism, supplied=supplied),
-        LEDGER_ENTRIES if config.schedule.is_constant else max(LEDGER_ENTRIES, config.rounds),
+        LEDGER_ENTRIES if config.noise_schedule.is_constant else max(LEDGER_ENTRIES, config.rounds),
     )
 
 

@@ -310,13 +310,13 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
             scheme=scheme,
             event=event,
             accountant=config.get("accountant"),
-            schedule=config.schedule,
+            noise_schedule=config.noise_schedule,
             before=simulation.prepared,
         )
         hparams = hparams.replace(noise_multiplier=z)
     if "noise_multiplier" in hparams:
         z = float(np.asarray(hparams.noise_multiplier))
-        hparams = hparams.replace(noise_multiplier=config.schedule.noise(z, config.rounds))
+        hparams = hparams.replace(noise_multiplier=config.noise_schedule.noise(z, config.rounds))
     z = float(np.max(hparams.get("noise_multiplier", 0.0)))
     if z > 0 and "count_noise" in hparams and config.get("count_noise") is None:
         # A twentieth of the expected cohort is usual; where that is small, it must be above z/2.

@@ -348,6 +348,6 @@ def _figure_title(experiment: Experiment) -> str:
         privacy = "nothing released"
     elif experiment.noise_multiplier == 0:
         privacy = "no privacy"
-    elif not config.schedule.is_constant:
-        privacy += f" on average, budget {config.schedule}"
+    elif not config.noise_schedule.is_constant:
+        privacy += f" on average, noise-schedule {config.noise_schedule}"
     return f"{experiment.title}, {experiment.simulation.num_clients} clients, {privacy}"

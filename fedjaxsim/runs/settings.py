@@ -277,15 +277,15 @@ GROUPS = {
             ),
         ),
     ),
-    "budget": Group(
+    "noise_schedule": Group(
         "mechanism",
         lambda _, hyperparameters, event: (
             "noise_multiplier" in hyperparameters and event != "correlated"
         ),
         (
             Setting(
-                "budget", str, None,
-                "Share of the privacy budget by round: constant, power:A for t^A or geometric:Q "
+                "noise_schedule", str, None,
+                "Share of the privacy cost by round: constant, power:A for t^A or geometric:Q "
                 "for Q^-t; z is the constant noise of equal cost.", shown="constant",
             ),
         ),
@@ -495,9 +495,9 @@ class RunConfig:
         return math.inf if epsilon is None else epsilon
 
     @property
-    def schedule(self) -> Schedule:
+    def noise_schedule(self) -> Schedule:
         """The schedule of the noise over the rounds."""
-        return Schedule.parse(self.get("budget"))
+        return Schedule.parse(self.get("noise_schedule"))
 
     @property
     def clips(self) -> bool:
@@ -576,7 +576,7 @@ class RunConfig:
         one = self.system.one_minibatch
         if self.get("passes") is not None and not one and self.get("local_steps") is None:
             raise ValueError(f"passes need local-steps, got passes {self.get('passes')} alone")
-        self.schedule.check(self.rounds)
+        self.noise_schedule.check(self.rounds)
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
         fields = self.get("fields") or ()

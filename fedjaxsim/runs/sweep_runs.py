@@ -178,9 +178,9 @@ class SweepRuns:
         """
         found: dict[Any, dict[int, list[int]]] = {}
         for index, run in enumerate(self.runs):
-            arrays = {*hyperparameters_of(run), "budget", "seed"}
+            arrays = {*hyperparameters_of(run), "noise_schedule", "seed"}
             # Schedules, and lists of clients' values, are arrays of one shape; others are numbers.
-            kind: list[Any] = [run.schedule.is_constant]
+            kind: list[Any] = [run.noise_schedule.is_constant]
             kind += [(name, isinstance(run.get(name), tuple)) for name in hyperparameters_of(run)]
             if run.counts_rows and run.partition_seed is None:
                 kind.append(run.seed)  # from which numbers of rows follow

@@ -131,7 +131,7 @@ def test_the_rate_found_meets_the_target(ask_json):
 
 @pytest.mark.thorough
 def test_a_schedule_changes_the_rate_that_meets_a_target(ask_json):
-    command = "privacy --epsilon 1 --noise-multiplier 1 --rounds 2 --delta 1e-5 --budget"
+    command = "privacy --epsilon 1 --noise-multiplier 1 --rounds 2 --delta 1e-5 --noise-schedule"
     found, even = (ask_json(f"{command} {budget}") for budget in ("power:2", "constant"))
     assert 1 - 2e-3 <= only(found["guarantee"], "zero_out")["epsilon"] <= 1
     assert found["sampling_rate"] < 0.95 * even["sampling_rate"]
@@ -162,8 +162,8 @@ def test_a_schedule_changes_the_rate_that_meets_a_target(ask_json):
         ("rounds --epsilon inf", "epsilon"),
         ("rounds --epsilon 1 --noise-multiplier 0", "noise-multiplier"),
         ("rounds --epsilon 1 --noise-multiplier 1e13", "noise-multiplier"),
-        ("rounds --epsilon 1 --budget power:1", "budget"),
-        ("rate --epsilon 1 --budget linear", "budget"),
+        ("rounds --epsilon 1 --noise-schedule power:1", "noise-schedule"),
+        ("rate --epsilon 1 --noise-schedule linear", "noise-schedule"),
         ("rate --epsilon 1 --rounds 0", "rounds"),
         ("rate --epsilon 1 --noise-multiplier 0", "noise-multiplier"),
     ],

@@ -76,7 +76,7 @@ def test_rounds_without_noise_have_none():
 @pytest.mark.parametrize(
     ("text", "rounds", "message"),
     [
-        ("linear", 5, "budget"),
+        ("linear", 5, "noise_schedule"),
         ("power", 5, "got 'power'"),
         ("power:x", 5, "got 'power:x'"),
         ("power:inf", 5, "got 'power:inf'"),
@@ -142,7 +142,7 @@ def test_at_full_participation_no_schedule_changes_epsilon_and_the_order_never_d
 def test_pure_rounds_add_up_to_the_target_and_share_it_as_the_schedule_says(text):
     budget = Schedule.parse(text)
     plan: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
-    z = calibration.noise_multiplier(2.0, 1e-300, accountant="rdp", schedule=budget, **plan)
+    z = calibration.noise_multiplier(2.0, 1e-300, accountant="rdp", noise_schedule=budget, **plan)
     each = 1 / np.asarray(budget.noise(z, T), np.float64)
     assert 2.0 * (1 - calibration.TOLERANCE) <= each.sum() <= 2.0
     np.testing.assert_allclose(each / each.sum(), budget.weights(T) / budget.weights(T).sum())
@@ -151,13 +151,13 @@ def test_pure_rounds_add_up_to_the_target_and_share_it_as_the_schedule_says(text
 def test_many_pure_rounds_meet_the_target_nearly_as_gaussian_ones():
     rounds, budget = 2000, Schedule.parse("power:0.6666667")
     plan: Any = {"rounds": rounds, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
-    z = calibration.noise_multiplier(1.0, DELTA, schedule=budget, **plan)
+    z = calibration.noise_multiplier(1.0, DELTA, noise_schedule=budget, **plan)
     each = 1 / np.asarray(budget.noise(z, rounds), np.float64)
     # Many answers of randomized response are nearly Gaussian: μ² = Σ ε².
     limit = gaussian.epsilon(DELTA, math.sqrt(np.sum(each**2)))
     assert limit == pytest.approx(1, rel=0.02)
     # The sum, which holds at δ = 0, asks for more noise.
-    basic = calibration.noise_multiplier(1.0, 1e-300, schedule=budget, **plan)
+    basic = calibration.noise_multiplier(1.0, 1e-300, noise_schedule=budget, **plan)
     assert basic > 2 * z
 
 
@@ -173,7 +173,7 @@ def test_many_pure_rounds_meet_the_target_nearly_as_gaussian_ones():
 def test_calibrated_schedules_meet_the_target(scheme, p, accountant):
     budget = Schedule.parse("geometric:0.7")
     plan: Any = {"rounds": T, "sampling_rate": p, "scheme": scheme, "accountant": accountant}
-    z = calibration.noise_multiplier(1.0, DELTA, schedule=budget, **plan)
+    z = calibration.noise_multiplier(1.0, DELTA, noise_schedule=budget, **plan)
     assert z == float(np.float32(z))
     drawn = budget.noise(z, T)
     charged = PrivacySpend(scheme, GAUSSIAN, entries(drawn, float(np.float32(p)), T))
@@ -201,7 +201,8 @@ def test_the_rate_of_sampled_pure_releases_has_a_closed_form():
     exact = math.expm1(0.1) / math.expm1(0.25)
     assert exact * (1 - 1.1 * calibration.TOLERANCE) <= p <= exact
     # Two rounds with the budgets 1 and 2, which are 1/z √(2/5) and twice that.
-    p = calibration.sampling_rate(0.2, DELTA, rounds=2, schedule=Schedule.parse("power:1"), **plan)
+    rising = Schedule.parse("power:1")
+    p = calibration.sampling_rate(0.2, DELTA, rounds=2, noise_schedule=rising, **plan)
     each = np.log1p(p * np.expm1(np.array([1, 2]) * math.sqrt(2 / 5) / 4))
     assert 0.2 * (1 - 1.1 * calibration.TOLERANCE) <= each.sum() <= 0.2
 
@@ -288,7 +289,8 @@ def test_mp_mtl_is_charged_what_its_schedule_draws(mechanism, cost):
     event, full = mechanism.event, SamplingScheme("full", 4, 4)
     budget, epsilon = Schedule.parse("power:0.4"), 2.0
     aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": full, "event": event}
-    z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", schedule=budget, **aim)
+    aim |= {"adjacency": "replace", "noise_schedule": budget}
+    z = calibration.noise_multiplier(epsilon, DELTA, **aim)
     hparams = sim.hyperparameters(
         learning_rate=0.1, lam=1.0, clip=1.0, noise_multiplier=budget.noise(z, T)
     )

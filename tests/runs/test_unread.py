@@ -22,7 +22,8 @@ CHANGED = {
     "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "update",
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
-    "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "budget": "power:1", "penalty": "kl",
+    "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "noise_schedule": "power:1",
+    "penalty": "kl",
     "acceleration": "convex", "ridge": 0.5, "message_epsilon": 2.0, "protect_examples": True,
     "origin": "global", "head": ("kernel",), "order": "head-first", "personal": ("bias",),
     "lam2": 0.7, "outliers": "columns", "psd_deviations": 1.0, "fairness": 0.7, "mixture": 0.7,
@@ -49,7 +50,7 @@ NEEDS = {
 """Other settings without which a setting has no effect."""
 RELEASE = {
     "exact_sums": True, "bands": 2, "power": 0.7,
-    "clip": 2.0, "noise_multiplier": 0.4, "budget": "power:1", "target_quantile": 0.7,
+    "clip": 2.0, "noise_multiplier": 0.4, "noise_schedule": "power:1", "target_quantile": 0.7,
     "clip_learning_rate": 0.7, "count_noise": 2.0, "max_weight": 3.0, "psd_deviations": 1.0,
 }  # fmt: skip
 DATA = {

@@ -1,4 +1,4 @@
-"""`--budget`: schedules of noise in a run, its stages, a sweep and a tuning."""
+"""`--noise-schedule`: schedules of noise in a run, its stages, a sweep and a tuning."""
 
 import json
 import math
@@ -41,8 +41,8 @@ def exact(z) -> float:
 
 
 def test_without_a_schedule_nothing_is_different():
-    plain, named = config(epsilon=1.0), config(epsilon=1.0, budget="constant")
-    assert "budget" not in plain.settings()
+    plain, named = config(epsilon=1.0), config(epsilon=1.0, noise_schedule="constant")
+    assert "noise_schedule" not in plain.settings()
     one, other = prepare(plain), prepare(named)
     for found in (one, other):
         assert isinstance(found.hparams.noise_multiplier, float)
@@ -54,7 +54,8 @@ def test_without_a_schedule_nothing_is_different():
 
 @pytest.mark.parametrize("accountant", [None, "rdp"])
 def test_a_target_is_met_by_the_whole_plan_of_a_pure_mechanism(accountant):
-    found = prepare(config(mechanism="pure", epsilon=3.0, budget="power:1", accountant=accountant))
+    plan = {"mechanism": "pure", "noise_schedule": "power:1", "accountant": accountant}
+    found = prepare(config(epsilon=3.0, **plan))
     whole = spent((found.planned(),), DELTA, accountant=accountant)
     assert 3 * 0.999 <= whole <= 3
     each = 1 / np.asarray(found.hparams.noise_multiplier, np.float64)
@@ -62,15 +63,15 @@ def test_a_target_is_met_by_the_whole_plan_of_a_pure_mechanism(accountant):
 
 
 def test_adaptive_clipping_counts_with_noise_for_the_loudest_round():
-    found = prepare(config(mechanism="adaptive", noise_multiplier=2.0, budget="power:1"))
+    found = prepare(config(mechanism="adaptive", noise_multiplier=2.0, noise_schedule="power:1"))
     assert found.hparams.count_noise == np.max(found.hparams.noise_multiplier)
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """A run with a schedule, as a directory."""
-    out = tmp_path_factory.mktemp("budget") / "run"
-    flags = ["--noise-multiplier", "3", "--budget", "power:1", "--out", str(out)]
+    out = tmp_path_factory.mktemp("schedule") / "run"
+    flags = ["--noise-multiplier", "3", "--noise-schedule", "power:1", "--out", str(out)]
     assert main(["run", *FLAGS, *flags]) == 0
     return out
 
@@ -97,18 +98,19 @@ def test_what_is_spent_at_every_evaluation_is_that_of_the_rounds_done(ran):
 def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsys):
     assert main(["resume", str(ran), "--rounds", "13"]) == 2
     error = capsys.readouterr().err
-    assert "rounds must be at most 12 with budget power:1" in error
+    assert "rounds must be at most 12 with noise-schedule power:1" in error
     out = tmp_path / "next"
     flags = ["--rounds", "4", "--noise-multiplier", "5", "--quiet", "--out", str(out)]
     # The first stage takes all places of the ledger.
-    for budget, second in (("constant", [5.0] * 4), ("power:0.5", None)):
-        again = [*flags, "--budget", budget, "--overwrite"]
+    for shares, second in (("constant", [5.0] * 4), ("power:0.5", None)):
+        again = [*flags, "--noise-schedule", shares, "--overwrite"]
         assert main(["run", "--from", str(ran), *again]) == 0
-        second = Schedule.parse(budget).noise(5.0, 4) if second is None else second
+        second = Schedule.parse(shares).noise(5.0, 4) if second is None else second
         z = np.concatenate([np.asarray(POWER.noise(3.0, T)), np.asarray(second)])
         assert RunDirectory(out).summary()["epsilon"] == pytest.approx(exact(z), rel=1e-9)
     # An interrupted stage resumes with the ledger of both.
-    assert main(["run", "--from", str(ran), *flags, "--overwrite", "--budget", "power:0.5"]) == 0
+    again = [*flags, "--overwrite", "--noise-schedule", "power:0.5"]
+    assert main(["run", "--from", str(ran), *again]) == 0
     (out / "summary.json").unlink()
     assert main(["resume", str(out), "--quiet"]) == 0
     assert RunDirectory(out).summary()["epsilon"] == pytest.approx(exact(z), rel=1e-9)
@@ -116,16 +118,16 @@ def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsy
 
 @pytest.mark.thorough
 def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_round(tmp_path):
-    table = {"budget": (None, "power:1", "geometric:0.9"), "noise_multiplier": (0.0, 4.0)}
+    table = {"noise_schedule": (None, "power:1", "geometric:0.9"), "noise_multiplier": (0.0, 4.0)}
     plan = resolve_sweep(SMALL, [table])
     assert plan.families() == [[(0, 1)], [(2, 3, 4, 5)]]
     base = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SMALL.items())
-    sweep = 'budget = ["constant", "power:1", "geometric:0.9"]\nnoise-multiplier = [0, 4]'
+    sweep = 'noise-schedule = ["constant", "power:1", "geometric:0.9"]\nnoise-multiplier = [0, 4]'
     (tmp_path / "a.toml").write_text(f"{base}\neval-every = 6\n[sweep]\n{sweep}")
     command = ["sweep", str(tmp_path / "a.toml"), "--out", str(tmp_path / "out"), "--quiet"]
     assert main(command) == 0
     rows = pq.read_table(tmp_path / "out" / "results.parquet").to_pylist()
-    found = {(r["budget"], r["noise_multiplier"], r["round"]): r["epsilon"] for r in rows}
+    found = {(r["noise_schedule"], r["noise_multiplier"], r["round"]): r["epsilon"] for r in rows}
     for text in ("constant", "power:1", "geometric:0.9"):
         assert found[text, 0.0, T] is None
         z = np.broadcast_to(Schedule.parse(text).noise(4.0, T), (T,))
@@ -149,7 +151,7 @@ def test_a_plan_of_pure_releases_costs_their_sum_at_a_tiny_delta():
 
 def test_tuning_on_other_clients_scales_the_noise_of_every_round():
     asked = config(
-        clients=20, held_out_clients=0.25, noise_multiplier=2.0, budget="geometric:0.8",
+        clients=20, held_out_clients=0.25, noise_multiplier=2.0, noise_schedule="geometric:0.8",
         sampling_rate=0.5,
     )  # fmt: skip
     source = find_source(asked, None, clips=False)
@@ -160,7 +162,8 @@ def test_tuning_on_other_clients_scales_the_noise_of_every_round():
 
 @pytest.mark.thorough
 def test_a_schedule_is_tuned_and_a_run_of_what_was_found_spends_the_whole_target(tmp_path):
-    flags = ["--epsilon", "2", "--budget", "power:1", "--clip", "0.5", "--held-out-clients", "0.5"]
+    flags = ["--epsilon", "2", "--noise-schedule", "power:1"]
+    flags += ["--clip", "0.5", "--held-out-clients", "0.5"]
     steps = ["--steps", "1", "--seeds", "2", "--wrt", "learning-rate", "--out", str(tmp_path / "t")]
     assert main(["tune", *FLAGS, *flags, *steps]) == 0
     tuned, out = tmp_path / "t" / "tuned.toml", tmp_path / "run"
