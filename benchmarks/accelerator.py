@@ -6,9 +6,10 @@
 
 Every workload is measured as `fedjaxsim bench` does, in a process of its own: first all of them as
 the defaults lay them out, then with other chunk sizes, named `WORKLOAD, chunks of N`. A process
-has at most 90 seconds, and none starts when the time is over. Last comes a step of the CNN with
-each form of its convolutions. The file is written after each, so that Ctrl-C loses nothing. The
-numbers of a rehearsal say nothing about a card; clients run as batches, as they do on one.
+has at most 90 seconds, and none starts when the time is over. Before them come the ceilings of the
+card, and last a step of the CNN with each form of its convolutions. The file is written after each,
+so that Ctrl-C loses nothing. The numbers of a rehearsal say nothing about a card; clients run as
+batches, as they do on one.
 
 `--compile-only` compiles the workloads for devices that need not be there (extras cuda and tpu) and
 writes compiled.json: what a round starts there, and the time below which it cannot come.
@@ -29,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from ceilings import Ceilings
 from common import WORKLOADS, Record, in_process, median_of, update
 from compiled import PARTS, started_by_a_round
 from processes import Results, in_child, print_results
@@ -85,7 +87,7 @@ SPEEDS: dict[Device, tuple[float, float]] = {"h100": (3.352e12, 494.7e12), "v5e"
 on a TPU."""
 CYCLES = 1.5e9
 """Cycles of a TPU v5e a second."""
-TINY = {"clients": 6, "hidden": (4,), "rounds": 1, "chunk_map": "vmap"}
+TINY = {"clients": 10, "hidden": (4,), "rounds": 1, "chunk_map": "vmap"}
 """Changes of a rehearsal, to the settings that a workload has."""
 
 
@@ -111,10 +113,10 @@ def tried(default: int, cohort: float) -> list[int]:
 
 
 def measure(results: Results, name: str, settings: Record) -> Record | None:
-    """Measure a run into the results; None if it took too long, failed or does not fit."""
+    """Measure a run into the results; None if it took too long, failed or was refused."""
     try:
         found = in_child(settings, seconds=PATIENCE)
-    except (subprocess.TimeoutExpired, ChildProcessError) as error:
+    except (subprocess.TimeoutExpired, ChildProcessError, ValueError) as error:
         print(f"{name}: {error}", flush=True)
         return None
     results.machine, results.settings[name] = found.pop("machine"), settings
@@ -128,6 +130,9 @@ def run(names: Sequence[str], minutes: float, rehearse: bool, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     end, results, defaults = time.perf_counter() + 60 * minutes, Results(), {}
     try:
+        results.ceilings = in_process(ceilings)
+        for name, value in results.ceilings.items():
+            print(f"{name}: {value / 1e12:.3g} T/s", flush=True)
         for name in names:
             if time.perf_counter() < end:
                 defaults[name] = measure(results, name, settings_of(name, rehearse))
@@ -146,6 +151,14 @@ def run(names: Sequence[str], minutes: float, rehearse: bool, out: Path) -> int:
         return 130
     print_results(results)
     return 0
+
+
+def ceilings() -> dict[str, float]:
+    """Measure the bytes and floating-point operations a second that the devices reach."""
+    usual = Ceilings(jax.devices())
+    found = {"bytes": usual.bandwidth(), "flops": usual.flops()}
+    with jax.default_matmul_precision("highest"):
+        return found | {"flops at highest precision": Ceilings(jax.devices()).flops()}
 
 
 def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Record:
@@ -168,6 +181,7 @@ def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Recor
         "bytes": work.bytes,
         "flops": work.flops,
         "working_bytes": found.need.rounds,
+        "peak_bytes": found.need.peak,
         "chunk_size": found.chunk_size,
         "seconds": bounds,
     }
@@ -177,7 +191,7 @@ def compile_for_devices(
     names: Sequence[str], devices: Sequence[Device], rehearse: bool, out: Path
 ) -> int:
     """Compile the workloads for devices that need not be there; print and write the table."""
-    packages = ("jax", "jaxlib", "jax-cuda12-plugin", "libtpu")
+    packages = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu")
     installed = {each.name for each in importlib.metadata.distributions()}
     versions = {each: importlib.metadata.version(each) for each in packages if each in installed}
     for device in devices:

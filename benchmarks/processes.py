@@ -36,11 +36,13 @@ class Results:
       machine: its description, see `measure.machine`.
       settings: settings of each run, by its name.
       processes: the numbers of each process, by run.
+      ceilings: operations and bytes per second that the machine reaches, by name.
     """
 
     machine: Record = dataclasses.field(default_factory=dict)
     settings: dict[str, Record] = dataclasses.field(default_factory=dict)
     processes: dict[str, list[Record]] = dataclasses.field(default_factory=dict)
+    ceilings: Record = dataclasses.field(default_factory=dict)
 
     def spread(self, run: str, name: str) -> Spread | None:
         """Return the spread of a number of a run; None where a process lacks it."""
@@ -54,7 +56,8 @@ class Results:
             spreads = {name: self.spread(run, name) for name in processes[0]}
             summary = {name: each._asdict() for name, each in spreads.items() if each}
             runs[run] = {"settings": self.settings[run], "summary": summary, "processes": processes}
-        write_json(path, {"machine": self.machine, "workloads": runs})
+        found = {"machine": self.machine, "ceilings": self.ceilings, "workloads": runs}
+        write_json(path, found)
 
 
 def print_results(results: Results) -> None:

@@ -28,7 +28,7 @@ def test_workloads_are_files_of_settings_with_changes():
         assert settings["chunk_size"] == 16
         given = {key: list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
         assert given.items() <= settings.items()
-        assert accelerator.settings_of(name, True)["clients"] == 6
+        assert accelerator.settings_of(name, True)["clients"] == 10
 
 
 def measured(folder):

@@ -36,6 +36,8 @@ EXTRAS = {
 
 _TITLES = {"PIL": "pillow", "jax_cuda12_plugin": "jax-cuda12-plugin", "jax_privacy": "jax-privacy"}
 """Names of libraries that differ from their modules'."""
+_OTHERS = {"jax_cuda12_plugin": "jax_cuda13_plugin"}
+"""Modules that serve as well."""
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -49,7 +51,8 @@ def require(name: str) -> None:
       MissingExtraError: if one is not, with the command that installs it.
     """
     for library in EXTRAS[name].libraries:
-        if importlib.util.find_spec(library) is None:
+        either = library, _OTHERS.get(library, library)
+        if not any(map(importlib.util.find_spec, either)):
             raise _missing(name, library)
 
 
