@@ -3,9 +3,9 @@
     python experiments/systems/data.py $FEDJAXSIM_DATA OUT
 
 `school.npz`: exam scores of 139 schools, without constant columns. `vehicle.npz`: 23 sensors.
-`femnist-7.npz`: 206 writers, the means of 4 × 4 pixels. `shakespeare.npz`: 141 speakers of tiny
-Shakespeare (karpathy/char-rnn), the next character after two. A data set that is not in the folder
-is left out. The command splits rows.
+`femnist.npz`: 206 writers, 28 × 28 pixels. `shakespeare.npz`: 141 speakers of tiny Shakespeare
+(data/tinyshakespeare of karpathy/char-rnn as shakespeare/input.txt), the next character after each
+of 80. A data set that is not in the folder is left out. The command splits rows.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from fedjaxsim.data import load
 from fedjaxsim.data.transforms import drop_constant_columns, invert
 
 _PERCENTAGES = [3, 4]
-_SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
+_LENGTH = 80
 
 
 def school(folder: Path) -> fjs.Population:
@@ -39,35 +39,34 @@ def vehicle(folder: Path) -> fjs.Population:
 
 
 def femnist(folder: Path) -> fjs.Population:
-    """Writers of characters, on 7 × 7 pixels."""
+    """Writers of characters, on 28 × 28 pixels; ink is 1."""
     rows = invert(load(f"leaf:{folder}/femnist/mytest.json.zip"))
-    return rows.with_field("x", lambda x: x.reshape(-1, 7, 4, 7, 4).mean((2, 4)).reshape(-1, 49))
+    return rows.with_field("x", lambda x: x.reshape(-1, 28, 28, 1))
 
 
 def shakespeare(folder: Path) -> fjs.Population:
-    """Speakers with 1,000 characters or more: a row for each 20 characters, 50 to 100.
+    """Speakers with 1,000 characters or more, cut into at most 100 pieces of 80 characters.
 
-    Letters have one case, and all else but the space is one more symbol: x holds two unit vectors
-    of 28, y one of 28 labels.
+    x holds a piece, y the character after each of its characters; no two pieces overlap.
     """
+    text = (folder / "shakespeare" / "input.txt").read_text()
+    symbols = {symbol: place for place, symbol in enumerate(sorted(set(text)))}
     said: dict[str, str] = {}
-    for part in (folder / "shakespeare" / "input.txt").read_text().split("\n\n"):
+    for part in text.split("\n\n"):
         speaker, _, words = part.partition(":\n")
         said[speaker] = f"{said.get(speaker, '')}{words}\n"
-    rng, clients = np.random.default_rng(0), {}
+    clients = {}
     for speaker, words in said.items():
-        if len(words) < 1000:
-            continue
-        text = np.array([_SYMBOLS.find(symbol) % 28 for symbol in words.lower()])
-        size = int(np.clip(len(words) // 20, 50, 100))
-        place = rng.choice(len(text) - 2, size, replace=False)
-        x = np.eye(28, dtype="float32")[text[place[:, None] + [0, 1]]].reshape(size, 56)
-        clients[speaker] = {"x": x, "y": text[place + 2]}
+        if len(words) >= 1000:
+            size = min(100, (len(words) - 1) // _LENGTH)
+            line = np.array([symbols[symbol] for symbol in words[: size * _LENGTH + 1]], np.int32)
+            x, y = (line[at:][: size * _LENGTH].reshape(size, _LENGTH) for at in (0, 1))
+            clients[speaker] = {"x": x, "y": y}
     return fjs.Population.from_clients(list(clients.values()), list(clients))
 
 
 READ: dict[str, Callable[[Path], fjs.Population]] = {
-    "school": school, "vehicle": vehicle, "femnist-7": femnist, "shakespeare": shakespeare,
+    "school": school, "vehicle": vehicle, "femnist": femnist, "shakespeare": shakespeare,
 }  # fmt: skip
 
 
