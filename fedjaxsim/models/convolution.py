@@ -8,7 +8,6 @@ grouped convolutions and windows; there copies waste memory, as the 32 channels 
 place of 128.
 """
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -66,7 +65,8 @@ def max_pool2d(x: jax.Array) -> jax.Array:
             f"got {x.shape}"
         )
     if backend.platform() == "tpu":
-        return nn.max_pool(x, (2, 2), (2, 2))
+        window = (1, 2, 2, 1)
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
     return _max_pool(x)
 
 
