@@ -14,6 +14,7 @@ from .algorithm import Context as Context
 from .algorithm import WarmStart as WarmStart
 from .algorithms import compression as compression
 from .algorithms import optimizers as optimizers
+from .algorithms import shared_model as shared_model
 from .algorithms.apfl import apfl as apfl
 from .algorithms.ditto import ditto as ditto
 from .algorithms.dp_mtrl import dp_mtrl as dp_mtrl
@@ -31,6 +32,10 @@ from .algorithms.ifca import ifca as ifca
 from .algorithms.knnper import knnper as knnper
 from .algorithms.knnper import with_neighbours as with_neighbours
 from .algorithms.local import local as local
+from .algorithms.local_steps import PULL as PULL
+from .algorithms.local_steps import Pull as Pull
+from .algorithms.local_steps import local_steps as local_steps
+from .algorithms.local_steps import mean_over_rows as mean_over_rows
 from .algorithms.mpmtl import mpmtl as mpmtl
 from .algorithms.naive import naive_dp as naive_dp
 from .algorithms.perfedavg import perfedavg as perfedavg

@@ -7,10 +7,12 @@ sums and noises them; and the server writes the next `shared` from that release 
 else. No algorithm knows that there is a client axis: the engine maps `client` over it.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjaxsim.hyperparameters import Hyperparameters, Records
@@ -81,7 +83,8 @@ class Algorithm(NamedTuple):
 
     Attributes:
       init: `(key, hparams) -> (shared, personal)`: the first server state and ONE client's personal
-        state; neither may depend on private data.
+        state; neither may depend on private data. With a third argument `fields` it gets the shapes
+        and types of a client's fields with one row, by name, each (1, ...).
       client: `(shared, personal, data, hparams, context) -> (personal, message, metrics)`: one
         client's round. `data` is its `ClientData`; `message` is a pytree of float arrays, or `()`
         if nothing is sent; `metrics` are scalars for the researcher, never read by the server.
@@ -129,3 +132,15 @@ class Algorithm(NamedTuple):
     noise_adds_up: str | None = None
     curvature: Curvature | None = None
     averages_statistics: bool = False
+
+    def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":
+        """Return the algorithm with an `init` of (key, hparams), for fields by name, (N, ...)."""
+        try:
+            inspect.signature(self.init).bind("key", "hparams")
+        except TypeError:
+            rows = {
+                name: jax.ShapeDtypeStruct((1, *v.shape[1:]), jnp.result_type(v.dtype))
+                for name, v in fields.items()
+            }
+            return self._replace(init=lambda key, hparams: self.init(key, hparams, rows))
+        return self

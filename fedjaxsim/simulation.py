@@ -176,7 +176,9 @@ class Simulation:
         self._states: dict[Any, SimulationState] = {}
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
-            accounts.with_views(algorithm_of_run(algorithm, self.sampler), self.examples),
+            accounts.with_views(
+                algorithm_of_run(algorithm, self.sampler, self.population.fields), self.examples
+            ),
             mechanism_of_run(mechanism, self.records.values()),
             self.sampler,
             measure_with(self.task),
@@ -231,7 +233,10 @@ class Simulation:
             raise ValueError(
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
-        if population.preparations != self.population.preparations:
+        rows = (
+            {k: v.shape[1:] for k, v in p.fields.items()} for p in (population, self.population)
+        )
+        if population.preparations != self.population.preparations or next(rows) != next(rows):
             return dataclasses.replace(self, population=population)
         other = copy.copy(self)
         for cached in ("rows", "placed"):

@@ -7,15 +7,13 @@ import jax
 import jax.numpy as jnp
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 
 TUNING_RATE = fjs.Hyperparameter(
     "tuning_rate", 0.1, "Learning rate of the head and body at the end.", scale="log"
 )
 
 
-@fjs.reads(LEARNING_RATE, TUNING_RATE)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, TUNING_RATE)
 def fedbabu(task: fjs.Task) -> fjs.Algorithm:
     """Run FedAvg on all layers but the output layer, which stays as it started (Algorithm 1).
 
@@ -34,7 +32,7 @@ def fedbabu(task: fjs.Task) -> fjs.Algorithm:
             found = task.gradient(w, batch)
             return found | {head: jax.tree.map(jnp.zeros_like, found[head])}
 
-        v = local_steps(shared, data, task, "sgd", hparams, context.round, gradient=gradient)
+        v = fjs.local_steps(shared, data, task, "sgd", hparams, context.round, gradient=gradient)
         return (
             personal,
             {k: jax.tree.map(jnp.subtract, v[k], shared[k]) for k in v if k != head},

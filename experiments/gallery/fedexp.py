@@ -8,13 +8,11 @@ import jax.numpy as jnp
 import optax
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 
 DAMPING = fjs.Hyperparameter("damping", 1e-3, "ϵ in the divisor of the server's step.", symbol="ϵ")
 
 
-@fjs.reads(LEARNING_RATE, DAMPING)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, DAMPING)
 def fedexp(task: fjs.Task) -> fjs.Algorithm:
     """Step at the server by max(1, mean ‖Δ_i‖² / (2 (‖Δ̄‖² + ϵ))) (equation 4).
 
@@ -28,7 +26,7 @@ def fedexp(task: fjs.Task) -> fjs.Algorithm:
 
     def client(shared, personal, data, hparams, context):
         w = shared[0]
-        v = local_steps(w, data, task, "sgd", hparams, context.round)
+        v = fjs.local_steps(w, data, task, "sgd", hparams, context.round)
         update = jax.tree.map(jnp.subtract, v, w)
         return personal, {"update": update, "square": optax.tree.norm(update) ** 2}, {}
 

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
-from fedjaxsim.algorithms.shared_model import moved
 
 BETA = fjs.Hyperparameter("beta", 0.9, "β of the momentum.", (0.0, 1.0), symbol="β")
 ALIGNMENT = fjs.Hyperparameter(
@@ -35,7 +33,7 @@ def orthogonalized(matrix: jax.Array) -> jax.Array:
     return ((u * (s > 1e-5 * s[0])) @ v).reshape(matrix.shape)
 
 
-@fjs.reads(LEARNING_RATE, BETA, ALIGNMENT)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, BETA, ALIGNMENT)
 def fedmuon(task: fjs.Task) -> fjs.Algorithm:
     """Take K local steps M ← βM + ∇ℓ_k(x),  x ← x − η ((1 − α) U Vᵀ + α Δ),  M = U S Vᵀ.
 
@@ -46,6 +44,7 @@ def fedmuon(task: fjs.Task) -> fjs.Algorithm:
     Args:
       task: model and loss.
     """
+    moved = fjs.shared_model.moved
 
     def client(shared, personal, data, hparams, context):
         steps = data.num_steps().astype(float)
@@ -55,7 +54,8 @@ def fedmuon(task: fjs.Task) -> fjs.Algorithm:
             x, momentum = carry
             momentum = moved(task.gradient(x, batch), hparams.beta, momentum)
             own = jax.tree.map(lambda m: (1 - hparams.alignment) * orthogonalized(m), momentum)
-            return moved(x, -hparams.learning_rate, moved(own, rate, shared.update)), momentum
+            direction = moved(own, rate, shared.update)
+            return moved(x, -hparams.learning_rate, direction), momentum
 
         x, momentum = data.fold(step, (shared.params, shared.momentum))
         return personal, (jax.tree.map(jnp.subtract, x, shared.params), momentum), {}

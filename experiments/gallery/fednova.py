@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 
 
-@fjs.reads(LEARNING_RATE)
+@fjs.reads(fjs.optimizers.LEARNING_RATE)
 def fednova(task: fjs.Task) -> fjs.Algorithm:
     """Send (v_i − w)/τ_i after τ_i local steps of SGD, and τ_i itself.
 
@@ -23,7 +21,7 @@ def fednova(task: fjs.Task) -> fjs.Algorithm:
     """
 
     def client(shared, personal, data, hparams, context):
-        v = local_steps(shared, data, task, "sgd", hparams, context.round)
+        v = fjs.local_steps(shared, data, task, "sgd", hparams, context.round)
         steps = data.num_steps().astype(float)
         divisor = jnp.maximum(steps, 1)
         update = jax.tree.map(lambda a, b: (a - b) / divisor.astype(a.dtype), v, shared)

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 
 LAM = fjs.Hyperparameter("lam", 1.0, "λ, the weight of the distance to prototypes.", symbol="λ")
 
@@ -23,7 +21,7 @@ class Predictor(NamedTuple):
     present: jax.Array
 
 
-@fjs.reads(LEARNING_RATE, LAM)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, LAM)
 def fedproto(task: fjs.Task) -> fjs.Algorithm:
     """Step on ℓ(w_k) + λ (1/r) ‖z − C̄_y‖², and predict the class of the nearest prototype C̄.
 
@@ -33,17 +31,14 @@ def fedproto(task: fjs.Task) -> fjs.Algorithm:
     Args:
       task: model and loss; the model names its output layer.
     """
-    model, on_model = task.model, task.on_model
-    if model is None or on_model is None or model.output_layer is None:
+    model = task.model
+    if model is None or model.representation is None:
         raise ValueError("fedproto needs a softmax classification that names its output layer")
     represent, classes = model.representation, len(task.labels[0])
-    assert represent is not None
 
-    def apply(params, x):
-        if not isinstance(params, Predictor):
-            return model.apply(params, x)
-        apart = represent(params.model, x)[:, None] - params.prototypes
-        return jnp.where(params.present, -jnp.mean(jnp.square(apart), axis=-1), -jnp.inf)
+    def outputs(own, x):
+        apart = represent(own.model, x)[:, None] - own.prototypes
+        return jnp.where(own.present, -jnp.mean(jnp.square(apart), axis=-1), -jnp.inf)
 
     def prototypes(shared):
         totals, counts = shared["sums"], shared["counts"]
@@ -59,7 +54,7 @@ def fedproto(task: fjs.Task) -> fjs.Algorithm:
             near = jnp.where(present[y], jnp.mean(squares, axis=-1), 0)
             return hparams.lam * batch.mean(near)
 
-        w = local_steps(personal, data, task, "sgd", hparams, context.round, penalty=distance)
+        w = fjs.local_steps(personal, data, task, "sgd", hparams, context.round, penalty=distance)
 
         def add(sent, batch):
             of_rows = jax.nn.one_hot(batch.fields["y"], classes) * batch.weight[:, None]
@@ -68,15 +63,16 @@ def fedproto(task: fjs.Task) -> fjs.Algorithm:
 
         return w, data.full_pass(add, jax.tree.map(jnp.zeros_like, shared)), {}
 
-    def init(key, hparams):
+    def init(key, hparams, fields):
         w = task.init(key)
-        width = w[model.output_layer]["kernel"].shape[0]
-        return {"sums": jnp.zeros((classes, width)), "counts": jnp.zeros(classes)}, w
+        z = jax.eval_shape(represent, w, fields["x"])
+        sums = jnp.zeros((classes, z.shape[1]), z.dtype)
+        return {"sums": sums, "counts": jnp.zeros(classes)}, w
 
     return fjs.Algorithm(
         init,
         client,
         lambda shared, release, hparams, round_: release,
         lambda shared, w, hparams, client_id: Predictor(w, *prototypes(shared)),
-        on_model(model._replace(apply=apply, features=None, representation=None, dense=None)),
+        task.with_outputs(outputs),
     )

@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import optax
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
-from fedjaxsim.algorithms.shared_model import with_personal
 
 
-@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, fjs.optimizers.SERVER_LEARNING_RATE)
 def fedrod(task: fjs.Task) -> fjs.Algorithm:
     """Run FedAvg by the balanced softmax; own heads learn what its outputs lack (eq. 5 to 8).
 
@@ -60,4 +58,4 @@ def fedrod(task: fjs.Task) -> fjs.Algorithm:
         return both(shared.params, own)
 
     shared_model = fjs.fedavg(task)._replace(averages_statistics=False)  # steps do not track them
-    return with_personal(shared_model, client, state, predict)
+    return fjs.shared_model.with_personal(shared_model, client, state, predict)

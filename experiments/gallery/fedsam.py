@@ -8,13 +8,11 @@ import jax.numpy as jnp
 import optax
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 
 RHO = fjs.Hyperparameter("rho", 0.05, "ρ, how far a step looks uphill.", symbol="ρ")
 
 
-@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE, RHO)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, fjs.optimizers.SERVER_LEARNING_RATE, RHO)
 def fedsam(task: fjs.Task) -> fjs.Algorithm:
     """Step along ∇ℓ(v + ρ g/‖g‖) with g = ∇ℓ(v) of the same minibatch (Algorithm 1).
 
@@ -29,7 +27,7 @@ def fedsam(task: fjs.Task) -> fjs.Algorithm:
             return task.gradient(jax.tree.map(lambda a, b: a + scale * b, v, g), batch)
 
         w = shared.params
-        v = local_steps(w, data, task, "sgd", hparams, context.round, gradient=gradient)
+        v = fjs.local_steps(w, data, task, "sgd", hparams, context.round, gradient=gradient)
         return personal, jax.tree.map(jnp.subtract, v, w), {}
 
     return fjs.fedavg(task)._replace(client=client)

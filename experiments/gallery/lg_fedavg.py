@@ -4,10 +4,9 @@ fedjaxsim run --algorithm experiments/gallery/lg_fedavg.py:lg_fedavg --model mlp
 """
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 
 
-@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, fjs.optimizers.SERVER_LEARNING_RATE)
 def lg_fedavg(task: fjs.Task) -> fjs.Algorithm:
     """Run FedPer the other way round: all layers but the output layer stay with their client.
 

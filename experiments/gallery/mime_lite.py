@@ -7,15 +7,13 @@ import jax
 import jax.numpy as jnp
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import mean_over_rows
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 
 BETA = fjs.Hyperparameter(
     "beta", 0.9, "β of the server's momentum.", (0.0, 1.0), allowed="lie in [0, 1]", symbol="β"
 )
 
 
-@fjs.reads(LEARNING_RATE, BETA)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, BETA)
 def mime_lite(task: fjs.Task) -> fjs.Algorithm:
     """Step y ← y − η ((1 − β) ∇ℓ_i(y) + β m) with m fixed in a round (Algorithm 1, MimeLite).
 
@@ -37,7 +35,7 @@ def mime_lite(task: fjs.Task) -> fjs.Algorithm:
             return jax.tree.map(lambda a, d: a - hparams.learning_rate * d, y, direction)
 
         update = jax.tree.map(jnp.subtract, data.fold(step, x), x)
-        gradient = mean_over_rows(lambda batch: jax.grad(task.loss)(x, batch), data)
+        gradient = fjs.mean_over_rows(lambda batch: jax.grad(task.loss)(x, batch), data)
         return personal, {"update": update, "gradient": gradient}, {}
 
     def server(shared, release, hparams, round_):

@@ -7,9 +7,6 @@ import jax
 import jax.numpy as jnp
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
-from fedjaxsim.algorithms.shared_model import predict_with_shared, with_personal
 
 MU = fjs.Hyperparameter("mu", 1.0, "μ, the weight of the contrastive loss.", symbol="μ")
 TEMPERATURE = fjs.Hyperparameter("temperature", 0.5, "τ of the contrastive loss.", scale="log")
@@ -21,7 +18,7 @@ def similarity(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.sum(a * b, axis=1) / (norms[0] * norms[1])
 
 
-@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE, MU, TEMPERATURE)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, fjs.optimizers.SERVER_LEARNING_RATE, MU, TEMPERATURE)
 def moon(task: fjs.Task) -> fjs.Algorithm:
     """Run FedAvg on ℓ(v) − μ log(e^{s(z, z_w)/τ} / (e^{s(z, z_w)/τ} + e^{s(z, z_old)/τ})).
 
@@ -45,7 +42,9 @@ def moon(task: fjs.Task) -> fjs.Algorithm:
             near, far = similarity(z, z_w), similarity(z, z_old)
             return hparams.mu * batch.mean(jax.nn.softplus((far - near) / hparams.temperature))
 
-        v = local_steps(w, data, task, "sgd", hparams, context.round, penalty=contrast)
+        v = fjs.local_steps(w, data, task, "sgd", hparams, context.round, penalty=contrast)
         return v, jax.tree.map(jnp.subtract, v, w), {}
 
-    return with_personal(fjs.fedavg(task), client, predict=predict_with_shared)
+    return fjs.shared_model.with_personal(
+        fjs.fedavg(task), client, predict=fjs.shared_model.predict_with_shared
+    )

@@ -9,9 +9,6 @@ import jax
 import jax.numpy as jnp
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.local_steps import PULL, local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
-from fedjaxsim.algorithms.shared_model import moved, with_personal
 
 LAMBDA_RATE = fjs.Hyperparameter("lambda_rate", 0.3, "κ, the step of log λ_k.", symbol="κ")
 
@@ -28,7 +25,7 @@ def rows(batch: fjs.Batch, held: bool) -> fjs.Batch:
     return batch._replace(weight=batch.weight * (batch.fields["held"] == held))
 
 
-@fjs.reads(LEARNING_RATE, SERVER_LEARNING_RATE, PULL, LAMBDA_RATE)
+@fjs.reads(fjs.optimizers.LEARNING_RATE, fjs.optimizers.SERVER_LEARNING_RATE, fjs.PULL, LAMBDA_RATE)
 def own_lambda(task: fjs.Task) -> fjs.Algorithm:
     """Step on ℓ_k(v_k) + (λ_k/2) ‖v_k − w‖², and then on log λ_k.
 
@@ -47,13 +44,13 @@ def own_lambda(task: fjs.Task) -> fjs.Algorithm:
 
     def client(shared, personal, data, hparams, context):
         w, lam = shared.params, jnp.exp(personal.log_lam)
-        trained = local_steps(w, data, task, "sgd", hparams, context.round, gradient=gradient)
+        trained = fjs.local_steps(w, data, task, "sgd", hparams, context.round, gradient=gradient)
 
         def step(carry, batch):
             def one(v, log_lam):
                 pull = jax.tree.map(lambda a, b: jnp.exp(log_lam) * (a - b), v, w)
                 slope = jax.tree.map(jnp.add, jax.grad(task.loss)(v, rows(batch, held=False)), pull)
-                return moved(v, -hparams.learning_rate, slope)
+                return fjs.shared_model.moved(v, -hparams.learning_rate, slope)
 
             v, u = carry
             return jax.jvp(one, (v, personal.log_lam), (u, jnp.ones_like(lam)))
@@ -70,7 +67,7 @@ def own_lambda(task: fjs.Task) -> fjs.Algorithm:
         own = Own(v, personal.log_lam - hparams.lambda_rate * total / jnp.maximum(count, 1))
         return own, jax.tree.map(jnp.subtract, trained, w), {"lambda": lam}
 
-    return with_personal(
+    return fjs.shared_model.with_personal(
         fjs.fedavg(task),
         client,
         lambda hparams, model: Own(model, jnp.log(jnp.asarray(hparams.lam, float))),

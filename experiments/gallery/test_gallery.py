@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -264,6 +265,19 @@ def test_an_algorithm_is_private_by_the_engine(name):
         each.guarantee(end).find("zero_out").epsilon for each, end in ((sim, state), (alone, after))
     )
     assert ours == others
+
+
+def test_its_files_use_public_names_only():
+    files = sorted(pathlib.Path(__file__).parent.glob("[!t]*.py"))
+    assert {*NAMES, "own_lambda"} == {file.stem for file in files}
+    for file in files:
+        text = file.read_text()
+        assert re.findall(r"^ *(?:from|import) +(fedjaxsim.*)", text, re.M) == ["fedjaxsim as fjs"]
+        for name in re.findall(r"\bfjs((?:\.\w+)+)", text):
+            found = fjs
+            for part in name.split(".")[1:]:
+                assert part in dir(found), f"{file}: fjs{name}"
+                found = getattr(found, part)
 
 
 def test_a_client_descends_the_validation_loss_in_its_own_lambda():

@@ -1,5 +1,6 @@
 """Clients in public, fixed clusters: a server state per cluster, at the price of one for all."""
 
+import functools
 from typing import Any
 
 import jax
@@ -54,8 +55,9 @@ def in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
     def along_clusters(values: np.ndarray, leaf: jax.Array) -> jax.Array:
         return jnp.asarray(values.reshape(g, *(1,) * (leaf.ndim - 1)), leaf.dtype)
 
-    def init(key, hparams):
-        shared, personal = algorithm.init(key, hparams)
+    @functools.wraps(algorithm.init)
+    def init(key, *others):
+        shared, personal = algorithm.init(key, *others)
         return for_all(shared), personal
 
     def client(shared, personal, data, hparams, context):

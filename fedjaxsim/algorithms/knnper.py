@@ -103,10 +103,10 @@ def with_neighbours(
       ValueError: if the task is no softmax classification, its model names no output layer, clients
         predict with their rows already, or the datastore has fewer rows than neighbours.
     """
-    model, on_model = algorithm.task.model, algorithm.task.on_model
+    model = algorithm.task.model
     if algorithm.predict_with_data is not None:
         raise ValueError("clients of this algorithm predict with their training rows already")
-    if model is None or on_model is None or model.representation is None:
+    if model is None or model.representation is None:
         raise ValueError(
             "knn-per needs a softmax classification with a linear model or one that names its "
             "output layer"
@@ -115,8 +115,6 @@ def with_neighbours(
     represent = model.representation
 
     def apply(params, x):
-        if not isinstance(params, Neighbours):
-            return model.apply(params, x)
         logits, found = model.apply(params.params, x), represent(params.params, x)
         squares = jnp.sum(jnp.square(found[:, None] - params.keys[None]), axis=-1)
         squares = jnp.where(params.labels >= 0, squares, jnp.inf)
@@ -150,8 +148,8 @@ def with_neighbours(
         keys, labels, _ = data.full_pass(add, start)
         return Neighbours(w, keys, labels, hparams.neighbour_weight, hparams.neighbour_scale)
 
-    evaluated = on_model(model._replace(apply=apply, features=None, representation=None))
-    read = (*algorithm.hyperparameters, NEIGHBOUR_WEIGHT, NEIGHBOUR_SCALE)
     return algorithm._replace(
-        task=evaluated, predict_with_data=predict_with_data, hyperparameters=read
+        task=algorithm.task.with_outputs(apply),
+        predict_with_data=predict_with_data,
+        hyperparameters=(*algorithm.hyperparameters, NEIGHBOUR_WEIGHT, NEIGHBOUR_SCALE),
     )

@@ -4,6 +4,7 @@ An attack observes each release and scores, at the end, how likely each canary s
 `audit/canaries.py` turns the scores into a lower bound on ε.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -162,8 +163,9 @@ def with_canaries(
     `attack.observe` takes of one release.
     """
 
-    def init(key, hparams):
-        shared, personal = algorithm.init(key, hparams)
+    @functools.wraps(algorithm.init)
+    def init(key, *others):
+        shared, personal = algorithm.init(key, *others)
         notes = jax.tree.map(lambda leaf: jnp.zeros((rounds, *leaf.shape), leaf.dtype), tape)
         return (
             _Shared(shared, jnp.asarray(directions, dtype=float), notes),
@@ -196,11 +198,15 @@ def with_canaries(
     def predict(shared, personal, hparams, client_id):
         return algorithm.predict(shared.inner, personal.inner, hparams, client_id)
 
+    def predict_with_data(shared, personal, *others):
+        assert algorithm.predict_with_data is not None
+        return algorithm.predict_with_data(shared.inner, personal.inner, *others)
+
     return algorithm._replace(
         init=init,
         client=client,
         server=server,
         predict=predict,
-        predict_with_data=None,
+        predict_with_data=algorithm.predict_with_data and predict_with_data,
         warm_start=WarmStart(),
     )

@@ -7,6 +7,7 @@ real clients' update is undisturbed but for the canaries' messages, which act as
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -190,8 +191,9 @@ def _with_canaries(
     def alternating(round_):
         return 1.0 - 2.0 * (round_ // period % 2)
 
-    def init(key, hparams):
-        shared, personal = algorithm.init(key, hparams)
+    @functools.wraps(algorithm.init)
+    def init(key, *others):
+        shared, personal = algorithm.init(key, *others)
         coins = threefry.bits(threefry.fold_in(key, keys.COINS), (canaries,))
         directions = Directions.draw(canaries, size)
         return _Shared(shared, directions, jnp.zeros(size), (coins & 1).astype(bool)), personal

@@ -131,7 +131,7 @@ def gradients_of(
             "the algorithm predicts with a client's own rows (predict_with_data), which noise in "
             "gradients does not protect: examples cannot be private"
         )
-    examples, tickets = algorithm.task.examples, []
+    algorithm, examples, tickets = algorithm.on_fields(rows.fields), algorithm.task.examples, []
     number: Any = jax.ShapeDtypeStruct((), jnp.float32)
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     records = (*algorithm.hyperparameters, *examples.hyperparameters)

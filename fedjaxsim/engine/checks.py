@@ -1,5 +1,6 @@
 """Checks of the parts of a simulation, when it is made."""
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -28,7 +29,7 @@ _PARTS = {
 }
 _ARGUMENTS = {
     "algorithm": {
-        "init": "key, hparams",
+        "init": "key, hparams[, fields]",
         "client": "shared, personal, data, hparams, context",
         "server": "shared, release, hparams, round",
         "predict": "shared, personal, hparams, client_id",
@@ -87,18 +88,20 @@ def check_parts(**parts: Any) -> None:
 
 
 def check_arguments(name: str, function: Any, arguments: str) -> None:
-    """Check that a function takes arguments of these names, separated by commas."""
+    """Check that a function takes arguments of these names; that in brackets may be missing."""
     if not callable(function):
         raise ValueError(f"{name} must be a function of ({arguments}), got {described(function)}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature
         return
-    try:
-        signature.bind(*arguments.split(", "))
-    except TypeError:
-        names = str(signature.replace(return_annotation=signature.empty))
-        raise ValueError(f"{name} must take ({arguments}), but takes {names}") from None
+    required = arguments.partition("[")[0]
+    for names in (required, arguments):
+        with contextlib.suppress(TypeError):
+            signature.bind(*names.split(", "))
+            return
+    names = str(signature.replace(return_annotation=signature.empty))
+    raise ValueError(f"{name} must take ({arguments}), but takes {names}")
 
 
 def require_state(state: Any) -> None:

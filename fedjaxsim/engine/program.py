@@ -7,7 +7,7 @@ time goes, and `server_update`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -427,13 +427,16 @@ def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
     return jax.tree.map(one, old, new)
 
 
-def algorithm_of_run(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
+def algorithm_of_run(
+    algorithm: Algorithm, sampler: Sampler, fields: Mapping[str, Any]
+) -> Algorithm:
     """Return the algorithm with functions that take the hyperparameters of a whole run.
 
     `init`, with a further argument `client_id`, `client` and `predict` read that client's values.
     The server and ε of examples read none of them; the server reads any sampler's `answer_rate`.
     """
     records, with_data = algorithm.hyperparameters, algorithm.predict_with_data
+    algorithm = algorithm.on_fields(fields)
 
     def init(key, hparams, client_id):
         return algorithm.init(key, client_values(records, hparams, client_id))

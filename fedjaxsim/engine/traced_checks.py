@@ -127,10 +127,9 @@ def _a_round(
         _check_statistics(message)
     _check_metrics(metrics)
     predicted = algorithm.predict(shared, personal, hparams, client_id)
-    _check_evaluation(algorithm.task, key, predicted, data)
     if algorithm.predict_with_data is not None:
         predicted = algorithm.predict_with_data(shared, personal, data, hparams, client_id)
-        _check_evaluation(algorithm.task, key, predicted, data)
+    _check_evaluation(algorithm.task, key, predicted, data)
     zero, public = mechanism.zero(message, m), mechanism.init(hparams)
     if _is_own(mechanism.add):
         sent = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), message)

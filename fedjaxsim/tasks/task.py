@@ -122,6 +122,30 @@ class Task(NamedTuple):
         """
         return batch.gradient(self, params)
 
+    def with_outputs(self, apply: Callable[[Any, jax.Array], jax.Array]) -> "Task":
+        """Return the task of an algorithm whose `predict` returns more than parameters.
+
+        Evaluations and predictions are by `apply`; the loss stays that of parameters.
+
+        Args:
+          apply: `(predictor, x (b, ...)) -> outputs (b, c)`, with any pytree as predictor.
+
+        Raises:
+          ValueError: if the task is no softmax classification.
+        """
+        if self.model is None or self.on_model is None:
+            raise ValueError(
+                "outputs can be replaced in a softmax classification only: give another task its "
+                "`metrics` and `predict` by `_replace`"
+            )
+        found = self.on_model(Model(self.model.init, apply))
+        return self._replace(
+            metrics=found.metrics,
+            streaming_metrics=found.streaming_metrics,
+            divergence=found.divergence,
+            predict=found.predict,
+        )
+
     def tracked(self, params: PyTree, moved: PyTree, batch: Batch) -> PyTree:
         """Return `moved`, the parameters after a step, with the running statistics after it.
 

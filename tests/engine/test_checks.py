@@ -110,12 +110,27 @@ def test_one_of_the_right_signature_is_not():
     assert simulation(RIGHT).num_clients == 4
 
 
-@pytest.mark.parametrize("function", ["init", "client", "server", "predict", "check"])
+@pytest.mark.parametrize("function", ["client", "server", "predict", "check"])
 def test_the_arguments_of_an_algorithm(function):
     algorithm = GOOD._replace(**{function: lambda one, two, three: one})
     message = refusal(algorithm=algorithm)
     assert message.startswith(f"the algorithm's {function}")
     assert message.endswith("(one, two, three)")
+
+
+def test_the_first_states_may_be_made_from_the_shapes_of_fields():
+    message = refusal(algorithm=GOOD._replace(init=lambda key: key))
+    assert message.startswith("the algorithm's init must take (key, hparams[, fields])")
+    shapes = {}
+
+    def init(key, hparams, fields):
+        shapes.update(fields)
+        return GOOD.init(key, hparams)
+
+    sim = simulation(GOOD._replace(init=init))
+    sim.init(0, sim.hyperparameters(clip=1.0, noise_multiplier=1.0))
+    for name, rows in POPULATION.fields.items():
+        assert shapes[name].shape == (1, *rows.shape[1:])
 
 
 def test_the_arguments_of_the_other_parts():
