@@ -3,8 +3,9 @@
     python experiments/systems/figure.py runs/digits runs/vehicle … --picture systems.png
     python experiments/systems/figure.py experiments/results/systems.csv --picture twenty.png
 
-A sweep's folder is named by its data. The table has means with 95 % intervals over seeds; ⁺ is
-better than both Local and FedAvg, by paired 95 % intervals. A CSV file holds results of before.
+A sweep's folder is named by its data, and may hold a folder for each of several sweeps. A CSV file
+holds results of before, and --csv writes one. The table has means with 95 % intervals over seeds;
+⁺ is better than both Local and FedAvg, by paired 95 % intervals.
 """
 
 import argparse
@@ -28,16 +29,19 @@ _MARKS = ("o", "s", "D", "^", "v")
 
 
 def of_sweep(folder: Path) -> tuple[str, Scores]:
-    """Return the metric of a sweep and its scores; Local has every ε."""
-    runs, _, report = read_runs(folder)
-    metric, scores = report["summary"]["metric"], {}
-    chosen = {"target_epsilon", *report["summary"]["best_over"]}
-    for run in runs:
-        names = [name for name, value in run.settings.items() if name not in chosen and value]
-        label = combination_label(names, [run.settings[name] for name in names])
-        epsilon, value = run.settings.get("target_epsilon"), run.value(metric)
-        key = label, math.nan if epsilon is None else epsilon
-        scores.setdefault(key, {})[run.seed] = math.nan if value is None else value
+    """Return the metric and the scores of a sweep, or of all in a folder; Local has every ε."""
+    metric, scores = "", {}
+    here = folder / "report.json"
+    for file in [here] if here.exists() else sorted(folder.glob("*/report.json")):
+        runs, _, report = read_runs(file.parent)
+        metric = report["summary"]["metric"]
+        chosen = {"target_epsilon", *report["summary"]["best_over"]}
+        for run in runs:
+            names = [name for name, value in run.settings.items() if name not in chosen and value]
+            label = combination_label(names, [run.settings[name] for name in names])
+            epsilon, value = run.settings.get("target_epsilon"), run.value(metric)
+            key = label, math.nan if epsilon is None else epsilon
+            scores.setdefault(key, {})[run.seed] = math.nan if value is None else value
     return metric, _everywhere(scores)
 
 
@@ -60,6 +64,17 @@ def of_file(file: Path) -> dict[str, tuple[str, Scores]]:
             key = row["system"], float(row["epsilon"])
             scores.setdefault(key, {})[int(row["seed"])] = float(row["value"] or "nan")
     return found
+
+
+def write(found: dict[str, tuple[str, Scores]], file: Path) -> None:
+    """Write all scores as `of_file` reads them."""
+    with file.open("w", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(["data", "metric", "system", "epsilon", "seed", "value"])
+        for name, (metric, scores) in found.items():
+            for (system, epsilon), values in scores.items():
+                for seed, value in sorted(values.items()):
+                    rows.writerow([name, metric, system, epsilon, seed, round(value, 5)])
 
 
 def is_better(scores: Scores, system: str, level: float, metric: str) -> bool:
@@ -139,12 +154,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Systems at equal ε, as a table and a picture.")
     parser.add_argument("results", nargs="+", type=Path, help="folders of sweeps, or a .csv file")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--csv", type=Path, help="where all scores are written")
     args = parser.parse_args()
     found: dict[str, tuple[str, Scores]] = {}
     for path in args.results:
         found |= of_file(path) if path.suffix == ".csv" else {path.name: of_sweep(path)}
     for name, (metric, scores) in found.items():
         print(f"{name}, {metrics.label(metric)}\n\n{table(metric, scores)}\n")
+    if args.csv:
+        write(found, args.csv)
     if args.picture:
         save(drawn(found), args.picture)
 
