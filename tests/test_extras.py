@@ -16,7 +16,7 @@ import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli import running as run_command
 from fedjaxsim.cli.program import parse
-from fedjaxsim.data import from_dataframe, load_csv, load_images
+from fedjaxsim.data import from_dataframe, load, load_images
 from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
 from fedjaxsim.models import from_equinox
 
@@ -101,7 +101,7 @@ def frame():
 @pytest.mark.parametrize(
     ("library", "extra", "use"),
     [
-        ("pyarrow", "tables", lambda path: load_csv(path / "t.csv", client="k", target="y")),
+        ("pyarrow", "tables", lambda path: load(f"csv:{path}/t.csv", client="k", target="y")),
         ("PIL", "images", lambda path: load_images(path / "images")),
         ("equinox", "equinox", lambda path: from_equinox(lambda key: None)),  # type: ignore
         ("pandas", "tables", lambda path: fjs.History().to_pandas()),

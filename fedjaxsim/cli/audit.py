@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjaxsim.cli.flags import UNEVALUATED, without
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
 
+@without("audit_canaries", *UNEVALUATED)
 def audit(
     config: Path | None = None,
     *,
@@ -15,6 +17,7 @@ def audit(
     runs: int = 20,
     confidence: float = 0.99,
     json: bool = False,
+    quiet: bool = False,
 ) -> Callable[[], int]:
     """Attack simulations with canaries; the exit code is 1 if that refutes the reported ε.
 
@@ -25,13 +28,9 @@ def audit(
       runs: Number of runs; time grows with it, and power with n times it.
       confidence: Least probability that a sound simulation is not refuted.
       json: Print JSON instead of text.
+      quiet: Print the result and errors only.
     """
     del config
-    if settings.out is not None:
-        raise ValueError(f"out must not be given, as an audit writes no files, got {settings.out}")
-    settings.require_no_canaries("an audit of many runs")
-    if settings.get("budget_epsilon") is not None:
-        raise ValueError("an audit runs all rounds: leave out budget-epsilon")
     Machines().start()
     from fedjaxsim.audit import canaries as attack
     from fedjaxsim.report.files import print_json
@@ -39,7 +38,7 @@ def audit(
     from fedjaxsim.runs.build import prepare
 
     experiment = prepare(settings)
-    with Bar("audit", runs, after=(COUNT,), words="", quiet=settings.quiet or json) as bar:
+    with Bar("audit", runs, after=(COUNT,), words="", quiet=quiet or json) as bar:
         result = attack.audit(
             experiment.simulation,
             experiment.hparams,

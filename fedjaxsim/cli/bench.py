@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedjaxsim import checks
+from fedjaxsim.cli.flags import UNEVALUATED, without
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
@@ -12,6 +13,7 @@ _MEDIANS = {
 }  # fmt: skip
 
 
+@without(*(name for name in UNEVALUATED if name != "eval_every"))
 def bench(
     files: tuple[Path, ...] = (),
     *,
@@ -19,6 +21,7 @@ def bench(
     repeats: int = 5,
     devices: str = "all",
     json: bool = False,
+    quiet: bool = False,
 ) -> Callable[[], int]:
     """Measure the speed and memory of runs.
 
@@ -29,11 +32,10 @@ def bench(
       repeats: Measurements of each run.
       devices: Devices that share the clients, all or a number; of a CPU, its cores.
       json: Print JSON, with all numbers and the machine, instead of a table.
+      quiet: Print the result and errors only.
     """
     checks.count(repeats=repeats)
-    names, out = _names(files, settings), settings[0].out
-    if out is not None:
-        raise ValueError(f"out must not be given: --json prints all numbers, got {out}")
+    names = _names(files, settings)
     machines = Machines(devices=devices)
     machines.start()
     from fedjaxsim.bench.measure import Spread, machine, measure
@@ -48,7 +50,7 @@ def bench(
     def work() -> int:
         found = {}
         for name, experiment in zip(names, experiments, strict=True):
-            with doing(f"measuring {name}", quiet=experiment.config.quiet):
+            with doing(f"measuring {name}", quiet=quiet):
                 found[name] = measure(experiment, repeats)
         if json:
             runs = {

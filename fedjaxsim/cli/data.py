@@ -5,13 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from fedjaxsim.cli.flags import without
 from fedjaxsim.cli.messages import in_flags, one_line
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import DATA, GROUPS, RunConfig, static_keys
 
 
+@without(*static_keys().keys() - {each.name for each in (*DATA, *GROUPS["rows"].keys)})
 def data(
-    what: Literal["show", "convert", "check"],
+    what: Literal["show", "convert"],
     *,
     settings: RunConfig,
     out: Path | None = None,
@@ -20,9 +22,8 @@ def data(
     """Show the clients of a run with their rows and labels, or keep them in a folder.
 
     A converted population is split already and kept on disk; a run maps it into memory with --data
-    folder:PATH, and every load compares its sizes. check reads all of it and compares it with the
-    digests taken at writing. The flags of a source or a partition are shown once it is named, as by
-    `data --data csv --help`.
+    folder:PATH, and every load compares its sizes. The flags of a source or a partition are shown
+    once it is named, as by `data --data csv --help`.
 
     Args:
       what: Action.
@@ -33,14 +34,6 @@ def data(
     given = settings.given()
     if other := sorted(given.keys() - settings.data_settings()):
         raise ValueError(f"{flag(other[0])} has no effect on data")
-    if what == "check":
-        kind, _, path = settings.data.partition(":")
-        if kind != "folder" or not path:
-            raise ValueError(f"check takes data folder:PATH, got {settings.data!r}")
-        others = sorted(given.keys() - {"data"})
-        if out is not None or others:
-            raise ValueError(f"{flag((others or ['out'])[0])} has no effect with check")
-        return _check(path, json=json)
     if what == "convert" and (out is None or out.exists()):
         raise ValueError(f"out must be a new folder to convert into, got {out}")
     if what == "show" and out is not None:
@@ -58,14 +51,14 @@ def data(
     with reading_once():
         columns = _columns(settings) if what == "show" else None
         try:
-            with doing(f"reading {settings.data}", quiet=settings.quiet):
+            with doing(f"reading {settings.data}", quiet=json):
                 population = population_of(settings)
         except ValueError as error:
             if columns is None or not any(each["flag"] for each in columns):
                 raise
             return functools.partial(_show_columns, columns, one_line(error), json=json)
     if what == "convert" and out is not None:
-        with doing(f"writing {out}", quiet=settings.quiet):
+        with doing(f"writing {out}", quiet=json):
             save_folder(out, population)
 
     def work() -> int:
@@ -110,27 +103,3 @@ def _columns(settings: RunConfig) -> list[dict[str, Any]] | None:
         return None
     scaled = None if settings.get("scale") in ("all", "private") else [*given_ranges(settings)]
     return columns_of(source, path, settings.arguments("data"), scaled)
-
-
-def _check(path: str, *, json: bool) -> Callable[[], int]:
-    """Compare a folder with the digests taken at writing; return a function that reports it."""
-    from fedjaxsim.data.folder import check_folder
-    from fedjaxsim.report.files import print_json
-    from fedjaxsim.report.progress import Bar
-
-    with Bar("checking", 1, words="") as bar:
-        size = check_folder(
-            path,
-            lambda done, size: bar.show(
-                completed=done / size, words=f"{done / 1e9:.2f} of {size / 1e9:.2f} GB"
-            ),
-        )
-
-    def work() -> int:
-        if json:
-            print_json({"bytes": size})
-        else:
-            print(f"{path} holds what was written: {size:,} bytes")
-        return 0
-
-    return work

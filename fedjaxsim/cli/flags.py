@@ -18,6 +18,23 @@ Work = Callable[[], int]
 HELP = ("--help", "-h")
 
 
+UNEVALUATED = (
+    "budget_epsilon", "eval_clients", "eval_every", "evaluate_privately", "evaluation_largest",
+    "patience",
+)  # fmt: skip
+"""Settings that commands without evaluations on the way do not read."""
+
+
+def without(*names: str) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+    """Mark settings of a run that a command does not read: it has no such flags."""
+
+    def mark(function: Callable[..., Work]) -> Callable[..., Work]:
+        vars(function)["without"] = frozenset(names)
+        return function
+
+    return mark
+
+
 class Command(NamedTuple):
     """A command with its flags.
 
@@ -58,6 +75,11 @@ class Command(NamedTuple):
     def takes_settings(self) -> bool:
         """Return whether it takes the settings of a run."""
         return "settings" in inspect.signature(self.function).parameters
+
+    @property
+    def without(self) -> frozenset[str]:
+        """The settings of a run that it does not read."""
+        return getattr(self.function, "without", frozenset())
 
     @property
     def summary(self) -> str:

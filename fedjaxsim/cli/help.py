@@ -14,7 +14,6 @@ from fedjaxsim.runs.settings import (
     DATA,
     GROUPS,
     IN_FILES_ONLY,
-    RESULTS,
     RUN,
     Table,
     table_of,
@@ -72,14 +71,16 @@ def show(command: Command, words: Sequence[str]) -> None:
     _section("flags of the command", command.flags.values())
     if command.takes_settings:
         groups = {name: group.keys for name, group in GROUPS.items()}
-        only_data = command.name == "data"
-        _section("data", (*DATA, *groups["rows"]))
-        if not only_data:
-            _section("parts and rounds", RUN)
-            _section("a client's round", (*groups["minibatches"], *groups["schedule"]))
-            privacy = ("target", "guarantee", "noise_schedule", "spending", "examples")
-            _section("privacy", [each for name in privacy for each in groups[name]])
-            _section("results", RESULTS)
+        privacy = ("target", "guarantee", "noise_schedule", "spending", "examples")
+        sections = {
+            "data": (*DATA, *groups["rows"]),
+            "parts and rounds": RUN,
+            "a client's round": (*groups["minibatches"], *groups["schedule"]),
+            "privacy": [each for name in privacy for each in groups[name]],
+        }
+        for title, keys in sections.items():
+            _section(title, [each for each in keys if each.name not in command.without])
+        if "algorithm" not in command.without:
             _show_usual(command.name)
 
 
@@ -101,7 +102,8 @@ def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
             for setting in group.keys
         ]
         every = dict.fromkeys((*names, *groups))
-        read = [name for name in every if name in table.keys and name not in seen]
+        left_out = seen | command.without
+        read = [name for name in every if name in table.keys and name not in left_out]
         seen.update(read)
         summary = (inspect.getdoc(part.factory) or "").partition("\n")[0]
         title = textwrap.fill(f"{role} {part.name}: {summary}", _width(), subsequent_indent="  ")
@@ -117,8 +119,9 @@ def _show_usual(command: str) -> None:
 
 
 def _section(title: str, settings: Any) -> None:
-    print(f"\n{title}")
-    for setting in settings:
+    for place, setting in enumerate(settings):
+        if not place:
+            print(f"\n{title}")
         if setting.name in IN_FILES_ONLY:
             continue
         metavar = _metavar(setting)

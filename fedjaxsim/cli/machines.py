@@ -17,11 +17,15 @@ class Course:
       log: Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'.
       checkpoint_every: Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next
         evaluation; by default 1min, at most a twentieth of the time.
+      no_client_table: Write no table of metrics per client.
+      quiet: Print the result and errors only.
     """
 
     explain: bool = False
     log: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None
     checkpoint_every: str | None = None
+    no_client_table: bool = False
+    quiet: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim import checks
+from fedjaxsim.cli.flags import UNEVALUATED, without
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from fedjaxsim.runs.target import Target
 
 
+@without(*UNEVALUATED)
 def plan(
     config: Path | None = None,
     *,
@@ -34,8 +36,6 @@ def plan(
       json: Print JSON, in bytes.
     """
     del config
-    if settings.out is not None:
-        raise ValueError(f"out must not be given, as a plan writes no files, got {settings.out}")
     if devices is not None:
         checks.count(devices=devices)
     if settings.streamed and (devices or 1) > 1:

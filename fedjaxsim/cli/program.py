@@ -19,7 +19,7 @@ from fedjaxsim.cli.messages import (
 from fedjaxsim.factories import flag, settings_of
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown
-from fedjaxsim.runs.settings_files import read_raw, resolve
+from fedjaxsim.runs.settings_files import OUTPUT, read_raw, resolve
 from fedjaxsim.runs.user_code import is_own, own_line
 from fedjaxsim.signals import end_on_signal
 from fedjaxsim.store import StorageError, release
@@ -142,7 +142,8 @@ def _settings(
     own = {name: value for name, value in flags.items() if name in command.flags}
     asked = {name: value for name, value in flags.items() if name not in own}
     earlier = Path(own["from"]) if "from" in own else None
-    return resolve(asked, path, earlier, notes), own, others
+    without = dict.fromkeys((*command.without, *OUTPUT), f"has no effect on {command.name}")
+    return resolve(asked, path, earlier, notes, without), own, others
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,8 @@ def run(
     config: Path | None = None,
     *,
     settings: RunConfig,
+    out: Path | None = None,
+    overwrite: bool = False,
     from_: Path | None = None,
     course: Course,
     machines: Machines,
@@ -20,6 +22,8 @@ def run(
     Args:
       config: TOML file with the same settings; flags win over it.
       settings: The settings of the run.
+      out: Directory for the results.
+      overwrite: Replace the run in the directory.
       from_: Start from the state of the run in this directory, on its data, settings and charges.
       course: Report, progress and checkpoints.
       machines: Devices.
@@ -30,14 +34,13 @@ def run(
     machines.start()
     from fedjaxsim.cli.running import prepare_run
 
-    return machines.together(lambda: prepare_run(settings, from_, course))
+    return machines.together(lambda: prepare_run(settings, out, from_, course, overwrite))
 
 
 def resume(
     directory: Path,
     *,
     rounds: int | None = None,
-    quiet: bool = False,
     course: Course,
     machines: Machines,
 ) -> Callable[[], int]:
@@ -46,11 +49,10 @@ def resume(
     Args:
       directory: Directory of the run; its config.toml holds the settings.
       rounds: Total rounds, finished ones included; rounds beyond the plan spend more epsilon.
-      quiet: Print the result and errors only.
       course: Report, progress and checkpoints.
       machines: Devices.
     """
     machines.start()
     from fedjaxsim.cli.running import prepare_resume
 
-    return machines.together(lambda: prepare_resume(directory, rounds, course, quiet=quiet))
+    return machines.together(lambda: prepare_resume(directory, rounds, course))

@@ -54,33 +54,36 @@ _RANGES = 3
 _VOTES = "the clients' votes on ranges of columns spend"
 
 
-def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callable[[], int]:
+def prepare_run(
+    config: RunConfig, out: Path | None, start: Path | None, course: Course, overwrite: bool
+) -> Callable[[], int]:
     """Check all input of a run, or of a stage after that in `start`; return the work."""
-    watched = _watched(course, config.out)
+    watched = _watched(course, out)
     begin, earlier = None, []
     if start is None:
-        experiment = _prepare(config)
+        experiment = _prepare(config, course)
         check_own_code(experiment)
-        _agree(experiment, out=config.out is not None)
+        _agree(experiment, out=out is not None)
         if experiment.simulation.algorithm.warm_start.required:
             raise ValueError(
                 f"algorithm {config.algorithm} starts from the state of another run: give --from "
                 "DIR"
             )
     else:
-        config.require_no_canaries("several stages")
-        if config.out is not None and config.out.resolve() == start.resolve():
-            raise ValueError(f"out must be another directory than from, got {config.out} for both")
+        if config.audit_canaries is not None:
+            raise ValueError("audit-canaries is for one run, not for several stages: leave it out")
+        if out is not None and out.resolve() == start.resolve():
+            raise ValueError(f"out must be another directory than from, got {out} for both")
         if config.clients_used == "held-out":
             resolved = RunDirectory(start).config().get("resolved", {})
             config = with_delta_of(config, resolved["delta"]) if "delta" in resolved else config
-        experiment = _prepare(config)
+        experiment = _prepare(config, course)
         check_own_code(experiment)
-        _agree(experiment, RunDirectory(start), out=config.out is not None)
+        _agree(experiment, RunDirectory(start), out=out is not None)
         begin, earlier = start_from(start, experiment)
     directory = None
-    if config.out is not None:
-        directory = RunDirectory.create(config.out, overwrite=config.overwrite)
+    if out is not None:
+        directory = RunDirectory.create(out, overwrite=overwrite)
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier)
     doubted = doubts(config, experiment.simulation.population)
@@ -94,14 +97,12 @@ def prepare_run(config: RunConfig, start: Path | None, course: Course) -> Callab
         if begin is not None and begin.privacy.limit is None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-        return _run(stage, explain=course.explain, quiet=config.quiet, **watched)
+        return _run(stage, explain=course.explain, **watched)
 
     return work
 
 
-def prepare_resume(
-    path: Path, rounds: int | None, course: Course, *, quiet: bool
-) -> Callable[[], int]:
+def prepare_resume(path: Path, rounds: int | None, course: Course) -> Callable[[], int]:
     """Check that a run can resume, to a total of `rounds`; return the work."""
     if (kind := kind_of(path)) != "run":
         raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
@@ -111,7 +112,7 @@ def prepare_resume(
         store.hold(path)
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
     config = read_toml(path / CONFIG)
-    experiment = _prepare(config)
+    experiment = _prepare(config, course)
     _agree(experiment, directory, rounds=rounds)
     facts = about(experiment)
     last = directory.checkpoints(facts).last()
@@ -179,13 +180,13 @@ def prepare_resume(
                 f"{last.file} was written with {other}, so numbers may differ in their last "
                 "digits from an undisturbed run"
             )
-        return _run(stage, explain=course.explain, quiet=quiet, **watched)
+        return _run(stage, explain=course.explain, **watched)
 
     return work
 
 
-def _prepare(config: RunConfig) -> Experiment:
-    with doing(f"reading {config.data} and checking the run", quiet=config.quiet):
+def _prepare(config: RunConfig, course: Course) -> Experiment:
+    with doing(f"reading {config.data} and checking the run", quiet=course.quiet):
         return prepare(config)
 
 
@@ -193,7 +194,12 @@ def _watched(course: Course, path: Path | None) -> dict[str, Any]:
     """Return options of `execute`; a logger that cannot be opened is refused."""
     if course.log is not None:
         Logger(course.log, directory=path)
-    return {"log": course.log, "cadence": Cadence.parse(course.checkpoint_every)}
+    return {
+        "log": course.log,
+        "cadence": Cadence.parse(course.checkpoint_every),
+        "client_table": not course.no_client_table,
+        "quiet": course.quiet,
+    }
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:

@@ -58,11 +58,11 @@ _REASONS = {
 }
 
 
-def prepare_tune(config: RunConfig, question: Question) -> Callable[[], int]:
+def prepare_tune(
+    config: RunConfig, path: Path, question: Question, *, overwrite: bool, quiet: bool
+) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code."""
-    if config.out is None:
-        raise ValueError("tune needs a directory for its results, --out DIR")
-    names, path = _names(question.wrt, config), config.out
+    names = _names(question.wrt, config)
     for name, least in (("seeds", 2), ("steps", 1)):
         value = getattr(question, name)
         if value < least:
@@ -95,7 +95,7 @@ def prepare_tune(config: RunConfig, question: Question) -> Callable[[], int]:
         "mode": type(measure.mode).__name__.lower(),
         "runs_per_step": measure.runs,
     }
-    known = _opened(path, record["fingerprint"], overwrite=config.overwrite)
+    known = _opened(path, record["fingerprint"], overwrite=overwrite)
 
     def work() -> int:
         can_draw()
@@ -124,7 +124,7 @@ def prepare_tune(config: RunConfig, question: Question) -> Callable[[], int]:
                     max(least, np.min(value) / BOUNDS),
                     min(most, np.max(value) * BOUNDS),
                 )
-            with TuneProgress(metric, question.steps, quiet=config.quiet) as progress:
+            with TuneProgress(metric, question.steps, quiet=quiet) as progress:
                 trace = descend(
                     remembered,
                     start,

@@ -1,7 +1,6 @@
 # The public names of `fedjaxsim.data`, for type checkers and `lazy_loader`.
 from .columns import Columns as Columns
 from .digits import digits as digits
-from .folder import check_folder as check_folder
 from .folder import load_folder as load_folder
 from .folder import save_folder as save_folder
 from .hugging_face import from_hf as from_hf
@@ -26,8 +25,6 @@ from .synthetic import regression_stream as regression_stream
 from .synthetic import related_regression as related_regression
 from .synthetic import synthetic_regression as synthetic_regression
 from .table import from_dataframe as from_dataframe
-from .table import load_csv as load_csv
-from .table import load_parquet as load_parquet
 from .transforms import drop_constant_columns as drop_constant_columns
 from .transforms import invert as invert
 from .transforms import unit_rows as unit_rows

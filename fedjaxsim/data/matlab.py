@@ -14,32 +14,28 @@ Cells = dict[str, list[np.ndarray]]
 """Matrices of cell arrays by name."""
 
 
-def load_matlab(
-    path: str | os.PathLike[str], x: str | None = None, y: str | None = None
-) -> Population:
+def load_matlab(path: str | os.PathLike[str], *, fields: tuple[str, ...] = ()) -> Population:
     """Read two cell arrays of m matrices each: features (n, d) and labels (n, 1) or (1, n).
 
-    Features become float32; clients are named by position, "0", "1", ...
+    Features become float32; clients are named by position, "0", "1", ... A file is of version 5 to
+    7.2.
 
     Args:
-      path: a .mat file of version 5 to 7.2.
-      x: name of the cell array with the features. By default X and Y if the file has both, else
-        the only pair of cell arrays in which one holds a label for every row of the other.
-      y: name of the cell array with the labels; given with x.
+      path: the file.
+      fields: Cell arrays of features and labels (mat); by default X,Y or the only two that fit.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is damaged, lacks a variable, or its cells do not fit together; or no
         two are named and not exactly one pair fits.
     """
-    if (x is None) != (y is None):
-        raise ValueError(f"x and y must be given together, got {x} and {y}")
+    if len(fields) not in (0, 2):
+        raise ValueError(f"fields must be two names, got {', '.join(fields)}")
     path = existing(path, "MATLAB file")
     with in_file(path):
         with reading("MATLAB file (v5 to v7.2)"):
             cells = read_cells(os.fspath(path))
-        if x is None or y is None:
-            x, y = _found(cells)
+        x, y = fields or _found(cells)
         for name in (x, y):
             if name not in cells:
                 raise ValueError(f"there is no cell array {name!r}, only {', '.join(cells)}")
@@ -81,15 +77,3 @@ def _fit(features: list[np.ndarray], labels: list[np.ndarray]) -> bool:
 
 def _is_vector(array: np.ndarray) -> bool:
     return array.size == max(array.shape, default=0)
-
-
-def load_cells(path: str | os.PathLike[str], *, fields: tuple[str, ...] = ()) -> Population:
-    """Read a .mat file with the cell arrays of features and labels named in one list.
-
-    Args:
-      path: the file.
-      fields: Cell arrays of features and labels (mat); by default X,Y or the only two that fit.
-    """
-    if len(fields) not in (0, 2):
-        raise ValueError(f"fields must be two names, got {', '.join(fields)}")
-    return load_matlab(path, *fields)

@@ -132,7 +132,8 @@ def _attributes(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         if kind not in found or bool(field) != isinstance(found[kind], dict):
             continue
         if values.dtype.kind != "U" or values.ndim != 1 + (name == "preparations"):
-            raise ValueError(f"{name} must hold strings, got {_described(values)}")
+            again = "; write the file again" if name == "preparations" else ""
+            raise ValueError(f"{name} must hold strings, got {_described(values)}{again}")
         texts = tuple(values.tolist())
         if name == "public":
             found[name] = texts

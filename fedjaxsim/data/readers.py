@@ -21,7 +21,7 @@ IN_FILES = {
     "hf": f"{_DATA}.hugging_face:arrays_of_name",
     "images": f"{_DATA}.images:arrays_of_folder",
     "leaf": f"{_DATA}.leaf:load_leaf",
-    "mat": f"{_DATA}.matlab:load_cells",
+    "mat": f"{_DATA}.matlab:load_matlab",
     "npz": f"{_DATA}.npz:read_arrays",
     "parquet": f"{_DATA}.table:arrays_of_parquet",
 }

@@ -6,7 +6,7 @@ A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -102,42 +102,6 @@ def from_dataframe(
     return assemble(arrays_of(frame, Roles(client, target, split, one_hot, drop, x, length)))
 
 
-def load_csv(
-    path: str | os.PathLike[str],
-    *,
-    client: str,
-    target: str | Sequence[str],
-    **others: Unpack[OtherColumns],
-) -> Population:
-    """Read a CSV file (UTF-8, commas, a line of names first; also .gz) with a column of clients.
-
-    The names of clients stay as they are written. In a column of numbers an empty cell, NA, NaN and
-    null are missing; in text only an empty one is.
-
-    Args:
-      path: the file.
-      client: column with the client of each row.
-      target: column to predict.
-      **others: `split`, `one_hot`, `drop`, `x` and `length`; see `from_dataframe`.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: names the file and the column that is refused.
-    """
-    return assemble(arrays_of_csv(path, client=client, target=target, **others), path)
-
-
-def load_parquet(
-    path: str | os.PathLike[str],
-    *,
-    client: str,
-    target: str | Sequence[str],
-    **others: Unpack[OtherColumns],
-) -> Population:
-    """Read a Parquet file with a column of clients; arguments and errors are as in `load_csv`."""
-    return assemble(arrays_of_parquet(path, client=client, target=target, **others), path)
-
-
 def _reader(
     read: Callable[[str | os.PathLike[str], str | None], "Table"],
 ) -> Callable[..., dict[str, np.ndarray]]:
@@ -154,7 +118,11 @@ def _reader(
         x: str | None = None,
         length: int | None = None,
     ) -> dict[str, np.ndarray]:
-        """Read clients, rows and targets from a table.
+        """Read clients, rows and targets from a table; see `from_dataframe`.
+
+        A CSV file is UTF-8, with commas and a line of names first; also .gz. Names of clients stay
+        as they are written. In a column of numbers an empty cell, NA, NaN and null are missing; in
+        text only an empty one is.
 
         Args:
           path: the file.
@@ -180,7 +148,7 @@ arrays_of_parquet = _reader(read_parquet)
 def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndarray]:
     """Return the arrays of the .npz format of a data frame; `pixels` (N, ...) replace features."""
     if isinstance(frame, str | os.PathLike):
-        raise ValueError(f"from_dataframe needs a data frame; data.load_csv reads a path, {frame}")
+        raise ValueError(f"from_dataframe needs a data frame; data.load reads a file, csv:{frame}")
     try:
         table = _of_plain_columns(of_distinct_columns(_stored(frame)))
         strange = next((name for name in table.columns if not isinstance(name, str)), None)

@@ -30,7 +30,7 @@ LEVEL = 0.95
 SPENT = ("epsilon", "epsilon_replace", "delta")
 LAST_COLUMNS = (*SPENT, "failed")
 """The columns of a row after the metrics."""
-_NOT_SETTINGS = ("seed", "no_client_table", "resolved", "versions", "stages", "public")
+_NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
 
 
 # --- runs -----------------------------------------------------------------------------------------

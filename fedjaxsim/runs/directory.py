@@ -165,13 +165,15 @@ class RunDirectory:
         write_table(self.path / MANY_CLIENTS, finite)
 
     def clients(self) -> list[dict[str, str]]:
-        """Read the table of clients, a row each, by the names of its columns."""
+        """Read the table of clients, a row each, by column; none if the run wrote no table."""
         if (self.path / MANY_CLIENTS).is_file():
             import pyarrow.parquet as pq
 
             with reading("Parquet file"):
                 table = pq.read_table(self.path / MANY_CLIENTS).to_pylist()
             return [{k: "" if v is None else str(v) for k, v in row.items()} for row in table]
+        if not (self.path / CLIENTS).is_file():
+            return []
         text = self.read(CLIENTS).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=""))
         for row in rows:

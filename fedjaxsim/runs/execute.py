@@ -84,6 +84,7 @@ def execute(
     stop: Event,
     *,
     quiet: bool = False,
+    client_table: bool = True,
     log: str | None = None,
     cadence: Cadence = Cadence(),  # noqa: B008 - it is immutable
 ) -> Executed:
@@ -93,6 +94,7 @@ def execute(
       stage: the run.
       stop: event that ends the run after the segment in flight, with all files.
       quiet: no progress bar.
+      client_table: whether to write the table of metrics per client.
       log: name of a logger, see `callbacks.Logger`.
       cadence: intervals between checkpoints.
     """
@@ -196,7 +198,7 @@ def execute(
     files = directory if is_first() else None
     with clock.phase("write"), doing("writing results", quiet=quiet or files is None):
         if files is not None:
-            if not config.no_client_table:
+            if client_table:
                 files.write_clients(_clients(simulation.population, evaluation, report))
             write_json(files.path / GUARANTEE, report.to_json())
             if missing("plots") is None:

@@ -32,8 +32,7 @@ def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> 
         table[-1]["epsilon_replace"] = summary["epsilon_replace"]
         more: dict[str, Any] = {}
         if whole:
-            clients = [] if config.get("no_client_table") else each.clients()
-            more = {"clients": clients, "report": each.report()}
+            more = {"clients": each.clients(), "report": each.report()}
         seed = config.get("seed", 0)
         found.append(Run(name, without_seed(config), seed, table, config, summary, **more))
     return found

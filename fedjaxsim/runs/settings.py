@@ -45,8 +45,6 @@ EXCLUSIVE = (
 _PREPROCESS = ("drop-constant", "invert", "unit-rows")
 SCALES = ("none", "all", "private")
 """Ways to scale columns; others are files of public ranges."""
-OUTPUT = ("out", "overwrite", "quiet")
-"""Settings of the output: the directory of results and the display of progress."""
 IN_FILES_ONLY = ("public",)
 """Settings without a flag."""
 _CALIBRATED = ("gaussian", "correlated", "pure")
@@ -149,13 +147,6 @@ RUN = (
     ),
 )  # fmt: skip
 """The parts of a run and what all of them share."""
-RESULTS = (
-    Setting("out", Path, None, "Directory for the results.", shown="none"),
-    Setting("overwrite", bool, False, "Replace the run in the directory."),
-    Setting("no_client_table", bool, False, "Write no table of metrics per client."),
-    Setting("quiet", bool, False, "Print the result and errors only."),
-)
-"""The output of a run."""
 
 
 class Group(NamedTuple):
@@ -363,7 +354,7 @@ GROUPS = {
 def static_keys() -> dict[str, Setting]:
     """Return the keys that are known before the parts of a run are, by name."""
     groups = [setting for group in GROUPS.values() for setting in group.keys]
-    return {setting.name: setting for setting in (*DATA, *RUN, *RESULTS, *groups)}
+    return {setting.name: setting for setting in (*DATA, *RUN, *groups)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -458,14 +449,11 @@ class RunConfig:
         return names & self.values.keys()
 
     def settings(self) -> dict[str, Any]:
-        """Return the keys of a TOML file that repeats the run from any folder.
-
-        Settings of the output and unset ones are left out.
-        """
+        """Return the keys of a TOML file that repeats the run from any folder."""
         table = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in self.values.items()
-            if name not in OUTPUT and value is not None
+            if value is not None
         }
         scales = self.get("scale", "none")
         files = {} if scales in SCALES else {"scale": str(Path(scales).absolute())}
@@ -583,11 +571,6 @@ class RunConfig:
         if len(fields) not in (0, 2):
             raise ValueError(f"fields must be two names, got {', '.join(fields)}")
 
-    def require_no_canaries(self, what: str) -> None:
-        """Check that the run has no canaries; raise a ValueError if it has."""
-        if self.audit_canaries is not None:
-            raise ValueError(f"audit-canaries is for one run, not for {what}: leave it out")
-
     def require_batchable(self, what: str) -> None:
         """Check that rows stay in memory and that no budget ends a run before others.
 
@@ -628,7 +611,7 @@ def _composed(
     event: str,
 ) -> Table:
     parts, by_name = {role: part_of(role, name) for role, name in names}, dict(records)
-    keys = {setting.name: setting for setting in (*DATA, *RUN, *RESULTS)}
+    keys = {setting.name: setting for setting in (*DATA, *RUN)}
     for group in GROUPS.values():
         if group.role in parts and group.is_read(parts[group.role], by_name, event):
             keys |= {setting.name: setting for setting in group.keys}

@@ -23,6 +23,10 @@ CONFIG = "config.toml"
 """The settings of a run in its directory."""
 _OF_RELEASES = ("sampling", "schedule", "passes")
 """Settings that a stage without a release, such as fine-tuning, does not inherit."""
+OUTPUT = dict.fromkeys(
+    ("out", "overwrite", "quiet", "no_client_table"), "belongs on the command line, not in a file"
+)
+"""Flags of commands that write results, with the reason why files refuse them."""
 RECORDS = ("resolved", "versions", "stages")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
 
@@ -46,6 +50,7 @@ def resolve(
     path: Path | None = None,
     earlier: Path | None = None,
     notes: list[str] | None = None,
+    without: Mapping[str, str] = {},
 ) -> RunConfig:
     """Make the settings of a run from flags, a file and an earlier run, of which the first wins.
 
@@ -55,15 +60,16 @@ def resolve(
       earlier: directory of a run; the settings that this run does not read are left out.
       notes: list that gets a note of the settings in the file that this run does not read; None to
         refuse them.
+      without: settings that the caller does not read, with the reason.
 
     Raises:
       FileNotFoundError: if a file is missing.
       ValueError: for an unknown part or setting, a flag that the run does not read, a value of the
         wrong type, or settings that contradict each other.
     """
-    for name in IN_FILES_ONLY:
+    for name, why in {**dict.fromkeys(IN_FILES_ONLY, "is for files alone"), **without}.items():
         if name in flags:
-            raise ValueError(f"{flag(name)} is for files alone")
+            raise ValueError(f"{flag(name)} {why}")
     check_parts(flags)
     inherited = {} if earlier is None else read_raw(earlier / CONFIG)
     file = {} if path is None else read_raw(path)
@@ -74,13 +80,19 @@ def resolve(
     table = table_of(given)
     require_read(flags, given)
     with in_file(path):
-        if left := unread(file, given):
-            if notes is None:
-                raise ValueError("; ".join(left))
+        left = unread(file, given)
+        left += [
+            f"{flag(name)} {without[name]}"
+            for name, value in file.items()
+            if name in without and name in table.keys and value != table.keys[name].default
+        ]
+        if left and notes is None:
+            raise ValueError("; ".join(left))
+        if left and notes is not None:
             notes.append(f"{path}: {'; '.join(left)}")
     places = dict.fromkeys(inherited, earlier and earlier / CONFIG) | dict.fromkeys(file, path)
     values = {}
-    for name in [name for name in table.keys if name in given]:
+    for name in [name for name in table.keys if name in given and name not in without]:
         with in_file(None if name in flags else places[name]):
             values[name] = table.keys[name].convert(given[name])
     with in_file(None if flags else path):
@@ -91,7 +103,7 @@ def read_raw(path: Path) -> dict[str, Any]:
     """Read the keys of a TOML file as names of settings, with their values unconverted."""
     table = content(path)
     with in_file(path):
-        raw = dict(entries(table, {"sweep": "is for `fedjaxsim sweep`"}))
+        raw = dict(entries(table, OUTPUT | {"sweep": "is for `fedjaxsim sweep`"}))
         check_parts(raw)
     return raw
 

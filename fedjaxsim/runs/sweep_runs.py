@@ -40,12 +40,14 @@ from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report import labels
 from fedjaxsim.runs.fingerprints import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
-from fedjaxsim.runs.settings import OUTPUT, RunConfig, run_config, table_of, unread
-from fedjaxsim.runs.settings_files import content, displaced, entries, excluded
+from fedjaxsim.runs.settings import RunConfig, run_config, table_of, unread
+from fedjaxsim.runs.settings_files import OUTPUT, content, displaced, entries, excluded
 
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
 _MOST_RUNS = 100_000
+_LISTED = 16
+"""Most values of a list that results hold; of a longer one they name its ends and a digest."""
 _STATIC = ("sampling_rate",)
 """Hyperparameters on which the program itself depends."""
 
@@ -55,8 +57,7 @@ Table = Mapping[str, Sequence[Any]]
 """One table of a sweep: the values of each key."""
 
 _REFUSED: dict[str, str] = {
-    **dict.fromkeys(OUTPUT, "belongs on the command line, not in a sweep's file"),
-    "no_client_table": "is for single runs: a sweep writes no table of clients",
+    **OUTPUT,
     "patience": "is for single runs: those of a sweep go on together",
     "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
@@ -220,6 +221,9 @@ def _toml(key: str, value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, tuple) and len(value) > _LISTED and isinstance(value[0], float):
+        digest = settings_digest(value)[:6]
+        return f"{min(value):.4g} to {max(value):.4g} ({len(value)} clients, {digest})"
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return value if isinstance(value, bool | int | float) else str(value)

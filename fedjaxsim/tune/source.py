@@ -76,13 +76,9 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
 
     Raises:
       FileNotFoundError: if there are no data where the settings say.
-      ValueError: as `prepare`; if both kinds of other data are given; if public data do not suit
-        the model; or if the run is streamed.
+      ValueError: as `prepare`; if both kinds of other data are given; or if public data do not
+        suit the model.
     """
-    config.require_batchable("tuning")
-    config.require_no_canaries("tuning")
-    if config.clients_used != "kept":
-        raise ValueError("tuning is for a run on the kept clients: leave out clients-used")
     if public_data is not None and config.held_out_clients:
         raise ValueError(
             "public-data and held-out-clients exclude each other: give one of them, got "

@@ -15,7 +15,7 @@ _NOISE = "--noise-multiplier 1 --delta 1e-6 --sampling-rate 1e-3"
         ("run --clients 1e3 --partition iid --rounds 1.5e2", {"clients": 1000, "rounds": 150}),
         ("run --model mlp --hidden 1e2,32", {"hidden": (100, 32)}),
         ("run --chunk-size None --rounds 1_000", {"chunk_size": None, "rounds": 1000}),
-        ("tune --steps 1e1", {"steps": 10}),
+        ("tune --steps 1e1 --out there", {"steps": 10}),
         ("plan --data random --shape 7.84e2 --clients 1e9 --rows 2e1 --devices 1e0",
          {"shape": (784,), "clients": 10**9, "rows": (20,), "devices": 1}),
         ("audit --runs 1e1 --canaries 5.0", {"runs": 10, "canaries": 5}),

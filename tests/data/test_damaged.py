@@ -58,10 +58,10 @@ def test_an_image_starts_no_program(tmp_path):
 
 def test_a_population_reads_no_file_outside_its_folder(tmp_path):
     save_folder(tmp_path / "p", damaged.population())
-    shutil.copy(tmp_path / "p" / "array-0.npy", tmp_path / "array-0.npy")
-    about = (tmp_path / "p" / "population.json").read_text()
-    (tmp_path / "p" / "population.json").write_text(about.replace("array-0.npy", "../array-0.npy"))
-    with pytest.raises(ValueError, match=r"the array counts is missing"):
+    shutil.copy(tmp_path / "p" / "counts.npy", tmp_path / "counts.npy")
+    sums = (tmp_path / "p" / "SHA256SUMS").read_text()
+    (tmp_path / "p" / "SHA256SUMS").write_text(sums.replace("counts.npy", "../counts.npy"))
+    with pytest.raises(ValueError, match=r"counts\.npy' is missing"):
         load(f"folder:{tmp_path}/p")
 
 

@@ -36,18 +36,18 @@ def test_a_cell_is_a_client(tmp_path, labels):
 
 def test_variables_may_have_other_names(tmp_path):
     path = save(tmp_path / "a.mat", feature=X, score=Y)
-    assert load_matlab(path, x="feature", y="score").num_clients == 2
+    assert load_matlab(path, fields=("feature", "score")).num_clients == 2
     with pytest.raises(ValueError, match=r"a\.mat.*'label'"):
-        load_matlab(path, x="feature", y="label")
-    with pytest.raises(ValueError, match="x and y"):
-        load_matlab(path, x="feature")
+        load_matlab(path, fields=("feature", "label"))
+    with pytest.raises(ValueError, match="fields must be two names"):
+        load_matlab(path, fields=("feature",))
 
 
 @pytest.mark.parametrize("labels", [Y, cells([[7, 8]], [[9]])], ids=["columns", "rows"])
 def test_the_only_cells_that_fit_together_are_found(tmp_path, labels):
     others = {"task": cells("a", "b"), "sizes": np.array([2, 1]), "few": cells([[7], [8]])}
     found = load_matlab(save(tmp_path / "a.mat", label=labels, feature=X, **others))
-    named = load_matlab(tmp_path / "a.mat", "feature", "label")
+    named = load_matlab(tmp_path / "a.mat", fields=("feature", "label"))
     for field in ("x", "y"):
         np.testing.assert_array_equal(found.fields[field], named.fields[field])
 

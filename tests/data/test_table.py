@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from pyarrow import parquet
 
-from fedjaxsim.data import from_dataframe, load, load_csv, load_npz, load_parquet, save_npz
+from fedjaxsim.data import Population, from_dataframe, load, load_npz, save_npz
+from fedjaxsim.data.npz import assemble
+from fedjaxsim.data.table import arrays_of_csv, arrays_of_parquet
+
+
+def load_csv(path, **columns: Any) -> Population:
+    return assemble(arrays_of_csv(path, **columns), path)
+
+
+def load_parquet(path, **columns: Any) -> Population:
+    return assemble(arrays_of_parquet(path, **columns), path)
+
 
 ROWS = {
     "who": ["10", "9", "10", "9", "9"],

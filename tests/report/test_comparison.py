@@ -64,7 +64,7 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
 
 def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path):
     runs = [
-        run(name, seed=seed, no_client_table=seed == 1)  # which files a run writes is no setting
+        run(name, seed=seed)
         for name in ("pmtl", "ditto") for seed in (0, 1)
     ]  # fmt: skip
     [axes] = figure_of(*runs).axes

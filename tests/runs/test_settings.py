@@ -26,8 +26,7 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
             hidden = [32, 16]
             preprocess = "drop-constant, unit-rows"
             chunk-map = "scan"
-            out = "results"
-            quiet = true
+            streamed = true
             """,
         )
     )
@@ -39,8 +38,7 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
         "hidden": (32, 16),
         "preprocess": ("drop-constant", "unit-rows"),
         "chunk_map": "scan",
-        "out": Path("results"),
-        "quiet": True,
+        "streamed": True,
     }
     assert isinstance(settings.get("learning_rate"), float)
 
@@ -53,6 +51,7 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
             "'learnig-rate'.*'learning-rate'",
         ),
         ("zzz = 1", "'zzz'$"),
+        ("quiet = true", "quiet belongs on the command line"),
         (
             "lam = 1\nalgorithm = 'fedavg'",
             "lam .*fedavg.*pmtl",

@@ -165,6 +165,11 @@ def test_a_number_beside_words_is_a_word_and_beside_lists_of_clients_values_anot
     shown = [(row["lam"], row["eval_clients"]) for row in map(plan.values, (0, 1, 2))]
     assert shown == [("0.1", "20"), ("0.1", "all"), ("0.1,0.2", "20")]
     assert plan.families() == [[(0, 4)], [(1, 5)], [(2, 6)], [(3, 7)]]
+    many = tuple(k / 1000 for k in range(1000))
+    of_clients = resolve_sweep({}, [{"lam": (many, many[::-1])}])
+    first, second = (of_clients.values(run)["lam"] for run in (0, 1))
+    assert first.startswith("0 to 0.999 (1000 clients, ")  # not a thousand numbers in each row
+    assert first != second
 
 
 def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
@@ -214,7 +219,7 @@ def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
 def test_the_fingerprint_follows_what_results_depend_on():
     table = {"learning_rate": (0.1, 0.3), "seed": (0,)}
     plan = resolve_sweep({}, [table])
-    same = resolve_sweep({"out": Path("x")}, [table], SweepOptions(memory=9.0, best_over=()))
+    same = resolve_sweep({}, [table], SweepOptions(memory=9.0, best_over=()))
     assert same.fingerprint == plan.fingerprint
     others = [
         resolve_sweep({"rounds": 99}, [table]),

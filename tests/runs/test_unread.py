@@ -16,7 +16,7 @@ from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.settings import DATA as OF_DATA
-from fedjaxsim.runs.settings import GROUPS, RESULTS, RUN, require_read, run_config, table_of, unread
+from fedjaxsim.runs.settings import GROUPS, RUN, require_read, run_config, table_of, unread
 
 CHANGED = {
     "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "update",
@@ -117,7 +117,7 @@ def _is_key(const) -> bool:
 
 def test_every_setting_of_a_system_is_changed_below():
     groups = [GROUPS[name].keys for name in ("rows", "minibatches", "examples")]
-    shared = {setting.name for keys in (OF_DATA, RUN, RESULTS, *groups) for setting in keys}
+    shared = {setting.name for keys in (OF_DATA, RUN, *groups) for setting in keys}
     roles = {"model": "linear", "sampling": "poisson", "data": "digits", "partition": "dirichlet"}
     shared |= {name for role, part in roles.items() for name in part_of(role, part).settings}
     known = set(CHANGED)
