@@ -1,6 +1,6 @@
 """`fedjaxsim bench`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from fedjaxsim import checks
@@ -15,27 +15,26 @@ _MEDIANS = {
 
 @without(*(name for name in UNEVALUATED if name != "eval_every"))
 def bench(
-    files: tuple[Path, ...] = (),
+    config: Path | None = None,
     *,
-    settings: tuple[RunConfig, ...],
+    settings: RunConfig,
     repeats: int = 5,
     devices: str = "all",
     json: bool = False,
     quiet: bool = False,
 ) -> Callable[[], int]:
-    """Measure the speed and memory of runs.
+    """Measure the speed and memory of a run.
 
     Args:
-      files: TOML files, each with the settings of a run; flags win over them. Without a file the
-        flags describe the run.
-      settings: The settings of each run.
-      repeats: Measurements of each run.
+      config: TOML file with the same settings; flags win over it.
+      settings: The settings of the run.
+      repeats: Measurements.
       devices: Devices that share the clients, all or a number; of a CPU, its cores.
       json: Print JSON, with all numbers and the machine, instead of a table.
       quiet: Print the result and errors only.
     """
     checks.count(repeats=repeats)
-    names = _names(files, settings)
+    del config
     machines = Machines(devices=devices)
     machines.start()
     from fedjaxsim.bench.measure import Spread, machine, measure
@@ -45,37 +44,17 @@ def bench(
     from fedjaxsim.runs.build import prepare
 
     require(machines.count)
-    experiments = [prepare(each) for each in settings]
+    experiment = prepare(settings)
 
     def work() -> int:
-        found = {}
-        for name, experiment in zip(names, experiments, strict=True):
-            with doing(f"measuring {name}", quiet=quiet):
-                found[name] = measure(experiment, repeats)
+        with doing(f"measuring {experiment.title}", quiet=quiet):
+            found = measure(experiment, repeats)
         if json:
-            runs = {
-                name: {"settings": each.config.settings(), **found[name]}
-                for name, each in zip(names, experiments, strict=True)
-            }
-            print_json({"machine": machine(), "runs": runs})
+            print_json({"machine": machine(), "settings": settings.settings(), **found})
             return 0
-        rows = []
-        for name, each in found.items():
-            speed = Spread(each["rounds_per_second"], *each["rounds_per_second_range"])
-            rows.append([name, str(speed), *(number(each[of]) for of in _MEDIANS)])
-        print_rows(["run", "rounds/s", *_MEDIANS.values()], rows, no_wrap=True)
+        speed = Spread(found["rounds_per_second"], *found["rounds_per_second_range"])
+        row = [experiment.title, str(speed), *(number(found[of]) for of in _MEDIANS)]
+        print_rows(["run", "rounds/s", *_MEDIANS.values()], [row], no_wrap=True)
         return 0
 
     return work
-
-
-def _names(files: Sequence[Path], settings: Sequence[RunConfig]) -> list[str]:
-    """Name runs by their files or, without a file, by their parts."""
-    if not files:
-        parts = settings[0].algorithm, settings[0].model, settings[0].data.partition(":")[0]
-        return ["-".join(parts).replace(":", ".")]
-    names = [file.stem for file in files]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"two files of settings are called {name}")
-    return names

@@ -80,7 +80,8 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
         show(command, [word for word in words if word not in HELP])
         raise SystemExit(0)
     if command.takes_settings:
-        return _with_settings(command, words, [] if notes is None else notes)
+        config, flags, others = _settings(command, words, [] if notes is None else notes)
+        return Call(command, command.arguments(flags, others) | {"settings": config})
     flags, others = split(words, command.flags)
     if name == "resume" and (kept := [each for each in flags if _is_setting(command, each)]):
         raise ValueError(
@@ -110,28 +111,12 @@ def _is_setting(command: Command, name: str) -> bool:
     return name not in command.flags and (name in static_keys() or name in readers())
 
 
-def _with_settings(command: Command, words: Sequence[str], notes: list[str]) -> Call:
-    """Parse the command line of a command that takes settings, once for each file of several."""
-    several = command.positionals.get("files")
-    flags, others = split(words, static_keys() | command.flags)
-    if several is None:
-        config, flags, others = _settings(command, words, notes)
-        return Call(command, command.arguments(flags, others) | {"settings": config})
-    runs = []
-    for file in others or [None]:
-        line = [word for word in words if word not in others or word == file]
-        config, flags, _ = _settings(command, line, notes)
-        runs.append(config)
-    return Call(command, command.arguments(flags, others) | {"settings": tuple(runs)})
-
-
 def _settings(
     command: Command, words: Sequence[str], notes: list[str]
 ) -> tuple[RunConfig, dict[str, Any], list[str]]:
     """Return the settings of a run in a command line, its other flags, and its other words."""
     flags, others = split(words, static_keys() | command.flags)
-    takes_file = command.positionals.keys() & {"config", "files"}
-    path = Path(others[0]) if others and takes_file else None
+    path = Path(others[0]) if others and "config" in command.positionals else None
     raw = {} if path is None else read_raw(path)
     given = raw | flags
     if any(is_own(str(given.get(role, ""))) for role in ROLES):

@@ -90,6 +90,8 @@ def load(
         _check_table(kind, given, partition)
     supplied = given | {"seed": seed, "has_clients": partition is None}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
+    if isinstance(found, tuple):
+        found, _ = found  # the true parameters
     if isinstance(found, Population) or has_clients(found):
         if partition is not None:
             raise ValueError(

@@ -9,10 +9,10 @@ _DATA = "fedjaxsim.data"
 GENERATED = {
     "digits": f"{_DATA}.digits:digits",
     "random": f"{_DATA}.random:random_rows",
-    "synthetic": f"{_DATA}.synthetic:regression",
+    "synthetic": f"{_DATA}.synthetic:synthetic_regression",
     "synthetic-low-rank": f"{_DATA}.synthetic:low_rank",
     "synthetic-group-sparse": f"{_DATA}.synthetic:group_sparse",
-    "synthetic-stream": f"{_DATA}.synthetic:stream",
+    "synthetic-stream": f"{_DATA}.synthetic:regression_stream",
 }
 """Factories of data without a path, as "module:function"."""
 IN_FILES = {

@@ -39,11 +39,11 @@ def synthetic_regression(
     y = ⟨x, θ_i*⟩ + N(0, τ²). A model θ has the excess loss ½ ‖θ − θ_i*‖²_Σ at client i.
 
     Args:
-      num_clients: m.
-      num_features: d, at least 5.
-      num_rows: n, training rows of each client.
+      num_clients: Number m of clients.
+      num_features: Number d of features, at least 5.
+      num_rows: n, rows of each client.
       offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
-      label_noise: τ, a standard deviation.
+      label_noise: τ, the standard deviation of labels.
       seed: a non-negative integer.
 
     Returns:
@@ -97,10 +97,10 @@ def regression_stream(
     and in one test row, at which `known_regression` computes the excess risk in closed form.
 
     Args:
-      num_clients: m.
-      num_features: d, at least 5.
+      num_clients: Number m of clients.
+      num_features: Number d of features, at least 5.
       offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
-      label_noise: τ, a standard deviation.
+      label_noise: τ, the standard deviation of labels.
       seed: seed of the true parameters; a non-negative integer.
 
     Raises:
@@ -197,28 +197,6 @@ def _true_parameters(
     theta = np.tile(rng.normal(0, 10, num_features), (num_clients, 1))
     theta[:, -_PERSONAL_FEATURES:] += rng.normal(0, offset_scale, (num_clients, _PERSONAL_FEATURES))
     return theta, rng
-
-
-def regression(num_clients: int = 1000, offset_scale: float = 0.1, seed: int = 0) -> Population:
-    """Draw the population of `synthetic_regression`.
-
-    Args:
-      num_clients: Number of clients.
-      offset_scale: Standard deviation of the personal part of synthetic coefficients.
-      seed: a non-negative integer.
-    """
-    return synthetic_regression(num_clients, offset_scale=offset_scale, seed=seed)[0]
-
-
-def stream(num_clients: int = 1000, offset_scale: float = 0.1, seed: int = 0) -> Population:
-    """Draw the population of `regression_stream`.
-
-    Args:
-      num_clients: Number of clients.
-      offset_scale: Standard deviation of the personal part of synthetic coefficients.
-      seed: a non-negative integer.
-    """
-    return regression_stream(num_clients, offset_scale=offset_scale, seed=seed)
 
 
 def low_rank(num_clients: int = 320, seed: int = 0) -> Population:

@@ -15,37 +15,17 @@ TINY = [
 ]
 
 
-@pytest.fixture
-def files(tmp_path):
-    """Two files of settings, with other parts."""
-    (tmp_path / "one.toml").write_text('data = "random"\nclients = 4\nlam = 0.5\n')
-    (tmp_path / "two.toml").write_text('algorithm = "fedavg"\nclients = 4\nrounds = 7\n')
-    return [str(tmp_path / name) for name in ("one.toml", "two.toml")]
-
-
-def test_flags_win_over_every_file(files):
-    runs = parse(["bench", *files, "--rounds", "5", "--clip", "2"]).settings
-    assert [config.algorithm for config in runs] == ["pmtl", "fedavg"]
-    assert [config.rounds for config in runs] == [5, 5]
-    assert [config.get("lam") for config in runs] == [0.5, None]
-    assert [config.get("clip") for config in runs] == [2, 2]
-
-
-def test_each_file_has_a_line_of_its_name(files, monkeypatch, capsys):
-    seen = []
-
-    def measured(experiment, repeats):
-        seen.append((experiment.config.algorithm, repeats))
-        numbers = {"compile_seconds": 1.0, "evaluation_seconds": 2.0, "rounds_mb": 3.0}
-        speed = 4.5 if len(seen) == 1 else 7.0
-        return {"rounds_per_second": speed, "rounds_per_second_range": [4.0, speed], **numbers}
-
-    monkeypatch.setattr(command, "measure", measured)
-    assert main(["bench", *files, "--repeats", "2"]) == 0
-    assert seen == [("pmtl", 2), ("fedavg", 2)]
-    one, two = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
-    assert one == ["one", "4.5", "(4–4.5)", "1", "2", "3"]
-    assert two == ["two", "7", "(4–7)", "1", "2", "3"]
+def test_flags_win_over_the_file_and_a_run_has_a_line(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "one.toml"
+    file.write_text('data = "random"\nclients = 4\nlam = 0.5\n')
+    config = parse(["bench", str(file), "--rounds", "5", "--clip", "2"]).settings
+    assert (config.rounds, config.lam, config.clip) == (5, 0.5, 2)
+    numbers = {"compile_seconds": 1.0, "evaluation_seconds": 2.0, "rounds_mb": 3.0}
+    speed = {"rounds_per_second": 4.5, "rounds_per_second_range": [4.0, 7.0]}
+    monkeypatch.setattr(command, "measure", lambda experiment, repeats: speed | numbers)
+    assert main(["bench", str(file), "--repeats", "2"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1].split()
+    assert line == ["pmtl", "linear", "on", "random", "4.5", "(4–7)", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +35,7 @@ def test_each_file_has_a_line_of_its_name(files, monkeypatch, capsys):
         ("--devices none", "devices"),
         ("nowhere", "nowhere"),
         ("nowhere.toml", "nowhere.toml"),
-        ("one.toml there/one.toml", "one"),
+        ("one.toml there/one.toml", "there/one.toml"),
         ("--rounds 0", "rounds"),
         ("--algorithm fedavg --lam 1", "lam"),
         ("--roundz 3", "roundz"),
@@ -78,10 +58,8 @@ def test_a_tiny_run_is_measured(capsys):
     found = json.loads(printed.out)
     assert found["machine"]["cores"] == os.cpu_count()
     assert found["machine"]["versions"].keys() >= {"python", "jax", "fedjaxsim"}
-    [(name, numbers)] = found["runs"].items()
-    assert name == "pmtl-linear-random"
-    low, high = numbers["rounds_per_second_range"]
-    assert 0 < low <= numbers["rounds_per_second"] <= high
+    low, high = found["rounds_per_second_range"]
+    assert 0 < low <= found["rounds_per_second"] <= high
     for positive in ("evaluation_seconds", "clients_per_round", "chunk_size", "devices"):
-        assert numbers[positive] > 0
+        assert found[positive] > 0
     assert "fedjaxsim" not in printed.err

@@ -210,4 +210,4 @@ def test_bad_input_is_one_line_and_code_2(flags, message, tmp_path, capsys):
 
 def test_a_directory_is_needed(capsys):
     assert main(SMALL) == 2
-    assert "tune needs a directory for its results" in capsys.readouterr().err
+    assert "tune needs --out" in capsys.readouterr().err
