@@ -128,9 +128,10 @@ def measure(results: Results, name: str, settings: Record) -> Record | None:
 def run(names: Sequence[str], minutes: float, rehearse: bool, out: Path) -> int:
     """Measure the workloads, writing results after each; return the exit code."""
     out.mkdir(parents=True, exist_ok=True)
-    end, results, defaults = time.perf_counter() + 60 * minutes, Results(), {}
+    results, defaults = Results(), {}
     try:
         results.ceilings = in_process(ceilings)
+        end = time.perf_counter() + 60 * minutes
         for name, value in results.ceilings.items():
             print(f"{name}: {value / 1e12:.3g} T/s", flush=True)
         for name in names:
@@ -245,11 +246,11 @@ def convolutions(rehearse: bool) -> dict[str, float]:
             task = fjs.tasks.softmax(fjs.models.cnn(image, classes), classes)
             params = jax.vmap(task.init)(jax.random.split(jax.random.key(0), clients))
 
-            def step(params, loss=task.loss):
+            def step(params, data, loss=task.loss):
                 gradient = jax.vmap(jax.grad(loss))(params, data)
                 return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
 
-            found[name] = median_of(functools.partial(jax.jit(step), params), repeats=3)[1]
+            found[name] = median_of(functools.partial(jax.jit(step), params, data), repeats=3)[1]
     return found
 
 
@@ -266,7 +267,7 @@ def main(
       workloads: some names, those of systems included; by default all but these.
       rehearse: tiny sizes, on a CPU unless they are only compiled.
       compile_only: devices to compile for, which need not be there; nothing is run.
-      minutes: for everything but the convolutions.
+      minutes: for the workloads.
       out: the folder of bench.json.
     """
     if unknown := [name for name in workloads if name not in WHAT | OF_SYSTEMS]:
