@@ -110,6 +110,11 @@ class Validation(Callback):
         """Evaluate on validation rows."""
         validate(self.run, state, segment)
 
+    def end(self, state: SimulationState) -> None:
+        """Evaluate on all clients, if a callback stopped the run after a sample of them."""
+        if self.run.stopped is not None:
+            validate(self.run, state, self.run.stopped)
+
 
 def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluation:
     """Evaluate on validation rows; add columns `validation_METRIC` to the segment's records.

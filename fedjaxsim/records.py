@@ -130,6 +130,13 @@ class MetricsFile(Callback):
                 store.write(self._path, b"".join([*self._lines(), added, *self._later]))
         self._last = segment.round
 
+    def end(self, state: SimulationState) -> None:
+        """Replace the last evaluation, if it was of a sample and a callback stopped the run."""
+        if self.run.stopped is not None and is_first():
+            kept, _ = divided(self._path, self._last - 1)
+            added = lines(self.run.records(state, self.run.stopped), exact=self._exact)
+            store.write(self._path, b"".join([*kept, added, *self._later]))
+
     def _lines(self) -> list[bytes]:
         return divided(self._path, self._last)[0]
 

@@ -9,17 +9,21 @@ import copy
 import dataclasses
 import importlib
 import importlib.metadata
+import os
+import pathlib
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.models.model import Model
+from fedjaxsim.runs.user_code import find_own
 from fedjaxsim.tasks import softmax
 
 # Warnings of fluke's own imports and deprecations.
@@ -44,17 +48,41 @@ def tree(arrays):
     return {"encoder": (arrays[0], arrays[1]), "head": (arrays[2], arrays[3])}
 
 
-TASK = softmax(Model(lambda key: tree([jnp.asarray(leaf) for leaf in START]), apply), CLASSES)
+def represent(params, x):
+    w, b = params["encoder"]
+    return jnp.tanh(x @ w.T + b)
 
 
-def ours(algorithm, epochs=EPOCHS, **values) -> tuple[Any, Any, Any]:
-    """Run an algorithm; return the cohorts, the published parameters and the clients' models."""
-    fields = {"x": np.concatenate(X), "y": np.concatenate(Y)}
+MODEL = Model(
+    lambda key: tree([jnp.asarray(leaf) for leaf in START]),
+    apply,
+    output_layer="head",
+    representation=represent,
+)
+TASK = softmax(MODEL, CLASSES)
+ALIKE = [np.concatenate([np.repeat(x[:1], n, 0), x[n:]]) for x, n in zip(X, COUNTS, strict=True)]
+ALIKE_Y = [np.concatenate([np.repeat(y[:1], n), y[n:]]) for y, n in zip(Y, COUNTS, strict=True)]
+"""Clients whose training rows are copies of one, so that any minibatches are alike."""
+
+
+def gallery(name, **settings):
+    folder = pathlib.Path(__file__).parents[1] / "experiments" / "gallery"
+    return find_own("algorithm", f"{os.path.relpath(folder)}/{name}.py:{name}")(TASK, **settings)
+
+
+def ours(
+    algorithm, epochs=EPOCHS, cohort=COHORT, rows=(X, Y), size=max(COUNTS), **values
+) -> tuple[Any, Any, Any]:
+    """Run an algorithm; return the cohorts, the published parameters and the clients' models.
+
+    The server's state is returned where an algorithm publishes no parameters.
+    """
+    fields = dict(zip("xy", map(np.concatenate, rows), strict=True))
     clients = np.repeat(np.arange(len(COUNTS)), [len(y) for y in Y])
     split = np.concatenate([[0] * n + [2] * TESTS for n in COUNTS])
     population = fjs.Population.from_rows(fields, clients, len(COUNTS), split)
-    minibatches = fjs.Minibatches(max(COUNTS), epochs=epochs)
-    sim = fjs.Simulation(algorithm, population, fjs.fixed_size(cohort=COHORT), minibatches)
+    minibatches = fjs.Minibatches(size, epochs=epochs)
+    sim = fjs.Simulation(algorithm, population, fjs.fixed_size(cohort=cohort), minibatches)
     exact = {"clip": jnp.inf, "noise_multiplier": 0.0}
     hparams = sim.hyperparameters(learning_rate=RATE, **exact, **values)
     state, arrays = sim.init(0, hparams), hparams.as_arrays()
@@ -65,6 +93,7 @@ def ours(algorithm, epochs=EPOCHS, **values) -> tuple[Any, Any, Any]:
     assert set().union(*cohorts) == set(range(len(COUNTS)))
     state, _ = sim.run(state, hparams, ROUNDS)
     published = sim.algorithm.warm_start.published(state.shared)
+    published = state.shared if published is None else published
     models = sim.models(state, hparams)
     return cohorts, published, [jax.tree.map(lambda leaf, k=k: leaf[k], models) for k in range(5)]
 
@@ -84,14 +113,17 @@ def fluke():
         def forward(self, x):
             return torch.tanh(super().forward(x))
 
-    def run(name, cohorts, start=lambda net: net, optimizer=None, server=None, **client):
+    def run(
+        name, cohorts, start=lambda net: net, optimizer=None, server=None, module=None,
+        rows=(X, Y), size=max(COUNTS), finalize=True, **client,
+    ):  # fmt: skip
         net = EncoderHeadNet(Encoder(FEATURES, HIDDEN), torch.nn.Linear(HIDDEN, CLASSES))
         for parameter, value in zip(net.parameters(), START, strict=True):
             parameter.data = torch.tensor(value)
         loaders = [
             FastDataLoader(torch.tensor(x[:n]), torch.tensor(y[:n]), num_labels=CLASSES,
-                           batch_size=max(COUNTS))
-            for x, y, n in zip(X, Y, COUNTS, strict=True)
+                           batch_size=size)
+            for x, y, n in zip(*rows, COUNTS, strict=True)
         ]  # fmt: skip
         tests = [None] * len(COUNTS)
         splitter = SimpleNamespace(assign=lambda clients, size: ((loaders, tests), None))
@@ -100,13 +132,16 @@ def fluke():
         both |= {"scheduler": {"step_size": 1, "gamma": 1}}
         settings = {"client": both | client, "server": {"weighted": False} | (server or {})}
         settings["model"] = start(copy.deepcopy(net))
-        module = importlib.import_module(f"fluke.algorithms.{name.lower()}")
-        made = getattr(module, name)(len(COUNTS), splitter, DDict(settings))
+        found = importlib.import_module(f"fluke.algorithms.{module or name.lower()}")
+        made = getattr(found, name)(len(COUNTS), splitter, DDict(settings))
         for one in made.clients:  # FedRep's would share one network
             if one.model is not None:
                 one.model = copy.deepcopy(one.model)
         order = iter(cohorts)
         made.server.get_eligible_clients = lambda share: [made.clients[k] for k in next(order)]
+        made.server._participants.update(range(len(COUNTS)))  # as its draw of cohorts does
+        if not finalize:
+            made.finalize = lambda: None
         with contextlib.redirect_stdout(None):
             made.run(ROUNDS, 1)
         return made.server, made.clients
@@ -200,3 +235,181 @@ def test_the_pull_of_pfedme_is_zero_in_fluke(fluke):
     pfedme = fjs.pfedme(TASK, inner_steps=inner)
     _, papers, _ = ours(pfedme, lam=0.8, envelope_rate=RATE, server_learning_rate=0.6)
     assert not np.allclose(papers["head"][0], published["head"][0], atol=0.01)
+
+
+# --- the gallery ----------------------------------------------------------------------------------
+
+EVERYONE = {"cohort": len(COUNTS)}
+
+
+def test_moon_is_that_of_fluke(fluke):
+    """Everybody takes part: at its first round fluke's client compares with the shared model."""
+    cohorts, published, models = ours(gallery("moon"), mu=2.0, temperature=0.5, **EVERYONE)
+    server, _ = fluke("MOON", cohorts, mu=2.0, tau=0.5)
+    same(published, server.model)
+    same_tests(models, [server.model] * len(COUNTS))
+
+
+def test_fedsam_of_fluke_climbs_along_the_last_gradient_too(fluke):
+    """It does not set gradients to zero after a step: ∇ℓ(v) gets that of the step before."""
+    plain = gallery("fedsam")
+
+    def client(shared, last, data, hparams, context):
+        def step(carry, batch):
+            v, last = carry
+            g = jax.tree.map(jnp.add, jax.grad(TASK.loss)(v, batch), last)
+            size = optax.tree.norm(g) + 1e-12
+            uphill = jax.tree.map(lambda a, b: a + hparams.rho / size * b, v, g)
+            g = jax.grad(TASK.loss)(uphill, batch)
+            return jax.tree.map(lambda a, b: a - hparams.learning_rate * b, v, g), g
+
+        v, last = data.fold(step, (shared.params, last))
+        return last, jax.tree.map(jnp.subtract, v, shared.params), {}
+
+    def init(key, hparams):
+        return plain.init(key, hparams)[0], jax.tree.map(jnp.zeros_like, TASK.init(key))
+
+    cohorts, published, models = ours(plain._replace(init=init, client=client), rho=0.4)
+    server, _ = fluke("FedSAM", cohorts, rho=0.4)
+    same(published, server.model)
+    same_tests(models, [server.model] * len(COUNTS))
+    _, papers, _ = ours(plain, rho=0.4)
+    assert not np.allclose(papers["head"][0], published["head"][0], atol=0.001)
+
+
+def test_fedexp_steps_as_that_of_fluke_which_predicts_with_its_last_model(fluke):
+    cohorts, (newest, last), models = ours(gallery("fedexp"), damping=1e-4)
+    server, _ = fluke("FedExP", cohorts)
+    same(newest, server.model)
+    assert server.hyper_params.lr > 1
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, newest, last)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), models[0], mean)
+
+
+def test_heads_of_lg_fedavg_and_own_encoders_are_those_of_fluke(fluke):
+    cohorts, _, models = ours(gallery("lg_fedavg"))
+    server, clients = fluke("LGFedAVG", cohorts, lambda net: net.head, module="lg_fedavg")
+    for model, client in zip(models, clients, strict=True):
+        same(model, client.model.get_local())
+        for leaf, value in zip(model["head"], arrays(server.model), strict=True):
+            np.testing.assert_allclose(leaf, value, rtol=1e-4, atol=1e-5)
+
+
+def test_fedrod_is_that_of_fluke_once_own_heads_start_at_the_shared_one(fluke):
+    plain = gallery("fedrod")
+
+    def init(key, hparams):
+        shared, _ = plain.init(key, hparams)
+        return shared, shared.params["head"]
+
+    cohorts, published, models = ours(plain._replace(init=init), **EVERYONE)
+    server, clients = fluke("FedROD", cohorts)
+    same(published, server.model)
+    for model, client in zip(models, clients, strict=True):
+        both = zip(model["head"], arrays(server.model)[2:], arrays(client.inner_model), strict=True)
+        for leaf, of_server, own in both:
+            np.testing.assert_allclose(leaf, of_server + own, rtol=1e-4, atol=1e-5)
+
+
+def test_bodies_of_fedbabu_are_those_of_fluke_which_tunes_them_unreleased(fluke):
+    """A client's last model is tuned with its own trained body, not with the server's."""
+    plain = gallery("fedbabu")
+
+    def client(shared, personal, data, hparams, context):
+        _, update, _ = plain.client(shared, (), data, hparams, context)
+        own = {"encoder": jax.tree.map(jnp.add, shared["encoder"], update["encoder"])}
+        return shared | own, update, {}
+
+    def predict_with_data(shared, own, data, hparams, client_id):
+        return plain.predict_with_data(own, (), data, hparams, client_id)
+
+    algorithm = plain._replace(
+        init=lambda key, hparams: (TASK.init(key), TASK.init(key)),
+        client=client,
+        predict_with_data=predict_with_data,
+    )
+    cohorts, published, models = ours(algorithm, tuning_rate=RATE)
+    server, clients = fluke(
+        "FedBABU", cohorts, lambda net: net.encoder, mode="full", fine_tuning_epochs=EPOCHS
+    )
+    same(published, server.model)
+    same_tests(models, [one.model for one in clients])
+
+
+def test_fednova_of_fluke_shrinks_and_stretches_the_model(fluke):
+    """Its weights τ̄/(q τ_i) of the models, not of their updates, do not add up to 1."""
+    plain, other = gallery("fednova"), {"rows": (ALIKE, ALIKE_Y), "size": 7}
+
+    def client(shared, personal, data, hparams, context):
+        _, sent, _ = plain.client(shared, (), data, hparams, context)
+        whole = jax.tree.map(lambda w, u: w / sent["steps"] + u, shared, sent["update"])
+        return (), sent | {"update": whole}, {}
+
+    def server(w, release, hparams, round_):
+        return jax.tree.map(lambda r: release["steps"] * r, release["update"])
+
+    cohorts, stretched, _ = ours(plain._replace(client=client, server=server), **other)
+    found, _ = fluke("FedNova", cohorts, **other)
+    same(stretched, found.model)
+    _, papers, _ = ours(plain, **other)
+    assert not np.allclose(papers["head"][0], stretched["head"][0], atol=0.01)
+    # With as many steps everywhere both are FedAvg.
+    cohorts, published, _ = ours(plain)
+    found, _ = fluke("FedNova", cohorts)
+    same(published, found.model)
+
+
+def test_fedproto_of_fluke_means_the_representations_of_all_steps(fluke):
+    """A client's prototypes are over all its steps and the server's weigh clients alike."""
+    plain = gallery("fedproto")
+
+    def client(shared, w, data, hparams, context):
+        centres = shared["centres"]
+
+        def step(carry, batch):
+            w, sums, counts = carry
+            x, y = batch.fields["x"], batch.fields["y"].astype(jnp.int32)
+
+            def loss(w):
+                apart = jnp.mean(jnp.square(represent(w, x) - centres[y]), axis=1)
+                pull = jnp.where(context.round > 0, batch.mean(apart), 0)
+                return TASK.loss(w, batch) + hparams.lam * pull
+
+            rows = jax.nn.one_hot(y, CLASSES) * batch.weight[:, None]
+            sums, counts = sums + rows.T @ represent(w, x), counts + rows.sum(0)
+            gradient = jax.grad(loss)(w)
+            w = jax.tree.map(lambda a, g: a - hparams.learning_rate * g, w, gradient)
+            return w, sums, counts
+
+        nothing = jnp.zeros((CLASSES, HIDDEN)), jnp.zeros(CLASSES)
+        w, sums, counts = data.fold(step, (w, *nothing))
+        means = sums / jnp.maximum(counts, 1)[:, None]
+        return w, {"centres": means, "known": (counts > 0).astype(float)}, {}
+
+    def server(shared, release, hparams, round_):
+        found = release["known"] > 0
+        centres = release["centres"] / jnp.where(found, release["known"], 1)[:, None]
+        kept = jnp.where(found[:, None], centres, shared["centres"])
+        return {"centres": kept, "known": jnp.maximum(shared["known"], found)}
+
+    algorithm = plain._replace(
+        init=lambda key, hparams: (
+            {"centres": jnp.zeros((CLASSES, HIDDEN)), "known": jnp.zeros(CLASSES)},
+            TASK.init(key),
+        ),
+        client=client,
+        server=server,
+        predict=lambda shared, w, hparams, client_id: w,
+        task=TASK,
+    )
+    cohorts, shared, models = ours(algorithm, lam=0.7, **EVERYONE)
+    found, clients = fluke(
+        "FedProto", cohorts, lambda net: None, lam=0.7, n_protos=CLASSES, finalize=False,
+        server={"n_protos": CLASSES},
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        shared["centres"], [one.numpy() for one in found.prototypes], rtol=1e-4, atol=1e-5
+    )
+    same_tests(models, [one.model for one in clients])
+    _, _, others = ours(plain, lam=0.7, **EVERYONE)
+    assert not np.allclose(others[0].model["head"][0], models[0]["head"][0], atol=0.001)

@@ -4,7 +4,7 @@ import jax
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.mpmtl import LAM, mpmtl
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE
 from fedjaxsim.algorithms.proximal import RIDGE, Acceleration
 from fedjaxsim.algorithms.server_maps import relationship_of_rows
 from fedjaxsim.hyperparameters import reads
@@ -12,7 +12,7 @@ from fedjaxsim.privacy.mechanisms import CLIP_NORM
 from fedjaxsim.tasks.task import Task
 
 
-@reads(LEARNING_RATE, LAM, RIDGE, CLIP_NORM)
+@reads(COMMON_LEARNING_RATE, LAM, RIDGE, CLIP_NORM)
 def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none") -> Algorithm:
     """DP-MTRL (Gupta, Rana, Phung, Venkatesh 2016), as MP-MTL compares itself with it.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjaxsim import checks, keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
     RIDGE,
     SHRINK,
@@ -107,7 +107,7 @@ class Personal(NamedTuple):
 
 
 @reads(
-    LEARNING_RATE,
+    COMMON_LEARNING_RATE,
     LAM,
     RIDGE,
     CLIP_NORM,

@@ -25,6 +25,8 @@ LEARNING_RATE = Hyperparameter(
     help="η, the local learning rate; a schedule over rounds multiplies it.",
     per_client=True,
 )
+COMMON_LEARNING_RATE = dataclasses.replace(LEARNING_RATE, per_client=False)
+"""η of clients whose server reads it, too."""
 SERVER_LEARNING_RATE = Hyperparameter(
     "server_learning_rate",
     default=1.0,

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
@@ -77,7 +77,7 @@ class Iterate(NamedTuple):
         return Iterate(value, self.mean_over(round_ + 1), round_ + 1)
 
 
-@reads(LEARNING_RATE, PERSONALIZATION)
+@reads(COMMON_LEARNING_RATE, PERSONALIZATION)
 def ppsgd(
     task: Task,
     *,

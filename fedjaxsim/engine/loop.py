@@ -24,6 +24,7 @@ from fedjaxsim.engine.private_evaluation import EvaluationPlan, PrivateMetric
 from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
+from fedjaxsim.metrics import SAMPLED
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import Adjacency, check_delta
@@ -126,6 +127,8 @@ class RunLoop:
       clock: seconds of each phase so far.
       course: round, training loss and means of test metrics of each segment so far.
       nonfinite: the number of messages that were not finite so far.
+      stopped: the last segment, at `Callback.end`, if a callback stopped the run and the segment
+        was then evaluated on all clients.
     """
 
     advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
@@ -142,6 +145,7 @@ class RunLoop:
     clock: Clock = dataclasses.field(default_factory=Clock, init=False)
     course: list[Record] = dataclasses.field(default_factory=list, init=False)
     nonfinite: int = dataclasses.field(default=0, init=False)
+    stopped: Segment | None = dataclasses.field(default=None, init=False)
     _recorded: Segment | None = dataclasses.field(default=None, init=False)
     _records: list[Record] = dataclasses.field(default_factory=list, init=False)
 
@@ -213,14 +217,26 @@ class RunLoop:
                     answers = [step(state, segment) for step in steps]
                 goes_on = _all_go_on(answers) and done == planned
                 goes_on &= self.plan is None or private is not None
+            if history and history[-1].evaluation.clients is not None:
+                history[-1] = self._stopped(state, history[-1])
             with self.clock.phase("write"):
                 for each in hooked:
                     each.end(state)
-            if history and history[-1].evaluation.clients is not None:
-                # A callback stopped the run.
-                evaluation = self.evaluate(state, "test", None)
-                history[-1] = dataclasses.replace(history[-1], evaluation=evaluation)
         return state, History(history)
+
+    def _stopped(self, state: SimulationState, segment: Segment) -> Segment:
+        """Return the last segment, evaluated on all clients, since a callback stopped the run.
+
+        The records that callbacks keep get the new numbers.
+        """
+        kept = self.records(state, segment)
+        segment = dataclasses.replace(segment, evaluation=self.evaluate(state, "test", None))
+        columns = segment.evaluation.summary()
+        for record, more in zip(kept, rows_of(columns, self.size), strict=True):
+            record.pop(SAMPLED)
+            record.update({name: value for name, value in more.items() if name in columns})
+        self._recorded = self.stopped = segment
+        return segment
 
     def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
         """Release an evaluation, if the run does and its budget allows it."""

@@ -173,6 +173,14 @@ def test_no_server_follows_values_of_clients(make, message):
         sim.init(0, sim.hyperparameters(lam=LAM, **NOISE))
 
 
+def test_a_rate_that_the_server_reads_has_no_value_per_client():
+    task = fjs.tasks.squared(fjs.models.linear((2,), 1))
+    made = fjs.ppsgd(task), fjs.mpmtl(task), fjs.dp_mtrl(task, num_clients=5)
+    for algorithm in made:
+        rates = [r.per_client for r in algorithm.hyperparameters if r.name == "learning_rate"]
+        assert rates == [False]
+
+
 @pytest.mark.parametrize("declares", [False, True])
 def test_no_mechanism_follows_values_of_clients(declares):
     """Scaled messages would move the release by more than C."""

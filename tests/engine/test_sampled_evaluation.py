@@ -8,7 +8,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from problems import classification, read_by, simulation_of
 
-from fedjaxsim.callbacks import Patience, Records, Validation
+from fedjaxsim.callbacks import MetricsFile, Patience, Records, Validation
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
@@ -132,17 +132,23 @@ def test_the_end_is_of_all_clients_and_what_comes_before_is_marked(in_memory):
     assert records.rows[0]["validation_loss"] == pytest.approx(np.log(3))
 
 
-def test_a_run_that_stops_early_ends_with_all_clients(in_memory):
-    patience = Patience(1)
+def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path):
+    patience, kept, file = Patience(1), Records(), MetricsFile(tmp_path / "rows.jsonl")
 
     def stop(state, segment):
         return False
 
-    state, hparams, history = run(in_memory, [patience, stop])
+    state, hparams, history = run(in_memory, [Validation(), patience, kept, file, stop])
     assert [segment.round for segment in history] == [1]
     assert history[0].evaluation.clients is None
     whole = in_memory.evaluate(state, hparams)
     np.testing.assert_array_equal(history[0].evaluation.values["loss"], whole.values["loss"])
+    validated = in_memory.evaluate(state, hparams, "validation")
+    for rows in (kept.rows, file.rows):
+        assert [row["round"] for row in rows] == [0, 1]
+        assert rows[-1]["test_loss"] == pytest.approx(whole.mean("loss"), rel=1e-12)
+        assert rows[-1]["validation_loss"] == pytest.approx(validated.mean("loss"), rel=1e-12)
+        assert "sampled_clients" not in rows[-1]
 
 
 def test_released_evaluations_are_of_all_clients(in_memory):
