@@ -35,6 +35,11 @@ _ENDINGS = {
     "diverging": "diverges from round {} on",
     "nonfinite": "counted {} messages that were not finite as zero",
 }
+_SAID = (
+    "algorithm", "data", "delta", "epsilon", "epsilon_replace", "model", "rounds",
+    "rounds_per_second", *(f"test_{each}" for each in (metrics.MAJORITY, "failed")),
+)  # fmt: skip
+"""Entries of a summary that the page has above: in its title, in the results or below them."""
 
 
 def runs_page(paths: Sequence[Path]) -> bytes:
@@ -92,7 +97,7 @@ def _distribution(found: Sequence[System], looks: Sequence[Any], column: str) ->
 
 def _summary(runs: Sequence[Run]) -> list[list[str]]:
     """Return a row for each entry of the runs' summaries."""
-    names = dict.fromkeys(name for run in runs for name in run.summary)
+    names = dict.fromkeys(name for run in runs for name in run.summary if name not in _SAID)
     return [
         [name.replace("_", " "), *(_cell(name, run.summary.get(name)) for run in runs)]
         for name in names
