@@ -67,7 +67,6 @@ def apfl(
         return moved(w, personal.mixture, difference), difference
 
     def client(shared, personal, data, hparams, context):
-        del context
         w, eta = shared.params, hparams.learning_rate
 
         def step(carry, batch):
@@ -87,7 +86,6 @@ def apfl(
         return personal, update, {}
 
     def predict(shared, personal, hparams, client_id):
-        del hparams, client_id
         return mixed(personal, shared.params)[0]
 
     return with_personal(fedavg(task, server_optimizer=server_optimizer), client, state, predict)

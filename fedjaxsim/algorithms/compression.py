@@ -113,7 +113,6 @@ def top_k(*, kept: float = 0.1) -> Compression:
     """
 
     def choose(key, v, k):
-        del key
         return jax.lax.top_k(jnp.abs(v), k)[1], 1.0
 
     return _sparse(kept, choose, lambda d, k: math.ceil(k * math.ceil(math.log2(max(d, 2))) / 8))

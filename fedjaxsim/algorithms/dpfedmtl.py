@@ -192,7 +192,6 @@ def _algorithm(
         return shared._replace(trunk=of_trunk(shared.trunk, release, hparams, round_))
 
     def predict(shared, personal, hparams, client_id):
-        del hparams, client_id
         return merge(personal, shared.trunk.params)
 
     def published(shared):
@@ -236,11 +235,9 @@ def _noise(hparams: Hyperparameters, context: Context) -> optax.GradientTransfor
     scale = noise_scale(sigma, clip_norm) * 2 * context.sampling_rate
 
     def init(params):
-        del params
         return jnp.zeros((), jnp.int32)
 
     def update(updates, state, params=None):
-        del params
         if "trunk" not in updates:
             return updates, state
         clipped = clip_by_global_norm(widened(updates["trunk"]), clip_norm).message

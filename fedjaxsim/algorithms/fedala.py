@@ -62,11 +62,9 @@ def fedala(
     """
 
     def state(hparams, theta):
-        del hparams
         return Personal(theta, jax.tree.map(jnp.ones_like, theta))
 
     def predict(shared, personal, hparams, client_id):
-        del shared, hparams, client_id
         return personal.params
 
     def client(shared, personal, data, hparams, context):

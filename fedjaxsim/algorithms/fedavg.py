@@ -40,7 +40,6 @@ def fedavg(
     server_optimizer = optimizers.as_server(server_optimizer)
 
     def start(hparams, shared_model, own_model):
-        del own_model
         return publish(shared_model, server_optimizer, hparams), ()
 
     def client(shared, personal, data, hparams, context):

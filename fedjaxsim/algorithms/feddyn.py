@@ -71,7 +71,6 @@ def feddyn(
     checks.one_of(get_args(Message), message=message)
 
     def start(hparams, theta, own):
-        del hparams, own
         zero = jax.tree.map(jnp.zeros_like, theta)
         return Shared(theta, zero), zero
 
@@ -84,7 +83,6 @@ def feddyn(
         return new, new if message == "state" else update, {}
 
     def server(shared, release, hparams, round_):
-        del round_
         if message == "state":
             release = jax.tree.map(jnp.subtract, release, shared.drift)
         drift = moved(shared.drift, hparams.sampling_rate, release)

@@ -70,7 +70,6 @@ def finetune(
     reads_published = penalty != "vanilla" or origin == "global"
 
     def start(hparams, w_tilde, w_k):
-        del hparams
         return w_tilde if reads_published else (), w_tilde if origin == "global" else w_k
 
     def client(shared, personal, data, hparams, context):
@@ -110,7 +109,6 @@ def _towards(
     """Return the penalty as a function of parameters and a minibatch, ()."""
 
     def mean(w, batch):
-        del batch
         return lam / 2 * _sum(jax.tree.map(lambda a, b: jnp.square(a - b), w, w_tilde))
 
     def kl(w, batch):
@@ -126,7 +124,6 @@ def _towards(
     information = fisher(task, w_tilde, data)
 
     def ewc(w, batch):
-        del batch
         terms = jax.tree.map(lambda f, a, b: f * jnp.square(a - b), information, w, w_tilde)
         return lam / 2 * _sum(terms)
 

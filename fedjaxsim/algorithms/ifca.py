@@ -81,7 +81,6 @@ def ifca(
         return first_states(apart(models, key, hparams), hparams)
 
     def start(hparams, published, own):
-        del own
         models = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (clusters, *leaf.shape)), published
         )
@@ -95,7 +94,6 @@ def ifca(
         return jnp.argmin(mean_over_rows(lambda batch: of_all(shared.params, batch), data))
 
     def client(shared, personal, data, hparams, context):
-        del personal
         j = best(shared, data)
         w_j = model(shared, j)
         v = local_steps(w_j, data, task, local_optimizer, hparams, context.round)
@@ -107,11 +105,9 @@ def ifca(
         return j.astype(jnp.int32), message, {}
 
     def predict(shared, personal, hparams, client_id):
-        del hparams, client_id
         return model(shared, personal)
 
     def predict_with_data(shared, personal, data, hparams, client_id):
-        del personal, hparams, client_id
         return model(shared, best(shared, data))
 
     return Algorithm(

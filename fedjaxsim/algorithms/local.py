@@ -21,11 +21,9 @@ def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Alg
     """
 
     def start(hparams, published, own):
-        del hparams, published
         return (), own
 
     def client(shared, personal, data, hparams, context):
-        del shared
         w_k = local_steps(personal, data, task, local_optimizer, hparams, context.round)
         return w_k, (), {}
 

@@ -185,7 +185,6 @@ def mpmtl(
     decomposed, shrink = penalty.startswith("decomposed"), SHRINK[outliers]
 
     def start(hparams, published, own):
-        del hparams, published
         w = to_matrix(own)
         q = jnp.zeros_like(w)
         shared = Published(*server_map.init(w.shape[0]))

@@ -56,7 +56,6 @@ def naive_dp(
     """
 
     def start(hparams, published, own):
-        del hparams, own
         rows = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), published
         )
@@ -74,7 +73,6 @@ def naive_dp(
         return personal, jax.tree.map(jnp.subtract, w, w_k), {}
 
     def server(shared, release, hparams, round_):
-        del hparams, round_
         # A release of one row would silently broadcast to all rows.
         if jax.tree.map(jnp.shape, release) != jax.tree.map(jnp.shape, shared.rows):
             raise ValueError(
@@ -84,7 +82,6 @@ def naive_dp(
         return Matrix(rows, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), rows))
 
     def predict(shared, personal, hparams, client_id):
-        del personal, hparams
         return jax.tree.map(lambda leaf: leaf[client_id], shared.rows)
 
     return Algorithm(

@@ -79,7 +79,6 @@ def perfedavg(
         return personal, jax.tree.map(jnp.subtract, v, w), {}
 
     def predict_with_data(shared, personal, data, hparams, client_id):
-        del personal, client_id
         gradient = mean_over_rows(lambda batch: jax.grad(task.loss)(shared.params, batch), data)
         return moved(shared.params, -hparams.adaptation_rate, gradient)
 

@@ -50,7 +50,6 @@ def pfedme(
     checks.count(inner_steps=inner_steps)
 
     def client(shared, personal, data, hparams, context):
-        del context
         w, lam = shared.params, hparams.lam
 
         def step(carry, batch):

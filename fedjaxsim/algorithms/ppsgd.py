@@ -149,13 +149,11 @@ def ppsgd(
         return merge(jax.tree.map(jnp.add, head, theta), trunk)
 
     def init(key, hparams):
-        del hparams
         head, trunk = split(task.init(key), selection)
         zero = jax.tree.map(jnp.zeros_like, head)
         return first(merge(zero, trunk)), first(zero)
 
     def start(hparams, published, own):
-        del hparams
         theta = jax.tree.map(jnp.subtract, split(own, selection)[0], split(published, selection)[0])
         return first(published), first(theta)
 
@@ -172,7 +170,6 @@ def ppsgd(
         return shared.descend(rate, release, round_)
 
     def predict(shared, personal, hparams, client_id):
-        del hparams, client_id
         if not averaged:
             return add(shared.value, personal.value)
         return add(shared.mean_over(shared.rounds), personal.mean_over(shared.rounds))

@@ -75,12 +75,10 @@ def scaffold(
     of_model = server_step(server_optimizer)
 
     def start(hparams, x, own):
-        del own
         zero = jax.tree.map(jnp.zeros_like, x)
         return Shared(publish(x, server_optimizer, hparams), zero), zero
 
     def client(shared, personal, data, hparams, context):
-        del context
         x, d, d_i = shared.model.params, shared.drift, personal
         steps, divisor = data.num_steps(), jnp.maximum(data.num_steps(), 1)
         correction = jax.tree.map(jnp.subtract, d, d_i)

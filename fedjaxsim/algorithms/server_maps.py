@@ -14,7 +14,6 @@ PyTree = Any
 
 def apply_matrix(matrix: jax.Array, w: jax.Array, client_id: jax.Array) -> jax.Array:
     """Return M·w of one client's w (d, c), for a matrix M (d, d) or a diagonal (d,)."""
-    del client_id
     matrix = matrix.astype(w.dtype)
     if matrix.ndim == 1:
         return matrix[:, None] * w
@@ -46,7 +45,6 @@ def _of_last_gram(
     dimensions = (1, 2) if diagonal else (2,)
 
     def step(gram, memory, hparams, round_):
-        del round_
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(gram)]
         if [len(shape) in dimensions and len(set(shape)) == 1 for shape in shapes] != [True]:
             raise ValueError(
@@ -119,7 +117,6 @@ def relationship_of_rows(num_clients: int, num_outputs: int = 1) -> ServerMap:
         return Rows(jnp.eye(d), rows, jnp.zeros((), bool)), ()
 
     def step(release, memory, hparams, round_):
-        del round_
         if jnp.ndim(release) != 3 or len(release) != num_clients:
             raise ValueError(
                 f"DP-MTRL needs a release of {num_clients} models; its mechanism must be "

@@ -90,7 +90,6 @@ def server_step(
     """
 
     def server(shared, release, hparams, round_):
-        del round_
         pseudo_gradient = jax.tree.map(jnp.negative, release)
         updates, state = server_optimizer(hparams).update(
             pseudo_gradient, shared.optimizer, shared.params
@@ -113,7 +112,6 @@ def keep_shared(
     shared: PyTree, release: PyTree, hparams: Hyperparameters, round_: jax.Array
 ) -> PyTree:
     """Keep the server state: the `server` function of algorithms that send nothing."""
-    del release, hparams, round_
     return shared
 
 
@@ -121,7 +119,6 @@ def predict_with_shared(
     shared: SharedModel, personal: PyTree, hparams: Hyperparameters, client_id: jax.Array
 ) -> PyTree:
     """Return the published parameters: the `predict` function of one model for all clients."""
-    del personal, hparams, client_id
     return shared.params
 
 
@@ -129,5 +126,4 @@ def predict_with_personal(
     shared: PyTree, personal: PyTree, hparams: Hyperparameters, client_id: jax.Array
 ) -> PyTree:
     """Return the client's state: the `predict` function of clients that keep whole models."""
-    del shared, hparams, client_id
     return personal

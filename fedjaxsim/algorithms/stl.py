@@ -61,12 +61,10 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
     to_matrix, to_params = matrices(task, "stl")
 
     def start(hparams, published, own):
-        del hparams, published
         w = to_matrix(own)
         return (), Personal(w, w)
 
     def client(shared, personal, data, hparams, context):
-        del shared
         w, previous = personal
         z = w + momentum(acceleration, context.round, hparams) * (w - previous)
         loss, gradient = loss_and_gradient(task, to_params, z, data)
@@ -77,7 +75,6 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
         return Personal(new, previous), (), {"loss": loss}
 
     def predict(shared, personal, hparams, client_id):
-        del shared, hparams, client_id
         return to_params(personal.w)
 
     def check(hparams):

@@ -122,7 +122,6 @@ class Reverse:
 
     def runs(self, count: int) -> int:
         """Return about how many runs the derivatives take: two forwards and two back."""
-        del count
         return 4
 
 

@@ -33,7 +33,6 @@ def trainable(model: Model, params: PyTree, where: Callable[[str], bool]) -> Mod
     trained = [name for name, _ in _named(params) if where(name)]
 
     def init(key):
-        del key
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: jnp.array(leaf) if _name(path) in trained else None, params
         )

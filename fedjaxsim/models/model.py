@@ -176,7 +176,6 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
         return as_floats(x.reshape((x.shape[0], num_features)))
 
     def init(key):
-        del key
         params = {"kernel": jnp.zeros((num_outputs, num_features))}
         return params | {"bias": jnp.zeros(num_outputs)} if bias else params
 

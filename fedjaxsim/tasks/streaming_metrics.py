@@ -42,7 +42,6 @@ def balanced_accuracy(
     """
 
     def start(most_rows):
-        del most_rows
         none = jnp.zeros(num_classes, jnp.int32)
         return none, none, jnp.array(False)
 
@@ -80,7 +79,6 @@ def micro_f1(
     """
 
     def start(most_rows):
-        del most_rows
         return jnp.int32(0), jnp.int32(0), jnp.array(False)
 
     def add(carry, params, batch):
