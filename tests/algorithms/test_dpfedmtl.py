@@ -100,6 +100,7 @@ def gradient(parts, x, y):
     return [x.T @ below, below.sum(axis=0)], [hidden.T @ error, error.sum(axis=0)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [pytest.param("together", marks=THOROUGH), "head-first"])
 def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(order):
     # Arivazhagan et al. 2019 and Collins et al. 2021, with momentum, H = 3 and two rounds.

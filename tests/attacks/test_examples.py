@@ -226,7 +226,7 @@ def one_example(target, devices, z):
     return np.asarray(state.personal["w"], np.float64)[:2]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_one_example_moves_its_own_model_by_c_on_any_number_of_devices(devices):
     """Rate 1 and learning rate b: the step is the sum, and the noise is the same in both runs."""
     with_it, without = (one_example(y, jax.devices()[:devices], 1e-3) for y in (1e6, 0.0))

@@ -39,6 +39,7 @@ def test_a_measurement_divides_rounds_by_time(clock, monkeypatch):
     assert found["clients_per_round"] == 4
 
 
+@pytest.mark.thorough
 def test_the_rounds_that_are_measured_are_those_of_a_run():
     experiment = prepare(run_config(**SETTINGS))
     simulation, hparams = experiment.simulation, experiment.hparams

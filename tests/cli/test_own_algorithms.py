@@ -127,6 +127,7 @@ def test_a_run_is_differentiated_in_hyperparameters_of_ones_own(own, wrt):
             np.testing.assert_allclose(gradient[name], slope, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_every_client_learns_a_mixing_weight_of_its_own():
     experiment = prepare(run_config(**SMALL, **APFL))
     simulation, hparams = experiment.simulation, experiment.hparams

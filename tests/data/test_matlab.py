@@ -71,7 +71,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, variables, message):
         load_matlab(save(tmp_path / "odd.mat", **variables))
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("compressed", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_truncated_file_is_named(tmp_path, compressed):
     path = tmp_path / "whole.mat"
     savemat(path, {"X": X, "Y": Y}, do_compression=compressed)

@@ -184,8 +184,9 @@ def test_clients_answer_in_their_window_with_the_probability_of_the_others():
 @pytest.mark.parametrize(
     ("minibatches", "most"),
     [
-        (Minibatches(2, steps=4), [4] * M),
-        (Minibatches(2, epochs=2), [4, 2, 6, 4, 4, 4]),  # 2⌈n_k/2⌉ of 4, 2, 5, 3, 4, 4 rows
+        pytest.param(Minibatches(2, steps=4), [4] * M, marks=pytest.mark.thorough),
+        # 2⌈n_k/2⌉ of 4, 2, 5, 3, 4, 4 rows
+        pytest.param(Minibatches(2, epochs=2), [4, 2, 6, 4, 4, 4], marks=pytest.mark.thorough),
         (Minibatches(2, steps=4, passes=3), [4, 3, 4, 4, 4, 4]),  # at most 3⌈n_k/2⌉ in all
     ],
 )
@@ -246,6 +247,7 @@ def states(name, availability, sampling, batched=False, compression=None, **sett
     return numbers((state.shared, state.personal))
 
 
+@pytest.mark.thorough
 def test_clients_that_always_answer_change_nothing():
     ones = recorded(np.ones((1, M)))
     always, plain = (states("pmtl", each, poisson(0.5)) for each in (ones, None))

@@ -88,6 +88,7 @@ def compute(index, count, devices, late, port, path, rounds, *names):
         pickle.dump(found, file)
 
 
+@pytest.mark.thorough
 def test_two_processes_give_what_one_device_gives(tmp_path):
     both = results_of(2, 1, 0, QUICK, 10, tmp_path / "two")
     for name in QUICK:

@@ -130,6 +130,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     chex.assert_trees_all_equal(learned(runs[0]), learned(keyed))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "chunks", [(2, "scan"), pytest.param((8, "vmap"), marks=pytest.mark.thorough)]
 )
@@ -227,6 +228,7 @@ def test_hyperparameters_seeds_and_cohorts_do_not_recompile():
         assert not again, kind
 
 
+@pytest.mark.thorough
 def test_a_round_maps_over_hyperparameters():
     sim = standard()
     rates = jnp.array([0.05, 0.2])

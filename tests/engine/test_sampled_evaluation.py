@@ -82,7 +82,9 @@ def test_few_clients_are_all_evaluated():
 # --- the same on every placement ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("placement", ["two devices", "streamed"])
+@pytest.mark.parametrize(
+    "placement", [pytest.param("two devices", marks=pytest.mark.thorough), "streamed"]
+)
 def test_placements_evaluate_the_same_clients(in_memory, placement):
     devices = {"devices": jax.devices()[:2]}  # which do not divide seven clients evenly
     sim = simulation(**devices if placement == "two devices" else {"streamed": True})
@@ -98,6 +100,7 @@ def test_placements_evaluate_the_same_clients(in_memory, placement):
         np.testing.assert_allclose(some.values[name], values[ids], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_runs_of_a_batch_share_the_sample_of_their_key(in_memory):
     settings = [
         read_by(in_memory, **(VALUES | {"lam": lam}), sampling_rate=0.6) for lam in (0.1, 0.5)

@@ -95,6 +95,7 @@ def clients_counted_twice(patch):
     patch.setattr(Shard, "total", lambda shard, sums: once(shard, once(shard, sums)))
 
 
+@pytest.mark.thorough
 def test_a_placement_that_changes_noise_or_counts_is_seen():
     population, task = least_squares([5, 6])
 

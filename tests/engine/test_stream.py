@@ -89,6 +89,7 @@ def test_a_client_in_every_round_has_its_newest_state(pair):
     assert_agree(memory, stream)
 
 
+@pytest.mark.thorough
 def test_rows_are_not_replaced_before_a_slow_round_has_read_them(problem, monkeypatch):
     population, _, task = problem
     # Of the device's type, so that it shares them.

@@ -51,7 +51,7 @@ def test_all_permutations_are_equally_likely(most):
     assert scipy.stats.chisquare(counts).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("most", [32, 0])
+@pytest.mark.parametrize("most", [32, pytest.param(0, marks=pytest.mark.thorough)])
 def test_pairs_of_positions_go_to_all_pairs_equally(most):
     n, draws = 23, 100_000
     keys = jax.random.split(jax.random.key(5), draws)

@@ -140,6 +140,7 @@ def test_devices_streams_and_batches_share_the_frozen_part():
         chex.assert_trees_all_close(results[0], other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_low_rank_adapters_of_nnx_are_trained_alone():
     model = from_nnx(Adapted, "out", nnx.LoRAParam)
     params, again = model.init(jax.random.key(1)), model.init(jax.random.key(2))
@@ -262,6 +263,7 @@ def equinox_backbone():
     return from_equinox(make, "out", lambda leaf: eqx.is_array(leaf) and len(leaf) == CLASSES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make",
     [

@@ -119,6 +119,11 @@ def test_parameters_and_gradients_have_the_precision_that_jax_has(make):
         assert {leaf.dtype for leaf in jax.tree.leaves((params, slope))} == {jnp.dtype(kind)}
 
 
+@pytest.mark.parametrize(
+    "library",
+    [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("flax", "equinox")), "nnx"],
+    indirect=True,
+)
 def test_a_module_trains_under_noise_and_keeps_its_head(library):
     model, _ = library
     population, _ = classification([12, 9, 15], FEATURES, CLASSES)

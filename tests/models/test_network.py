@@ -50,7 +50,7 @@ def test_sizes_of_linear_and_mlp():
     [
         (mlp((5,), 3, hidden=(7, 4)), (5,), 4),
         (mlp((5,), 3, hidden=()), (5,), 5),
-        (cnn((16, 16), 3), (16, 16), 64),
+        pytest.param(cnn((16, 16), 3), (16, 16), 64, marks=pytest.mark.thorough),
     ],
 )
 def test_the_output_layer_is_named(model, shape, width):

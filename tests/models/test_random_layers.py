@@ -86,6 +86,7 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation(library):
     np.testing.assert_allclose(kept, (1 - RATE) ** 2, atol=5 * 0.5 / np.sqrt(4950))
 
 
+@pytest.mark.thorough
 def test_dropout_and_running_statistics_together():
     model = from_flax(Deterministic(), (WIDTH,))
     assert model.keeps_statistics

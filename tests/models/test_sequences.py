@@ -181,6 +181,7 @@ def test_products_are_made_in_bfloat16_between_parameters_and_outputs_in_float32
     assert types_of_products(model.apply, params, x) == {"float32"}
 
 
+@pytest.mark.thorough
 def test_states_messages_and_noise_are_float32_around_a_model_in_bfloat16():
     x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
     population = fjs.Population.from_flat({"x": x, "y": np.arange(12) % 3}, [4, 4, 4])

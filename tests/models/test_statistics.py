@@ -140,7 +140,7 @@ def in_linen(params):
     return out["kernel"][..., 0], out["bias"], bn["scale"], bn["bias"], *statistics.values()
 
 
-@pytest.mark.parametrize("library", ["linen", "nnx"])
+@pytest.mark.parametrize("library", [pytest.param("linen", marks=pytest.mark.thorough), "nnx"])
 def test_fedavg_averages_statistics(library):
     x, y = clients()[1].values()
     # Linen masks the rows that a batch lacks; nnx takes full ones.
@@ -187,6 +187,7 @@ def test_statistics_are_not_noised_and_stay_with_their_client():
     fjs.testing.check_billboard(sim, noised, rounds=2)
 
 
+@pytest.mark.thorough
 def test_equinox_keeps_its_state():
     sim = simulation(fjs.local, equinox(), mechanism=fjs.no_release())
     hparams = sim.hyperparameters(learning_rate=ETA)

@@ -55,7 +55,13 @@ def test_no_messages_of_a_client_cost_more_than_equal_ones(bands, power, rounds,
         assert squared == math.ceil(rounds / groups)
 
 
-@pytest.mark.parametrize(("bands", "power", "rounds", "groups"), PLANS)
+@pytest.mark.parametrize(
+    ("bands", "power", "rounds", "groups"),
+    [
+        PLANS[2],
+        *(pytest.param(*plan, marks=pytest.mark.thorough) for plan in PLANS if plan != PLANS[2]),
+    ],
+)
 def test_cost_and_error_are_those_of_jax_privacy(bands, power, rounds, groups):
     event = event_of(bands, power)
     noising = jnp.asarray(accounting.coefficients(bands, power), jnp.float32)

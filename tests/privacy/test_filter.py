@@ -110,7 +110,7 @@ def test_the_worst_of_all_runs_that_choose_noise_and_rate_by_their_releases(way)
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "z", "p"),
-    [(4.0, 1e-6, 0.6, 0.01), (2.0, 1e-5, 2.0, 0.1)],
+    [pytest.param(4.0, 1e-6, 0.6, 0.01, marks=pytest.mark.thorough), (2.0, 1e-5, 2.0, 0.1)],
 )
 def test_a_budget_has_all_the_rounds_of_a_plan(epsilon, delta, z, p):
     n = rounds_in(budget(epsilon, delta, z, p, POISSON))

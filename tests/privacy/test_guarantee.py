@@ -281,9 +281,9 @@ def test_the_bound_on_the_way_is_that_of_dp_accounting():
 
 @pytest.mark.parametrize("kind", ["gaussian", "pure"])
 def test_the_bound_of_a_long_schedule_is_hardly_above_that_of_its_rounds(kind, monkeypatch):
-    noise, event = (np.geomspace(1, 2, 200), GAUSSIAN)
+    noise, event = (np.geomspace(1, 2, 80), GAUSSIAN)
     if kind == "pure":
-        noise, event = np.geomspace(25, 50, 200), Pure()
+        noise, event = np.geomspace(25, 50, 80), Pure()
     rounds = rounds_of(POISSON, event, *((float(z), 0.1, 1) for z in noise))
     rounded = bound(rounds, 1e-5)
     monkeypatch.setattr(guarantee, "_FEW", 200)

@@ -304,7 +304,16 @@ def own_code(factor=0.1, slope=0.01, function="sin"):
     return module.make(TASK)
 
 
-@pytest.mark.parametrize("change", [{"factor": 3.0}, {"slope": 1.0}, {"function": "cos"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"factor": 3.0},
+        *(
+            pytest.param(it, marks=pytest.mark.thorough)
+            for it in ({"slope": 1.0}, {"function": "cos"})
+        ),
+    ],
+)
 def test_other_code_with_the_same_seed_draws_the_same_noise_and_reports_say_so(change):
     silent: Any = {"noise_multiplier": 0.0}
     one, report = after_one_round(own_code())
@@ -317,6 +326,7 @@ def test_other_code_with_the_same_seed_draws_the_same_noise_and_reports_say_so(c
     check_refused([report, other])
 
 
+@pytest.mark.thorough
 def test_another_activation_draws_the_same_noise_and_reports_say_so():
     nn = pytest.importorskip("flax.linen")
 
@@ -343,15 +353,11 @@ def test_runs_of_one_seed_have_the_same_cohorts_and_no_joint_epsilon():
     sim = simulation(sampling=fjs.poisson(0.5, capacity=M))
     p = values(sim, noise_multiplier=1.0)
     settings_ = [p.replace(learning_rate=0.1 * (1 + index)) for index in range(4)]
+    cohort = jax.jit(lambda state, arrays: sim.program.draw(state, arrays).cohort)
 
     def cohorts(seed, hparams):
-        arrays = hparams.as_arrays()
-        draw = [
-            sim.program.draw(
-                dataclasses.replace(sim.init(seed, hparams), round=jnp.int32(t)), arrays
-            ).cohort
-            for t in range(5)
-        ]
+        arrays, start = hparams.as_arrays(), sim.init(seed, hparams)
+        draw = [cohort(dataclasses.replace(start, round=jnp.int32(t)), arrays) for t in range(5)]
         return [np.sort(np.asarray(each.ids)[np.asarray(each.mask)]).tolist() for each in draw]
 
     assert all(cohorts(0, each) == cohorts(0, p) for each in settings_)
@@ -397,7 +403,6 @@ def test_compare_names_private_runs_of_one_seed(tmp_path, capsys):
     runs = {
         "a": "--noise-multiplier 2",
         "b": "--noise-multiplier 2 --validation-fraction 0.5",
-        "seed-1": "--noise-multiplier 2 --seed 1",
         "bare": "--epsilon inf",
     }
     for name, more in runs.items():
@@ -409,7 +414,7 @@ def test_compare_names_private_runs_of_one_seed(tmp_path, capsys):
     [said] = [line for line in capsys.readouterr().out.splitlines() if "no joint ε" in line]
     assert said.endswith("published under its own: a, b.")
     draws = [RunDirectory(tmp_path / name).draws() for name in runs]
-    assert draws[0] == draws[1] != draws[2]
+    assert draws[0] == draws[1]
     assert main(["compare", *paths[1:]]) == 0
     assert "joint" not in capsys.readouterr().out
 

@@ -98,7 +98,7 @@ def test_the_closed_mechanism_releases_nothing():
     assert mechanism.event.kind == "no_release"
 
 
-@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("mode", [jax.jacfwd, pytest.param(jax.jacrev, marks=pytest.mark.thorough)])
 def test_the_release_differentiates_in_noise_and_clip_norm(mode):
     mechanism, key = gaussian(), jax.random.key(3)
 

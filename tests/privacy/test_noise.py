@@ -112,7 +112,15 @@ def test_keys_shapes_and_types():
         jax.eval_shape(lambda key: normal(key, (2**16, 2**16)), jax.random.key(0))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 1001])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(1, marks=pytest.mark.thorough),
+        2,
+        3,
+        pytest.param(1001, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_draw_in_two_halves_is_that_of_the_words_of_the_key(size):
     counts = np.arange(size, dtype=np.uint32)
     words = threefry.words(jax.random.key_data(jax.random.key(7)), 0 * counts, counts)

@@ -368,7 +368,7 @@ COUNTS = {
     "fedbn": 1,
 }  # fmt: skip
 """The gradients of a minibatch that each system takes; the others are refused."""
-QUICK = {"ditto", "pfedme"}
+QUICK = {"ditto"}
 """Protected systems that `make test` runs."""
 
 
@@ -642,7 +642,7 @@ def test_an_example_that_is_drawn_moves_no_other_one_s_rounding(by_layers):
     assert 0.99 < np.linalg.norm(drawn - absent) <= 1
 
 
-@pytest.mark.parametrize("hidden", [(), (5,), (4, 3)])
+@pytest.mark.parametrize("hidden", [(), pytest.param((5,), marks=pytest.mark.thorough), (4, 3)])
 def test_sums_of_dense_layers_are_sums_over_examples(hidden):
     """The plain form of the same sum, with examples that are clipped, absent or not finite."""
     rng = np.random.default_rng(1)
