@@ -3,10 +3,12 @@
 A library is absent here where `sys.modules` holds None for it, as Python itself has it.
 """
 
+import importlib.machinery
 import json
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -203,3 +205,14 @@ def test_the_page_of_a_run_without_pictures_draws_its_own(bare, tmp_path):
     page = tmp_path / "page.html"
     assert main(["report", str(bare[0] / "run"), "--out", str(page)]) == 0
     assert "data:image/png" in page.read_text()
+
+
+def test_the_compiler_of_cuda_13_serves_as_well(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_cuda12_plugin", None)
+    plugin = types.ModuleType("jax_cuda13_plugin")
+    plugin.__spec__ = importlib.machinery.ModuleSpec(plugin.__name__, None)
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+    require("cuda")
+    monkeypatch.setitem(sys.modules, plugin.__name__, None)
+    with pytest.raises(MissingExtraError, match="jax-cuda12-plugin"):
+        require("cuda")

@@ -51,7 +51,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(refused, flags, words):
 
 @pytest.mark.parametrize(("device", "extra"), [("h100", "cuda"), ("a100", "cuda"), ("v5e", "tpu")])
 def test_a_compiler_that_is_not_installed_names_its_extra(refused, monkeypatch, device, extra):
-    for library in ("jax_cuda12_plugin", "libtpu"):
+    for library in ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu"):
         monkeypatch.setitem(sys.modules, library, None)
     assert f"pip install 'fedjaxsim[{extra}]'" in refused(f"plan --device {device}")
 
