@@ -1,11 +1,9 @@
 """The measurement of one run, in this process."""
 
-import ctypes
 import math
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import Experiment, versions
-from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes
+from fedjaxsim.runs.memory import device_peak_bytes, give_back, peak_bytes
 from fedjaxsim.simulation import Simulation
 
 LONG_ENOUGH = 0.2
@@ -122,13 +120,8 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def forget_peak() -> None:
-    """Reset the peak of resident memory to the memory in use, on Linux.
-
-    A compiler frees its working memory in pieces, which glibc would keep.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    """Reset the peak of resident memory to the memory in use, on Linux."""
+    give_back()
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")

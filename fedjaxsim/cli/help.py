@@ -132,8 +132,7 @@ def _metavar(setting: Setting) -> str:
     if setting.hint is bool:
         return ""
     if setting.item is not None:
-        one = _METAVARS[setting.item]
-        return f"{one},..."
+        return f"{_METAVARS.get(setting.item, 'NAME')},..."
     return f"{{{','.join(setting.values)}}}" if setting.values else _METAVARS[setting.hint]
 
 

@@ -20,9 +20,6 @@ from fedjaxsim.data.scales import Range, ranges_of, ranges_of_file, scale, scale
 from fedjaxsim.data.transforms import as_classes, drop_constant_columns, invert, unit_rows
 from fedjaxsim.factories import make
 from fedjaxsim.models.model import Model, in_bfloat16
-from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.entries import SamplingScheme
-from fedjaxsim.privacy.events import PrivacyEvent
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately
@@ -64,7 +61,7 @@ def simulation_of(
     if config.streamed and jax.process_count() > 1:
         raise ValueError("a streamed run takes one process: give --streamed or several processes")
     divided = jax.device_count() > 1 and not config.streamed
-    simulation = Simulation(
+    return Simulation(
         parts.algorithm,
         population,
         parts.sampling,
@@ -77,20 +74,6 @@ def simulation_of(
         devices=jax.devices() if divided else None,
         streamed=config.streamed,
     )
-    check_accountant(config, simulation.sampler.scheme, simulation.mechanism.event)
-    return simulation
-
-
-def check_accountant(config: RunConfig, scheme: SamplingScheme, event: PrivacyEvent) -> None:
-    """Check that the accountant of a run describes it.
-
-    Raises:
-      ValueError: naming the accountant.
-    """
-    name = config.get("accountant")
-    if name is None:
-        return
-    composition.require_match(name, scheme, event)
 
 
 def parts_of(

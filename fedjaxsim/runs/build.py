@@ -235,7 +235,6 @@ def checked(
       FileNotFoundError: if there are no data at the path in the settings.
       ValueError: naming the setting, its value and what is allowed.
     """
-    config.validate()
     fill_settings(config, config.records)
     new, begin, load_seconds = simulation is None, time.perf_counter(), 0.0
     if simulation is None:

@@ -63,14 +63,16 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-def private_bytes() -> int:
-    """Return the memory of this process in use, without mapped files and code where Linux tells.
-
-    Memory that glibc keeps after a compiler has freed it is given back first.
-    """
+def give_back() -> None:
+    """Give memory back to the system that glibc keeps, as after a compiler has freed its own."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def private_bytes() -> int:
+    """Return the memory of this process in use, without mapped files and code where Linux tells."""
+    give_back()
     private = _status("RssAnon")
     return peak_bytes() if private is None else private
 

@@ -42,7 +42,6 @@ EXCLUSIVE = (
     ("accountant", "budget_epsilon"), ("accountant", "evaluate_privately"),
 )  # fmt: skip
 """Pairs of settings of which a run is given one at most."""
-_PREPROCESS = ("drop-constant", "invert", "unit-rows")
 SCALES = ("none", "all", "private")
 """Ways to scale columns; others are files of public ranges."""
 IN_FILES_ONLY = ("public",)
@@ -212,7 +211,7 @@ GROUPS = {
                 "Public range of a column, which is mapped to [-1, 1], as age=0:100; repeatable.",
             ),
             Setting(
-                "preprocess", tuple[str, ...], (),
+                "preprocess", tuple[Literal["drop-constant", "invert", "unit-rows"], ...], (),
                 "Steps in order: drop-constant, invert (x to 1 - x), unit-rows.",
             ),
         ),
@@ -300,7 +299,8 @@ GROUPS = {
                 "delta", float, None, "δ of the guarantee, for m clients.", shown="1/(10 m)"
             ),
             Setting(
-                "accountant", str, None, "Accountant of `fedjaxsim privacy`.", shown="tightest"
+                "accountant", Literal["pld", "rdp"], None, "Accountant of the report.",
+                shown="tightest",
             ),
         ),
     ),
@@ -382,9 +382,6 @@ class RunConfig:
 
     table: Table = dataclasses.field(repr=False, compare=False)
     values: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        self.validate()
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -514,12 +511,8 @@ class RunConfig:
 
     # --- checks -----------------------------------------------------------------------------------
 
-    def validate(self) -> None:
-        """Check settings against each other; the library checks hyperparameters.
-
-        Raises:
-          ValueError: naming the settings, their values and what is allowed.
-        """
+    def __post_init__(self) -> None:
+        """Check settings against each other; the library checks hyperparameters."""
         for one, other in EXCLUSIVE:
             first, second = self.get(one), self.get(other)
             if first is not None and second is not None:
@@ -556,9 +549,6 @@ class RunConfig:
             checks.in_range("(0, 1)", delta=delta)
         if self.get("hidden", (1,)) == ():
             raise ValueError("hidden must hold at least one width, got none")
-        steps = [step for step in self.get("preprocess", ()) if step not in _PREPROCESS]
-        if steps:
-            raise ValueError(f"preprocess takes {', '.join(_PREPROCESS)}, got {steps[0]!r}")
         if self.get("scale_noise") is not None and self.get("scale") != "private":
             raise ValueError("scale-noise has no effect without scale private")
         one = self.system.one_minibatch
@@ -567,9 +557,6 @@ class RunConfig:
         self.noise_schedule.check(self.rounds)
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
-        fields = self.get("fields") or ()
-        if len(fields) not in (0, 2):
-            raise ValueError(f"fields must be two names, got {', '.join(fields)}")
 
     def require_batchable(self, what: str) -> None:
         """Check that rows stay in memory and that no budget ends a run before others.

@@ -138,7 +138,7 @@ def test_a_sampling_rate_is_a_setting_like_any_other(tmp_path):
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        run_config(**settings).validate()
+        run_config(**settings)
 
 
 def test_clipping_follows_from_what_was_asked():
