@@ -8,7 +8,7 @@ export MPLBACKEND := Agg
 
 .PHONY: test test-all lint types unit thorough compiled demo docs release clean
 
-# Every capability and every law once; test-all adds repetitions over sizes, mechanisms and seeds.
+# Every capability and every law once; test-all adds repetitions and features together.
 test: $(VENV)/ready
 	@$(MAKE) --no-print-directory --jobs=2 lint types unit
 

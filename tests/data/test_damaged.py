@@ -13,7 +13,14 @@ from fedjaxsim.runs.sweep_runs import read_sweep
 FORMATS = damaged.formats()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Each mutation of a MATLAB file starts a process.
+        pytest.param(name, marks=pytest.mark.thorough if name in ("mat.z", "mat.inside") else ())
+        for name in FORMATS
+    ],
+)
 def test_a_mutated_file_is_read_or_refused(name):
     assert list(damaged.problems(FORMATS[name], range(FORMATS[name].quick))) == []
 

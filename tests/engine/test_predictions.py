@@ -93,6 +93,7 @@ def test_new_rows_go_to_the_clients_of_their_names():
         alone.predict(state, hparams, stranger)
 
 
+@pytest.mark.thorough
 def test_accuracy_of_predictions_from_data_is_that_of_the_evaluation():
     population, task = classification([5, 9, 4])
     sim = fjs.Simulation(knnper(task), population, full_participation())

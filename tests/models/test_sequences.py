@@ -94,6 +94,7 @@ def test_the_transformer_is_its_formula():
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", [pytest.param("gru", marks=pytest.mark.thorough), "transformer"])
 def test_a_later_token_leaves_what_was_said_before(name):
     model = make(name)
     params, x = drawn(model), tokens()
