@@ -74,16 +74,17 @@ class Layout:
         return self.chunk_map == "scan"
 
     def even_size(self, slots: int) -> int:
-        """Return the largest useful chunk size that divides the slots; else `chunk_size`.
+        """Return the largest useful chunk size that divides the slots.
 
         Without empty slots no branch per client is needed, which would cost copies. But a batch of
-        few clients costs more than empty slots do.
+        few clients costs more than empty slots do: then it is the size that leaves fewest of them
+        in as many chunks.
         """
-        least = 2 if self.scans else self.chunk_size // 4
-        sizes = range(min(least, slots), self.chunk_size + 1)
-        return max(
-            (size for size in sizes if size > 1 and slots % size == 0), default=self.chunk_size
-        )
+        most = self.chunk_size
+        least = 2 if self.scans else most // 4
+        sizes = range(min(least, slots), most + 1)
+        fewest = most if self.scans else max(2, -(-slots // -(-slots // most)))
+        return max((size for size in sizes if size > 1 and slots % size == 0), default=fewest)
 
     def reading(self, pass_size: int) -> BatchReadOptions:
         """Return the options for reading rows, with exact passes in batches of `pass_size`."""

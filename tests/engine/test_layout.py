@@ -395,7 +395,7 @@ def test_a_slot_without_a_client_takes_no_step():
 
 def test_places_stay_empty_rather_than_batches_small():
     batch, one_by_one = Layout(64, "vmap"), Layout(16, "scan")
-    sizes = {5: 5, 15: 15, 100: 50, 640: 64}
+    sizes = {5: 5, 15: 15, 100: 50, 139: 47, 640: 64}
     assert {places: batch.even_size(places) for places in sizes} == sizes
     few = 31_623  # 3 · 83 · 127
     assert (batch.even_size(few), one_by_one.even_size(few)) == (64, 3)
