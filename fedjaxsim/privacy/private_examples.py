@@ -50,6 +50,8 @@ _TAIL = 1e-15
 """Probability of a minibatch above capacity; its part of δ is negligible for 10⁶ minibatches."""
 _ROWS = 2**20
 """Rows of the client for which the capacity is computed: the binomial tail grows with them."""
+_FEW_WORDS = 128
+"""Words of a client's coins, 4,096 rows, among which places are found without reading by index."""
 _MOST = 64
 """Largest microbatch, so that float32 sums of dense layers are off by little."""
 
@@ -75,9 +77,16 @@ class Sampled(NamedTuple):
 
     def rows(self, places: jax.Array) -> jax.Array:
         """Return the drawn rows at these places in their order; any row beyond the last one."""
-        method = "compare_all" if self.before.size <= 1024 else "scan"
-        word = jnp.searchsorted(self.before, places, side="right", method=method) - 1
-        left, bits, row = places - self.before[word], self.coins[word], 32 * word
+        if self.before.size <= _FEW_WORDS:  # a CPU reads numbers one by one, but masks many at once
+            passed = self.before <= places[:, None]
+            word = jnp.sum(passed, axis=1) - 1
+            left = places - jnp.max(jnp.where(passed, self.before, 0), axis=1)
+            here = jax.lax.iota(jnp.int32, self.before.size) == word[:, None]
+            bits = jnp.sum(jnp.where(here, self.coins, 0), axis=1, dtype=jnp.uint32)
+        else:
+            word = jnp.searchsorted(self.before, places, side="right") - 1
+            left, bits = places - self.before[word], self.coins[word]
+        row = 32 * word
         for half in (16, 8, 4, 2, 1):  # of the bits that are left, the lower ones or the others
             low = bits & jnp.uint32(2**half - 1)
             found = jax.lax.population_count(low).astype(jnp.int32)
@@ -113,10 +122,10 @@ class GradientNoise(NamedTuple):
         """
         coin_key, noise_key, random_key = threefry.split(key, 3)
         rate = poisson_rate(size, count)
-        words, ones = -(-max(most_rows, 1) // 32), ~jnp.uint32(0)
-        coins = jnp.where(rate < 1, _coins(coin_key, words, rate), ones)
-        rows = jnp.clip(count - 32 * jnp.arange(words), 0, 32).astype(jnp.uint32)
-        coins &= jnp.where(rows < 32, (jnp.uint32(1) << rows) - 1, ones)
+        rows = jnp.clip(count - 32 * jnp.arange(-(-max(most_rows, 1) // 32)), 0, 32)
+        full = (jnp.uint32(1) << (rows % 32).astype(jnp.uint32)) - 1
+        full = jnp.where(rows < 32, full, ~jnp.uint32(0))
+        coins = jnp.where(rate < 1, _coins(coin_key, full, rate), full)
         each = jax.lax.population_count(coins).astype(jnp.int32)
         after = jnp.cumsum(each)
         drawn = jnp.minimum(after[-1], self.capacity)
@@ -206,23 +215,30 @@ class GradientNoise(NamedTuple):
         return value, jax.tree.map(_with_derivative_of, total, exact)
 
 
-def _coins(key: jax.Array, words: int, rate: jax.Array) -> jax.Array:
-    """Toss 32 coins a word, (words,) uint32, with the probability `rate` < 1 cut to 32 bits.
+def _coins(key: jax.Array, rows: jax.Array, rate: jax.Array) -> jax.Array:
+    """Toss a coin for each bit of `rows` that is set, with the probability `rate` cut to 32 bits.
 
-    A coin is whether a number of 32 random bits is below a threshold. The numbers of a word are
-    compared bit by bit, from the lowest on, in one operation for all.
+    A coin is whether a number of 32 random bits is below a threshold. All numbers are compared bit
+    by bit, from the highest on, until each differs from the threshold.
     """
     # At rate 1, where every row is drawn, the threshold does not fit into 32 bits.
     threshold = jnp.floor(jnp.where(rate < 1, rate, 0) * jnp.float32(2.0**32)).astype(jnp.uint32)
-    lanes, key = jax.lax.iota(jnp.uint32, words), jax.random.key_data(key)
+    lanes, key = jax.lax.iota(jnp.uint32, rows.size), jax.random.key_data(key)
 
-    def compare(pair, below):
-        for bit, number in enumerate(threefry.words(key, jnp.full_like(lanes, pair), lanes)):
-            one = -((threshold >> jnp.uint32(2 * pair + bit)) & 1)
-            below = (below & ~number) | (one & (below | ~number))
-        return below
+    def compare(carry):
+        left, below, equal = carry
+        pair = left - 1
+        numbers = threefry.words(key, jnp.full_like(lanes, pair), lanes)
+        for bit in (1, 0):
+            number, one = numbers[bit], -((threshold >> (2 * pair + bit)) & 1)
+            below, equal = below | (equal & one & ~number), equal & ~(one ^ number)
+        return pair, below, equal
 
-    return jax.lax.fori_loop(0, 16, compare, jnp.zeros_like(lanes))
+    def undecided(carry):
+        return (carry[0] > 0) & jnp.any(carry[2] != 0)
+
+    start = jnp.uint32(16), jnp.zeros_like(rows), rows
+    return jax.lax.while_loop(undecided, compare, start)[1]
 
 
 def _microbatch(sampled: Sampled, read: Reader, first: jax.Array, size: int) -> Batch:

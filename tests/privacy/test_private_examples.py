@@ -723,9 +723,10 @@ def test_a_layer_that_says_fewer_inputs_than_its_kernel_has_rows_is_refused():
         noise._clipped_sum(task, {"a": rows}, sampled(jax.random.key(0), 1, 1), batch)
 
 
-def test_the_places_of_a_minibatch_are_its_rows_in_order():
-    drawn = np.random.default_rng(0).random(200) < 0.3
-    words = np.packbits(np.pad(drawn, (0, 24)).reshape(-1, 32), axis=1, bitorder="little")
+@pytest.mark.parametrize("size", [224, 6400])
+def test_the_places_of_a_minibatch_are_its_rows_in_order(size):
+    drawn = np.random.default_rng(0).random(size) < 0.3
+    words = np.packbits(drawn.reshape(-1, 32), axis=1, bitorder="little")
     coins = words.view(np.uint32).ravel()
     each = np.array([int(word).bit_count() for word in coins])
     before = jnp.asarray(np.cumsum(each) - each, jnp.int32)
