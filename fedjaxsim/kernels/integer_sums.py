@@ -50,7 +50,7 @@ def zero(shapes: PyTree, most: int, fine: bool = False) -> IntegerSum:
     free = min(30 - math.ceil(math.log2(max(most, 1))), _BITS)
     bits, shift = (free, 0) if free >= _ONE_WORD and not fine else (2 * free, free)
     if bits < 1:
-        raise ValueError(f"exact sums take fewer than 2³⁰ clients, got {most}")
+        raise ValueError(f"exact sums take at most 2²⁹ clients, got {most}")
 
     def word():
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), shapes)

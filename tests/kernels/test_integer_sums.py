@@ -53,7 +53,9 @@ def test_a_sum_of_halves_and_their_negatives_is_small_and_exact(dtype):
     assert float(value[0]) == 2.0**-7
 
 
-@pytest.mark.parametrize(("most", "bits", "words"), [(1, 22, 1), (4096, 18, 1), (4097, 34, 2)])
+@pytest.mark.parametrize(
+    ("most", "bits", "words"), [(1, 22, 1), (4096, 18, 1), (4097, 34, 2), (2**29, 2, 2)]
+)
 def test_the_largest_sum_fits_its_words(most, bits, words):
     ends = jnp.full((1, 1), BOUND)
     total = integer_sums.add(
@@ -61,8 +63,8 @@ def test_the_largest_sum_fits_its_words(most, bits, words):
     )
     assert (total.bits, len(total.words)) == (bits, words)
     assert max(most * abs(int(word[0])) for word in total.words) < 2**31
-    with pytest.raises(ValueError, match="clients"):
-        integer_sums.zero(ends, 2**31)
+    with pytest.raises(ValueError, match="at most 2²⁹ clients"):
+        integer_sums.zero(ends, 2**29 + 1)
 
 
 def test_one_client_moves_an_exact_sum_by_its_message_and_a_float_sum_by_many_clip_norms():
