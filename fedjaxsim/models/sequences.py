@@ -9,8 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.kernels import backend
 from fedjaxsim.models.model import Model, require_shape, require_widths
 from fedjaxsim.models.modules import from_flax
+
+_FEW_TOKENS = 1024
+"""Largest vocabulary whose embedding an accelerator differentiates by a product."""
 
 
 class _GRU(nn.Module):
@@ -65,6 +69,31 @@ class _Block(nn.Module):
         return x + nn.Dense(width, name="outer")(h)
 
 
+class _Embedding(nn.Embed):
+    """A table of vectors, with a derivative that repeats bit for bit.
+
+    A GPU adds up the derivative of a lookup in changing order, and a product in the same.
+    """
+
+    def __call__(self, inputs):
+        if backend.platform() == "cpu" or self.num_embeddings > _FEW_TOKENS:
+            return super().__call__(inputs)
+        return _rows(self.embedding, inputs)
+
+
+@jax.custom_jvp
+def _rows(table, tokens):
+    return jnp.take(table, tokens, axis=0)
+
+
+@_rows.defjvp
+def _rows_jvp(primals, tangents):
+    table, tokens = primals
+    chosen = jax.nn.one_hot(tokens, len(table), dtype=table.dtype)
+    highest = jax.lax.Precision.HIGHEST
+    return _rows(table, tokens), jnp.einsum("...v,vh->...h", chosen, tangents[0], precision=highest)
+
+
 class _OfTokens(nn.Module):
     """Embedding, layers, and logits at every position or at the last."""
 
@@ -78,7 +107,7 @@ class _OfTokens(nn.Module):
 
     @nn.compact
     def __call__(self, tokens):
-        x = nn.Embed(self.num_tokens, self.hidden[0], name="embedding")(tokens.astype(jnp.int32))
+        x = _Embedding(self.num_tokens, self.hidden[0], name="embedding")(tokens.astype(jnp.int32))
         if self.heads is None:
             for width in self.hidden:
                 x = _GRU(width)(x)

@@ -11,6 +11,7 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.models import cnn, gru, in_bfloat16, linear, mlp, transformer
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -38,6 +39,25 @@ def make(name, **settings):
     if factory is transformer:
         settings["heads"] = 2
     return factory((LENGTH,), CLASSES, TOKENS, hidden, **settings)
+
+
+def test_a_gpu_adds_no_derivative_of_an_embedding_in_changing_order():
+    """A product's order is fixed; a scatter's is not."""
+    model = gru((6,), 3, 5, (4,))
+    params = model.init(jax.random.key(0))
+    tokens = jnp.array([[0, 1, 1, 4, 1, 0]])
+
+    def slopes(params):
+        def loss(params):
+            return jnp.sum(model.apply(params, tokens) ** 2)
+
+        return jax.grad(loss)(params), jax.jvp(loss, (params,), (params,))[1]
+
+    here = slopes(params)
+    with planning_for(Backend("gpu", None)):
+        there, text = slopes(params), str(jax.make_jaxpr(slopes)(params))
+    assert "scatter-add" not in text
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), there, here)
 
 
 @pytest.fixture(params=["gru", "transformer"])
