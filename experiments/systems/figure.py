@@ -116,17 +116,20 @@ def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
     title = "Equal ε, equal tuning: means over seeds with 95 % intervals"
     figure = picture(title, 1.6 + 2.2 * across, (0.8 + 0.2 * len(systems)) * down)
     axes = figure.subplots(down, across, sharey=True, squeeze=False).ravel().tolist()
+    levels = sorted({level for _, scores in found.values() for _, level in scores})
+    shown = {}
     for panel, (name, (metric, scores)) in zip(axes, found.items(), strict=False):
-        levels = sorted({level for _, level in scores})
         for rank, level in enumerate(levels):
+            if not any(of == level for _, of in scores):
+                continue
             by_seed = [scores.get((system, level), {}).values() for system in systems]
             rows = [
-                (place + 0.22 * (rank - 1), over.mean, over.half or 0.0)
+                (place + 0.2 * (rank - (len(levels) - 1) / 2), over.mean, over.half or 0.0)
                 for place, over in enumerate(estimate(list(values)) for values in by_seed)
                 if over.mean is not None
             ]
             y, x, half = (list(each) for each in zip(*rows, strict=True))
-            panel.errorbar(
+            shown[rank] = panel.errorbar(
                 x, y, xerr=half, color=COLOURS[rank], marker=_MARKS[rank], ms=3.5, ls="none", lw=1,
                 label=f"ε = {_level(level)}",
             )  # fmt: skip
@@ -144,8 +147,8 @@ def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
         panel.set_ylim(len(systems) - 0.4, -0.6)
     for unused in axes[len(found) :]:
         unused.set_axis_off()
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    handles = [shown[rank] for rank in sorted(shown)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
 
