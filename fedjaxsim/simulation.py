@@ -83,8 +83,6 @@ PyTree = Any
 
 _MANY_ROUNDS = 200
 """Rounds after which noise that adds up is worth a warning."""
-LEDGER_ENTRIES = 8
-"""Number of distinct (z, p) that a run with a constant z can be charged for over its life."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -98,7 +96,6 @@ class Simulation:
       minibatches: local steps or epochs, and the batch size; by default one epoch of batches of 10.
       mechanism: by default `gaussian()`; `no_release()` for an algorithm that sends nothing.
       accountant: accountant of `guarantee`, by name; by default the tightest sound one.
-      ledger_entries: number of distinct (z, p) the run may be charged for.
       chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch; on an
         accelerator as many as fit a quarter of the memory left by rows and states.
       chunk_map: "scan" or "vmap" inside a chunk; by default "scan" on a CPU for models above 4 kB.
@@ -129,7 +126,6 @@ class Simulation:
     mechanism: Mechanism = dataclasses.field(default_factory=gaussian)
     _: dataclasses.KW_ONLY
     accountant: str | None = None
-    ledger_entries: int = LEDGER_ENTRIES
     chunk_size: int | None = None
     chunk_map: ChunkMap | None = None
     devices: Sequence[Any] | None = None
@@ -165,7 +161,6 @@ class Simulation:
             require_match(self.accountant, scheme, event)
         if self.devices is not None:
             require_devices(self.devices)
-        checks.count(ledger_entries=self.ledger_entries)
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
@@ -193,7 +188,7 @@ class Simulation:
             ),
             AllClients(m),
             self.accounts,
-            accounts.no_charges(self.accounts, self.ledger_entries, self.population.preparations),
+            accounts.no_charges(self.accounts, self.population.preparations),
             examples=self.examples,
         )
         if self.streamed:
@@ -599,8 +594,7 @@ class Simulation:
           The state after the last round, and the history: a sequence of segments.
 
         Raises:
-          ValueError: if a number is out of range, or a noise schedule is too short for the rounds
-            or has more distinct values than the ledger has places.
+          ValueError: if a number is out of range, or a noise schedule is too short for the rounds.
         """
         done = rounds_done(state)
         self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
@@ -803,8 +797,9 @@ class Simulation:
         accounts.require_protection(state.privacy, self.accounts)
         privacy = ledger.with_public(state.privacy, (*self.public, *self.assumed_of(hparams)))
         privacy = ledger.with_preparations(privacy, self.population.preparations)
+        places = accounts.places_for(hparams)
         for scheme, event in self.accounts:
-            privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
+            privacy = ledger.with_account(privacy, scheme, event, places, begins)
         return dataclasses.replace(state, privacy=privacy)
 
     def assumed_of(self, hparams: Hyperparameters | None) -> tuple[str, ...]:
@@ -901,17 +896,9 @@ class Simulation:
                 f"{forgets} forgets it",
                 stacklevel=1,
             )
-        if np.ndim(z) == 0:
-            return
-        if np.shape(z)[0] < last:
+        if np.ndim(z) and np.shape(z)[0] < last:
             raise ValueError(
                 f"the noise schedule has {np.shape(z)[0]} values, too few for {last} rounds"
-            )
-        distinct = len(np.unique(np.asarray(z)[:last]))
-        if distinct > self.ledger_entries:
-            raise ValueError(
-                f"the noise schedule has {distinct} distinct values, but the ledger has "
-                f"{self.ledger_entries} places; set ledger_entries={distinct} or more"
             )
 
     def _near_rows(self) -> contextlib.AbstractContextManager[Any]:
@@ -977,8 +964,3 @@ class Simulation:
 def _kind(tree: PyTree) -> Any:
     """Return the shapes and types of the leaves, as a key."""
     return tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree))
-
-
-def with_parts(simulation: Simulation, **parts: Any) -> Simulation:
-    """Return the simulation with other parts, such as `algorithm`."""
-    return dataclasses.replace(simulation, **parts)

@@ -19,7 +19,7 @@ from fedjaxsim.data.population import Population, with_other_rows
 from fedjaxsim.engine.state import PARTS
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.simulation import Simulation, SimulationState, with_parts
+from fedjaxsim.simulation import Simulation, SimulationState
 
 PyTree = Any
 
@@ -164,7 +164,7 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) ->
 
     shapes = jax.eval_shape(one_release)
     taped = _taped(mechanism, message, shapes, rounds, simulation.num_clients)
-    return with_parts(simulation, mechanism=taped)
+    return dataclasses.replace(simulation, mechanism=taped)
 
 
 def _taped(mechanism: Mechanism, message: PyTree, shapes: PyTree, rounds: int, m: int) -> Mechanism:

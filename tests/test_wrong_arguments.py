@@ -31,7 +31,6 @@ WRONG = {
     "devices must be a list of JAX devices, such as jax.devices()[:2], got 2":
         lambda: simulation(devices=2),
     "chunk_size must be an integer of at least 2, got 2.5": lambda: simulation(chunk_size=2.5),
-    "ledger_entries must be an integer of at least 1": lambda: simulation(ledger_entries="8"),
     "learning_rate must be a number or one number per client (2), got '0.1'":
         lambda: SIM.hyperparameters(learning_rate="0.1"),
     "learning_rate must be a number or one number per client (2), got None":

@@ -32,7 +32,7 @@ from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import check_delta
-from fedjaxsim.simulation import Simulation, with_parts
+from fedjaxsim.simulation import Simulation
 
 with importing("audit"):
     from jax_privacy.auditing import CanaryScoreAuditor, Split
@@ -301,7 +301,7 @@ def _audited(
 
     tape = jax.eval_shape(attack.observe, release, jnp.asarray(directions, dtype=float))
     wrapped = with_canaries(simulation.algorithm, ids, directions, tape, rounds, attack)
-    return with_parts(simulation, algorithm=wrapped), ids, directions
+    return dataclasses.replace(simulation, algorithm=wrapped), ids, directions
 
 
 def _orthonormal(n: int, size: int, rng: np.random.Generator) -> np.ndarray:

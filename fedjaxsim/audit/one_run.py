@@ -28,7 +28,7 @@ from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.simulation import Simulation, SimulationState, with_parts
+from fedjaxsim.simulation import Simulation, SimulationState
 
 PyTree = Any
 CONFIDENCE = 0.95
@@ -167,7 +167,7 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
     period = MOST_ROUNDS if same else scheme.groups or 1
     algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, canaries, size, period)
     population = _extended(simulation.population, canaries)
-    return with_parts(simulation, algorithm=algorithm, population=population)
+    return dataclasses.replace(simulation, algorithm=algorithm, population=population)
 
 
 def _extended(population: Population, canaries: int) -> Population:

@@ -24,6 +24,8 @@ from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
 Account = tuple[SamplingScheme, PrivacyEvent]
+_PLACES = 8
+"""Number of distinct (z, p) that a run with a constant z can be charged for over its life."""
 
 
 def accounts_of(
@@ -179,33 +181,17 @@ def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
         )
 
 
+def places_for(hparams: Hyperparameters | None) -> int:
+    """Return the number of distinct (z, p) in an account: of a schedule, its number of rounds."""
+    shape = () if hparams is None else np.shape(hparams.get("noise_multiplier", 0.0))
+    return max((_PLACES, *shape))
+
+
 def no_charges(
-    accounts: Sequence[Account], places: int, preparations: Sequence[Preparation] = ()
-) -> Callable[[], tuple[Charges, ...]]:
-    """Return the `no_charges` of a program, but for preparations; `places` as in `ledger`."""
-    return lambda: (
-        *(ledger.no_charges(*account, places) for account in accounts),
+    accounts: Sequence[Account], preparations: Sequence[Preparation] = ()
+) -> Callable[[Hyperparameters], tuple[Charges, ...]]:
+    """Return the `no_charges` of a program, but for preparations."""
+    return lambda hparams: (
+        *(ledger.no_charges(*account, places_for(hparams)) for account in accounts),
         *map(ledger.charges_of, preparations),
     )
-
-
-def charged(
-    privacy: Ledger,
-    accounts: Sequence[Account],
-    charge: Callable[..., Charges],
-    costs: Sequence[tuple[Any, Any]],
-    round_: Any,
-) -> Ledger:
-    """Return the ledger with a round entered in each account.
-
-    `costs` are noise multiplier and sampling rate for each account; `charge` as in `Program`.
-    """
-    for (scheme, event), cost in zip(accounts, costs, strict=True):
-        if not event.releases:
-            continue
-
-        def enter(charges, cost=cost):
-            return charge(charges, *cost, round_)
-
-        privacy = ledger.update(privacy, scheme, event, enter)
-    return privacy

@@ -137,7 +137,7 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
             release=many(mechanism.release, 0, None, None, 0, axes, None),
         ),
         measure=measure,
-        no_charges=lambda: _repeat(program.no_charges(), size),
+        no_charges=many(program.no_charges, axes),
         charge=many(program.charge, 0, 0, None, None),
         runs=Runs(program, axes, size),
     )

@@ -17,7 +17,7 @@ from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.accounts import Account, charged, costs_of
+from fedjaxsim.engine.accounts import Account, costs_of
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.layout import Layout, Workload
 from fedjaxsim.engine.rows import Rows
@@ -31,8 +31,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.events import PrivacyEvent
 from fedjaxsim.privacy.ledger import Charges, Ledger
-from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.mechanisms.base import Accumulator, Release
+from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, Release
 from fedjaxsim.privacy.messages import widened
 from fedjaxsim.privacy.samplers import Cohort, Sampler, work_of
 
@@ -110,7 +109,7 @@ class Program:
       workload: the facts from which choices for speed follow.
       partition: the clients whose states this program holds.
       accounts: the scheme and the event of each account; see `engine/accounts.py`.
-      no_charges: `() -> tuple`, the empty accounts.
+      no_charges: `(hparams) -> tuple`, the empty accounts.
       charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
       runs: the runs of a batched program; None for a single run.
       examples: the event of a round of clients that protect examples in gradients; else None.
@@ -124,7 +123,7 @@ class Program:
     workload: Workload
     partition: AllClients
     accounts: tuple[Account, ...]
-    no_charges: Callable[[], tuple[Charges, ...]]
+    no_charges: Callable[[Hyperparameters], tuple[Charges, ...]]
     charge: Callable[..., Charges] = ledger.charge
     runs: Runs | None = None
     examples: PrivacyEvent | None = None
@@ -153,7 +152,7 @@ class Program:
             shared=shared,
             personal=personal,
             mechanism=self.mechanism.init(hparams),
-            privacy=ledger.with_key(ledger.Ledger(self.no_charges()), key),
+            privacy=ledger.with_key(ledger.Ledger(self.no_charges(hparams)), key),
             key=key,
             consumed=jnp.zeros(len(ids), jnp.int32) if consumes else None,
         )
@@ -384,8 +383,15 @@ class Program:
         if not any(event.releases for _, event in self.accounts):
             return state.privacy
         costs = costs_of(self.algorithm, self.examples, hparams, (noise_multiplier, drawn.rate))
-        privacy = charged(state.privacy, self.accounts, self.charge, costs, state.round)
-        return ledger.drew(privacy, state.key, state.round)
+        privacy = ledger.drew(state.privacy, state.key, state.round)
+        for (scheme, event), cost in zip(self.accounts, costs, strict=True):
+            if event.releases:
+                one = functools.partial(self._with_round, cost=cost, round_=state.round)
+                privacy = ledger.update(privacy, scheme, event, one)
+        return privacy
+
+    def _with_round(self, charges: Charges, cost: tuple[Any, Any], round_: jax.Array) -> Charges:
+        return self.charge(charges, *cost, round_)
 
     # --- the layout -------------------------------------------------------------------------------
 

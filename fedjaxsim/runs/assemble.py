@@ -28,7 +28,7 @@ from fedjaxsim.runs.parts import LOSSES, OF_TOKENS
 from fedjaxsim.runs.settings import SCALES, RunConfig
 from fedjaxsim.runs.user_code import is_own, make_own
 from fedjaxsim.runs.validation import SEVERAL, check_model
-from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
+from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tasks.task import Task
 
@@ -47,7 +47,6 @@ class Parts(NamedTuple):
     sampling: Sampling
     minibatches: Minibatches
     mechanism: Mechanism
-    ledger_entries: int
 
 
 def simulation_of(
@@ -68,7 +67,6 @@ def simulation_of(
         parts.minibatches,
         parts.mechanism,
         accountant=config.get("accountant"),
-        ledger_entries=parts.ledger_entries,
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
         devices=jax.devices() if divided else None,
@@ -99,7 +97,6 @@ def parts_of(
         sampling,
         _minibatches(config),
         _part(config, "mechanism", Mechanism, supplied=supplied),
-        LEDGER_ENTRIES if config.noise_schedule.is_constant else max(LEDGER_ENTRIES, config.rounds),
     )
 
 

@@ -1,5 +1,7 @@
 """A check of users' code on a few clients, before a run."""
 
+import dataclasses
+
 import numpy as np
 
 from fedjaxsim.data.population import Population
@@ -9,7 +11,7 @@ from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.user_code import is_own
-from fedjaxsim.simulation import Simulation, with_parts
+from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import NothingTestedError, check_billboard
 
 _CLIENTS, _ROWS, _ROUNDS = 5, 6, 2
@@ -44,7 +46,7 @@ def everyone_of(
     """Return a simulation of these clients in memory, in each of whose rounds all take part."""
     whole = experiment.simulation
     parts = parts_of(experiment.config, population, population.num_clients, whole.task)
-    simulation = with_parts(
+    simulation = dataclasses.replace(
         whole,
         algorithm=parts.algorithm,
         population=population,

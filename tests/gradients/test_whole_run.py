@@ -73,7 +73,6 @@ def case(name):
         Minibatches(4, epochs=1) if epochs else Minibatches(4, steps=2),
         chunk_size=3,
         chunk_map="vmap" if name in ("ppsgd", "fedavg") else "scan",
-        ledger_entries=T if name == "fedavg" else 8,
     )
     hparams = read_by(sim, **BASE)
     if name == "fedavg":

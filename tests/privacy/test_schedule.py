@@ -229,9 +229,8 @@ def scheduled():
     """FedAvg of a model of 2,000 numbers whose clients send nothing but zeros, by its schedule."""
     population, task = least_squares([3] * M, features=2000)
     sim = fjs.Simulation(
-        fjs.fedavg(task), population, fjs.full_participation(), fjs.Minibatches(3, steps=1),
-        ledger_entries=T,
-    )  # fmt: skip
+        fjs.fedavg(task), population, fjs.full_participation(), fjs.Minibatches(3, steps=1)
+    )
     z = Schedule.parse("power:1.5").noise(4.0, T)
     hparams = sim.hyperparameters(learning_rate=0.0, clip=0.5, noise_multiplier=z)
     state = sim.init(3, hparams)
@@ -284,7 +283,7 @@ def test_mp_mtl_is_charged_what_its_schedule_draws(mechanism, cost):
     population, task = least_squares([3] * 4, features=2)
     sim = fjs.Simulation(
         fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1),
-        mechanism, ledger_entries=T,
+        mechanism,
     )  # fmt: skip
     event, full = mechanism.event, SamplingScheme("full", 4, 4)
     budget, epsilon = Schedule.parse("power:0.4"), 2.0

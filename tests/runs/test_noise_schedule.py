@@ -15,7 +15,6 @@ from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.runs.sweep_runs import resolve_sweep
-from fedjaxsim.simulation import LEDGER_ENTRIES
 from fedjaxsim.tune.source import find_source
 
 M, T, DELTA = 6, 12, 1e-3
@@ -46,7 +45,6 @@ def test_without_a_schedule_nothing_is_different():
     one, other = prepare(plain), prepare(named)
     for found in (one, other):
         assert isinstance(found.hparams.noise_multiplier, float)
-        assert found.simulation.ledger_entries == LEDGER_ENTRIES
     assert one.hparams == other.hparams
     assert one.resolved()["resolved"] == other.resolved()["resolved"]
     assert "noise_first" not in one.resolved()["resolved"]
