@@ -1,6 +1,6 @@
 """fedjaxsim: private, personalized federated learning, simulated on one accelerator.
 
-Start with `Simulation`. `algorithm.py` defines an algorithm, `privacy/mechanisms/base.py` the
+Start with `Simulation`. `algorithm.py` defines an algorithm, `privacy/mechanisms/__init__.py` the
 mechanism that every message must pass.
 """
 

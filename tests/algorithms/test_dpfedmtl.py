@@ -17,7 +17,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import cnn, mlp
-from fedjaxsim.privacy.mechanisms.base import gaussian
+from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.mechanisms.client_noise import plain_mean
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.build import prepare

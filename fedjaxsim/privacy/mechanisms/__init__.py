@@ -1,26 +1,342 @@
-"""Mechanisms that bound, sum and release clients' messages, one per file."""
+"""Protocol of a mechanism, the only way for messages of clients to reach the server.
 
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping as adaptive_clipping
-from fedjaxsim.privacy.mechanisms.base import CLIP_NORM as CLIP_NORM
-from fedjaxsim.privacy.mechanisms.base import NOISE_MULTIPLIER as NOISE_MULTIPLIER
-from fedjaxsim.privacy.mechanisms.base import Accumulator as Accumulator
-from fedjaxsim.privacy.mechanisms.base import Mechanism as Mechanism
-from fedjaxsim.privacy.mechanisms.base import Release as Release
-from fedjaxsim.privacy.mechanisms.base import accumulate as accumulate
-from fedjaxsim.privacy.mechanisms.base import check_noise as check_noise
-from fedjaxsim.privacy.mechanisms.base import check_statistics as check_statistics
-from fedjaxsim.privacy.mechanisms.base import gaussian as gaussian
-from fedjaxsim.privacy.mechanisms.base import no_release as no_release
-from fedjaxsim.privacy.mechanisms.base import noise_like as noise_like
-from fedjaxsim.privacy.mechanisms.base import noise_scale as noise_scale
-from fedjaxsim.privacy.mechanisms.base import noised_mean as noised_mean
-from fedjaxsim.privacy.mechanisms.base import release_once as release_once
-from fedjaxsim.privacy.mechanisms.base import round_value as round_value
-from fedjaxsim.privacy.mechanisms.base import zeros as zeros
-from fedjaxsim.privacy.mechanisms.client_noise import client_noise as client_noise
-from fedjaxsim.privacy.mechanisms.client_noise import plain_mean as plain_mean
-from fedjaxsim.privacy.mechanisms.every_row import every_row as every_row
-from fedjaxsim.privacy.mechanisms.gram import gaussian_gram as gaussian_gram
-from fedjaxsim.privacy.mechanisms.pure import pure as pure
-from fedjaxsim.privacy.mechanisms.pure import pure_gram as pure_gram
-from fedjaxsim.privacy.mechanisms.wishart import wishart as wishart
+A `Mechanism` bounds each message, sums, draws noise once and divides. No other reduction over
+clients reaches the server, so the server's state is a function of the releases alone, and the
+billboard lemma (Hsu et al. 2016) turns the (ε, δ) of the releases into joint differential privacy
+of all personal models.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjaxsim import checks
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
+from fedjaxsim.kernels import integer_sums
+from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
+from fedjaxsim.privacy.events import GAUSSIAN, NoRelease, PrivacyEvent
+from fedjaxsim.privacy.messages import Bounded, Messages
+from fedjaxsim.privacy.noise import normal
+
+PyTree = Any
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-12, 1e15
+"""Range of finite clip norms: their squares exist in float32."""
+CLIP_NORM = Hyperparameter(
+    "clip",
+    default=math.inf,
+    range=(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
+    also=(math.inf,),
+    allowed=(
+        "be positive (inf is no clipping) and, as its square is a float32, lie in "
+        f"[{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}]"
+    ),
+    scale="log",
+    symbol="C",
+    label="clip norm",
+    help="C, the bound on the L2 norm of a message; the start of adaptive clipping.",
+)
+NOISE_MULTIPLIER = Hyperparameter(
+    "noise_multiplier",
+    default=0.0,
+    range=(SMALLEST_NOISE, LARGEST_NOISE),
+    also=(0.0,),
+    allowed=(
+        f"be finite and at least 0: 0 is no noise, else it must lie in "
+        f"[{SMALLEST_NOISE:g}, {LARGEST_NOISE:g}]"
+    ),
+    schedule=True,
+    symbol="z",
+    meanings={0.0: "no noise"},
+    help="z, the standard deviation of the noise on the sum of clipped messages, divided by C.",
+)
+_WEIGHTS = (
+    "The clients' weights, and their sum that divides the release, are taken as public; weights "
+    "computed from data, such as numbers of examples, are not covered by the guarantee."
+)
+
+
+class Accumulator(NamedTuple):
+    """A sum over the messages added so far; the sum of two accumulators is an accumulator.
+
+    Attributes:
+      total: pytree, the sum of bounded messages, or of a function of each.
+      clipped: () int32, number of messages scaled down; a diagnostic, never released.
+      nonfinite: () int32, number of non-finite messages, counted as zero; a diagnostic.
+    """
+
+    total: PyTree
+    clipped: jax.Array
+    nonfinite: jax.Array
+
+
+class Release(NamedTuple):
+    """The output of a mechanism in one round.
+
+    Attributes:
+      value: pytree, like one message unless the mechanism says otherwise; all that the server
+        reads.
+      state: the mechanism's next (public) state.
+      noise_multiplier: () z of the noise actually drawn, charged to the ledger; NaN if there is no
+        guarantee.
+    """
+
+    value: PyTree
+    state: PyTree
+    noise_multiplier: jax.Array
+
+
+AddFunction = Callable[
+    [Accumulator, Messages, jax.Array, jax.Array, PyTree, Hyperparameters], Accumulator
+]
+ReleaseFunction = Callable[[Accumulator, Any, jax.Array, PyTree, Hyperparameters, Any], Release]
+
+
+class Mechanism(NamedTuple):
+    """A mechanism, as pure functions. Only `add` reduces over clients for the server.
+
+    A leaf of a message is float32 or float64, whatever the algorithm sends; accumulators and
+    releases have the same types.
+
+    Attributes:
+      event: the cost of one release, for the accountants.
+      init: `(hparams) -> state`: public state, such as an adaptive clip norm.
+      zero: `(message, m) -> Accumulator`, from one message as a pytree of shapes.
+      add: `(accumulator, messages, mask, ids, state, hparams) -> accumulator`: bounds and adds the
+        `Messages` of the clients `ids` (k,); clients with mask (k,) False count as absent.
+      release: `(accumulator, denominator, key, state, hparams, round) -> Release`; denominator and
+        round are ().
+      hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
+      check: `(hparams)`; raises ValueError for unsuitable hyperparameters known on the host.
+      num_clients: m, if the mechanism fits one number of clients only; else None.
+      public: sentences on numbers that may be computed from private data but are taken as public;
+        see `Algorithm`.
+      adds_chunks: whether `add` gets a whole chunk of messages even where clients run one after
+        another: it pays where the messages of a chunk are one matrix product.
+    """
+
+    event: PrivacyEvent
+    init: Callable[[Hyperparameters], PyTree]
+    zero: Callable[[PyTree, int], Accumulator]
+    add: AddFunction
+    release: ReleaseFunction
+    hyperparameters: Records = ()
+    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    num_clients: int | None = None
+    public: tuple[str, ...] = ()
+    adds_chunks: bool = False
+
+
+def check_noise(hparams: Hyperparameters) -> None:
+    """Raise ValueError for a positive noise multiplier with an infinite clip norm."""
+    if "noise_multiplier" not in hparams or "clip" not in hparams:
+        return
+    z, clip_norm = on_host(hparams.noise_multiplier), on_host(hparams.clip)
+    if z is None or clip_norm is None:
+        return
+    if np.any(z > 0) and not np.all(np.isfinite(clip_norm)):
+        raise ValueError(
+            "noise_multiplier > 0 needs a finite clip, since no noise protects unbounded "
+            f"messages, got noise_multiplier {z}, clip {clip_norm}"
+        )
+
+
+def check_statistics(hparams: Hyperparameters) -> None:
+    """Raise ValueError if a mean of running statistics would be clipped or noised."""
+    z, clip_norm = on_host(hparams.get("noise_multiplier", 0)), on_host(hparams.get("clip", np.inf))
+    if (z is not None and np.any(z > 0)) or (clip_norm is not None and np.any(clip_norm < np.inf)):
+        raise ValueError(
+            "the running statistics of BatchNorm are averaged only without noise and clipping: "
+            "use GroupNorm or LayerNorm, freeze them with models.trainable, or keep them with "
+            "their clients (fedbn, fedper, fedrep, dpfedmtl, local)"
+        )
+
+
+def zeros(shapes: PyTree, num_clients: int = 0) -> Accumulator:
+    """Return the accumulator of no messages, for sums of these shapes."""
+    del num_clients
+    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return Accumulator(total, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def accumulate(accumulator: Accumulator, bounded: Bounded, chunk_total: PyTree) -> Accumulator:
+    """Add the total of a chunk of bounded messages."""
+    return counted(accumulator, bounded, jax.tree.map(jnp.add, accumulator.total, chunk_total))
+
+
+def counted(accumulator: Accumulator, bounded: Bounded, total: PyTree) -> Accumulator:
+    """Return the accumulator with a new total and the counts of a chunk added."""
+    return Accumulator(
+        total,
+        accumulator.clipped + jnp.sum(bounded.clipped, dtype=jnp.int32),
+        accumulator.nonfinite + jnp.sum(~bounded.finite, dtype=jnp.int32),
+    )
+
+
+def noise_like(key: jax.Array, tree: PyTree, scale: jax.Array) -> PyTree:
+    """Draw independent N(0, scale²) for every number in `tree`, all in one draw."""
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    draws = normal(key, (int(ends[-1]),), jnp.result_type(*leaves))
+    parts = [
+        scale.astype(leaf.dtype) * part.reshape(leaf.shape).astype(leaf.dtype)
+        for leaf, part in zip(leaves, jnp.split(draws, ends[:-1]), strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
+
+
+def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int = 1) -> jax.Array:
+    """Return z·C, or z·C² for products; 0, not NaN, without noise and clipping (z = 0, C = ∞)."""
+    usable = (noise_multiplier > 0) | jnp.isfinite(clip_norm)
+    return noise_multiplier * jnp.where(usable, clip_norm, 1.0) ** degree
+
+
+def noised_mean(total: PyTree, noise: PyTree, denominator: jax.Array) -> PyTree:
+    """Return (total + noise)/denominator, in the precision of the total."""
+    return jax.tree.map(lambda s, n: (s + n) / jnp.asarray(denominator, s.dtype), total, noise)
+
+
+def round_value(schedule: jax.Array, round_: jax.Array) -> jax.Array:
+    """Return the value for one round of a number () or of a schedule (T,)."""
+    return schedule if jnp.ndim(schedule) == 0 else schedule[round_]
+
+
+def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
+    """Return min(w_k, w_max)/w_max, (m,) float64, at most 1."""
+    w = np.asarray(weights, np.float64)
+    if w.ndim != 1 or w.size == 0:
+        raise ValueError(f"weights must have one number per client, (m,), got shape {w.shape}")
+    if not (np.all(np.isfinite(w)) and np.all(w > 0)):
+        raise ValueError(f"weights must be positive and finite, got {w.min()} to {w.max()}")
+    largest = float(w.max()) if max_weight is None else max_weight
+    checks.positive(max_weight=largest)
+    return np.minimum(w / largest, 1.0)
+
+
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
+def gaussian(
+    weights: ArrayLike | None = None,
+    max_weight: float | None = None,
+    *,
+    exact_sums: bool = False,
+) -> Mechanism:
+    """Add Gaussian noise to the sum of clipped messages (McMahan et al. 2018).
+
+    release = (Σ_k clip(v_k, C) + N(0, (zC)² I)) / denominator, the noise drawn once a round. The
+    denominator is the *expected* cohort size p·m, which is public; the realised size never enters.
+
+    With weights w_k the clipped messages are scaled by s_k = min(w_k, w_max)/w_max ≤ 1. By default
+    w_max is the largest weight and the denominator p Σ_k s_k: the release estimates the weighted
+    mean Σ w_k v_k / Σ w_k. With `max_weight` the denominator is p·m: no other number of the release
+    depends on a client's weight than its own message.
+
+    Formal guarantees:
+      * Adding or removing one client, or setting its message to zero, moves the sum by at most C in
+        L2 norm; replacing its data by at most 2C. Non-finite messages count as zero.
+      * The noise on the sum has standard deviation zC in every coordinate, so in units of z the
+        sensitivity is 1 (zero-out) and 2 (replace).
+      * Weights without `max_weight` are *public*, fixed before the run, and named among the
+        assumptions: their largest and their sum are in every release. With `max_weight`, which must
+        not follow from them, they may be private, as numbers of examples are.
+      * A float32 sum meets this up to rounding, which in the worst case over all other clients may
+        reach many C; an exact sum meets it to a relative 2⁻²³ of the whole sum.
+      * With z = 0 there is no guarantee.
+
+    Args:
+      weights: w_k > 0, (m,); equal by default.
+      max_weight: Public bound w_max on weights, which may then be private; by default the largest.
+      exact_sums: Sum messages as integers: exact, and the same on any number of devices. Needs a
+        finite clip norm, and has no derivative.
+
+    Raises:
+      ValueError: if a weight is not positive and finite.
+    """
+    shares = None if weights is None else _shares(weights, max_weight)
+    share = 1.0 if shares is None or max_weight is not None else float(shares.mean())
+
+    def zero(message, num_clients):
+        if not exact_sums:
+            return zeros(message)
+        return zeros(())._replace(total=integer_sums.zero(message, num_clients))
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del state
+        bounded = messages.bound(hparams.clip, mask)
+        terms = bounded.messages
+        if shares is not None:
+            terms = terms.scale(jnp.asarray(shares, dtype=float)[ids])
+        if exact_sums:
+            total = integer_sums.add(accumulator.total, terms.dense(), hparams.clip)
+            return counted(accumulator, bounded, total)
+        return accumulate(accumulator, bounded, terms.total())
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        total, z = accumulator.total, round_value(hparams.noise_multiplier, round_)
+        if exact_sums:
+            total = integer_sums.value(total, hparams.clip)
+        noise = noise_like(key, total, noise_scale(z, hparams.clip))
+        divisor = denominator * share
+        return Release(noised_mean(total, noise, divisor), state, z)
+
+    def check(hparams):
+        clip_norm = on_host(hparams.clip)
+        if exact_sums and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
+            raise ValueError(f"exact_sums need a finite clip, got {clip_norm}")
+
+    public = () if shares is None or max_weight is not None else (_WEIGHTS,)
+    for_clients = None if shares is None else len(shares)
+    return Mechanism(
+        GAUSSIAN,
+        lambda _: (),
+        zero,
+        add,
+        release,
+        check=check,
+        public=public,
+        num_clients=for_clients,
+    )
+
+
+def release_once(
+    mechanism: Mechanism,
+    messages: PyTree,
+    mask: jax.Array,
+    key: jax.Array,
+    *,
+    clip_norm: float,
+    noise_multiplier: jax.Array | float,
+) -> PyTree:
+    """Release the mean of all m clients' messages outside a round; the caller charges a ledger.
+
+    Leaves of `messages` are (m, ...). Clients whose `mask`, (m,), is False send nothing, and count.
+    """
+    m = len(mask)
+    hparams = Hyperparameters(clip=clip_norm, noise_multiplier=noise_multiplier).as_arrays()
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), messages)
+    ids = jnp.arange(m, dtype=jnp.int32)
+    total = mechanism.add(mechanism.zero(one, m), Messages(messages), mask, ids, (), hparams)
+    return mechanism.release(total, m, key, (), hparams, 0).value
+
+
+def no_release() -> Mechanism:
+    """Release nothing, at ε = 0.
+
+    Formal guarantees:
+      * The release is empty whatever the clients hold.
+    """
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del messages, mask, ids, state, hparams
+        return accumulator
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator, key, hparams, round_
+        return Release(accumulator.total, state, jnp.zeros(()))
+
+    return Mechanism(NoRelease(), lambda _: (), lambda _, m: zeros(()), add, release)

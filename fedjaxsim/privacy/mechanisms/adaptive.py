@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
+from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.events import GAUSSIAN
-from fedjaxsim.privacy.mechanisms import base
 
 LARGEST_CLIP_NORM = 1e18  # squares of larger norms overflow in float32
 _OPEN = (math.nextafter(0, 1), math.nextafter(1, 0))

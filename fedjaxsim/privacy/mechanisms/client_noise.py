@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
+from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.events import Unprotected
-from fedjaxsim.privacy.mechanisms import base
 
 
 def _mean(noised: bool) -> base.Mechanism:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.kernels import threefry
+from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.accounting.correlated import coefficients
 from fedjaxsim.privacy.events import Correlated
-from fedjaxsim.privacy.mechanisms import base
 
 _CONSTANT_NOISE = dataclasses.replace(
     base.NOISE_MULTIPLIER,

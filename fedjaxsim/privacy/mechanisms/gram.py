@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import reads
+from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.events import Gaussian, PrivacyEvent
-from fedjaxsim.privacy.mechanisms import base
 from fedjaxsim.privacy.noise import normal
 
 PyTree = Any

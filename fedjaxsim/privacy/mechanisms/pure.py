@@ -6,8 +6,9 @@ import jax
 import scipy.special
 
 from fedjaxsim.hyperparameters import reads
+from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.events import Pure
-from fedjaxsim.privacy.mechanisms import base, gram
+from fedjaxsim.privacy.mechanisms import gram
 from fedjaxsim.privacy.noise import radius
 
 

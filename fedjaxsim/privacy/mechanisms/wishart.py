@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
+from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.events import Unprotected
-from fedjaxsim.privacy.mechanisms import base, gram
+from fedjaxsim.privacy.mechanisms import gram
 from fedjaxsim.privacy.noise import normal
 
 
