@@ -1,13 +1,42 @@
 """`fedjaxsim privacy`: what a plan costs, or what meets an ε, by the accountants of runs."""
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal
 
+from fedjaxsim import checks
 from fedjaxsim.factories import flag
-from fedjaxsim.privacy.entries import Adjacency
-from fedjaxsim.privacy.hypothetical import Cohorts, check, report, resolve
+from fedjaxsim.privacy.entries import (
+    MOST_ROUNDS,
+    Adjacency,
+    SamplingScheme,
+    check_delta,
+    check_noise_multiplier,
+)
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cohorts:
+    """Sampling of cohorts, as asked for.
+
+    Attributes:
+      sampling: Sampling of cohorts: independent, of exactly q clients, all, or in passes.
+      sampling_rate: p (poisson), or the cohort's share q/m of the clients (fixed, passes).
+      clients: m; ε depends on it only through a capacity or a share.
+      capacity: Places in a cohort (poisson; by default enough for all), or its size q (fixed,
+        passes).
+      max_participations: Largest number of participations of one client (passes).
+    """
+
+    sampling: Literal["poisson", "fixed", "full", "passes"] = "poisson"
+    sampling_rate: float | None = None
+    clients: int | None = None
+    capacity: int | None = None
+    max_participations: int | None = None
 
 
 def privacy(
@@ -56,9 +85,10 @@ def privacy(
         )
     if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
         cohorts = dataclasses.replace(cohorts, sampling_rate=1.0)
-    planned, schedule = resolve(cohorts, delta), Schedule.parse(noise_schedule)
-    check(noise_multiplier or 0.0, 1 if rounds is None else rounds)
-    plan["sampling_rate"], solved = planned.sampling_rate, {}
+    (scheme, share, assumed), schedule = _resolve(cohorts, delta), Schedule.parse(noise_schedule)
+    check_noise_multiplier(noise_multiplier or 0.0, zero=True)
+    checks.count(1, MOST_ROUNDS, rounds=1 if rounds is None else rounds)
+    plan["sampling_rate"], solved = share, {}
     if epsilon is None and adjacency is not None:
         raise ValueError("adjacency has no effect without epsilon: both are reported")
     if epsilon is not None:
@@ -71,7 +101,7 @@ def privacy(
                 epsilon,
                 delta,
                 schedule,
-                scheme=planned.scheme,
+                scheme=scheme,
                 adjacency=adjacency or "zero_out",
                 **known,
             )
@@ -79,8 +109,10 @@ def privacy(
     z, T, p = (plan | solved).values()
     if T == 0:
         raise ValueError(f"not even one round meets epsilon {epsilon:g}")
-    planned = planned._replace(sampling_rate=p)
-    made = report(planned, z, T, delta, accountant, schedule)
+    from fedjaxsim.privacy.guarantee import report  # late, as scipy is slow to import
+
+    charged = PrivacySpend(scheme, GAUSSIAN, schedule.entries(z, p, T))
+    made = report([charged], delta, accountant).assuming(assumed)
 
     def work() -> int:
         from fedjaxsim.report.files import print_json
@@ -109,3 +141,62 @@ def _solve(quantity: str, epsilon: float, delta: float, schedule: Schedule, **pl
     if quantity != "rounds":
         plan["noise_schedule"] = schedule
     return getattr(calibration, quantity)(epsilon, delta, **plan)
+
+
+def _resolve(cohorts: Cohorts, delta: float) -> tuple[SamplingScheme, float, tuple[str, ...]]:
+    """Return scheme, rate, and sentences on values filled in: ε does not depend on them."""
+    kind, p, m = cohorts.sampling, cohorts.sampling_rate, cohorts.clients
+    check_delta(delta)
+    if p is not None:
+        checks.in_range(f"[{2.0**-32}, 1]", sampling_rate=p)
+    if m is None and cohorts.capacity is not None:
+        raise ValueError(f"capacity must come with clients, got {cohorts.capacity} alone")
+    if (cohorts.max_participations is None) == (kind == "passes"):
+        raise ValueError(
+            "max_participations must be given for passes and for no other sampling, got "
+            f"{cohorts.max_participations} for {kind}"
+        )
+    assumed = ()
+    if m is None:
+        m = _any_clients(p if kind in ("fixed", "passes") else None, delta)
+        assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
+    if kind in ("fixed", "passes"):
+        cohort = _cohort(cohorts, m)
+        scheme = "fixed" if kind == "fixed" else "capped"
+        return SamplingScheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed
+    capacity = m if cohorts.capacity is None else cohorts.capacity
+    if kind == "full":
+        if p not in (None, 1):
+            raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
+        return SamplingScheme(kind, m, capacity), 1.0, assumed
+    if p is None:
+        raise ValueError("sampling_rate must be given for poisson sampling, got none")
+    if capacity == m:
+        assumed += ("Cohorts have room for all clients.",)
+    return SamplingScheme(kind, m, capacity), p, assumed
+
+
+def _any_clients(share: float | None, delta: float) -> int:
+    """Return m with a whole number q = `share`·m and, if possible, δ ≤ 1/(10 m)."""
+    # Typed decimals are ratios of small numbers, up to their rounding to binary.
+    unit = 1 if share is None else Fraction(share).limit_denominator(10**12).denominator
+    suited = int(0.1 / max(delta, 1e-10) * (1 + 1e-12))
+    return unit * max(1, suited // unit)
+
+
+def _cohort(cohorts: Cohorts, clients: int) -> int:
+    """Return the size q of cohorts of a fixed size."""
+    p, cohort = cohorts.sampling_rate, cohorts.capacity
+    if cohort is None:
+        if p is None:
+            raise ValueError(
+                f"sampling_rate, or clients and capacity, must be given for {cohorts.sampling}, "
+                "got none"
+            )
+        cohort = max(1, round(p * clients))
+    if p is not None and not math.isclose(p, cohort / clients, rel_tol=1e-6):
+        raise ValueError(
+            f"sampling_rate must be a cohort's share of {clients} clients, such as "
+            f"{cohort}/{clients} = {cohort / clients:.9g}, got {p}"
+        )
+    return cohort

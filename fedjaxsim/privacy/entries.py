@@ -13,7 +13,7 @@ SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 Unit = Literal["client", "example"]
-Status = Literal["exact", "upper_bound", "approximate", "none"]
+Status = Literal["exact", "upper_bound", "none"]
 
 SCHEMES, UNITS = get_args(SchemeKind), get_args(Unit)
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)

@@ -12,7 +12,7 @@ import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.gradients import epsilon_by_sampling_rate, mean_metric, price_of_privacy
 from fedjaxsim.privacy import compose_reports
-from fedjaxsim.privacy.reports import Report
+from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.simulation import with_parts
 from fedjaxsim.sweep import SimulationBatch
 
