@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjaxsim import extras
+from fedjaxsim import checks, extras
 from fedjaxsim.engine.loop import Callback
 from fedjaxsim.engine.segments import Segment
 from fedjaxsim.engine.state import SimulationState
@@ -45,8 +45,7 @@ class Logger(Callback):
         settings: Mapping[str, Any] | None = None,
         directory: Path | str | None = None,
     ):
-        if name not in LOGGERS:
-            raise ValueError(f"log must be one of {', '.join(LOGGERS)}, got {name!r}")
+        checks.one_of(LOGGERS, log=name)
         extras.require(name)
         if name == "tensorboard" and directory is None:
             raise ValueError("log tensorboard needs a directory for its files (out)")

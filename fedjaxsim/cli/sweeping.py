@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjaxsim import callbacks, metrics
+from fedjaxsim import callbacks, checks, metrics
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.engine import processes
@@ -202,8 +202,8 @@ def _check_metric(plan: SweepRuns, family: Family) -> None:
     """Check that the runs have the metric that they are judged by."""
     wanted = plan.options.metric
     names = next(iter(family.experiments.values())).metrics
-    if wanted is not None and wanted not in names:
-        raise ValueError(f"metric must be one of {', '.join(names)}, got {wanted!r}")
+    if wanted is not None:
+        checks.one_of(names, metric=wanted)
 
 
 def _compute(

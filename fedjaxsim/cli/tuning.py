@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import optax
 
+from fedjaxsim import checks
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.question import Question
 from fedjaxsim.cli.stopping import stoppable
@@ -63,10 +64,8 @@ def prepare_tune(
 ) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code."""
     names = _names(question.wrt, config)
-    for name, least in (("seeds", 2), ("steps", 1)):
-        value = getattr(question, name)
-        if value < least:
-            raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
+    checks.count(2, seeds=question.seeds)
+    checks.count(steps=question.steps)
     remember(config.records.values())
     source = find_source(config, question.public_data, clips="clip" in names)
     start: Point = {}

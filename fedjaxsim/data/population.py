@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedjaxsim import notebook
+from fedjaxsim import checks, notebook
 from fedjaxsim.data.arrays import (
     as_numbers,
     common_length,
@@ -229,10 +229,9 @@ class Population:
         Raises:
           ValueError: there is no such client or split.
         """
-        if not 0 <= client < self.num_clients:
-            raise ValueError(f"client must lie in [0, {self.num_clients}), got {client}")
-        if split is not None and split not in SPLITS:
-            raise ValueError(f"split must be one of {SPLITS} or None, got {split!r}")
+        checks.count(0, self.num_clients - 1, client=client)
+        if split is not None:
+            checks.one_of(SPLITS, split=split)
         chosen = SPLITS if split is None else (split,)
         index = np.concatenate([self.splits[name].rows(client) for name in chosen])
         return {field: values[index] for field, values in self.fields.items()}

@@ -59,10 +59,7 @@ class PrivacyEvent:
     def __post_init__(self) -> None:
         checks.one_of(UNITS, unit=self.unit)
         checks.positive(zero_out=self.zero_out, replace=self.replace)
-        if not self.zero_out <= self.replace <= 2 * self.zero_out:
-            raise ValueError(
-                f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
-            )
+        checks.in_range(f"[{self.zero_out}, {2 * self.zero_out}]", replace=self.replace)
 
     @property
     def known(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.kernels import products
 from fedjaxsim.kernels.products import Opaque, Product
 from fedjaxsim.privacy.clipping import clip_by_global_norm
@@ -56,8 +57,7 @@ class Messages(Opaque):
         Raises:
           ValueError: for any other norm.
         """
-        if ord not in (1, 2):
-            raise ValueError(f"ord must be 1 or 2, got {ord}")
+        checks.one_of((1, 2), ord=ord)
         tree = self._tree if ord == 2 else self.dense()
         clip = functools.partial(clip_by_global_norm, ord=ord)
         clipped = jax.vmap(clip, in_axes=(0, None))(tree, clip_norm)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.divergence import is_finite
 from fedjaxsim.metrics import METRICS, judged_by, of_column
 from fedjaxsim.report.files import Record
@@ -352,9 +353,7 @@ def envelope(
     Raises:
       ValueError: if no run has the metric, or a key of `best_over` is not among the keys.
     """
-    known = metric_columns(runs)
-    if metric not in known:
-        raise ValueError(f"metric must be one of {', '.join(known)}, got {metric!r}")
+    checks.one_of(metric_columns(runs), metric=metric)
     unknown = [name for name in best_over if name not in keys]
     if unknown:
         raise ValueError(f"best_over takes {', '.join(keys) or 'nothing'}, got {unknown[0]!r}")

@@ -555,8 +555,7 @@ class RunConfig:
         if self.get("passes") is not None and not one and self.get("local_steps") is None:
             raise ValueError(f"passes need local-steps, got passes {self.get('passes')} alone")
         self.noise_schedule.check(self.rounds)
-        if not 0 <= self.held_out_clients < 1:
-            raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
+        checks.in_range("[0, 1)", held_out_clients=self.held_out_clients)
 
     def require_batchable(self, what: str) -> None:
         """Check that rows stay in memory and that no budget ends a run before others.

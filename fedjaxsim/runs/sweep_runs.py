@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report import labels
@@ -87,8 +88,7 @@ class SweepOptions:
 
     def validate(self, keys: Sequence[str]) -> None:
         """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
-        if not 0 < self.memory < math.inf:
-            raise ValueError(f"memory must be a positive number of GB, got {self.memory}")
+        checks.positive(memory=self.memory)
         allowed, names = [flag(key) for key in keys if key != "seed"], self.best_over or ()
         for index, name in enumerate(names):
             if flag(name) == "seed":

@@ -485,8 +485,7 @@ def one_vs_all(
     Raises:
       ValueError: if the loss is unknown.
     """
-    if loss not in ("squared", "logistic"):
-        raise ValueError(f"loss must be 'squared' or 'logistic', got {loss!r}")
+    checks.one_of(("squared", "logistic"), loss=loss)
 
     def losses(outputs, labels):
         one_hot = jax.nn.one_hot(labels, num_classes, dtype=outputs.dtype)

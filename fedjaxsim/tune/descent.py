@@ -208,8 +208,7 @@ def _limits(
     if not start:
         raise ValueError("there must be at least one hyperparameter to tune, got none")
     for name in bounds:
-        if name not in start:
-            raise ValueError(f"bounds must be of {', '.join(start)}, got {name!r}")
+        checks.one_of(start, bounds=name)
     limits = [bounds.get(name, (0.0, math.inf)) for name in start]
     for (name, value), (low, high) in zip(start.items(), limits, strict=True):
         least, most = np.min(value), np.max(value)

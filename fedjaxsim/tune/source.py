@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import keys
+from fedjaxsim import checks, keys
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -141,8 +141,7 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
             f"{asked} has no derivative: it is a step function of the models. Metrics to tune on: "
             + ", ".join(smooth)
         )
-    if asked not in smooth:
-        raise ValueError(f"metric must be one of {', '.join(smooth)}, got {asked!r}")
+    checks.one_of(smooth, metric=asked)
     return asked
 
 

@@ -41,8 +41,8 @@ _MOST_POINTS_OF_ONE_ROUND = 1e6
 
 def require_match(accountant: str | None, scheme: SamplingScheme, event: PrivacyEvent) -> None:
     """Raise ValueError for an unknown accountant, or noise without a known cost under a scheme."""
-    if accountant not in (None, *ACCOUNTANTS):
-        raise ValueError(f"accountant must be {' or '.join(ACCOUNTANTS)}, got {accountant!r}")
+    if accountant is not None:
+        checks.one_of(ACCOUNTANTS, accountant=accountant)
     event.met((), scheme)
 
 

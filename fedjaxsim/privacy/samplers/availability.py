@@ -64,8 +64,8 @@ def intermittent(
     window = period if window is None else window
     checks.in_range("[0, 1)", dropout=dropout)
     checks.in_range("(0, 1]", least_work=least_work)
-    if period < 1 or not 1 <= window <= period:
-        raise ValueError(f"window must lie in [1, period], got window {window}, period {period}")
+    checks.count(period=period)
+    checks.count(1, period, window=window)
     lost = np.uint32(dropout * 2.0**32)
 
     def work(key, round_, client_id):
