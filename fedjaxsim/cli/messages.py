@@ -39,7 +39,7 @@ _OF_CODE = re.compile(
 )
 """Names with underscores and calls, neither quoted nor in paths."""
 
-_OF_PLANS = ("sampling_rate", "noise_multiplier", "max_participations")
+_OF_PLANS = ("sampling_rate", "noise_multiplier")
 """Settings of parts that `fedjaxsim privacy` describes without loading them."""
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""

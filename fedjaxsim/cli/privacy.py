@@ -24,19 +24,17 @@ class Cohorts:
     """Sampling of cohorts, as asked for.
 
     Attributes:
-      sampling: Sampling of cohorts: independent, of exactly q clients, all, or in passes.
-      sampling_rate: p (poisson), or the cohort's share q/m of the clients (fixed, passes).
+      sampling: Sampling of cohorts: independent, of exactly q clients, or all. Passes cost what all
+        clients do in as many rounds.
+      sampling_rate: p (poisson), or the cohort's share q/m of the clients (fixed).
       clients: m; ε depends on it only through a capacity or a share.
-      capacity: Places in a cohort (poisson; by default enough for all), or its size q (fixed,
-        passes).
-      max_participations: Largest number of participations of one client (passes).
+      capacity: Places in a cohort (poisson; by default enough for all), or its size q (fixed).
     """
 
-    sampling: Literal["poisson", "fixed", "full", "passes"] = "poisson"
+    sampling: Literal["poisson", "fixed", "full"] = "poisson"
     sampling_rate: float | None = None
     clients: int | None = None
     capacity: int | None = None
-    max_participations: int | None = None
 
 
 def privacy(
@@ -151,19 +149,13 @@ def _resolve(cohorts: Cohorts, delta: float) -> tuple[SamplingScheme, float, tup
         checks.in_range(f"[{2.0**-32}, 1]", sampling_rate=p)
     if m is None and cohorts.capacity is not None:
         raise ValueError(f"capacity must come with clients, got {cohorts.capacity} alone")
-    if (cohorts.max_participations is None) == (kind == "passes"):
-        raise ValueError(
-            "max_participations must be given for passes and for no other sampling, got "
-            f"{cohorts.max_participations} for {kind}"
-        )
     assumed = ()
     if m is None:
-        m = _any_clients(p if kind in ("fixed", "passes") else None, delta)
+        m = _any_clients(p if kind == "fixed" else None, delta)
         assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
-    if kind in ("fixed", "passes"):
+    if kind == "fixed":
         cohort = _cohort(cohorts, m)
-        scheme = "fixed" if kind == "fixed" else "capped"
-        return SamplingScheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed
+        return SamplingScheme(kind, m, cohort), cohort / m, assumed
     capacity = m if cohorts.capacity is None else cohorts.capacity
     if kind == "full":
         if p not in (None, 1):
@@ -190,8 +182,7 @@ def _cohort(cohorts: Cohorts, clients: int) -> int:
     if cohort is None:
         if p is None:
             raise ValueError(
-                f"sampling_rate, or clients and capacity, must be given for {cohorts.sampling}, "
-                "got none"
+                "sampling_rate, or clients and capacity, must be given for fixed, got none"
             )
         cohort = max(1, round(p * clients))
     if p is not None and not math.isclose(p, cohort / clients, rel_tol=1e-6):

@@ -423,7 +423,7 @@ def report(
     described = _costly(rounds) or rounds or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
-    def guarantee(adjacency: Adjacency, view: View) -> Guarantee:
+    def guarantees(adjacency: Adjacency) -> list[Guarantee]:
         epsilon, name, status, why = None, accountant or "none", "none", reason
         if not costly:
             epsilon, status = 0.0, "exact"
@@ -432,9 +432,11 @@ def report(
             status = status if limit is None else "upper_bound"
         if epsilon is not None and math.isinf(epsilon):
             epsilon, status, why = None, "none", not_certified(delta)
-        return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)
+        # The accountants' ε is for joint DP, which bounds that of the released sequence.
+        rest = sampling, name, status, sentences, why
+        return [Guarantee(epsilon, delta, adjacency, view, *rest) for view in VIEWS]
 
-    found = tuple(guarantee(adjacency, view) for adjacency in ADJACENCIES for view in VIEWS)
+    found = tuple(itertools.chain.from_iterable(map(guarantees, ADJACENCIES)))
     # A client's release dominates one about each of its examples.
     also = [each for each in (*costly, *later) if not each.event.of_protected]
     why, choices = "", PLANNED if left is None else OF_PLAN

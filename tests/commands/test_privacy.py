@@ -26,14 +26,6 @@ def only(nested: dict, adjacency: str, view: str = "joint_dp") -> dict:
         (f"{FEMNIST} --clients 205 --capacity 100", 2.214, 5.526, 6e-4),
         (f"{FEMNIST} --clients 205 --sampling-rate {100 / 205}", 2.214, 5.526, 6e-4),
         (f"{FEMNIST} --sampling-rate {100 / 205}", 2.214, 5.526, 6e-4),
-        # Ten participations in as many or more rounds cost what ten rounds of all clients do.
-        (
-            "--sampling passes --max-participations 10 --clients 90 --capacity 9 "
-            "--noise-multiplier 4 --rounds 100 --delta 1e-5",
-            3.3414,
-            7.5113,
-            6e-5,
-        ),
     ],
 )
 def test_reference_values(ask_json, plan, zero_out, replace, digits):
@@ -153,8 +145,7 @@ def test_a_schedule_changes_the_rate_that_meets_a_target(ask_json):
         ("epsilon --clients 0", "clients"),
         ("epsilon --capacity 5", "capacity"),
         ("epsilon --clients 4 --capacity 5", "capacity"),
-        ("epsilon --max-participations 2", "max-participations"),
-        ("epsilon --sampling passes", "max-participations"),
+        ("epsilon --sampling passes", "sampling"),
         ("epsilon --sampling full", "sampling-rate"),
         ("epsilon --sampling fixed --clients 205", "4/205"),
         ("noise --epsilon 0", "epsilon"),
