@@ -492,7 +492,8 @@ class Simulation:
         require_same_shapes("personal states", new.personal, personal)
         privacy = ledger.next_stage(jax.tree.map(jnp.copy, privacy), new.key)
         new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
-        return self.with_account(new, hparams, begins=True)
+        new = self.with_account(new, hparams, begins=True)
+        return self.with_room(new, hparams, np.size(hparams.get("noise_multiplier", 0.0)))
 
     def start_new_clients(
         self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"

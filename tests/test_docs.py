@@ -1,5 +1,6 @@
 """What the documents point to exists (links, headings, files, names), and what they show runs."""
 
+import dataclasses
 import glob
 import json
 import pkgutil
@@ -16,7 +17,6 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.simulation import with_parts
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -179,7 +179,7 @@ def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(read
     assert 0.99 < sim.guarantee(readme["state"], delta=1e-3).find("zero_out").epsilon <= 1
     given = {name: readme["hparams"].get(name) for name in readme["hparams"]}
     for make in (readme["ditto"], fjs.ditto):
-        other = with_parts(sim, algorithm=make(sim.task))
+        other = dataclasses.replace(sim, algorithm=make(sim.task))
         hparams = other.hyperparameters(**{n: v for n, v in given.items() if n in other.records})
         ours.append(other.run(other.init(0, hparams), hparams, rounds=3)[0].personal)
     for mine, theirs in zip(*map(jax.tree.leaves, ours), strict=True):

@@ -19,7 +19,6 @@ from problems import classification, read_by, rows_of_all
 import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import reader
 from fedjaxsim.engine.shard import CLIENTS as AXIS
-from fedjaxsim.simulation import with_parts
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import check_rows
 from fedjaxsim.testing import check_billboard
@@ -212,7 +211,7 @@ def test_a_mechanism_and_a_sampler_of_ones_own_may_not_call_back():
         {"mechanism": mechanism._replace(add=add)},
         {"sampling": sampling._replace(for_clients=lambda _: sampler)},
     ):
-        message = refusal(with_parts(simulation(), **parts))
+        message = refusal(dataclasses.replace(simulation(), **parts))
         assert " calls debug_callback: " in message
 
 
@@ -397,7 +396,7 @@ def test_a_warm_start_sees_one_client(keeps):
     warm = fjs.WarmStart(start)
     shared = sim.init(0, given(sim)).shared
     assert shared.params.keys() == {"kernel", "bias"}
-    second = with_parts(
+    second = dataclasses.replace(
         sim,
         algorithm=sim.algorithm._replace(
             warm_start=warm,
@@ -419,7 +418,7 @@ def test_a_warm_start_sees_one_client(keeps):
 def test_a_guarantee_says_what_is_assumed_of_own_code():
     own = simulation(lambda data, context: mean(data))
     assert any(__name__ in sentence and "keep nothing" in sentence for sentence in own.public)
-    plain = with_parts(own, algorithm=GOOD)
+    plain = dataclasses.replace(own, algorithm=GOOD)
     assert plain.public == ()
 
     def silent(*args):
@@ -428,7 +427,7 @@ def test_a_guarantee_says_what_is_assumed_of_own_code():
         return release._replace(value=args[0].total)
 
     unnoised = fjs.privacy.pure()._replace(release=fjs.no_release().release)
-    grafted = with_parts(plain, mechanism=unnoised)
+    grafted = dataclasses.replace(plain, mechanism=unnoised)
     state, _ = grafted.run(grafted.init(0, given(grafted)), given(grafted), 1)
     assert "no noise was added" in grafted.guarantee(state, 1e-3).short()
 
@@ -439,5 +438,5 @@ def test_a_guarantee_says_what_is_assumed_of_own_code():
         ("mechanism", {"mechanism": plain.mechanism._replace(release=silent)}),
         ("sampler", {"sampling": whole._replace(for_clients=lambda m: draws)}),
     ):
-        [sentence] = with_parts(plain, **changed).public
+        [sentence] = dataclasses.replace(plain, **changed).public
         assert sentence.startswith(f"The {what} of {__name__}")

@@ -1,5 +1,6 @@
 """An unchecked simulation lets functions be debugged, and no way leads from it to an ε."""
 
+import dataclasses
 import math
 
 import equinox
@@ -13,7 +14,6 @@ from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.gradients import epsilon_by_sampling_rate, mean_metric, price_of_privacy
 from fedjaxsim.privacy import compose_reports
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.simulation import with_parts
 from fedjaxsim.sweep import SimulationBatch
 
 VALUES = {"clip": 1.0, "noise_multiplier": 4.0, "learning_rate": 0.1, "lam": 0.1}
@@ -123,13 +123,13 @@ def test_runs_and_sweeps_tell_infinity(capsys):
 
 
 def test_neither_examples_nor_silence_have_an_epsilon():
-    examples = with_parts(LEAKS, algorithm=fjs.fedavg(fjs.private_examples(TASK)))
+    examples = dataclasses.replace(LEAKS, algorithm=fjs.fedavg(fjs.private_examples(TASK)))
     values = VALUES | {"example_clip": 1.0, "example_noise_multiplier": 9.0}
     hparams = read_by(examples, **values)
     report = examples.guarantee(examples.round(examples.init(0, hparams), hparams)[0])
     has_none(report)
     assert report.examples is not None
     assert np.all(np.isinf(report.examples.replace))
-    silent = with_parts(LEAKS, algorithm=fjs.local(TASK), mechanism=fjs.no_release())
+    silent = dataclasses.replace(LEAKS, algorithm=fjs.local(TASK), mechanism=fjs.no_release())
     hparams = read_by(silent, **VALUES)
     has_none(silent.guarantee(silent.round(silent.init(0, hparams), hparams)[0]))

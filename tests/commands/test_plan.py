@@ -20,7 +20,6 @@ from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.runs.build import checked
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.target import _GPUS, Target, compile_for, copied_bytes
-from fedjaxsim.simulation import with_parts
 
 M, ROWS, FEATURES, CLASSES = 10, 6, 5, 3
 FLAGS = (
@@ -80,7 +79,7 @@ def bytes_on(device, arrays):
 def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count):
     experiment = experiment_of(algorithm="ditto", clip=1.0, noise_multiplier=1.0)
     devices = tuple(jax.devices()[:count])
-    several = with_parts(experiment.simulation, devices=devices if count > 1 else None)
+    several = dataclasses.replace(experiment.simulation, devices=devices if count > 1 else None)
     found = compile_for(Target.here(), several, experiment.hparams)
     need = found.need
     assert need.states == M * OWN // count
@@ -100,7 +99,7 @@ def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count):
 def test_rows_are_copied_by_devices_that_cannot_read_them_in_the_hosts_array(count):
     experiment = experiment_of(algorithm="local")
     devices = tuple(jax.devices()[:count])
-    sim = with_parts(experiment.simulation, devices=devices if count > 1 else None)
+    sim = dataclasses.replace(experiment.simulation, devices=devices if count > 1 else None)
     fields = sim.population.fields
 
     def copied(device):

@@ -21,7 +21,6 @@ from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy import available, intermittent, recorded
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.samplers import Availability, full_participation, poisson
-from fedjaxsim.simulation import with_parts
 from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.testing import check_billboard
 
@@ -235,7 +234,7 @@ def states(name, availability, sampling, batched=False, compression=None, **sett
     batches = Minibatches(2, epochs=2)
     sim = simulation_of(name, task, population, sampling, batches, **settings)
     if compression is not None:
-        sim = with_parts(sim, algorithm=compressed(sim.algorithm, compression))
+        sim = dataclasses.replace(sim, algorithm=compressed(sim.algorithm, compression))
     hparams = read_by(sim, **VALUES, lam=0.3)
     if batched:
         many = SimulationBatch(sim, [read_by(sim, **VALUES, lam=0.5), hparams])

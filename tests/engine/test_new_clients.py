@@ -17,7 +17,7 @@ from fedjaxsim.data.population import with_other_rows
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import full_participation
-from fedjaxsim.simulation import Simulation, with_parts
+from fedjaxsim.simulation import Simulation
 
 VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip": 0.5, "noise_multiplier": 2.0}
 WHOLE, TASK = least_squares([4, 5, 6, 4, 5, 6, 7], features=2)
@@ -80,7 +80,7 @@ def test_new_clients_who_would_send_or_find_nothing_published_are_refused(ended)
     protecting = simulation(finetune(private_examples(TASK), origin="global"), NEW, no_release())
     with pytest.raises(ValueError, match="protect none"):
         protecting.start_new_clients(state, read_by(new, **VALUES), sim)
-    alone = with_parts(new, algorithm=local(TASK))
+    alone = dataclasses.replace(new, algorithm=local(TASK))
     nothing = dataclasses.replace(state, shared=())
     with pytest.raises(ValueError, match="published"):
         new.start_new_clients(nothing, read_by(new, **VALUES), alone)

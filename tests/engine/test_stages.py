@@ -23,7 +23,7 @@ from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.pure import pure
 from fedjaxsim.privacy.samplers import full_participation
-from fedjaxsim.simulation import Simulation, with_parts
+from fedjaxsim.simulation import Simulation
 
 VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip": 0.5, "noise_multiplier": 2.0}
 VALUES |= {"mixture": 1.0}  # clients of APFL predict with their own models
@@ -123,7 +123,7 @@ def test_models_that_were_never_published_do_not_reach_the_billboard(ended):
         return own, own
 
     warm_start = WarmStart(leaks, lambda shared: shared)
-    bad = with_parts(new, algorithm=new.algorithm._replace(warm_start=warm_start))
+    bad = dataclasses.replace(new, algorithm=new.algorithm._replace(warm_start=warm_start))
     with pytest.raises(ValueError, match="out_axes"):
         following(bad, state, sim)
 
@@ -184,6 +184,6 @@ def test_states_of_another_kind_are_refused(ended):
     with pytest.raises(ValueError, match="2 clients"):
         fewer.start_from(state, given(fewer))
     sim, _ = ended[pmtl]
-    cold = with_parts(sim, algorithm=sim.algorithm._replace(warm_start=WarmStart()))
+    cold = dataclasses.replace(sim, algorithm=sim.algorithm._replace(warm_start=WarmStart()))
     with pytest.raises(ValueError, match="warm_start"):
         following(cold, state, ended[fedavg][0])

@@ -21,7 +21,7 @@ from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.assemble import simulation_of
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.simulation import Simulation, with_parts
+from fedjaxsim.simulation import Simulation
 
 CLIENTS, TASK = classification([10] * 4)
 
@@ -48,12 +48,12 @@ def test_a_simulation_names_what_each_part_names_once():
     )
     everything = ("of the data", "of two", "of the task", "of the algorithm", "of the mechanism")
     assert sim.public == everything
-    assert with_parts(sim, algorithm=pmtl(task)).public == (
+    assert dataclasses.replace(sim, algorithm=pmtl(task)).public == (
         *everything[:3],
         "of the mechanism",
     )
     # An algorithm brings its task.
-    assert with_parts(sim, algorithm=pmtl(TASK)).public == (
+    assert dataclasses.replace(sim, algorithm=pmtl(TASK)).public == (
         *everything[:2],
         "of the mechanism",
     )

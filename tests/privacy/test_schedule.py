@@ -270,6 +270,19 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
     assert float(found) == pytest.approx(exact.get_epsilon(DELTA), rel=1e-4)
 
 
+def test_a_ledger_has_room_for_each_round_of_a_schedule_in_a_later_stage_too():
+    population, task = least_squares([3] * 4, features=2)
+    sim = fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation())
+    constant = sim.hyperparameters(clip=1.0, noise_multiplier=1.0)
+    rising = constant.replace(noise_multiplier=np.linspace(1.0, 3.0, 20))
+    for state in (sim.init(0, rising), sim.start_from(sim.init(0, constant), rising)):
+        for _ in range(20):
+            state, _ = sim.round(state, rising)
+        [charged] = ledger.charged(state.privacy)
+        assert not charged.overflowed
+        assert len(charged.entries) == 20
+
+
 @pytest.mark.parametrize(
     ("mechanism", "cost"),
     [
