@@ -9,7 +9,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from fedjaxsim.privacy import guarantee, reports, silos
+from fedjaxsim.privacy import guarantee, silos
 from fedjaxsim.privacy.accounting import gaussian, rdp
 from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
@@ -59,14 +59,14 @@ def test_json_is_nested_and_plain():
 
 def test_json_is_read_back():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
-    back = reports.Report.from_json(json.loads(json.dumps(found.to_json())))
+    back = guarantee.Report.from_json(json.loads(json.dumps(found.to_json())))
     assert back.guarantees == found.guarantees
     assert (str(back), back.short()) == (str(found), found.short())
     nothing = report(rounds_of(EVERYONE, GAUSSIAN, (0.0, 1.0, 10)), 1e-5)
-    assert reports.Report.from_json(nothing.to_json()).find("replace").epsilon is None
+    assert guarantee.Report.from_json(nothing.to_json()).find("replace").epsilon is None
     for damaged in ({}, {"replace": 3}, {"replace": {"joint_dp": {"pld": {"epsilon": 1.0}}}}):
         with pytest.raises(ValueError, match="no privacy report"):
-            reports.Report.from_json(damaged)
+            guarantee.Report.from_json(damaged)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
