@@ -7,6 +7,8 @@ import operator
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -102,3 +104,28 @@ def test_ctrl_c_is_answered_while_the_main_thread_is_busy_in_compiled_code():
     os.close(reader)
     os.close(writer)
     assert noticed == [True]
+
+
+def test_a_second_signal_ends_a_round_that_never_returns():
+    endless = """if True:
+        import jax
+        from fedjaxsim.signals import stop_on_signal
+        round_ = jax.jit(lambda x: jax.lax.while_loop(lambda x: x > 0, lambda x: x * 3 % 7 + 1, x))
+        with stop_on_signal():
+            print("started", flush=True)
+            round_(1).block_until_ready()
+    """
+    command = [sys.executable, "-c", endless]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        limit = threading.Timer(HANGS, child.kill)
+        limit.start()
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == "started\n"
+        child.terminate()
+        assert any("again to abort" in line for line in child.stderr)
+        child.terminate()
+        assert child.wait() == 143
+        limit.cancel()
