@@ -150,15 +150,9 @@ class Workload:
     ) -> Layout:
         """Choose the layout on the default backend, given what is known of the work.
 
-        On a CPU clients run one after another, so that the data of each stays in cache, unless
-        models are so small that operations take longer to start than to run. Products are summed by
-        one matrix product a chunk, so their clients run as one batch, too, as do those that are
-        evaluated on one linear model. On an accelerator a batch is as large as memory holds.
-
         Args:
           runs: the number of settings in one program; None for one run.
-          row_bytes: bytes of a client's personal states of all settings. Those of a chunk fit a
-            core's cache in a scan: if a cohort fills few of its slots, more chunks are skipped.
+          row_bytes: bytes of a client's personal states of all settings.
           message: the shapes of what one client sends.
           evaluates: whether clients are evaluated.
           alike: whether all clients have the same parameters.
@@ -166,22 +160,21 @@ class Workload:
           memory: returns the bytes that rows and states take there, and those of one client of a
             batch, as from `bytes_of_work`.
         """
-        cpu, single = backend.platform() == "cpu", runs is None
-        free, useful = single and not self.chosen, self.useful if single else MOST_AT_ONCE
-        small = (runs or 1) * self.model_bytes <= SMALL_MODEL
-        kind = self.chunk_map
-        if kind is None:
-            kind = "scan" if cpu and (self.one_by_one if free else not small) else "vmap"
-        size = self.chunk_size or (_IN_SCAN if kind == "scan" else min(_IN_BATCH, useful))
-        if free and ((cpu and products.any_of(message)) or (evaluates and alike and self.linear)):
+        single = runs is None
+        if backend.platform() != "cpu":
+            kind, size = self._on_accelerator(slots, memory, capped=self.capped or not single)
+        elif not single:
+            kind, size = self._settings_on_cpu(runs, row_bytes)
+        elif self.chosen:
+            kind, size = self._asked_for("vmap" if self.model_bytes <= SMALL_MODEL else "scan")
+        elif products.any_of(message) or (evaluates and alike and self.linear):
+            # One matrix product for all clients of a chunk.
             fitting = _IN_BATCH if evaluates else CACHE // bytes_of(message)
-            kind, size = "vmap", max(2, min(fitting, useful))
-        if not single and kind == "scan":
-            size = min(size, max(2, int(CACHE // max(1.0, row_bytes))))
-        if memory and not cpu and kind == "vmap" and self.chunk_size is None:
-            held, client = memory()
-            most = size if self.capped or not single else MOST_AT_ONCE
-            size = at_once(device_memory() - held, client, slots, most)
+            kind, size = "vmap", max(2, min(fitting, self.useful))
+        elif self.one_by_one:
+            kind, size = "scan", _IN_SCAN
+        else:
+            kind, size = "vmap", min(_IN_BATCH, self.useful)
         return Layout(
             size,
             kind,
@@ -191,6 +184,33 @@ class Workload:
             self.most_rows,
             evaluates,
         )
+
+    def _asked_for(self, default: ChunkMap) -> tuple[ChunkMap, int]:
+        """Return the map and the size of chunks that a user gave, completed."""
+        kind = self.chunk_map or default
+        return kind, self.chunk_size or (_IN_SCAN if kind == "scan" else _IN_BATCH)
+
+    def _settings_on_cpu(self, runs: int, row_bytes: float) -> tuple[ChunkMap, int]:
+        """Choose for several settings, whose models of a client are one batch in any case.
+
+        Clients run one after another, unless operations take longer to start than to run. The
+        states of a chunk fit a core's cache: if a cohort fills few of its slots, more are skipped.
+        """
+        small = runs * self.model_bytes <= SMALL_MODEL
+        kind, size = self._asked_for("vmap" if small else "scan")
+        fitting = max(2, int(CACHE // max(1.0, row_bytes)))
+        return kind, size if kind == "vmap" else min(size, fitting)
+
+    def _on_accelerator(
+        self, slots: int, memory: Callable[[], tuple[int, int]] | None, *, capped: bool
+    ) -> tuple[ChunkMap, int]:
+        """Choose a batch as large as memory holds, if it is known and `capped` does not forbid."""
+        kind, size = self._asked_for("vmap")
+        if memory is None or kind == "scan" or self.chunk_size is not None:
+            return kind, size
+        held, client = memory()
+        most = size if capped else MOST_AT_ONCE
+        return kind, at_once(device_memory() - held, client, slots, most)
 
 
 def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
