@@ -16,7 +16,7 @@ from fedjaxsim import checks, keys
 from fedjaxsim.data.batch import Batch as Batch
 from fedjaxsim.data.batch import ProtectedBatch, Protection, Reader, UnprotectedError
 from fedjaxsim.kernels import backend, threefry
-from fedjaxsim.kernels.permutation import permuted
+from fedjaxsim.kernels.permutation import FEW_ROWS, Order, random_order
 from fedjaxsim.kernels.traces import current_trace, noted_losses
 
 Carry = TypeVar("Carry")
@@ -25,6 +25,8 @@ Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]
 
 _UNROLLED = 4
 """Most local steps that an accelerator's program writes out."""
+_SHUFFLED = 40
+"""Positions of a minibatch and the next ones that go through the rounds of a shuffle together."""
 
 
 class BatchReadOptions(NamedTuple):
@@ -108,7 +110,7 @@ class ClientData:
     """
 
     __slots__ = (
-        "_consumed", "_generate", "_key", "_longest", "_loss", "_most_rows", "_options", "_order",
+        "_consumed", "_generate", "_key", "_longest", "_loss", "_most_rows", "_options", "_orders",
         "_protection", "_read", "_share", "_trace", "count", "minibatches", "tickets",
     )  # fmt: skip
 
@@ -146,7 +148,7 @@ class ClientData:
         """
         self._set(
             count=count, minibatches=minibatches, _read=read, _key=key, _generate=generate,
-            _consumed=consumed, _order=order, _options=options, _longest=longest, _share=share,
+            _consumed=consumed, _orders=order, _options=options, _longest=longest, _share=share,
             _most_rows=most_rows, _protection=protection, _loss=None, tickets=0,
             _trace=current_trace(),
         )  # fmt: skip
@@ -200,13 +202,16 @@ class ClientData:
         before = self._share is not None or self._options.most_rows is not None
         return sampled, self._protection.read(sampled, self._read) if before else None
 
-    def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
-        """Return a batch of one pass over the rows, in the order of the pass's key."""
+    def _order(self, key: jax.Array) -> Order:
+        """Draw the order of one pass over the rows."""
+        return random_order(key, self.count, self._most_rows)
+
+    def _in_order(self, order: Order, batch: jax.Array) -> Batch:
+        """Return a batch of one pass over the rows."""
         size = self.minibatches.size
         position = batch * size + jnp.arange(size)
         inside = position < self.count
-        position = permuted(key, jnp.where(inside, position, 0), self.count, self._most_rows)
-        return Batch(self._read(position), inside.astype(float))
+        return Batch(self._read(order(jnp.where(inside, position, 0))), inside.astype(float))
 
     def _batches(self) -> jax.Array:
         """Return the number of batches in one pass, () int32."""
@@ -298,22 +303,17 @@ class ClientData:
             return step(carry, one(index)), None
 
         def consumed(index):
-            assert self._order is not None
+            assert self._orders is not None
             number = self._consumed + index
-            key = threefry.fold_in(self._order, number // self._batches())
-            return self._of_pass(key, number % self._batches())
-
-        def of_epoch(index):
-            key = threefry.fold_in(self._key, index // self._batches())
-            return self._of_pass(key, index % self._batches())
+            key = threefry.fold_in(self._orders, number // self._batches())
+            return self._in_order(self._order(key), number % self._batches())
 
         if self.minibatches.epochs is not None:
+            if self._protection is None:
+                return self._fold_epochs(self._halved(step), carry)
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
-            if self._protection is not None:
-                return _repeat(step, self._sampled, carry, self.num_steps(), most)
-            batch = self._with_keys(of_epoch)
-            return _repeat(self._halved(step), batch, carry, self.num_steps(), most)
+            return _repeat(step, self._sampled, carry, self.num_steps(), most)
         steps = self.minibatches.steps
         if self.minibatches.passes is not None or self._share is not None:
             batch = one if self.minibatches.passes is None else self._with_keys(consumed)
@@ -321,6 +321,39 @@ class ClientData:
         # An accelerator starts a few kernels for the loop, and copies what it carries.
         unroll = steps if backend.platform() != "cpu" and steps <= _UNROLLED else 1
         return jax.lax.scan(drawn, carry, jnp.arange(steps), unroll=unroll)[0]
+
+    def _fold_epochs(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
+        """Fold over epochs, each in an order that is drawn once."""
+        size, epochs, batches = self.minibatches.size, self.minibatches.epochs, self._batches()
+        assert epochs is not None
+        steps, most = self.num_steps(), self._most_batches(size)
+
+        def epoch(number, carry):
+            order = self._order(threefry.fold_in(self._key, number))
+            taken = steps if epochs == 1 else jnp.clip(steps - number * batches, 0, batches)
+
+            def several(first, order, carry, taken):
+                def batch(index):
+                    in_epoch = self._with_keys(lambda _: self._in_order(order, first + index))
+                    return in_epoch(number * batches + first + index)
+
+                return _repeat(step, batch, carry, taken, most)
+
+            if most is not None or self._most_rows <= FEW_ROWS:
+                return several(0, order, carry, taken)
+            # A shuffle in rounds costs for a few rows what it does for many.
+            part = max(1, _SHUFFLED // size)
+
+            def next_part(index, carry):
+                position = index * part * size + jnp.arange(part * size)
+                rows = order(jnp.minimum(position, self.count - 1))
+                left = jnp.minimum(taken - index * part, part)
+                first = index * part
+                return several(first, lambda at: rows[at - first * size], carry, left)
+
+            return jax.lax.fori_loop(0, -(-taken // part), next_part, carry)
+
+        return epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
 
     def num_steps(self) -> jax.Array:
         """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""
@@ -404,7 +437,7 @@ def view_here(
         raise UnprotectedError("a view that protects examples has no other view: use it directly")
     minibatches = data.minibatches if minibatches is None else minibatches
     return ClientData(
-        data._read, data.count, data._key, minibatches, data._consumed, data._order,
+        data._read, data.count, data._key, minibatches, data._consumed, data._orders,
         data._generate, data._options, data._longest, data._share, data._most_rows, protection,
     )  # fmt: skip
 

@@ -5,6 +5,8 @@ numbers come from a hash of the client's key, as good as a shuffle needs. No ε 
 samplers that permute clients get no amplification from it.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -16,29 +18,33 @@ _ROUNDS = 24
 """Rounds of the swap-or-not shuffle."""
 
 
+Order = Callable[[jax.Array], jax.Array]
+"""(b,) distinct integers in [0, count) -> (b,) int32, their elements in a random order."""
+
+
 def permuted(key: jax.Array, position: jax.Array, count: jax.Array, most: int = 0) -> jax.Array:
-    """Return the elements at `position` of a random permutation of 0 … count−1.
+    """Return the elements at `position` (b,) of a random permutation; see `random_order`."""
+    return random_order(key, count, most)(position)
+
+
+def random_order(key: jax.Array, count: jax.Array, most: int = 0) -> Order:
+    """Draw a random permutation of 0 … count−1.
+
+    Whatever does not depend on a position is computed here: outside a loop over minibatches.
 
     Args:
       key: a random key.
-      position: (b,) integers in [0, count).
       count: () int32 ≥ 1.
       most: a static bound on `count`; 0 if there is none.
-
-    Returns:
-      (b,) int32, distinct for distinct positions.
     """
-    position = position.astype(jnp.int32)
-    if 0 < most <= FEW_ROWS:
-        return by_ranks(key, position, count, most)
-    return by_swaps(key, position, count)
+    return by_ranks(key, count, most) if 0 < most <= FEW_ROWS else by_swaps(key, count)
 
 
-def by_ranks(key: jax.Array, position: jax.Array, count: jax.Array, most: int) -> jax.Array:
-    """Return the ranks of independent random numbers, which are a uniformly random permutation.
+def by_ranks(key: jax.Array, count: jax.Array, most: int) -> Order:
+    """Return the order by ranks of independent random numbers, a uniformly random permutation.
 
-    It takes `most` hashes and b · `most` comparisons. Equal numbers, of probability below
-    count²/2³³, keep their order.
+    It takes `most` hashes, and `most` comparisons for each position. Equal numbers, of probability
+    below count²/2³³, keep their order.
     """
     words = jax.random.key_data(key)
 
@@ -47,20 +53,25 @@ def by_ranks(key: jax.Array, position: jax.Array, count: jax.Array, most: int) -
         return _mixed(h + words[1])
 
     other = jnp.arange(most, dtype=jnp.int32)[None]
-    mine, others = number(position)[:, None], number(other)
-    before = (others < mine) | ((others == mine) & (other < position[:, None]))
-    return jnp.sum(before & (other < count), axis=1, dtype=jnp.int32)
+    numbers = number(other)
+
+    def at(position):
+        position = position.astype(jnp.int32)[:, None]
+        mine = number(position)
+        before = (numbers < mine) | ((numbers == mine) & (other < position))
+        return jnp.sum(before & (other < count), axis=1, dtype=jnp.int32)
+
+    return at
 
 
-def by_swaps(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array:
-    """Return elements of a swap-or-not shuffle (Hoang, Morris, Rogaway 2012).
+def by_swaps(key: jax.Array, count: jax.Array) -> Order:
+    """Return the order of a swap-or-not shuffle (Hoang, Morris, Rogaway 2012).
 
     In each round a coin decides whether to swap the pair x ↔ (K − x) mod count. The distance from
     uniform falls geometrically in the number of rounds.
     """
     offset_key, coin_key = threefry.split(key)
-    offsets = threefry.randint(offset_key, (_ROUNDS,), count)
-    coins = threefry.bits(coin_key, (_ROUNDS,))
+    rounds = threefry.randint(offset_key, (_ROUNDS,), count), threefry.bits(coin_key, (_ROUNDS,))
 
     def pairing(x, round_):
         offset, coin = round_
@@ -72,7 +83,7 @@ def by_swaps(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
         return jnp.where((h >> 31) == 1, partner, x), None
 
     # A loop: unrolled, newer compilers duplicate values used three times a round exponentially.
-    return jax.lax.scan(pairing, position, (offsets, coins))[0]
+    return lambda position: jax.lax.scan(pairing, position.astype(jnp.int32), rounds)[0]
 
 
 def _mixed(h: jax.Array) -> jax.Array:
