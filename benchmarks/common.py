@@ -29,6 +29,12 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
+def time_left(minutes: float) -> Callable[[], bool]:
+    """Return a function that tells whether so many minutes from now have not passed yet."""
+    end = time.monotonic() + 60 * minutes
+    return lambda: time.monotonic() < end
+
+
 def alternate(
     forms: Mapping[str, Callable[[], Any]],
     repeats: int,

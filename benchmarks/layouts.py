@@ -1,6 +1,7 @@
 """The default layout against seven others, on small and middling rounds.
 
-    python benchmarks/layouts.py [--only mlp] [--short]
+    python benchmarks/layouts.py [--only mlp] [--minutes 12] [--short]
+    python benchmarks/layouts.py --markdown                # the table of what has been measured
 
 Each line is a workload: a system and a model, m clients with 20 rows each, a part of whom takes
 part in a round of one epoch in batches of 10 with clip and noise. All layouts of a workload take
@@ -22,7 +23,7 @@ from typing import Any
 
 import jax
 import tyro
-from common import in_process, read_by
+from common import in_process, read_by, time_left
 
 import fedjaxsim as fjs
 from fedjaxsim.data.random import random_rows
@@ -72,7 +73,8 @@ def _workloads() -> list[Workload]:
         for (clients, part), system in itertools.product(each, SYSTEMS)
     ]
     large = itertools.product(("fedavg", "pmtl"), ("cnn", "gru"))
-    return every + [Workload(system, model, 100, 0.1) for system, model in large]
+    every += [Workload(system, model, 100, 0.1) for system, model in large]
+    return sorted(every, key=lambda workload: list(SYSTEMS).index(workload.system))
 
 
 WORKLOADS = _workloads()
@@ -146,7 +148,13 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def main(
-    only: str = "", seconds: float = 0.1, turns: int = 5, short: bool = False, out: Path = RESULTS
+    only: str = "",
+    seconds: float = 0.1,
+    turns: int = 5,
+    short: bool = False,
+    minutes: float = float("inf"),
+    markdown: bool = False,
+    out: Path = RESULTS,
 ) -> None:
     """Compare layouts.
 
@@ -155,16 +163,21 @@ def main(
       seconds: of a turn.
       turns: of each layout.
       short: one short turn.
+      minutes: after which no further workload starts.
+      markdown: measure nothing.
       out: a JSON file for the results; a second call goes on from it.
     """
     seconds, turns = (0.01, 1) if short else (seconds, turns)
     rows = read_json(out) if out.exists() else {}
+    left = time_left(0 if markdown else minutes)
     asked = [workload for workload in WORKLOADS if only in str(workload)]
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
 
     def run(workload: Workload) -> None:
+        if not left():
+            return
         core = cores.get()
         rows[str(workload)] = in_process(measure, workload, core, seconds, turns)
         cores.put(core)
@@ -173,7 +186,8 @@ def main(
 
     with ThreadPoolExecutor(cores.qsize()) as pool:
         list(pool.map(run, [each for each in asked if str(each) not in rows]))
-    print(table({str(each): rows[str(each)] for each in asked}))
+    measured = {str(each): rows[str(each)] for each in asked if str(each) in rows}
+    print(table(measured) if measured else "Nothing has been measured.")
 
 
 if __name__ == "__main__":

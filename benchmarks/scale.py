@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py                      # 25 minutes of two idle cores, 12 GB
     python benchmarks/scale.py --clients 1000 10000 --cohorts 100 1000 --rounds 20
+    python benchmarks/scale.py --minutes 12         # a part of it, as often as needed
     python benchmarks/scale.py --markdown           # the table of what has been measured
 
 Every run is a process of its own. One thing at a time differs from a base: PMTL, 1,000 clients of
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from common import RESULTS, Record, update
+from common import RESULTS, Record, time_left, update
 
 import fedjaxsim as fjs
 from fedjaxsim.report.files import read_json
@@ -149,15 +150,19 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.json")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="then no run starts")
     parser.add_argument("--markdown", action="store_true", help="print the table and end")
     options = parser.parse_args()
     known = read_json(options.out) if options.out.exists() else {}
     if options.markdown:
         print(markdown(known))
         return
+    left = time_left(options.minutes)
     wanted = settings_of(options.clients, options.cohorts)
     missing = [setting for setting in wanted if setting.name not in known]
     for clients, sizes in dict.fromkeys((each.clients, each.sizes) for each in missing):
+        if not left():
+            return
         here = [each for each in missing if (each.clients, each.sizes) == (clients, sizes)]
         with tempfile.TemporaryDirectory() as scratch:
             rows, population = Path(scratch) / "rows", population_of(sizes, clients)
@@ -166,6 +171,8 @@ def main() -> None:
                 fjs.data.save_npz(rows.with_suffix(".npz"), population)
             del population
             for setting in here:
+                if not left():
+                    return
                 found = measured(setting, rows, options.rounds, Path(scratch) / "run")
                 cells = [setting.name, *(f"{found[key]:.3g}" for key in COLUMNS)]
                 print_rows(["", *COLUMNS], [cells])
