@@ -60,9 +60,9 @@ def test_a_gpu_adds_no_derivative_of_an_embedding_in_changing_order():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), there, here)
 
 
-@pytest.fixture(params=["gru", "transformer"])
-def name(request):
-    return request.param
+NETWORKS = pytest.mark.parametrize(
+    "name", [pytest.param("gru", marks=pytest.mark.thorough), "transformer"]
+)
 
 
 def test_the_gru_is_that_of_flax():
@@ -114,7 +114,7 @@ def test_the_transformer_is_its_formula():
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [pytest.param("gru", marks=pytest.mark.thorough), "transformer"])
+@NETWORKS
 def test_a_later_token_leaves_what_was_said_before(name):
     model = make(name)
     params, x = drawn(model), tokens()
@@ -124,6 +124,7 @@ def test_a_later_token_leaves_what_was_said_before(name):
     assert np.all(np.any(before[:, 3:] != after[:, 3:], axis=-1))
 
 
+@NETWORKS
 def test_padding_leaves_the_losses_unchanged(name):
     x = tokens()
     padded = x.at[:, 3:].set(PADDING)

@@ -242,7 +242,9 @@ def test_a_plan_that_releases_nothing_is_free_and_one_without_a_guarantee_costs_
     assert calibration.spent(1.0, 1.0, 5, 1e-5, POISSON, unprotected) == math.inf
 
 
-@pytest.mark.parametrize("adjacency", ["zero_out", "replace"])
+@pytest.mark.parametrize(
+    "adjacency", ["zero_out", pytest.param("replace", marks=pytest.mark.thorough)]
+)
 def test_targets_at_a_small_delta_are_met_for_either_adjacency(adjacency):
     scheme = SamplingScheme("poisson", 10**6, 10**6)
     plan: Any = {"scheme": scheme, "adjacency": adjacency}
