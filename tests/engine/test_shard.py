@@ -130,10 +130,10 @@ def test_a_device_holds_its_own_clients_and_their_rows():
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [2, 2]
     x = population.fields["x"].astype(np.float32)
     pieces = [np.asarray(s.data) for s in sim.placed["train"].fields["x"].addressable_shards]
-    # The larger half has 43 rows, up to a multiple of 4: pieces of near lengths share a program.
-    np.testing.assert_array_equal(pieces[0], x[:44])
-    np.testing.assert_array_equal(pieces[1], x[34:])
-    assert len(pieces[1]) == 44
+    # The larger half has 43 rows, up to a power of two: pieces of near lengths share a program.
+    np.testing.assert_array_equal(pieces[0], x[:64])
+    np.testing.assert_array_equal(pieces[1], x[14:])
+    assert len(pieces[1]) == 64
 
 
 @pytest.mark.thorough
@@ -161,10 +161,10 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
     first = x.ctypes.data
     sim = Simulation(pmtl(task), population, full_participation(), EPOCHS)
     assert sim.rows["train"].fields["x"].unsafe_buffer_pointer() == first
-    # Rows have 128 bytes. Of 78 rows, the first two clients have 43: both pieces have 44.
+    # Rows have 128 bytes. Of 78 rows, the first two clients have 43: both pieces have 64.
     sharded = shard(sim.program, mesh_of(jax.devices()[:2], CLIENTS))
     divided = sharded.place(population)["train"].fields["x"]
-    for piece, row in zip(divided.addressable_shards, (0, 34), strict=True):
+    for piece, row in zip(divided.addressable_shards, (0, 14), strict=True):
         assert piece.data.unsafe_buffer_pointer() == first + row * 32 * x.itemsize
     again = dataclasses.replace(population, names=population.names[::-1])
     assert again.fields["x"] is x
