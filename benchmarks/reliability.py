@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 import fedjaxsim as fjs
 from fedjaxsim.callbacks import Callback, Checkpoints, MetricsFile
+from fedjaxsim.report.files import read_json
 from fedjaxsim.runs.directory import CHECKPOINTS, CLIENTS, CONFIG, GUARANTEE, METRICS, RunDirectory
 
 RESULTS = common.RESULTS / "reliability.json"
@@ -89,6 +90,8 @@ def main() -> None:
             found = cost(Path(folder))
         else:
             found = soak(Path(folder), 60 * options.minutes)
+    if options.measure == "kills" and options.out.exists():
+        found = read_json(options.out).get("kills", {}) | found
     common.update(options.out, {options.measure: found})
 
 
