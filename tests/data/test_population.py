@@ -237,7 +237,7 @@ def test_every_row_must_belong_to_one_client_and_split(changes, message):
 
 @pytest.mark.parametrize(
     ("client", "which", "message"),
-    [(2, None, r"\[0, 2\), got 2"), (-1, None, "got -1"), (0, "dev", "split")],
+    [(2, None, r"\[0, 1\], got 2"), (-1, None, "got -1"), (0, "dev", "split")],
 )
 def test_rows_refuses_strangers(client, which, message):
     with pytest.raises(ValueError, match=message):
