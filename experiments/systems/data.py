@@ -5,7 +5,9 @@
 `school.npz`: exam scores of 139 schools, without constant columns. `vehicle.npz`: 23 sensors.
 `femnist.npz`: 206 writers, 28 × 28 pixels. `shakespeare.npz`: 141 speakers of tiny Shakespeare
 (data/tinyshakespeare of karpathy/char-rnn as shakespeare/input.txt), the next character after each
-of 80. A data set that is not in the folder is left out. The command splits rows.
+of 80. Two questions with fewer answers are for ../pmtl: `femnist-digit.npz`, whether a character is
+a digit, and `shakespeare-2.npz`, the next of 28 symbols after two. A data set that is not in the
+folder is left out. The command splits rows.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from fedjaxsim.data.transforms import drop_constant_columns, invert
 
 _PERCENTAGES = [3, 4]
 _LENGTH = 80
+_LETTERS = " abcdefghijklmnopqrstuvwxyz"
 
 
 def school(folder: Path) -> fjs.Population:
@@ -44,12 +47,19 @@ def femnist(folder: Path) -> fjs.Population:
     return rows.with_field("x", lambda x: x.reshape(-1, 28, 28, 1))
 
 
+def femnist_digit(folder: Path) -> fjs.Population:
+    """Writers of characters with the labels 1, a digit, and 0, a letter; paper is 1."""
+    rows = load(f"leaf:{folder}/femnist/mytest.json.zip")
+    y = (rows.fields["y"] < 10).astype(np.int32)
+    return dataclasses.replace(rows, fields={**rows.fields, "y": y}, categories={})
+
+
 def shakespeare(folder: Path) -> fjs.Population:
     """Speakers with 1,000 characters or more, cut into at most 100 pieces of 80 characters.
 
     x holds a piece, y the character after each of its characters; no two pieces overlap.
     """
-    text = (folder / "shakespeare" / "input.txt").read_text()
+    text = _text(folder)
     symbols = {symbol: place for place, symbol in enumerate(sorted(set(text)))}
     said: dict[str, str] = {}
     for part in text.split("\n\n"):
@@ -65,8 +75,26 @@ def shakespeare(folder: Path) -> fjs.Population:
     return fjs.Population.from_clients(list(clients.values()), list(clients))
 
 
+def shakespeare_2(folder: Path) -> fjs.Population:
+    """The last two characters of each piece of `shakespeare`, and the one after them.
+
+    Letters have one case, and all else but the space is one more symbol: x holds two unit vectors
+    of 28, y one of 28 labels.
+    """
+    rows = shakespeare(folder)
+    symbols = np.array([_LETTERS.find(each.lower()) % 28 for each in sorted(set(_text(folder)))])
+    one_hot = np.eye(28, dtype=np.float32)
+    rows = rows.with_field("x", lambda x: one_hot[symbols[x[:, -2:]]].reshape(-1, 56))
+    return rows.with_field("y", lambda y: symbols[y[:, -1]].astype(np.int32))
+
+
+def _text(folder: Path) -> str:
+    return (folder / "shakespeare" / "input.txt").read_text()
+
+
 READ: dict[str, Callable[[Path], fjs.Population]] = {
-    "school": school, "vehicle": vehicle, "femnist": femnist, "shakespeare": shakespeare,
+    "school": school, "vehicle": vehicle, "femnist": femnist, "femnist-digit": femnist_digit,
+    "shakespeare": shakespeare, "shakespeare-2": shakespeare_2,
 }  # fmt: skip
 
 
