@@ -111,7 +111,7 @@ class Validation(Callback):
         validate(self.run, state, segment)
 
     def end(self, state: SimulationState) -> None:
-        """Evaluate on all clients, if a callback stopped the run after a sample of them."""
+        """Evaluate on all clients, if the run ended after an evaluation of a sample."""
         if self.run.stopped is not None:
             validate(self.run, state, self.run.stopped)
 
@@ -193,6 +193,8 @@ class StopOnInterrupt(Callback):
     Args:
       event: stops the run when it is set; None listens to signals, in the main thread only.
     """
+
+    interrupts = True
 
     def __init__(self, event: Event | None = None):
         self._given = event

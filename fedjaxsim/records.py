@@ -131,7 +131,7 @@ class MetricsFile(Callback):
         self._last = segment.round
 
     def end(self, state: SimulationState) -> None:
-        """Replace the last evaluation, if it was of a sample and a callback stopped the run."""
+        """Replace the last evaluation, if the run ended after one of a sample."""
         if self.run.stopped is not None and is_first():
             kept, _ = divided(self._path, self._last - 1)
             added = lines(self.run.records(state, self.run.stopped), exact=self._exact)

@@ -45,6 +45,8 @@ class Callback:
     Attributes:
       everywhere: whether every process calls it; otherwise the first one does.
       initial: whether `segment` is called before the first round, too, with an empty segment.
+      interrupts: whether a run that it stops may be resumed, with the records of one that was not
+        stopped: that of the last evaluation may then be of a sample.
       public: sentences on what it does with private data, which every report of the state names.
       memory: a value of JSON that `fjs.callbacks.Checkpoints` may keep, and set before `start`
         when a run resumes.
@@ -53,6 +55,7 @@ class Callback:
 
     everywhere = True
     initial = False
+    interrupts = False
     public: tuple[str, ...] = ()
     memory: Any = None
     run: "RunLoop"
@@ -127,8 +130,8 @@ class RunLoop:
       clock: seconds of each phase so far.
       course: round, training loss and means of test metrics of each segment so far.
       nonfinite: the number of messages that were not finite so far.
-      stopped: the last segment, at `Callback.end`, if a callback stopped the run and the segment
-        was then evaluated on all clients.
+      stopped: the last segment, at `Callback.end`, if the run ended early, not by an interruption,
+        and the segment was then evaluated on all clients.
     """
 
     advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
@@ -177,8 +180,9 @@ class RunLoop:
         stated = (text for each in callbacks for text in getattr(each, "public", ()))
         state = with_public(state, stated)
         steps = [each.segment if isinstance(each, Callback) else each for each in called]
+        interrupts = [getattr(each, "interrupts", False) for each in called]
         history: deque[Segment] = deque(maxlen=keep)
-        done = int(state.round)
+        segment, ended, done = None, False, int(state.round)
         seconds = self.clock.seconds
         with self.closing, self.clock:
             for each in hooked:
@@ -188,9 +192,9 @@ class RunLoop:
             if goes_on and done == 0 and any(getattr(each, "initial", False) for each in callbacks):
                 state, private = self._released(state)
                 evaluation = self.evaluate(state, "test", self.sample)
-                segment = Segment(0, {}, evaluation, private=private)
+                first = Segment(0, {}, evaluation, private=private)
                 initial = [each for each in hooked if each.initial]
-                goes_on = _all_go_on([each.segment(state, segment) for each in initial])
+                goes_on = _all_go_on([each.segment(state, first) for each in initial])
             while goes_on and done < self.rounds:
                 length = self.rounds - done
                 if eval_every is not None:
@@ -204,6 +208,7 @@ class RunLoop:
                         name: np.asarray(each)[: done - before] for name, each in metrics.items()
                     }
                 if done == before:
+                    ended = True
                     break
                 last = done == self.rounds or done < planned
                 evaluation = self.evaluate(state, "test", None if last else self.sample)
@@ -215,28 +220,29 @@ class RunLoop:
                 self.course += _course(segment, alone=not self.course and done == self.rounds)
                 with self.clock.phase("write"):
                     answers = [step(state, segment) for step in steps]
-                goes_on = _all_go_on(answers) and done == planned
-                goes_on &= self.plan is None or private is not None
-            if history and history[-1].evaluation.clients is not None:
-                history[-1] = self._stopped(state, history[-1])
+                lasting = [i or answer for i, answer in zip(interrupts, answers, strict=True)]
+                ended = not _all_go_on(lasting) or done < planned
+                ended |= self.plan is not None and private is None
+                goes_on = not ended and _all_go_on(answers)
+            if segment and segment.evaluation.clients is not None and (ended or history):
+                evaluation = self.evaluate(state, "test", None)
+                whole = dataclasses.replace(segment, evaluation=evaluation)
+                if ended:
+                    self._amend(state, segment, whole)
+                if history:
+                    history[-1] = whole
             with self.clock.phase("write"):
                 for each in hooked:
                     each.end(state)
         return state, History(history)
 
-    def _stopped(self, state: SimulationState, segment: Segment) -> Segment:
-        """Return the last segment, evaluated on all clients, since a callback stopped the run.
-
-        The records that callbacks keep get the new numbers.
-        """
-        kept = self.records(state, segment)
-        segment = dataclasses.replace(segment, evaluation=self.evaluate(state, "test", None))
-        columns = segment.evaluation.summary()
+    def _amend(self, state: SimulationState, segment: Segment, whole: Segment) -> None:
+        """Give the records of the last segment the numbers of its evaluation on all clients."""
+        kept, columns = self.records(state, segment), whole.evaluation.summary()
         for record, more in zip(kept, rows_of(columns, self.size), strict=True):
             record.pop(SAMPLED)
             record.update({name: value for name, value in more.items() if name in columns})
-        self._recorded = self.stopped = segment
-        return segment
+        self._recorded = self.stopped = whole
 
     def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
         """Release an evaluation, if the run does and its budget allows it."""

@@ -1,6 +1,7 @@
 """Evaluations of a sample of clients: who is in it, what reads it, and what it costs."""
 
 import functools
+from threading import Event
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from problems import classification, read_by, simulation_of
 
-from fedjaxsim.callbacks import MetricsFile, Patience, Records, Validation
+from fedjaxsim.callbacks import MetricsFile, Patience, Records, StopOnInterrupt, Validation
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
@@ -135,23 +136,41 @@ def test_the_end_is_of_all_clients_and_what_comes_before_is_marked(in_memory):
     assert records.rows[0]["validation_loss"] == pytest.approx(np.log(3))
 
 
-def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path):
+@pytest.mark.parametrize("keep", [None, 0])
+def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path, keep):
     patience, kept, file = Patience(1), Records(), MetricsFile(tmp_path / "rows.jsonl")
 
     def stop(state, segment):
         return False
 
-    state, hparams, history = run(in_memory, [Validation(), patience, kept, file, stop])
-    assert [segment.round for segment in history] == [1]
-    assert history[0].evaluation.clients is None
+    watching = [Validation(), patience, kept, file, stop]
+    state, hparams, history = run(in_memory, watching, keep=keep)
     whole = in_memory.evaluate(state, hparams)
-    np.testing.assert_array_equal(history[0].evaluation.values["loss"], whole.values["loss"])
+    assert [segment.round for segment in history] == ([1] if keep is None else [])
+    for segment in history:
+        assert segment.evaluation.clients is None
+        np.testing.assert_array_equal(segment.evaluation.values["loss"], whole.values["loss"])
     validated = in_memory.evaluate(state, hparams, "validation")
     for rows in (kept.rows, file.rows):
         assert [row["round"] for row in rows] == [0, 1]
         assert rows[-1]["test_loss"] == pytest.approx(whole.mean("loss"), rel=1e-12)
         assert rows[-1]["validation_loss"] == pytest.approx(validated.mean("loss"), rel=1e-12)
         assert "sampled_clients" not in rows[-1]
+
+
+def test_an_interrupted_run_has_the_records_of_one_that_was_not(in_memory, tmp_path):
+    kept, file, interrupted = Records(), MetricsFile(tmp_path / "rows.jsonl"), Event()
+    interrupted.set()
+    state, hparams, history = run(
+        in_memory, [Validation(), kept, file, StopOnInterrupt(interrupted)]
+    )
+    assert [segment.round for segment in history] == [1]
+    assert history[0].evaluation.clients is None
+    watching = [Validation(), kept, file]
+    in_memory.run(state, hparams, 1, eval_every=1, callbacks=watching, eval_clients=SIZE)
+    whole = Records()
+    run(in_memory, [Validation(), whole])
+    assert kept.rows == file.rows == whole.rows
 
 
 def test_released_evaluations_are_of_all_clients(in_memory):
