@@ -134,13 +134,18 @@ class Algorithm(NamedTuple):
     averages_statistics: bool = False
 
     def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":
-        """Return the algorithm with an `init` of (key, hparams), for fields by name, (N, ...)."""
+        """Return the algorithm with an `init` of (key, hparams) on `fields` by name, (N, ...)."""
         try:
             inspect.signature(self.init).bind("key", "hparams")
         except TypeError:
-            rows = {
-                name: jax.ShapeDtypeStruct((1, *v.shape[1:]), jnp.result_type(v.dtype))
-                for name, v in fields.items()
-            }
-            return self._replace(init=lambda key, hparams: self.init(key, hparams, rows))
+            row = row_shapes(fields)
+            return self._replace(init=lambda key, hparams: self.init(key, hparams, row))
         return self
+
+
+def row_shapes(fields: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shapes and types of fields by name with one row, as `Algorithm.init` may read them."""
+    return {
+        name: jax.ShapeDtypeStruct((1, *rows.shape[1:]), jnp.result_type(rows.dtype))
+        for name, rows in fields.items()
+    }

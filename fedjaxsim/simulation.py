@@ -20,7 +20,7 @@ import numpy as np
 from jax import core
 
 from fedjaxsim import checks, keys
-from fedjaxsim.algorithm import Algorithm, Metrics
+from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
 from fedjaxsim.data.describe import white_paper
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
@@ -219,7 +219,7 @@ class Simulation:
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.
 
-        If fields and rows agree in shape, nothing is compiled again.
+        If fields and rows agree in shapes and types, nothing is compiled again.
 
         Raises:
           ValueError: for another number of clients, or data that do not suit the task.
@@ -228,10 +228,8 @@ class Simulation:
             raise ValueError(
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
-        rows = (
-            {k: v.shape[1:] for k, v in p.fields.items()} for p in (population, self.population)
-        )
-        if population.preparations != self.population.preparations or next(rows) != next(rows):
+        prepared = population.preparations == self.population.preparations
+        if not prepared or row_shapes(population.fields) != row_shapes(self.population.fields):
             return dataclasses.replace(self, population=population)
         other = copy.copy(self)
         for cached in ("rows", "placed"):

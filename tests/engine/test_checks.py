@@ -5,8 +5,10 @@ an error to pyright where it finds nothing wrong.
 """
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from problems import classification
 
@@ -131,6 +133,11 @@ def test_the_first_states_may_be_made_from_the_shapes_of_fields():
     sim.init(0, sim.hyperparameters(clip=1.0, noise_multiplier=1.0))
     for name, rows in POPULATION.fields.items():
         assert shapes[name].shape == (1, *rows.shape[1:])
+    # Shared code would make them of the former types.
+    whole = {"x": POPULATION.fields["x"].astype(np.int16), "y": POPULATION.fields["y"]}
+    other = sim.with_population(dataclasses.replace(POPULATION, fields=whole))
+    other.init(0, other.hyperparameters(clip=1.0, noise_multiplier=1.0))
+    assert shapes["x"].dtype == np.int16
 
 
 def test_the_arguments_of_the_other_parts():
