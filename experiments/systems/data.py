@@ -76,7 +76,7 @@ def shakespeare(folder: Path) -> fjs.Population:
 
 
 def shakespeare_2(folder: Path) -> fjs.Population:
-    """The last two characters of each piece of `shakespeare`, and the one after them.
+    """Speakers, with the last two characters of each piece of `shakespeare` and the next one.
 
     Letters have one case, and all else but the space is one more symbol: x holds two unit vectors
     of 28, y one of 28 labels.

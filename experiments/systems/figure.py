@@ -133,14 +133,16 @@ def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
                 x, y, xerr=half, color=COLOURS[rank], marker=_MARKS[rank], ms=3.5, ls="none", lw=1,
                 label=f"ε = {_level(level)}",
             )  # fmt: skip
-        means = [estimate(list(values.values())).mean for values in scores.values()]
+        over = [estimate(list(values.values())) for values in scores.values()]
+        ends = [(each.mean, each.half or 0.0) for each in over if each.mean is not None]
         # What is far worse than most, such as noise that adds up, does not squeeze the rest.
-        known = sorted(mean for mean in means if mean is not None)
+        known = sorted(mean for mean, _ in ends)
         middle, spread = (
             known[len(known) // 2],
             known[int(0.9 * len(known))] - known[len(known) // 10],
         )
-        low, high = max(known[0], middle - 1.6 * spread), min(known[-1], middle + 1.6 * spread)
+        low = max(min(mean - half for mean, half in ends), middle - 1.6 * spread)
+        high = min(max(mean + half for mean, half in ends), middle + 1.6 * spread)
         panel.set_xlim(low - 0.1 * spread, high + 0.1 * spread)
         panel.set(title=name, xlabel=metrics.label(metric).partition(" (")[0])
         panel.set_yticks(range(len(systems)), systems)
