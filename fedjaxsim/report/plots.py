@@ -34,7 +34,7 @@ DASHES = ("solid", "dashed", "dashdot", "dotted")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FORMATS = (".png", ".pdf", ".svg")
 DPI = 150
-EPSILON = "ε spent (nats)\nzero-out, joint DP"
+EPSILON = "bound on ε spent (nats)\nzero-out, joint DP"
 """Label of an axis of ε."""
 STYLE: dict[Any, Any] = {
     "font.size": 9,

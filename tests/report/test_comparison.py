@@ -77,7 +77,7 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
     figure = figure_of(*runs, columns=["test_accuracy", "epsilon"])
     _, privacy = figure.axes
     np.testing.assert_array_equal(privacy.get_lines()[0].get_ydata(), [0, 0.5, 1, 1.5, 2])
-    assert privacy.get_ylabel() == "ε spent (nats)\nzero-out, joint DP"
+    assert privacy.get_ylabel() == "bound on ε spent (nats)\nzero-out, joint DP"
     for ending, start in ((".pdf", b"%PDF"), (".svg", b"<?xml"), (".png", b"\x89PNG")):
         first, again = (tmp_path / f"{name}{ending}" for name in "ab")
         for path in (first, again):
