@@ -69,7 +69,7 @@ def test_an_own_mechanism_is_priced_by_its_losses_and_not_as_any_pure_release():
 
 
 def test_unknown_accountants_and_correlated_noise_under_sampling_are_refused():
-    with pytest.raises(ValueError, match="pld or rdp"):
+    with pytest.raises(ValueError, match="one of pld, rdp"):
         composition.require_match("moments", POISSON, GAUSSIAN)
     with pytest.raises(ValueError, match="full or groups"):
         composition.require_match(None, POISSON, Correlated(bands=2))
