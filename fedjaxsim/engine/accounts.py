@@ -182,7 +182,7 @@ def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
 
 
 def places_for(hparams: Hyperparameters | None) -> int:
-    """Return the number of distinct (z, p) in an account: of a schedule, its number of rounds."""
+    """Return the number of distinct (z, p) that an account has room for, all of a schedule."""
     shape = () if hparams is None else np.shape(hparams.get("noise_multiplier", 0.0))
     return max((_PLACES, *shape))
 

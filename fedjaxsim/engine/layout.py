@@ -27,7 +27,8 @@ LARGEST_PASS = 16
 CACHE = 2**20
 """Bytes of a core's second-level cache."""
 SMALL_MODEL = 2**12
-"""Largest models of several settings, in bytes, with which a CPU runs a chunk as one batch."""
+"""Largest models, in bytes, with which a CPU runs a chunk of several settings as one batch, or one
+whose layout a user gave in part."""
 LARGE_STEP = 2**22
 """Multiplications of a local step's outputs from which on the products of one client fill a core:
 a CPU then runs clients one after another."""
@@ -76,9 +77,9 @@ class Layout:
     def even_size(self, slots: int) -> int:
         """Return the largest useful chunk size that divides the slots.
 
-        Without empty slots no branch per client is needed, which would cost copies. But a batch of
-        few clients costs more than empty slots do: then it is the size that leaves fewest of them
-        in as many chunks.
+        Without empty slots no branch per client is needed, which would cost copies. But batches of
+        few clients cost more than empty slots: if only such sizes divide the slots, it is the size
+        that leaves fewest of them empty in as few chunks as possible.
         """
         most = self.chunk_size
         least = 2 if self.scans else most // 4

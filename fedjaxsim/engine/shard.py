@@ -237,7 +237,7 @@ def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:
     spans = [(first[k : k + size], last[k : k + size]) for k in range(0, len(first), size)]
     begins = [int(np.min(low)) for low, _ in spans]
     longest = max(int(np.max(high)) - begin for begin, (_, high) in zip(begins, spans, strict=True))
-    # Rounded up to a power of two or a multiple, so that other splits of the rows seldom recompile.
+    # Rounded up to a power of two, or a multiple of a large one: other splits seldom recompile.
     unit = min(1 << (longest - 1).bit_length(), _LARGEST_UNIT)
     longest = min(-(-longest // unit) * unit, population.num_rows)
     begins = [min(begin, population.num_rows - longest) for begin in begins]

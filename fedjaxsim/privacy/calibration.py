@@ -59,7 +59,7 @@ def spent(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
-      noise_schedule: of the rounds.
+      noise_schedule: the noise of each round, with scale z: see `Schedule`.
       before: charges of releases before round 1.
 
     Raises:
@@ -162,7 +162,7 @@ def noise_multiplier(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       accountant: "pld" or "rdp"; by default the tightest.
-      noise_schedule: of the rounds, with scale z: see `Schedule`.
+      noise_schedule: the noise of each round, with scale z: see `Schedule`.
       before: charges of releases before round 1, which ε covers, too.
 
     Raises:

@@ -123,9 +123,10 @@ class Task(NamedTuple):
         return batch.gradient(self, params)
 
     def with_outputs(self, apply: Callable[[Any, jax.Array], jax.Array]) -> "Task":
-        """Return the task of an algorithm whose `predict` returns more than parameters.
+        """Return the task of an algorithm whose clients predict with more than parameters.
 
-        Evaluations and predictions are by `apply`; the loss stays that of parameters.
+        `apply` makes the outputs of evaluations and predictions from what `predict` returns, or
+        `predict_with_data` if there is one; the loss stays that of parameters.
 
         Args:
           apply: `(predictor, x (b, ...)) -> outputs (b, c)`, with any pytree as predictor.
