@@ -557,20 +557,6 @@ class RunConfig:
         self.noise_schedule.check(self.rounds)
         checks.in_range("[0, 1)", held_out_clients=self.held_out_clients)
 
-    def require_batchable(self, what: str) -> None:
-        """Check that rows stay in memory and that no budget ends a run before others.
-
-        Raises:
-          ValueError: for a streamed run, or a budget.
-        """
-        for name in ("budget_epsilon", "evaluate_privately"):
-            if self.get(name) is not None:
-                raise ValueError(f"{flag(name)} is for single runs: those of {what} go on together")
-        if self.streamed:
-            raise ValueError(
-                f"{what} needs all rows in memory and does not stream: leave out streamed"
-            )
-
 
 # --- composition ----------------------------------------------------------------------------------
 

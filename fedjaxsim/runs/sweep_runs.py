@@ -59,7 +59,10 @@ Table = Mapping[str, Sequence[Any]]
 
 _REFUSED: dict[str, str] = {
     **OUTPUT,
-    "patience": "is for single runs: those of a sweep go on together",
+    **dict.fromkeys(
+        ("budget_epsilon", "evaluate_privately", "patience"),
+        "is for single runs: those of a sweep go on together",
+    ),
     "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
 _KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
@@ -260,7 +263,8 @@ def resolve_sweep(
             try:
                 known = table_of(asked).keys.keys()
                 run = run_config(**{n: value for n, value in asked.items() if n in known})
-                run.require_batchable("a sweep")
+                if run.streamed:
+                    raise ValueError("a sweep needs all rows in memory: leave out streamed")
             except ValueError as error:
                 shown = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
                 raise ValueError(f"the run with {shown}: {error}") from error
