@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import optax
+from jax import dtypes
 
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.tasks.task import Task
@@ -146,6 +146,6 @@ class Algorithm(NamedTuple):
 def row_shapes(fields: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and types of fields by name with one row, as `Algorithm.init` may read them."""
     return {
-        name: jax.ShapeDtypeStruct((1, *rows.shape[1:]), jnp.result_type(rows.dtype))
+        name: jax.ShapeDtypeStruct((1, *rows.shape[1:]), dtypes.canonicalize_dtype(rows.dtype))
         for name, rows in fields.items()
     }
