@@ -1,6 +1,6 @@
 """Seconds and memory of runs by population, cohort, sizes of clients and placement.
 
-    python benchmarks/scale.py                      # 25 minutes of two idle cores, 12 GB
+    python benchmarks/scale.py                      # an hour of two idle cores or more, 12 GB
     python benchmarks/scale.py --clients 1000 10000 --cohorts 100 1000 --rounds 20
     python benchmarks/scale.py --minutes 12         # a part of it, as often as needed
     python benchmarks/scale.py --markdown           # the table of what has been measured
