@@ -386,12 +386,11 @@ class Program:
         privacy = ledger.drew(state.privacy, state.key, state.round)
         for (scheme, event), cost in zip(self.accounts, costs, strict=True):
             if event.releases:
-                one = functools.partial(self._with_round, cost=cost, round_=state.round)
-                privacy = ledger.update(privacy, scheme, event, one)
+                privacy = ledger.update(
+                    privacy, scheme, event,
+                    lambda charges, cost=cost: self.charge(charges, *cost, state.round),
+                )  # fmt: skip
         return privacy
-
-    def _with_round(self, charges: Charges, cost: tuple[Any, Any], round_: jax.Array) -> Charges:
-        return self.charge(charges, *cost, round_)
 
     # --- the layout -------------------------------------------------------------------------------
 
