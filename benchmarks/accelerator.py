@@ -20,7 +20,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -31,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from ceilings import Ceilings
-from common import WORKLOADS, Record, in_process, median_of, update
+from common import WORKLOADS, Record, in_process, median_of, time_left, update
 from compiled import PARTS, started_by_a_round
 from processes import Results, in_child, print_results
 from tyro.conf import Positional
@@ -131,17 +130,17 @@ def run(names: Sequence[str], minutes: float, rehearse: bool, out: Path) -> int:
     results, defaults = Results(), {}
     try:
         results.ceilings = in_process(ceilings)
-        end = time.perf_counter() + 60 * minutes
+        left = time_left(minutes)
         for name, value in results.ceilings.items():
             print(f"{name}: {value / 1e12:.3g} T/s", flush=True)
         for name in names:
-            if time.perf_counter() < end:
+            if left():
                 defaults[name] = measure(results, name, settings_of(name, rehearse))
                 results.write(out / "bench.json")
         for name, default in defaults.items():
             sizes = default and tried(default["chunk_size"], default["clients_per_round"])
             for size in sizes or []:
-                if time.perf_counter() < end:
+                if left():
                     settings = settings_of(name, rehearse, chunk_size=size)
                     measure(results, f"{name}, chunks of {size}", settings)
                     results.write(out / "bench.json")
