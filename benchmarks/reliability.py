@@ -186,7 +186,7 @@ def again(work: Work, out: Path) -> list[list[str]]:
 
 def start(commands: list[list[str]]) -> list[subprocess.Popen[bytes]]:
     """Start a process for each command line."""
-    words = [sys.executable, "-m", "fedjaxsim.cli"]
+    words = [sys.executable, "-m", "fedjaxsim"]
     return [
         subprocess.Popen([*words, *each], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for each in commands

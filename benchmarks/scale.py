@@ -102,7 +102,7 @@ def population_of(kind: str, clients: int) -> fjs.Population:
 
 def measured(setting: Setting, rows: Path, rounds: int, out: Path) -> Record:
     """Run one setting and return its numbers."""
-    command = [sys.executable, "-m", "fedjaxsim.cli"]
+    command = [sys.executable, "-m", "fedjaxsim"]
     data = f"npz:{rows}.npz" if setting.placement == IN_MEMORY else f"folder:{rows}"
     flags = [
         "--data", data, "--algorithm", setting.algorithm, "--learning-rate", "0.1",

@@ -1,6 +1,11 @@
 """The program: which settings win, and its version."""
 
 import re
+import subprocess
+import sys
+
+import pytest
+from problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
@@ -18,3 +23,11 @@ def test_flags_win_over_the_file(tmp_path):
 def test_the_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"fedjaxsim \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.thorough
+def test_the_package_is_the_program():
+    command = [sys.executable, "-m", "fedjaxsim", "rnu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
+    assert done.returncode == 2
+    assert "did you mean 'run'?" in done.stderr

@@ -25,7 +25,7 @@ KILLS = 5
 def process(out):
     begins = [*RUN, "--out", str(out)]
     command = ["resume", "--quiet", str(out)] if (out / CONFIG).exists() else begins
-    return start("-m", "fedjaxsim.cli", *command, *OFTEN)
+    return start("-m", "fedjaxsim", *command, *OFTEN)
 
 
 def finish(running):

@@ -56,7 +56,7 @@ def test_too_little_memory_is_one_line_with_the_size(monkeypatch, capsys, alloca
 @pytest.mark.thorough
 @pytest.mark.parametrize("outputs", [">&- 2>&-", "> /dev/full", "> /dev/full 2> /dev/full", "| :"])
 def test_a_run_without_outputs_has_all_its_files(tmp_path, outputs):
-    words = [sys.executable, "-m", "fedjaxsim.cli", *RUN, "--rounds", "4", "--out", str(tmp_path)]
+    words = [sys.executable, "-m", "fedjaxsim", *RUN, "--rounds", "4", "--out", str(tmp_path)]
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{' '.join(words)} {outputs}"],
         stderr=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=HANGS,
@@ -71,7 +71,7 @@ def test_a_run_without_outputs_has_all_its_files(tmp_path, outputs):
 def test_a_signal_while_a_run_is_prepared_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    with start("-m", "fedjaxsim.cli", *RUN, "--algorithm", "mine:late") as process:
+    with start("-m", "fedjaxsim", *RUN, "--algorithm", "mine:late") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         process.send_signal(signal.SIGINT)

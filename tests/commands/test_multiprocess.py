@@ -72,7 +72,7 @@ def test_a_port_in_use_is_refused(refused):
 def test_a_process_to_whom_nobody_comes_ends(process):
     address = f"127.0.0.1:{free_port()}"
     where = ["--coordinator", address, "--processes", "2", "--process", str(process)]
-    alone = start("-m", "fedjaxsim.cli", *RUN, "--devices", "1", *where)
+    alone = start("-m", "fedjaxsim", *RUN, "--devices", "1", *where)
     _, errors = alone.communicate(timeout=ALL_END)
     assert alone.returncode not in (0, None)
     assert "do not meet" in errors or alone.returncode < 0

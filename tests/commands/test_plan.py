@@ -163,7 +163,7 @@ def test_a_run_is_compiled_for_devices_that_are_not_there(name):
         command = [*FLAGS.split(), "--json", "--device", name, "--devices", str(count)]
         # Their compilers end the process at a flag that is for CPUs alone.
         done = subprocess.run(
-            [sys.executable, "-m", "fedjaxsim.cli", *command, "--algorithm", "local"],
+            [sys.executable, "-m", "fedjaxsim", *command, "--algorithm", "local"],
             env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE, check=True, timeout=HANGS,
         )  # fmt: skip

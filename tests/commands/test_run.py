@@ -262,7 +262,7 @@ def test_a_reader_that_leaves_is_no_error(finished, command):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "fedjaxsim.cli", *given[command]],
+        [sys.executable, "-m", "fedjaxsim", *given[command]],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

@@ -65,7 +65,7 @@ def test_a_signal_ends_a_run_with_all_its_files(tmp_path, capfd, number, name):
 def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
     out = tmp_path / "run"
     command = ["run", *LONG, "--eval-every", "100000000", "--out", str(out)]
-    with start("-m", "fedjaxsim.cli", *command) as process:
+    with start("-m", "fedjaxsim", *command) as process:
         deadline = time.monotonic() + HANGS
         while evaluations(out) < 1:
             assert process.poll() is None

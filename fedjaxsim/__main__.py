@@ -1,4 +1,4 @@
-"""`python -m fedjaxsim.cli`."""
+"""`python -m fedjaxsim`."""
 
 import sys
 
