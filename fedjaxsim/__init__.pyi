@@ -73,9 +73,9 @@ from .privacy.messages import Messages as Messages
 from .privacy.private_examples import private_examples as private_examples
 from .privacy.private_ranges import scale_privately as scale_privately
 from .privacy.samplers import Sampling as Sampling
+from .privacy.samplers import fixed_size as fixed_size
 from .privacy.samplers import full_participation as full_participation
 from .privacy.samplers import poisson as poisson
-from .privacy.samplers.fixed import fixed_size as fixed_size
 from .simulation import Simulation as Simulation
 from .simulation import SimulationState as SimulationState
 from .tasks.task import Task as Task

@@ -17,7 +17,7 @@ from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS
-from fedjaxsim.privacy.samplers.fixed import fixed_size
+from fedjaxsim.privacy.samplers import fixed_size
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, softmax, squared
 

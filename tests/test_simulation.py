@@ -13,8 +13,7 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.samplers import Sampling, full_participation, poisson
-from fedjaxsim.privacy.samplers.passes import passes
+from fedjaxsim.privacy.samplers import Sampling, full_participation, passes, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 

@@ -33,12 +33,12 @@ from .samplers import Availability as Availability
 from .samplers import Sampler as Sampler
 from .samplers import Sampling as Sampling
 from .samplers import available as available
+from .samplers import fixed_groups as fixed_groups
+from .samplers import fixed_size as fixed_size
 from .samplers import full_participation as full_participation
 from .samplers import intermittent as intermittent
+from .samplers import passes as passes
 from .samplers import poisson as poisson
 from .samplers import recorded as recorded
-from .samplers.fixed import fixed_size as fixed_size
-from .samplers.fixed_groups import fixed_groups as fixed_groups
-from .samplers.passes import passes as passes
 
 __all__: list[str]

@@ -23,11 +23,11 @@ MECHANISMS = {
 SAMPLERS = {
     "poisson": f"{_SAMPLERS}:poisson",
     "full": f"{_SAMPLERS}:full_participation",
-    "fixed": f"{_SAMPLERS}.fixed:fixed_size",
-    "passes": f"{_SAMPLERS}.passes:passes",
-    "groups": f"{_SAMPLERS}.fixed_groups:fixed_groups",
+    "fixed": f"{_SAMPLERS}:fixed_size",
+    "passes": f"{_SAMPLERS}:passes",
+    "groups": f"{_SAMPLERS}:fixed_groups",
 }
 AVAILABILITIES = {
-    "intermittent": f"{_SAMPLERS}.availability:intermittent",
-    "recorded": f"{_SAMPLERS}.availability:recorded_in",
+    "intermittent": f"{_SAMPLERS}:intermittent",
+    "recorded": f"{_SAMPLERS}:recorded_in",
 }

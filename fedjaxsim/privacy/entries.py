@@ -3,6 +3,7 @@
 On the host, without JAX and numpy, so that the command line can check a plan at once.
 """
 
+import bisect
 import dataclasses
 import math
 from typing import Literal, NamedTuple, get_args
@@ -89,8 +90,6 @@ class SamplingScheme:
             return ((1.0, 1.0),)
         if places >= m:
             return ((1.0, p),)
-        from fedjaxsim.privacy.binomial import excess  # imports scipy
-
         over = excess(places, m, p)
         kept = places / m * over
         full = excess(places - 1, m - 1, p)
@@ -101,6 +100,20 @@ class SamplingScheme:
         out = max(0.0, full - kept)
         chance = min(1.0, (p * max(0.0, last) + kept) / near)
         return ((max(0.0, 1 - near - out), p), (near, chance), (out, 0.0))
+
+
+def excess(count: int, trials: int, probability: float) -> float:
+    """Return P(Bin(n, p) > k) = I_p(k + 1, n - k), for k ≥ 0 and p in [0, 1]."""
+    from scipy.special import betainc  # `scipy.stats` takes longer to import than JAX
+
+    return 0.0 if count >= trials else float(betainc(count + 1, trials - count, probability))
+
+
+def least_count(tail: float, trials: int, probability: float) -> int:
+    """Return the smallest k ≥ 0 with P(Bin(n, p) > k) ≤ `tail`."""
+    return bisect.bisect_left(
+        range(trials), True, key=lambda count: excess(count, trials, probability) <= tail
+    )
 
 
 def check_delta(delta: float) -> None:

@@ -20,9 +20,8 @@ from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch, Reader
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
-from fedjaxsim.privacy.binomial import least_count
 from fedjaxsim.privacy.clipping import clip_by_global_norm, clip_factor
-from fedjaxsim.privacy.entries import check_delta, check_epsilon
+from fedjaxsim.privacy.entries import check_delta, check_epsilon, least_count
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.messages import widened
 from fedjaxsim.tasks.task import Task

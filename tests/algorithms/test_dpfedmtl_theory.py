@@ -11,7 +11,7 @@ from fedjaxsim.algorithms.dpfedmtl import dpfedmtl_as_published
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.privacy.mechanisms.client_noise import plain_mean
-from fedjaxsim.privacy.samplers.fixed import fixed_size
+from fedjaxsim.privacy.samplers import fixed_size
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task
 

@@ -14,8 +14,7 @@ from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.mechanisms.client_noise import client_noise
-from fedjaxsim.privacy.samplers.fixed import fixed_size
-from fedjaxsim.privacy.samplers.passes import passes
+from fedjaxsim.privacy.samplers import fixed_size, passes
 
 M, DELTA = 12, 1e-3
 

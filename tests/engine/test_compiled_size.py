@@ -18,8 +18,7 @@ from problems import LAWFUL, classification, least_squares, read_by, simulation_
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.privacy.samplers import full_participation, poisson
-from fedjaxsim.privacy.samplers.passes import passes
+from fedjaxsim.privacy.samplers import full_participation, passes, poisson
 
 pytestmark = pytest.mark.usefixtures("unrolled")
 HOW = {

@@ -21,7 +21,7 @@ from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.mechanisms import zeros
 from fedjaxsim.privacy.mechanisms.correlated import correlated
 from fedjaxsim.privacy.noise import normal
-from fedjaxsim.privacy.samplers.fixed_groups import fixed_groups
+from fedjaxsim.privacy.samplers import fixed_groups
 
 M, B, DELTA, Z = 10, 4, 1e-3, 5.0
 PLANS = [(1, 0.5, 12, 4), (2, 1.0, 9, 3), (3, 0.5, 11, 4), (8, 0.3, 20, 5), (6, 0.7, 13, 13)]

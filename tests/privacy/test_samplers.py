@@ -13,8 +13,7 @@ from problems import least_squares
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.samplers.fixed import fixed_size
-from fedjaxsim.privacy.samplers.passes import passes
+from fedjaxsim.privacy.samplers import fixed_size, passes
 from fedjaxsim.simulation import Simulation
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here

@@ -5,11 +5,8 @@ import pytest
 from problems import least_squares, read_by
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.samplers import full_participation, poisson
-from fedjaxsim.privacy.samplers.fixed import fixed_size
-from fedjaxsim.privacy.samplers.fixed_groups import fixed_groups
+from fedjaxsim.privacy.samplers import fixed_groups, fixed_size, full_participation, passes, poisson
 from fedjaxsim.privacy.samplers.law import check_law
-from fedjaxsim.privacy.samplers.passes import passes
 
 M, P = 100, 0.05
 HPARAMS = fjs.Hyperparameters(sampling_rate=P).as_arrays()

@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs, smallest_of
 from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
-from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -50,11 +49,11 @@ def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> fl
     """Compute τ, a bound on the probability that any Poisson cohort exceeded the capacity."""
     if scheme.kind != "poisson":
         return 0.0
-    excess = (
-        entry.rounds * binomial.excess(scheme.capacity, scheme.clients, entry.sampling_rate)
+    often = (
+        entry.rounds * excess(scheme.capacity, scheme.clients, entry.sampling_rate)
         for entry in entries
     )
-    return min(1.0, math.fsum(excess))
+    return min(1.0, math.fsum(often))
 
 
 def any_overflow(charges: Sequence[PrivacySpend]) -> float:

@@ -1,14 +1,570 @@
-"""Samplers of cohorts, one per file."""
+"""Samplers of cohorts, and the clients of a cohort that answer.
 
-from fedjaxsim.privacy.samplers.availability import Availability as Availability
-from fedjaxsim.privacy.samplers.availability import intermittent as intermittent
-from fedjaxsim.privacy.samplers.availability import recorded as recorded
-from fedjaxsim.privacy.samplers.availability import work_of as work_of
-from fedjaxsim.privacy.samplers.base import Cohort as Cohort
-from fedjaxsim.privacy.samplers.base import Sampler as Sampler
-from fedjaxsim.privacy.samplers.base import Sampling as Sampling
-from fedjaxsim.privacy.samplers.base import available as available
-from fedjaxsim.privacy.samplers.base import full_participation as full_participation
-from fedjaxsim.privacy.samplers.poisson import SAMPLING_RATE as SAMPLING_RATE
-from fedjaxsim.privacy.samplers.poisson import default_capacity as default_capacity
-from fedjaxsim.privacy.samplers.poisson import poisson as poisson
+Shapes are static, so a cohort has a fixed capacity. The probability that a drawn cohort exceeds it
+is part of the reported δ.
+
+Whoever is drawn is charged. An answer follows from the client, the round and a key of the client's
+own, never from data, and the sum is divided by a public number. So a client without an answer is,
+for every mechanism and every sampler, a client whose message is zero in that round: ε is at most
+that of a run in which all drawn clients answer.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import betaincinv
+
+from fedjaxsim import checks, keys
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
+from fedjaxsim.kernels import backend, threefry
+from fedjaxsim.kernels.permutation import permuted
+from fedjaxsim.privacy.entries import SamplingScheme, excess, least_count
+from fedjaxsim.privacy.samplers import blocks
+
+_BLOCK = 1024
+"""Number of clients whose coins come from one key."""
+_FEW_CLIENTS = 2**13
+"""Up to this number of clients a coin for each costs no more than `blocks.draw`."""
+_MOST_EXCESS = 1e-6
+"""Largest probability, per round, that a cohort exceeds its capacity: no δ carries more."""
+_TOO_FEW = 1e-18
+"""Probability, per round, of too few distinct clients among the draws of `fixed_size`."""
+SAMPLING_RATE = Hyperparameter(
+    "sampling_rate",
+    default="max(0.2, 10 / clients)",
+    range=(math.nextafter(0, 1), 1.0),
+    allowed="lie in (0, 1]",
+    symbol="p",
+    help="p, the probability that a client takes part in a round.",
+)
+
+
+class Availability(NamedTuple):
+    """The rounds in which clients answer, and the part of their local steps that they do.
+
+    Attributes:
+      work: `(key, round, client_id) -> share`, (): the part of its local steps that a drawn client
+        does, in [0, 1]; 0 if it does not answer, else at least one step. `key` belongs to this
+        client and this round.
+      answers: the part of the drawn clients that answers, on average over clients and rounds, in
+        (0, 1]; public, since releases are divided by p·m·answers.
+      num_clients: m, if it fits one number of clients only; else None.
+    """
+
+    work: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    answers: float
+    num_clients: int | None = None
+
+
+class Cohort(NamedTuple):
+    """The clients of one round, in a static number of slots.
+
+    Attributes:
+      ids: (capacity,) int32 client ids; m or more where mask is False.
+      mask: (capacity,) bool; the filled slots come first.
+      overflow: () int32, the number of drawn clients left out for lack of a slot.
+    """
+
+    ids: jax.Array
+    mask: jax.Array
+    overflow: jax.Array
+
+
+class Sampling(NamedTuple):
+    """A way to draw cohorts, for a population of any size.
+
+    Attributes:
+      for_clients: `(m) -> Sampler`; raises ValueError if m does not suit it.
+      hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
+      availability: when drawn clients answer; None for always. `available` sets it.
+    """
+
+    for_clients: "Callable[[int], Sampler]"
+    hyperparameters: Records = ()
+    availability: Availability | None = None
+
+    def sampler(self, num_clients: int) -> "Sampler":
+        """Return the sampler of m clients; raise ValueError if m or its availability forbid it."""
+        fits = self.availability and self.availability.num_clients
+        if fits not in (None, num_clients):
+            raise ValueError(
+                f"the availability is of {fits} clients, but the population has {num_clients}"
+            )
+        made = self.for_clients(num_clients)
+        return made if self.availability is None else made._replace(availability=self.availability)
+
+
+class Sampler(NamedTuple):
+    """A sampler of m clients, as pure functions.
+
+    Attributes:
+      scheme: the description that accountants read.
+      draw: `(key, round, hparams) -> Cohort`; `key` is the run's key, so a sampler may plan over
+        several rounds.
+      rate: `(hparams) -> p`, (), the exact inclusion probability, charged to the ledger.
+      rounds: the number of rounds before cohorts become empty; None for no limit.
+      check: `(hparams)`; raises ValueError for unsuitable hyperparameters known on the host.
+      availability: when drawn clients answer; None for always. `draw` and `rate` ignore it.
+    """
+
+    scheme: SamplingScheme
+    draw: Callable[[jax.Array, jax.Array, Hyperparameters], Cohort]
+    rate: Callable[[Hyperparameters], jax.Array]
+    rounds: int | None = None
+    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    availability: Availability | None = None
+
+    @property
+    def takes_all(self) -> bool:
+        """Return whether all clients take part in every round."""
+        return self.scheme.kind == "full" and self.availability is None
+
+    def answer_rate(self, rate: jax.Array) -> jax.Array:
+        """Return the mean probability that a client is drawn, with this rate, and answers."""
+        return rate if self.availability is None else rate * self.availability.answers
+
+    def answering(self, cohort: Cohort, key: jax.Array, round_: jax.Array) -> Cohort:
+        """Return the clients of a cohort who answer; `key` is the round's key for clients."""
+        if (availability := self.availability) is None:
+            return cohort
+        shares = jax.vmap(lambda k: work_of(availability, key, round_, k))(cohort.ids)
+        mask, size = cohort.mask & (shares > 0), cohort.mask.shape[0]
+        kept = jnp.nonzero(mask, size=size, fill_value=size)[0]
+        ids = cohort.ids.at[kept].get(mode="fill", fill_value=self.scheme.clients)
+        return cohort._replace(ids=ids, mask=jnp.arange(size) < jnp.sum(mask))
+
+
+def _cohort(ids: jax.Array, mask: jax.Array) -> Cohort:
+    """Return a cohort that cannot exceed its slots."""
+    return Cohort(ids, mask, jnp.zeros((), jnp.int32))
+
+
+def full_participation() -> Sampling:
+    """Take all clients in every round.
+
+    Formal guarantees:
+      * Nothing is random, so nothing is amplified: p = 1.
+    """
+    return Sampling(_full)
+
+
+def _full(num_clients: int) -> Sampler:
+    scheme = SamplingScheme("full", num_clients, num_clients)
+
+    def draw(key, round_, hparams):
+        del key, round_, hparams
+        ids = jnp.arange(num_clients, dtype=jnp.int32)
+        return _cohort(ids, jnp.ones(num_clients, bool))
+
+    return Sampler(scheme, draw, lambda hparams: jnp.ones(()))
+
+
+def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-30) -> int:
+    """Return the smallest capacity B with P(Bin(m, p) > B) ≤ `tail`."""
+    return min(num_clients, max(1, least_count(tail, num_clients, sampling_rate)))
+
+
+def _threshold(sampling_rate: jax.Array) -> jax.Array:
+    """Return floor(p·2³²) as uint32, for p < 1. Exact: a power of two scales without rounding."""
+    return jnp.floor(jax.lax.stop_gradient(sampling_rate) * 2.0**32).astype(jnp.uint32)
+
+
+def _coins(key: jax.Array, p: jax.Array, num_clients: int) -> tuple[jax.Array, ...]:
+    """Toss a coin per client: ids (m,), whether drawn (m,), and 0 clients without a slot."""
+
+    def block_bits(block):
+        return threefry.bits(threefry.fold_in(key, block), (_BLOCK,))
+
+    bits = jax.vmap(block_bits)(jnp.arange(math.ceil(num_clients / _BLOCK)))
+    drawn = (bits.reshape(-1)[:num_clients] < _threshold(p)) | (p >= 1)
+    return jnp.arange(num_clients, dtype=jnp.int32), drawn, jnp.int32(0)
+
+
+@reads(
+    lambda sampling_rate, **_: (
+        SAMPLING_RATE
+        if sampling_rate is None
+        else dataclasses.replace(SAMPLING_RATE, default=float(sampling_rate)),
+    )
+)
+def poisson(
+    sampling_rate: float | None = None,
+    *,
+    max_rate: float | None = None,
+    capacity: int | None = None,
+) -> Sampling:
+    """Draw every client independently with probability p (Poisson sampling).
+
+    p is `hparams.sampling_rate`; it may be swept up to `max_rate` without recompiling and is never
+    differentiated. Two methods draw the same distribution. m and the capacity alone select one, so
+    a seed gives the same cohorts on every placement (but others when the method changes):
+
+    * Up to 8,192 clients, or for a capacity that suits rates above 1/32: 32 random bits per client,
+      as an integer, are compared with floor(p·2³²). (Float32 uniforms would include small p too
+      often.)
+    * Otherwise `blocks.draw`, in time proportional to the cohort. A rate at which a cohort exceeds
+      the capacity with probability above 1e-6 is refused; a traced rate cannot be, and is capped at
+      no more than twice the largest rate allowed.
+
+    Formal guarantees:
+      * Clients are drawn independently of each other, of the data and of earlier rounds; random
+        bits belong to the key, the round and fixed blocks of ids.
+      * The inclusion probability is the charged one: floor(p·2³²)/2³² by coins; by blocks p itself,
+        for a float32 p, up to a total variation distance below 1e-30 a round.
+      * A cohort above capacity keeps a uniformly random part of its members. What that tells others
+        is part of the price; see `SamplingScheme.inclusions`.
+      * The realised cohort size stays inside the engine: sums are divided by p·m.
+
+    Accountants: "pld" and "rdp", in both views.
+
+    Args:
+      sampling_rate: p, the default of `hparams.sampling_rate`. By default a fifth of the clients is
+        expected, but at least 10, so that few clients leave few rounds empty.
+      max_rate: Largest p that `hparams.sampling_rate` will take, by default `sampling_rate`;
+        sets the default capacity.
+      capacity: Number of slots in a cohort. By default the smallest that a cohort drawn at
+        `max_rate` exceeds with probability at most 1e-30: in a million rounds, (1 + e^ε) times that
+        stays below 1e-11 up to ε = 30.
+
+    Raises:
+      ValueError: if a rate lies outside (0, 1], or `max_rate` is below `sampling_rate`; for a
+        population, if the capacity lies outside [1, m].
+    """
+    for name, rate in (("sampling_rate", sampling_rate), ("max_rate", max_rate)):
+        if rate is not None:
+            dataclasses.replace(SAMPLING_RATE, name=name).check(rate)
+    if max_rate is not None and sampling_rate is not None and max_rate < sampling_rate:
+        raise ValueError(f"max_rate must be at least sampling_rate {sampling_rate}, got {max_rate}")
+
+    def for_clients(num_clients: int) -> Sampler:
+        usual = min(1.0, max(0.2, 10 / num_clients)) if sampling_rate is None else sampling_rate
+        largest = usual if max_rate is None else max_rate
+        return _poisson(num_clients, min(usual, largest), largest, capacity)
+
+    return Sampling(for_clients)
+
+
+def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | None) -> Sampler:
+    slots = default_capacity(num_clients, max_rate) if capacity is None else capacity
+    scheme = SamplingScheme("poisson", num_clients, slots)
+    # The largest p with P(Bin(m, p) > B) ≤ _MOST_EXCESS.
+    largest = 1.0
+    if slots < num_clients:
+        largest = float(betaincinv(slots + 1, num_clients - slots, _MOST_EXCESS))
+    by_blocks = num_clients > _FEW_CLIENTS and largest <= blocks.LARGEST_RATE
+
+    def draw(key, round_, hparams):
+        first, second, keep_key = threefry.split(threefry.fold_in(key, round_), 3)
+        p = hparams.sampling_rate
+        if by_blocks:
+            ids, drawn, missed = blocks.draw(first, second, p, num_clients, largest)
+        else:
+            ids, drawn, missed = _coins(first, p, num_clients)
+        count = jnp.sum(drawn, dtype=jnp.int32)
+
+        def some(drawn):
+            """Keep a uniformly random part: those with the smallest random numbers."""
+            priority = jnp.where(drawn, threefry.bits(keep_key, drawn.shape), np.uint32(2**32 - 1))
+            return drawn & (priority <= jnp.sort(priority)[slots - 1])
+
+        if slots < drawn.shape[0]:
+            if backend.platform() == "gpu":  # whose host would wait for a branch; some may be all
+                drawn = some(drawn)
+            else:
+                drawn = jax.lax.cond(count > slots, some, lambda drawn: drawn, drawn)
+        kept = jnp.nonzero(drawn, size=slots, fill_value=ids.shape[0])[0]
+        return Cohort(
+            ids.at[kept].get(mode="fill", fill_value=num_clients),
+            jnp.arange(slots) < count,
+            jnp.maximum(count - slots, 0) + missed,
+        )
+
+    def rate(hparams):
+        p = jax.lax.stop_gradient(jnp.asarray(hparams.get("sampling_rate", usual), float))
+        if by_blocks:
+            return blocks.charged_rate(p, largest)
+        return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32)
+
+    def check(hparams):
+        found = on_host(hparams.sampling_rate)
+        for p in [] if found is None else np.ravel(found).tolist():
+            if p * 2.0**32 < 1:
+                raise ValueError(f"sampling_rate must be at least 2^-32, got {p}")
+            if (often := excess(slots, num_clients, p)) > _MOST_EXCESS:
+                raise ValueError(
+                    f"sampling_rate {p} of {num_clients} clients exceeds the cohort capacity of "
+                    f"{slots} with probability {often:.2g} a round; the capacity must be at least "
+                    f"{default_capacity(num_clients, p)}"
+                )
+
+    return Sampler(scheme, draw, rate, check=check)
+
+
+def fixed_size(*, cohort: int) -> Sampling:
+    """Draw exactly q of m clients, a uniformly random subset, independently in every round.
+
+    A draw takes O(q log q) time, or O(m) where q exceeds m/2.
+
+    Formal guarantees:
+      * Every subset of q clients is equally likely, whatever the data and earlier rounds, and q is
+        public. (Except with probability below 1e-18 a round: the cohort then has fewer members, or,
+        where q exceeds m/2, is biased towards low ids.)
+      * Each client is in with probability q/m, which the ledger is charged, but clients are *not*
+        independent: the bits of all others determine a client's own. So sampling hides nothing in
+        the joint-DP view, and only the number of a client's participations, Bin(T, q/m), is random.
+
+    Args:
+      cohort: Number q of clients in every cohort.
+
+    Raises:
+      ValueError: for a population, if q lies outside [1, m].
+    """
+    return Sampling(lambda num_clients: _fixed_size(num_clients, cohort))
+
+
+def _fixed_size(num_clients: int, cohort: int) -> Sampler:
+    checks.count(1, num_clients, cohort=cohort)
+    left_out = num_clients - cohort
+
+    def draw(key, round_, hparams):
+        del hparams
+        key = threefry.fold_in(key, round_)
+        if left_out == 0:
+            ids = jnp.arange(num_clients, dtype=jnp.int32)
+        elif cohort <= left_out:
+            ids = _distinct(key, cohort, num_clients)
+        else:
+            outside = _distinct(key, left_out, num_clients)
+            member = jnp.ones(num_clients, bool).at[outside].set(False, mode="drop")
+            ids = jnp.nonzero(member, size=cohort)[0].astype(jnp.int32)
+        return _cohort(ids, ids < num_clients)
+
+    return Sampler(
+        SamplingScheme("fixed", num_clients, cohort),
+        draw,
+        lambda hparams: jnp.asarray(cohort / num_clients),
+    )
+
+
+def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
+    """Return the first `count` distinct ids among independent uniform ones: a uniform subset.
+
+    Ids are drawn as whole bits and those of m or more rejected, so all are equally likely. `count`
+    is at most (m + 1)/2, so a draw is new and valid with probability 1/4 or more. Ids are m where
+    the draws did not suffice (probability below 1e-18).
+    """
+    from scipy.stats import nbinom  # slow to import
+
+    bits = max(1, (num_clients - 1).bit_length())
+    # Each draw is new and valid at least as often as the last one.
+    worst = (num_clients - count + 1) / 2**bits
+    draws = count + int(nbinom.isf(_TOO_FEW, count, worst))
+    ids = (threefry.bits(key, (draws,)) >> (32 - bits)).astype(jnp.int32)
+    order = jnp.arange(draws)
+    by_id, when = jax.lax.sort((ids, order), num_keys=1, is_stable=True)
+    new = jnp.concatenate([jnp.ones(1, bool), by_id[1:] != by_id[:-1]])
+    new = jnp.zeros(draws, bool).at[when].set(new, unique_indices=True)
+    chosen = jnp.nonzero(new & (ids < num_clients), size=count, fill_value=draws)[0]
+    return ids.at[chosen].get(mode="fill", fill_value=num_clients)
+
+
+def passes(*, cohort: int, max_participations: int) -> Sampling:
+    """Cut a fresh random order of the clients into cohorts of q, once per pass.
+
+    The cohort of round t depends on the run's key and t alone: number t mod R of pass ⌊t/R⌋, with R
+    = ⌈m/q⌉; the last one of a pass holds the remaining clients. After `max_participations` passes,
+    `Sampler.rounds` rounds in all, cohorts are empty.
+
+    Formal guarantees:
+      * Every client takes part exactly once in a pass (the order is a permutation whatever the
+        random bits), so at most `max_participations` times in a run of any length.
+      * Nothing else is claimed: the schedule may be public, and sampling hides nothing in either
+        view. Accountant "gaussian", of `max_participations` releases (those with the least noise).
+      * Sums are divided by q, also in the smaller cohort at the end of a pass.
+
+    Args:
+      cohort: Number q of clients in every cohort.
+      max_participations: Largest number of participations of one client, the number of passes.
+
+    Raises:
+      ValueError: for a population, if q lies outside [1, m]; if the cap is below 1.
+    """
+    return Sampling(lambda num_clients: _passes(num_clients, cohort, max_participations))
+
+
+def _passes(num_clients: int, cohort: int, max_participations: int) -> Sampler:
+    checks.count(1, num_clients, cohort=cohort)
+    scheme = SamplingScheme("capped", num_clients, cohort, max_participations)
+    per_pass = math.ceil(num_clients / cohort)
+
+    def draw(key, round_, hparams):
+        del hparams
+        number, part = round_ // per_pass, round_ % per_pass
+        position = part * cohort + jnp.arange(cohort)
+        mask = (position < num_clients) & (number < max_participations)
+        order = threefry.fold_in(key, number)
+        ids = permuted(
+            order, jnp.where(position < num_clients, position, 0), jnp.int32(num_clients)
+        )
+        ids = jnp.where(mask, ids, num_clients).astype(jnp.int32)
+        return _cohort(ids, mask)
+
+    return Sampler(
+        scheme,
+        draw,
+        lambda hparams: jnp.asarray(cohort / num_clients),
+        rounds=per_pass * max_participations,
+    )
+
+
+def fixed_groups(*, groups: int) -> Sampling:
+    """Divide the clients into groups once, at random; group t mod `groups` takes part in round t.
+
+    Groups differ in size by one client at most; sums are divided by m/`groups`.
+
+    Formal guarantees:
+      * A client takes part in every `groups`-th round and in no other: two participations are
+        exactly `groups` rounds apart (the order of clients is a permutation whatever the random
+        bits), unlike in passes in an order drawn anew.
+      * Nothing else is claimed: groups may be public, and sampling hides nothing in either view.
+        Accountants "gaussian", and "correlated" for noise that is correlated over rounds.
+
+    Args:
+      groups: Number of groups, the rounds between two participations of a client.
+
+    Raises:
+      ValueError: for a population, if `groups` lies outside [1, m].
+    """
+    return Sampling(lambda num_clients: _fixed_groups(num_clients, groups))
+
+
+def _fixed_groups(num_clients: int, groups: int) -> Sampler:
+    checks.count(1, num_clients, groups=groups)
+    size = math.ceil(num_clients / groups)
+
+    def draw(key, round_, hparams):
+        del hparams
+        position = jnp.arange(size) * groups + round_ % groups
+        mask = position < num_clients
+        ids = permuted(key, jnp.where(mask, position, 0), jnp.int32(num_clients))
+        ids = jnp.where(mask, ids, num_clients).astype(jnp.int32)
+        return _cohort(ids, mask)
+
+    return Sampler(
+        SamplingScheme("groups", num_clients, size, groups=groups),
+        draw,
+        lambda hparams: jnp.asarray(1 / groups),
+    )
+
+
+def available(sampling: Sampling, availability: Availability) -> Sampling:
+    """Return the sampling with clients that answer at times, or do a part of their steps.
+
+    All that are drawn are charged, so ε is that of the sampling alone.
+
+    Args:
+      sampling: draws the clients.
+      availability: such as `intermittent()` or `recorded(trace)`.
+
+    Raises:
+      ValueError: if it is no availability.
+    """
+    if not isinstance(availability, Availability):
+        raise ValueError(f"availability must be such as intermittent(), got {availability!r}")
+    return sampling._replace(availability=availability)
+
+
+def intermittent(
+    *,
+    dropout: float = 0.1,
+    least_work: float = 1.0,
+    period: int = 24,
+    window: int | None = None,
+) -> Availability:
+    """Let drawn clients answer in a part of each day, and then with some probability.
+
+    Client k can answer in round t if (t + k) mod `period` < `window`. It then drops out with
+    probability `dropout`, independently of everything else. A client that answers does a part of
+    its local steps that is uniform in [`least_work`, 1].
+
+    Formal guarantees:
+      * The rounds in which a client can answer may be public. Who answers must be as secret as who
+        is drawn: an observer of the answers needs full participation (p = 1) in the account.
+
+    Args:
+      dropout: Probability that a drawn client does not answer.
+      least_work: Smallest part of its local steps that a client does.
+      period: Rounds of a day; clients are spread evenly over its time zones.
+      window: Rounds of a day in which a client can answer; by default all.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    window = period if window is None else window
+    checks.in_range("[0, 1)", dropout=dropout)
+    checks.in_range("(0, 1]", least_work=least_work)
+    checks.count(period=period)
+    checks.count(1, period, window=window)
+    lost = np.uint32(dropout * 2.0**32)
+
+    def work(key, round_, client_id):
+        coin, part = threefry.bits(key, (2,))
+        awake = (round_ % period + client_id % period) % period < window
+        share = least_work + (1 - least_work) * (part * 2.0**-32)
+        return jnp.where(awake & (coin >= lost), share, 0.0)
+
+    return Availability(work, (1 - dropout) * window / period)
+
+
+def recorded(work: ArrayLike) -> Availability:
+    """Let drawn clients answer as a trace says.
+
+    Args:
+      work: (P, m), the part of its local steps that client k does in the rounds t, t + P, …; 0 if
+        it does not answer. Taken as public, and independent of the clients' rows.
+
+    Raises:
+      ValueError: if it is no matrix of numbers in [0, 1], or all are 0.
+    """
+    shares = np.asarray(work, np.float32)
+    if shares.ndim != 2 or not np.all((shares >= 0) & (shares <= 1)):
+        raise ValueError(
+            "a trace must be a matrix, rounds by clients, of numbers in [0, 1], "
+            f"got shape {shares.shape}"
+        )
+    answers = float(np.mean(shares > 0))
+    if answers == 0:
+        raise ValueError("a trace must have a client that answers, got zeros alone")
+    period, num_clients = shares.shape
+
+    def of_round(key, round_, client_id):
+        del key
+        return jnp.asarray(shares)[round_ % period, client_id]
+
+    return Availability(of_round, answers, num_clients)
+
+
+def recorded_in(*, trace: str) -> Availability:
+    """Let drawn clients answer as a file says; see `recorded`.
+
+    Args:
+      trace: Path of a .npy file: rounds by clients, the part of its local steps that each does.
+    """
+    try:
+        return recorded(np.load(trace, allow_pickle=False))
+    except (OSError, EOFError) as error:
+        raise ValueError(f"trace must be a readable .npy file, got {trace}") from error
+
+
+def work_of(
+    availability: Availability, key: jax.Array, round_: jax.Array, client_id: jax.Array
+) -> jax.Array:
+    """Return the share of one client, (), from the round's key for clients."""
+    own = threefry.fold_in(threefry.fold_in(key, client_id), keys.AVAILABILITY)
+    return availability.work(own, round_, client_id)

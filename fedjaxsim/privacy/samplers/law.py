@@ -17,9 +17,8 @@ from scipy.special import betainc
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
-from fedjaxsim.privacy.binomial import excess
-from fedjaxsim.privacy.entries import SamplingScheme
-from fedjaxsim.privacy.samplers.base import Sampler, Sampling
+from fedjaxsim.privacy.entries import SamplingScheme, excess
+from fedjaxsim.privacy.samplers import Sampler, Sampling
 
 _LEVEL = 1e-9
 """Largest probability that one test refuses a sampler of its scheme."""
