@@ -1,7 +1,7 @@
 """Our algorithms beside fluke 0.8.1: equal models and predictions, and the faults behind two gaps.
 
 All rows of a client are one minibatch, so that an epoch has no order, and fluke's server asks the
-cohorts that ours draws. Needs `pip install --group fluke`.
+cohorts that ours draws. Needs `pip install --group libraries`.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def ours(
 @pytest.fixture(scope="module")
 def fluke():
     """A function that runs an algorithm of fluke and returns its server and clients."""
-    pytest.importorskip("fluke", reason="needs pip install --group fluke")
+    pytest.importorskip("fluke", reason="needs pip install --group libraries")
     import torch  # pyright: ignore[reportMissingImports]
     from fluke import DDict  # pyright: ignore[reportMissingImports]
     from fluke.data import FastDataLoader  # pyright: ignore[reportMissingImports]

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjaxsim as fjs
@@ -269,6 +270,134 @@ def test_an_algorithm_is_private_by_the_engine(name):
         each.guarantee(end).find("zero_out").epsilon for each, end in ((sim, state), (alone, after))
     )
     assert ours == others
+
+
+# --- beside their authors' code -------------------------------------------------------------------
+
+
+def equal_clients(algorithm):
+    """Return three clients of six rows, all of which are one minibatch, and their simulation."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(3, 6, 4)).astype(np.float32)
+    y = rng.integers(0, CLASSES, (3, 6)).astype(np.int32)
+    rows = [{"x": x[k], "y": y[k]} for k in range(3)]
+    population, batches = fjs.Population.from_clients(rows), fjs.Minibatches(6, epochs=EPOCHS)
+    return rows, fjs.Simulation(algorithm, population, fjs.full_participation(), batches)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_mime_lite_is_that_of_fedjax(monkeypatch):
+    """FedJAX weighs clients by rows, so all have as many. Needs `pip install --group libraries`."""
+    monkeypatch.setattr(jax, "tree_map", jax.tree.map, raising=False)  # gone from JAX since
+    fedjax = pytest.importorskip("fedjax", reason="needs pip install --group libraries")
+    from fedjax.algorithms.mime_lite import (  # pyright: ignore[reportMissingImports]
+        mime_lite,
+    )
+
+    rows, sim = equal_clients(factory("mime_lite")(softmax(mlp((4,), CLASSES, (5,)), CLASSES)))
+    hparams = sim.hyperparameters(learning_rate=ETA, beta=0.6)
+    state = sim.init(0, hparams)
+
+    def per_example_loss(w, batch, key):
+        return jax.vmap(lambda x, y: loss(w, x[None], y[None]))(batch["x"], batch["y"])
+
+    base = optax.chain(optax.ema(0.6, debias=False), optax.scale(-ETA))
+    theirs = mime_lite(
+        per_example_loss,
+        fedjax.optimizers.create_optimizer_from_optax(base),
+        fedjax.ShuffleRepeatBatchHParams(batch_size=6, num_epochs=EPOCHS),
+        fedjax.PaddedBatchHParams(batch_size=6),
+        server_learning_rate=1.0,
+    )
+    expected = theirs.init(jax.tree.map(jnp.array, state.shared[0]))
+    clients = [(k, fedjax.ClientDataset(of_k), jax.random.key(k)) for k, of_k in enumerate(rows)]
+    for _ in range(4):
+        state, _ = sim.round(state, hparams)
+        expected, _ = theirs.apply(expected, clients)
+    found = jax.tree.leaves(state.shared)
+    momentum = expected.opt_state[0].ema
+    for one, two in zip(found, jax.tree.leaves((expected.params, momentum)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def newton_schulz(m):
+    x = m / ((m * m).sum() ** 0.5 + 1e-7)
+    for _ in range(5):
+        square = x.T @ x
+        x = 3.4445 * x + x @ (2.0315 * square @ square - 4.7750 * square)
+    return x * max(1, m.shape[1] / m.shape[0]) ** 0.5
+
+
+def polar(m):
+    u, s, v = np.linalg.svd(m, full_matrices=False)
+    return (u * (s > 1e-5 * s[0])) @ v
+
+
+def authors_fedmuon(w, rows, gradient, beta, gamma, *, additions):
+    """Run `muon_update`, `update_FedMuon` and `apply_weights_FedLADA` of the authors on matrices.
+
+    github.com/junkangLiu0/FedMuon at f3972e2, muon.py and main_FedMuon.py. Their additions to the
+    paper, and to the gallery: Nesterov's momentum, an approximation of U Vᵀ, weight decay.
+    """
+    delta, start = ({k: np.zeros_like(a) for k, a in w.items()} for _ in range(2))
+    rate, decay = ETA * (1 - gamma), 0.01 if additions else 0.0
+    for _ in range(ROUNDS):
+        sent = []
+        for c in rows:
+            v, m = dict(w), dict(start)
+            for _ in range(EPOCHS):
+                g = gradient(v, c["x"], c["y"])
+                for k in w:
+                    m[k] = beta * m[k] + (1 - beta) * g[k]
+                    nesterov = beta * m[k] + (1 - beta) * g[k]
+                    u = newton_schulz(nesterov) if additions else polar(m[k])
+                    v[k] = (1 - rate * decay) * v[k] - rate * u + gamma / EPOCHS * delta[k]
+            sent.append((v, m))
+        delta = {k: np.mean([v[k] - w[k] for v, _ in sent], axis=0) for k in w}
+        start = {k: np.mean([m[k] for _, m in sent], axis=0) for k in w}
+        w = {k: w[k] + delta[k] for k in w}
+    return w
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("additions", [False, True])
+def test_fedmuon_is_that_of_its_authors_but_for_their_additions(additions):
+    rng = np.random.default_rng(2)
+    w = {
+        "a": rng.normal(size=(4, 5)).astype(np.float32),
+        "b": rng.normal(size=(5, CLASSES)).astype(np.float32),
+    }
+    model = fjs.Model(
+        lambda key: jax.tree.map(jnp.asarray, w), lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"]
+    )
+    task = softmax(model, CLASSES)
+    algorithm, moved = factory("fedmuon")(task), fjs.shared_model.moved
+
+    def with_additions(shared, personal, data, hparams, context):
+        rate = ETA * (1 - hparams.alignment)
+
+        def step(carry, batch):
+            x, momentum = carry
+            g = task.gradient(x, batch)
+            momentum = moved(g, hparams.beta, momentum)
+            u = jax.tree.map(newton_schulz, moved(g, hparams.beta, momentum))
+            x = moved(moved(x, -0.01 * rate, x), -rate, u)
+            return moved(x, hparams.alignment / EPOCHS, shared.update), momentum
+
+        x, momentum = data.fold(step, (shared.params, shared.momentum))
+        return personal, (jax.tree.map(jnp.subtract, x, shared.params), momentum), {}
+
+    if additions:
+        algorithm = algorithm._replace(client=with_additions)
+    rows, sim = equal_clients(algorithm)
+    hparams = sim.hyperparameters(learning_rate=ETA, beta=0.6, alignment=0.3)
+    state, _ = sim.run(sim.init(0, hparams), hparams, ROUNDS)
+
+    gradient = jax.jit(jax.grad(lambda v, x, y: entropy(model.apply(v, x), y)))
+    expected = authors_fedmuon(w, rows, gradient, 0.6, 0.3, additions=additions)
+    for k in w:
+        np.testing.assert_allclose(state.shared.params[k], expected[k], rtol=1e-4, atol=1e-5)
 
 
 def test_its_files_use_public_names_only():
