@@ -17,7 +17,7 @@ _SAMPLED = 100_000
 
 
 class DivergingWarning(UserWarning):
-    """A warning of a run that diverges."""
+    """Warning of a run that diverges."""
 
 
 def is_finite(value: Any) -> bool:
@@ -26,13 +26,10 @@ def is_finite(value: Any) -> bool:
 
 
 def failures(rows: Sequence[Record]) -> Iterator[bool]:
-    """Yield for each evaluation of a run whether the run has failed.
+    """Yield for each evaluation of a run, from its first one on, whether the run has failed.
 
     It has from the evaluation on at which its training loss, or a test metric that was finite at
-    first, is not finite.
-
-    Args:
-      rows: evaluations of one run, from its first one on; no training loss (None) says nothing.
+    first, is not finite; no training loss (None) says nothing.
     """
     # A metric that has no value from the start (no client has test rows) says nothing.
     names = {name for row in rows for name in row if name.startswith("test_")}
@@ -78,6 +75,15 @@ def warning_of_messages(count: int) -> str:
         f"{count} messages of clients were not finite and counted as zero: a smaller learning rate "
         "may help; the evaluations in which they occurred count them"
     )
+
+
+def warning_in(course: Sequence[Record], nonfinite: int, noised: bool, population: Any) -> str:
+    """Return the warnings of a finished run, if any; noise may carry it to finite losses."""
+    found = [warning_of_messages(nonfinite)] if nonfinite else []
+    start = diverging_from(course)
+    if start is not None and not (noised and is_finite(course[-1]["train_loss"])):
+        found.append(warning_of(start, population))
+    return "; ".join(found)
 
 
 def _cause(population: Any) -> str:

@@ -19,18 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
-from fedjaxsim import checks, keys
+from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
 from fedjaxsim.data.describe import white_paper
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.divergence import (
-    DivergingWarning,
-    diverging_from,
-    is_finite,
-    warning_of,
-    warning_of_messages,
-)
 from fedjaxsim.engine import accounts, private_evaluation, stages
 from fedjaxsim.engine.checks import (
     check_parts,
@@ -89,6 +82,11 @@ _MANY_ROUNDS = 200
 class Simulation:
     """A federated simulation.
 
+    In all methods `hparams` comes from `hyperparameters`, `state` from `init` or `run`, and `delta`
+    is δ in (0, 1), by default `default_delta(m)`, at most 1/(10 m). Only `run` uses a state up. All
+    raise ValueError for numbers out of range, wrong shapes, parts or functions that do not fit
+    together, and a state that is of other shapes or used up.
+
     Args:
       algorithm: e.g. `pmtl(task)`; its task must accept the population.
       population: all clients' data.
@@ -107,16 +105,10 @@ class Simulation:
 
     Attributes:
       accounts: the scheme and the event of each account that rounds are charged to.
-      task: the algorithm's task.
-      sampler: the sampler of cohorts of this population's clients.
       records: the hyperparameters that the parts declare, by name.
       program: the pure functions on one device, which `shard`, `batch` and `stream` transform.
       transformed: the program, sharded or streamed as asked for.
       compiled: the compiled functions of `transformed`.
-
-    Raises:
-      ValueError: if parts do not fit together: function and arguments, accountant and sampler or
-        mechanism, data and task.
     """
 
     algorithm: Algorithm
@@ -215,14 +207,13 @@ class Simulation:
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._checked: set[Any] = set()
         self._statistics: dict[str, SplitStatistics] = {}
+        for cached in ("rows", "placed"):
+            self.__dict__.pop(cached, None)
 
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.
 
         If fields and rows agree in shapes and types, nothing is compiled again.
-
-        Raises:
-          ValueError: for another number of clients, or data that do not suit the task.
         """
         if population.num_clients != self.num_clients:
             raise ValueError(
@@ -232,8 +223,6 @@ class Simulation:
         if not prepared or row_shapes(population.fields) != row_shapes(self.population.fields):
             return dataclasses.replace(self, population=population)
         other = copy.copy(self)
-        for cached in ("rows", "placed"):
-            other.__dict__.pop(cached, None)
         other._use(population)
         if other.examples != self.examples:
             raise ValueError("private examples need clients with the same numbers of rows")
@@ -253,18 +242,14 @@ class Simulation:
 
     @property
     def public(self) -> tuple[str, ...]:
-        """The assumptions of every guarantee: numbers made of data that are taken as public.
-
-        The population, the task, the algorithm and the mechanism each name theirs in sentences;
-        functions of users add theirs.
-        """
+        """Assumptions of every guarantee: numbers made of data that are taken as public."""
         parts = (self.population, self.task, self.algorithm, self.mechanism)
         named = dict.fromkeys(sentence for part in parts for sentence in part.public)
         return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
 
     @property
     def bounds_steps(self) -> bool:
-        """Return whether the curvature that local steps meet is bounded: of squared loss by ‖x‖."""
+        """Return whether the curvature of local steps is bounded: a squared loss on bounded ‖x‖."""
         known = self.task.curvature is not None and self.algorithm.curvature is not None
         return known and "x" in (found := self.population.columns) and found["x"].norm < math.inf
 
@@ -279,12 +264,12 @@ class Simulation:
 
     @property
     def layout(self) -> Layout:
-        """The layout of rounds, before memory and messages are known."""
+        """Layout of rounds, before memory and messages are known."""
         return self.program.workload.layout()
 
     @property
     def num_clients(self) -> int:
-        """The number of clients m."""
+        """Number of clients m."""
         return self.population.num_clients
 
     def __repr__(self) -> str:
@@ -292,29 +277,24 @@ class Simulation:
         amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
         fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
         where, scheme = "streamed" if self.streamed else "in memory", self.sampler.scheme
-        lines = [
-            f"Simulation of {factory_of(self.algorithm.client)}",
-            f"  {repr(self.population).splitlines()[0]}",
-            f"  fields: {', '.join(fields)}",
-            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
-            f"  mechanism: {self.mechanism.event.kind}",
-            f"  minibatches: size {batches.size}, {amount}",
-            f"  data: {where}, devices: {len(self.devices or (None,))}",
-        ]
-        return "\n".join(lines)
+        return (
+            f"Simulation of {factory_of(self.algorithm.client)}\n"
+            f"  {repr(self.population).splitlines()[0]}\n"
+            f"  fields: {', '.join(fields)}\n"
+            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round\n"
+            f"  mechanism: {self.mechanism.event.kind}\n"
+            f"  minibatches: size {batches.size}, {amount}\n"
+            f"  data: {where}, devices: {len(self.devices or (None,))}"
+        )
 
     # --- what users call --------------------------------------------------------------------------
 
     def hyperparameters(self, **values: Value) -> Hyperparameters:
         """Return the hyperparameters of a run: the given values, and defaults for the rest.
 
-        Args:
-          **values: by name, each () or, as its record declares, one per round (T,) or per client
-            (m,). Values of clients are public, so they may not follow from private rows.
-
-        Raises:
-          ValueError: for a name that no part reads (with the nearest one that is read), a missing
-            value without a default, a wrong shape or a value out of range.
+        Each value is () or, as its record declares, one per round (T,) or per client (m,). Values
+        of clients are public, so they may not follow from private rows. A ValueError names a
+        missing or unknown name, with the nearest one that is read.
         """
         return fill(
             self.records, values, self.sampler.rate, self.step_size, clients=self.num_clients
@@ -323,16 +303,10 @@ class Simulation:
     def calibrate(
         self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None
     ) -> Hyperparameters:
-        """Return the hyperparameters with the least noise multiplier that meets a target ε.
+        """Return `hparams` with the least noise multiplier that meets a target ε.
 
-        Args:
-          hparams: of the run.
-          epsilon: target ε in nats of all rounds (zero-out, joint DP).
-          rounds: T.
-          delta: δ in (0, 1); by default `default_delta(m)`.
-
-        Raises:
-          ValueError: if there is no noise to calibrate, or no noise multiplier meets the target.
+        It is of all `rounds`, in nats (zero-out, joint DP). Raises ValueError if there is no noise
+        to calibrate, or no noise multiplier meets the target.
         """
         if "noise_multiplier" not in self.records:
             raise ValueError("the mechanism adds no noise, so no ε can be aimed at")
@@ -351,18 +325,10 @@ class Simulation:
         return calibrated
 
     def init(self, key: jax.Array | int, hparams: Hyperparameters) -> SimulationState:
-        """Return the state before the first round.
+        """Return the state before the first round, from a seed or a key `jax.random.key(seed)`.
 
         All random numbers of a run follow from the key, so two runs with one seed share cohorts and
         noise whatever else differs. Publish at most one of them, and keep its seed secret.
-
-        Args:
-          key: a threefry key (`jax.random.key(seed)`) or a seed.
-          hparams: hyperparameters.
-
-        Raises:
-          ValueError: if a hyperparameter is out of range, the key is of another kind, the mechanism
-            does not suit what the algorithm sends, or a function returns what does not fit.
         """
         key, hparams = self.check_start(key, hparams)
         state = self.compiled.init(key, hparams)
@@ -382,13 +348,12 @@ class Simulation:
         Args:
           hparams: of the planned rounds, with the least noise and the largest p of any round.
           epsilon: ε > 0 in nats.
-          delta: δ in (0, 1); by default `default_delta(m)`.
+          delta: δ in (0, 1).
           evaluate_privately: evaluations that the run releases besides.
           eval_every: planned rounds between them.
 
         Raises:
-          ValueError: if a number is out of range, the mechanism has no guarantee, or one round
-            costs more.
+          ValueError: if the mechanism has no guarantee, or one round costs more.
         """
         hparams = self.check(hparams)
         one = self.planned(hparams, 0, 1)
@@ -409,18 +374,12 @@ class Simulation:
         )
 
     def with_budget(self, state: SimulationState, budget: PrivacyLimit) -> SimulationState:
-        """Return the state with a budget that it and all stages from it keep.
+        """Return the state, of `init`, with a budget that it and all stages from it keep.
 
         A round uses up a planned one with no more noise and no smaller p. If none is left, `run`
         ends and `round` changes nothing. So noise and number of rounds may follow from what was
-        released; see `privacy/filter.py`.
-
-        Args:
-          state: from `init`, or after rounds without a release.
-          budget: from `Simulation.budget`.
-
-        Raises:
-          ValueError: if the state has another budget, or has released something without one.
+        released; see `privacy/filter.py`. Raises ValueError if the state has another budget, or has
+        released something without one.
         """
         known = state.privacy.limit
         if known == budget:
@@ -446,7 +405,7 @@ class Simulation:
         from 0 again, with new random numbers, and the mechanism starts anew.
 
         Args:
-          state: of a run on the same clients; it stays usable.
+          state: of a run on the same clients.
           hparams: of this stage.
           earlier: the simulation of `state` if its algorithm differs: clients then start from the
             models that they predicted with, and the server from the published model, or the task's
@@ -454,8 +413,7 @@ class Simulation:
           earlier_hparams: hyperparameters of that simulation; by default `hparams`.
 
         Raises:
-          ValueError: as `init`; if states, models or the number of clients do not fit, or the
-            algorithm cannot start from these models.
+          ValueError: if the algorithm cannot start from these models or states.
         """
         key, hparams = self.check_start(stages.stage_key(state.key, state.round), hparams)
         others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
@@ -484,7 +442,6 @@ class Simulation:
         return new
 
     def _begun(self, key, hparams, shared, personal, privacy) -> SimulationState:
-        """Return the state before the first round of a stage that starts from these states."""
         new = self.compiled.init(key, hparams)
         require_same_shapes("server state", new.shared, shared)
         require_same_shapes("personal states", new.personal, personal)
@@ -496,19 +453,11 @@ class Simulation:
     def start_new_clients(
         self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"
     ) -> SimulationState:
-        """Return the state before the first round of clients who took no part in another run.
+        """Return the state before the first round of clients who took no part in `earlier`'s run.
 
         They start from the model that it published and send nothing: its ε stays as it is, and so
-        does everybody's model. `guarantee` of the state is that of the others.
-
-        Args:
-          state: of the run of `earlier`; it stays usable.
-          hparams: of this simulation of the new clients.
-          earlier: the simulation of `state`.
-
-        Raises:
-          ValueError: as `init`; if this simulation has a mechanism that releases, the other run
-            published no model, or models do not fit.
+        does everybody's model. `guarantee` of the state is that of the others. Raises ValueError if
+        this simulation has a mechanism that releases, or the other run published no model.
         """
         if self.mechanism.event.releases:
             raise ValueError(
@@ -545,12 +494,7 @@ class Simulation:
     ) -> tuple[SimulationState, Metrics]:
         """Run one round, as a pure function that may be mapped, differentiated and composed.
 
-        Returns:
-          The next state, and the round's metrics by name (see `Segment`), each ().
-
-        Raises:
-          ValueError: if a hyperparameter is out of range, or the simulation is streamed: its states
-            change in place.
+        Returns the next state, and the round's metrics by name (see `Segment`), each ().
         """
         state, hparams = self.with_account(state, hparams), self.check(hparams)
         self.message_shapes(state.key, hparams)
@@ -570,7 +514,7 @@ class Simulation:
         evaluate_privately: EvaluationPlan | None = None,
         eval_clients: int | None = SAMPLE,
     ) -> tuple[SimulationState, History]:
-        """Run rounds, with evaluations on the test split.
+        """Run rounds, with evaluations on the test split; return the last state and the history.
 
         The last evaluation in the history is of all clients. Those before are of a sample drawn
         from the run's key, the same clients each time, if there are more than `eval_clients`.
@@ -583,17 +527,11 @@ class Simulation:
             after the last round; by default all rounds.
           callbacks: called after each evaluation, in this order: those of `fjs.callbacks`, or
             functions `(state, segment)`. One that returns False stops the run.
-          delta: δ of the ε that callbacks read; by default 1/(10 m).
+          delta: δ of the ε that callbacks read.
           keep: number of segments to return, the last ones; by default all.
           evaluate_privately: a metric that each evaluation releases with noise, on the validation
             split, and charges to the state: `Segment.private`. It is of all clients.
           eval_clients: number of clients in that sample; None for all clients.
-
-        Returns:
-          The state after the last round, and the history: a sequence of segments.
-
-        Raises:
-          ValueError: if a number is out of range, or a noise schedule is too short for the rounds.
         """
         done = rounds_done(state)
         self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
@@ -602,7 +540,7 @@ class Simulation:
         self._require_own(state, hparams)
         state = self.with_room(state, hparams, rounds)
         if evaluate_privately is not None:
-            self.check_split("validation")
+            self.check_evaluated("validation", None)
             state = private_evaluation.prepared(
                 state, evaluate_privately, self.num_clients, self.task.records
             )
@@ -617,13 +555,9 @@ class Simulation:
             sample=sample_of(state.key, self.num_clients, eval_clients),
         )
         state, history = run.segments(state, eval_every, callbacks, keep)
-        told = [warning_of_messages(run.nonfinite)] if run.nonfinite else []
-        start = diverging_from(run.course)
-        noised = np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0)
-        if start is not None and not (noised and is_finite(run.course[-1]["train_loss"])):
-            told.append(warning_of(start, self.population))
-        if told:
-            warnings.warn("; ".join(told), DivergingWarning, stacklevel=2)
+        noised = bool(np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0))
+        if found := divergence.warning_in(run.course, run.nonfinite, noised, self.population):
+            warnings.warn(found, divergence.DivergingWarning, stacklevel=2)
         return state, history
 
     def evaluate(
@@ -636,15 +570,11 @@ class Simulation:
         """Compute per-client metrics of the models the clients predict with.
 
         Given (k,) increasing ids of `clients`, the metrics are theirs alone.
-
-        Raises:
-          ValueError: if there is no such split, or `clients` are not increasing ids below m.
         """
         require_state(state)
         clients, hparams = self.check_evaluated(split, clients), hparams.as_arrays()
         self._require_own(state, hparams)
-        compiled, rows = self.compiled, self.placed[split]
-        measured = compiled.evaluate(state, hparams, rows, clients)
+        measured = self.compiled.evaluate(state, hparams, self.placed[split], clients)
         return self.summarize(split, measured, clients)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
@@ -652,9 +582,6 @@ class Simulation:
 
         A client's personal model is its own: a guarantee covers it against the other clients, not
         against its owner, and publishing it is another release. See `guarantee`.
-
-        Raises:
-          ValueError: if the state is none.
         """
         require_state(state)
         with self._near_rows():
@@ -665,14 +592,9 @@ class Simulation:
     ) -> dict[str, np.ndarray]:
         """Return the table of the clients' linear models, in the units of the data as read.
 
-        Like `models`, each client's rows are its own.
-
-        Returns:
-          Columns "client", "feature" ("(intercept)" first), "coefficient" and, with several
-          outputs, "class", a row for each client, class and feature.
-
-        Raises:
-          ValueError: as `models`; if models are not linear, or columns have no names.
+        Like `models`, each client's rows are its own. Columns are "client", "feature"
+        ("(intercept)" first), "coefficient" and, with several outputs, "class". Raises ValueError
+        if models are not linear, or columns have no names.
         """
         return coefficients_of(self.population, self.models(state, hparams))
 
@@ -685,7 +607,7 @@ class Simulation:
         """Predict rows, each by its client's model.
 
         Args:
-          state: of a run; it stays usable.
+          state: of a run.
           hparams: hyperparameters.
           population: rows of clients, known by their names, whose labels are not read; by default
             the run's population, all splits. Columns are found by name, in any units. New clients
@@ -697,8 +619,8 @@ class Simulation:
           classifications its "probability".
 
         Raises:
-          ValueError: if a client is new and no model was published, columns differ, the task says
-            nothing of rows, or the state is none.
+          ValueError: if a client is new and no model was published, columns differ, or the task
+            says nothing of rows.
         """
         require_state(state)
         rows = self.population if population is None else population
@@ -717,15 +639,14 @@ class Simulation:
 
         Args:
           state: of a run.
-          delta: total δ in (0, 1); by default `default_delta(m)`, at most 1/(10 m).
+          delta: total δ.
           planned: T, the planned number of rounds, if the time to stop may follow from releases:
             protected examples are then charged for all of them.
           later: charges of other releases that were planned for the rounds left.
-
-        Raises:
-          ValueError: as `init`, if a function of one client has a way to others.
         """
-        self.require_checked()
+        if not self._checked:  # the state may come from `program` alone
+            hparams = Hyperparameters(**dict.fromkeys(self.records, jnp.zeros(())))
+            self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
         privacy = self.with_account(state).privacy
         charges = ledger.charged(privacy)
         most = max(charged.scheme.clients for charged in charges)
@@ -746,10 +667,6 @@ class Simulation:
 
         The RDP bound, for display, control and derivatives: a little above `guarantee`'s, or, for a
         state with a budget, what it spent of it.
-
-        Args:
-          state: of a run.
-          delta: δ in (0, 1); by default `default_delta(m)`.
         """
         return epsilon_in_jit(state.privacy, self._delta(delta))
 
@@ -876,11 +793,8 @@ class Simulation:
         eval_clients: int | None = None,
     ) -> None:
         """Check that a run can go on for `rounds` rounds after `done`; traced noise is skipped."""
-        checks.count(rounds=rounds)
-        if eval_every is not None:
-            checks.count(eval_every=eval_every)
-        if eval_clients is not None:
-            checks.count(eval_clients=eval_clients)
+        counts = {"rounds": rounds, "eval_every": eval_every, "eval_clients": eval_clients}
+        checks.count(**{name: each for name, each in counts.items() if each is not None})
         most, last = self.sampler.rounds, done + rounds
         if most is not None and last > most:
             raise ValueError(
@@ -906,13 +820,9 @@ class Simulation:
             return jax.default_device(jax.local_devices(backend="cpu")[0])
         return contextlib.nullcontext()
 
-    def check_split(self, split: str) -> None:
-        """Raise ValueError if there is no split of that name."""
-        checks.one_of(sorted(self.population.splits), split=split)
-
     def check_evaluated(self, split: str, clients: Any) -> np.ndarray | None:
-        """Check split and clients, and return their ids as int32; None for all."""
-        self.check_split(split)
+        """Check split and clients; return the ids as int32, or None for all."""
+        checks.one_of(sorted(self.population.splits), split=split)
         if clients is None:
             return None
         ids = np.asarray(clients)
@@ -951,13 +861,6 @@ class Simulation:
         own = self._states[kind]
         require_same_shapes("server state", own.shared, state.shared)
         require_same_shapes("personal states", own.personal, state.personal)
-
-    def require_checked(self) -> None:
-        """Check all functions, unless a run did; a state may come from `program` alone."""
-        if not self._checked:
-            one = jnp.zeros(())
-            hparams = Hyperparameters(**dict.fromkeys(self.records, one))
-            self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
 
 
 def _kind(tree: PyTree) -> Any:

@@ -43,7 +43,7 @@ def mean_metric(
       ValueError: if there is no such split or it has no rows. When the objective is first used, if
         the task has no such metric.
     """
-    simulation.check_split(split)
+    simulation.check_evaluated(split, None)
     rows, population = simulation.rows[split], simulation.population
     counts = targets_of(population, split, simulation.task)
     present = int(np.sum(counts > 0))
