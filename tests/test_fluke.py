@@ -23,7 +23,7 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.models.model import Model
-from fedjaxsim.runs.user_code import find_own
+from fedjaxsim.runs.parts import find_own
 from fedjaxsim.tasks import softmax
 
 # Warnings of fluke's own imports and deprecations.

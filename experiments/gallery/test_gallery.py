@@ -12,7 +12,7 @@ import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.models import linear, mlp
-from fedjaxsim.runs.user_code import find_own
+from fedjaxsim.runs.parts import find_own
 from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3

@@ -20,7 +20,7 @@ from fedjaxsim import metrics
 from fedjaxsim.report.labels import combination_label
 from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
 from fedjaxsim.report.results import difference, estimate
-from fedjaxsim.runs.finished import read_runs
+from fedjaxsim.runs.sweep_results import read_runs
 
 Scores = dict[tuple[str, float], dict[int, float]]
 """By system and ε, the value of each seed; NaN is a run that failed."""

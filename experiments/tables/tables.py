@@ -32,8 +32,8 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.report.plots import STYLE, colours_of, picture, save
 from fedjaxsim.report.results import estimate
 from fedjaxsim.runs.assemble import population_of
-from fedjaxsim.runs.finished import read_runs
 from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.sweep_results import read_runs
 
 SWEEP = Path(__file__).parent / "systems.toml"
 NO_RELEASE = "none"

@@ -29,8 +29,7 @@ def compare(
     from fedjaxsim.report.progress import print_rows
     from fedjaxsim.report.results import cells, compared, headings, systems
     from fedjaxsim.report.tables import among, print_table
-    from fedjaxsim.runs.directory import drawn_twice, named
-    from fedjaxsim.runs.finished import runs_of
+    from fedjaxsim.runs.directory import drawn_twice, named, runs_of
 
     if not runs:
         raise ValueError("compare needs at least one run directory, got none")

@@ -10,9 +10,8 @@ from typing import Any, TextIO
 
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.parts import ROLES, SETTINGS, part_of
+from fedjaxsim.runs.parts import ROLES, SETTINGS, own_line, part_of
 from fedjaxsim.runs.settings import static_keys
-from fedjaxsim.runs.user_code import own_line
 from fedjaxsim.store import StorageError
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)

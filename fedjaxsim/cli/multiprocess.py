@@ -18,7 +18,7 @@ from fedjaxsim.cli.messages import (
     say,
 )
 from fedjaxsim.engine import devices, processes
-from fedjaxsim.runs.user_code import own_line
+from fedjaxsim.runs.parts import own_line
 from fedjaxsim.store import StorageError
 
 Result = TypeVar("Result")

@@ -72,8 +72,8 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
     import numpy as np
 
     from fedjaxsim.engine.shape_bytes import bytes_of
+    from fedjaxsim.runs.build import everyone_of
     from fedjaxsim.runs.memory import host_bytes, mapped_bytes, peak_bytes, private_bytes
-    from fedjaxsim.runs.own_check import everyone_of
     from fedjaxsim.runs.target import compile_for, copied_bytes
 
     sim, hparams = experiment.simulation, experiment.hparams

@@ -22,7 +22,7 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
     from fedjaxsim.data.ranges import SPLITS
     from fedjaxsim.report.files import check_table, write_table
     from fedjaxsim.runs.assemble import population_of
-    from fedjaxsim.runs.stages import trained
+    from fedjaxsim.runs.execute import trained
 
     check_table(out)
     found = trained(run)
@@ -88,7 +88,7 @@ def models(run: Path, *, out: Path) -> Callable[[], int]:
       out: Table to write: .parquet or .csv.
     """
     from fedjaxsim.report.files import check_table, write_table
-    from fedjaxsim.runs.stages import trained
+    from fedjaxsim.runs.execute import trained
 
     check_table(out)
     found = trained(run)

@@ -17,10 +17,9 @@ from fedjaxsim.cli.messages import (
     say,
 )
 from fedjaxsim.factories import flag, settings_of
-from fedjaxsim.runs.parts import ROLES
+from fedjaxsim.runs.parts import ROLES, is_own, own_line
 from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown
 from fedjaxsim.runs.settings_files import OUTPUT, read_raw, resolve
-from fedjaxsim.runs.user_code import is_own, own_line
 from fedjaxsim.signals import end_on_signal
 from fedjaxsim.store import StorageError, release
 

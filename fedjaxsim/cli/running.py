@@ -28,8 +28,15 @@ from fedjaxsim.report.progress import (
     print_guarantee,
 )
 from fedjaxsim.report.tables import print_table
-from fedjaxsim.runs.build import Experiment, prepare, versions
-from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
+from fedjaxsim.runs.assemble import doubts
+from fedjaxsim.runs.build import Experiment, check_own_code, prepare, versions
+from fedjaxsim.runs.directory import (
+    CONFIG,
+    GUARANTEE,
+    RunDirectory,
+    fingerprint_of,
+    settings_digest,
+)
 from fedjaxsim.runs.execute import (
     FIXED,
     Executed,
@@ -39,13 +46,11 @@ from fedjaxsim.runs.execute import (
     describe_stages,
     execute,
     spent_in_all,
+    start_from,
+    with_delta_of,
 )
-from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
-from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import kind_of, read_toml
-from fedjaxsim.runs.stages import start_from, with_delta_of
-from fedjaxsim.runs.validation import doubts
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"

@@ -18,13 +18,18 @@ from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.report.progress import can_draw
 from fedjaxsim.report.results import Run, choosing
-from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
-from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
-from fedjaxsim.runs.finished import runs_of_sweep
+from fedjaxsim.runs.build import Experiment, check_own_code, population_of, prepare, versions
+from fedjaxsim.runs.directory import fingerprint_of, settings_digest
 from fedjaxsim.runs.memory import bytes_per_run
-from fedjaxsim.runs.own_check import check_own_code
-from fedjaxsim.runs.sweep_directory import SEARCH, SweepDirectory
-from fedjaxsim.runs.sweep_report import Best, best_of, print_report, write_report
+from fedjaxsim.runs.sweep_results import (
+    SEARCH,
+    Best,
+    SweepDirectory,
+    best_of,
+    print_report,
+    runs_of_sweep,
+    write_report,
+)
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
 from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
@@ -174,7 +179,7 @@ def _prepared(
 
 def _draw(plan: SweepRuns, directory: SweepDirectory, runs: Sequence[Run], best: Best) -> None:
     from fedjaxsim.report import plots
-    from fedjaxsim.runs.default_figures import default_figures
+    from fedjaxsim.runs.sweep_results import default_figures
 
     for name, figure in default_figures(plan, runs, best.metric).items():
         for ending in (".png", ".pdf"):

@@ -29,9 +29,8 @@ from fedjaxsim.report.files import Record, make_directory, read_json, write_json
 from fedjaxsim.report.labels import remember
 from fedjaxsim.report.progress import can_draw, number, print_rows
 from fedjaxsim.report.results import Estimate, difference
-from fedjaxsim.runs.build import draws_of, versions
-from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
-from fedjaxsim.runs.own_check import check_own_code
+from fedjaxsim.runs.build import check_own_code, draws_of, versions
+from fedjaxsim.runs.directory import fingerprint_of, settings_digest
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.signals import stopped
 from fedjaxsim.tune.descent import (

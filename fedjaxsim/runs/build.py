@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjaxsim.audit.one_run import with_canaries
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.rows import Rows
@@ -30,16 +31,17 @@ from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.events import Drawn, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import bytes_text
-from fedjaxsim.runs.assemble import population_of, simulation_of
+from fedjaxsim.runs.assemble import check_data, parts_of, population_of, simulation_of
 from fedjaxsim.runs.memory import host_bytes
+from fedjaxsim.runs.parts import is_own
 from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.runs.user_code import is_own
-from fedjaxsim.runs.validation import check_data
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.testing import NothingTestedError, check_billboard
 
 _PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "dp-accounting", "numpy")
 # The runs of a sweep ask for the same multipliers again and again.
@@ -397,3 +399,58 @@ def _check_memory(needed: int, available: int, what: str, remedy: str) -> None:
             f"the {what} need {bytes_text(needed)} of memory, and there are "
             f"{bytes_text(available)}: {remedy}"
         )
+
+
+_CLIENTS, _ROWS, _ROUNDS = 5, 6, 2
+"""Clients and rounds of the check, and rows of each client in each split."""
+
+
+def check_own_code(experiment: Experiment) -> None:
+    """Check that a user's algorithm, model or loss keeps clients apart; see `check_billboard`.
+
+    Parts of the package are not checked, nor anything with `trust_own_code`.
+
+    Raises:
+      ValueError: naming what depends on another client's data.
+    """
+    config = experiment.config
+    if config.get("trust_own_code", True):  # not a setting of parts of the package
+        return
+    parts = [config.parts.get(role) for role in ("algorithm", "model", "loss")]
+    own = [f"{part.role} {part.name}" for part in parts if part and is_own(part.name)]
+    simulation, hparams = everyone_of(experiment, _few(experiment.simulation.population))
+    try:
+        check_billboard(simulation, hparams, rounds=min(_ROUNDS, config.rounds))
+    except AssertionError as error:
+        raise ValueError(f"{' or '.join(own)} lets clients learn of each other: {error}") from error
+    except NothingTestedError:  # the code does not read the data
+        pass
+
+
+def everyone_of(
+    experiment: Experiment, population: Population
+) -> tuple[Simulation, Hyperparameters]:
+    """Return a simulation of these clients in memory, in each of whose rounds all take part."""
+    whole = experiment.simulation
+    parts = parts_of(experiment.config, population, population.num_clients, whole.task)
+    simulation = dataclasses.replace(
+        whole,
+        algorithm=parts.algorithm,
+        population=population,
+        sampling=full_participation(),
+        mechanism=parts.mechanism,
+        accountant=None,
+        devices=None,
+        streamed=False,
+    )
+    hparams = {name: experiment.hparams.get(name) for name in simulation.records}
+    return simulation, Hyperparameters(**hparams)
+
+
+def _few(population: Population) -> Population:
+    """Return the first rows of the first clients."""
+    counts = np.minimum(population.counts[:_CLIENTS], _ROWS)
+    starts = np.stack([population.splits[name].start[:_CLIENTS] for name in SPLITS], axis=1)
+    pieces = zip(starts.ravel(), counts.ravel(), strict=True)
+    index = np.concatenate([np.arange(start, start + count) for start, count in pieces])
+    return population.of_rows(index, counts, slice(_CLIENTS))

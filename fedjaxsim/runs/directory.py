@@ -17,7 +17,9 @@ JSON has no infinity: null stands for "no finite number", e.g. for ε without a 
 
 import csv
 import dataclasses
+import hashlib
 import io
+import json
 import math
 import shlex
 from collections.abc import Collection, Iterable, Mapping
@@ -28,6 +30,8 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables, reading
+from fedjaxsim.data.population import Population
+from fedjaxsim.divergence import failures
 from fedjaxsim.extras import missing
 from fedjaxsim.report.files import (
     Record,
@@ -38,11 +42,13 @@ from fedjaxsim.report.files import (
     write_table,
     write_tables,
 )
+from fedjaxsim.report.results import Run, without_seed
 from fedjaxsim.runs.settings_files import CONFIG, kind_of, looking_at
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.events import Drawn
     from fedjaxsim.privacy.guarantee import Report
+
 
 METRICS = "metrics.jsonl"
 GUARANTEE = "guarantee.json"
@@ -228,6 +234,24 @@ def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
     return {name: RunDirectory(path) for name, path in zip(names, paths, strict=True)}
 
 
+def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> list[Run]:
+    """Read finished runs by their names; with `whole` their clients and reports, too."""
+    found = []
+    for name, each in directories.items():
+        config, summary, rows = each.config(), each.summary(), each.metrics()
+        of_all = {"delta": summary["delta"]}
+        table = [
+            row | of_all | {"failed": bad} for row, bad in zip(rows, failures(rows), strict=True)
+        ]
+        table[-1]["epsilon_replace"] = summary["epsilon_replace"]
+        more: dict[str, Any] = {}
+        if whole:
+            more = {"clients": each.clients(), "report": each.report()}
+        seed = config.get("seed", 0)
+        found.append(Run(name, without_seed(config), seed, table, config, summary, **more))
+    return found
+
+
 def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:
     """Return a sentence on private runs that draw from the same key; "" if there are none.
 
@@ -252,3 +276,23 @@ def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
         if all(isinstance(value, int | float) and math.isfinite(value) for value in numbers):
             return content
     raise ValueError(f"{path} is damaged: it does not hold what a run writes")
+
+
+def fingerprint_of(population: Population) -> str:
+    """Return a hash of all rows and of the clients that have them."""
+    generate = population.generate
+    found = hashlib.sha256(getattr(generate, "__qualname__", repr(generate)).encode())
+    arrays = {f"field {name}": values for name, values in population.fields.items()}
+    for name, ranges in population.splits.items():
+        arrays |= {f"start {name}": ranges.start, f"count {name}": ranges.count}
+    for name, values in sorted((arrays | {"names": population.names}).items()):
+        array = np.ascontiguousarray(values)
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()[:16]
+
+
+def settings_digest(*settings: Any) -> str:
+    """Return a hash of settings: JSON values, and objects that print alike if equal."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

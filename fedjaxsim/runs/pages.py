@@ -24,8 +24,7 @@ from fedjaxsim.report.results import (
     systems,
 )
 from fedjaxsim.report.tables import runs_table
-from fedjaxsim.runs.directory import CONFIG, drawn_twice, named
-from fedjaxsim.runs.finished import runs_of
+from fedjaxsim.runs.directory import CONFIG, drawn_twice, named, runs_of
 
 _ENDINGS = {
     "interrupted": "was interrupted",

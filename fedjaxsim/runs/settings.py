@@ -25,11 +25,11 @@ from fedjaxsim.runs.parts import (
     Part,
     absolute,
     check_parts,
+    is_own,
     names_of,
     part_of,
     spellings_of,
 )
-from fedjaxsim.runs.user_code import is_own
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter

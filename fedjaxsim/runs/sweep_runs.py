@@ -39,7 +39,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report import labels
-from fedjaxsim.runs.fingerprints import settings_digest
+from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
 from fedjaxsim.runs.settings import RunConfig, run_config, table_of, unread
 from fedjaxsim.runs.settings_files import OUTPUT, content, displaced, entries, excluded

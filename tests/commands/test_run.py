@@ -16,8 +16,7 @@ from problems import HANGS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
+from fedjaxsim.runs.directory import RunDirectory, fingerprint_of, settings_digest
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {

@@ -9,7 +9,7 @@ import pytest
 
 from fedjaxsim.data import Population, load, load_folder, save_folder, split
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.runs.fingerprints import fingerprint_of
+from fedjaxsim.runs.directory import fingerprint_of
 
 
 def a_population(names=None):

@@ -11,7 +11,7 @@ from fedjaxsim.report.figures import envelope_figure, line_styles, trade_off_fig
 from fedjaxsim.report.labels import combination_label
 from fedjaxsim.report.plots import save
 from fedjaxsim.report.results import Run, envelope, last
-from fedjaxsim.runs.default_figures import default_figures
+from fedjaxsim.runs.sweep_results import default_figures
 from fedjaxsim.runs.sweep_runs import resolve_sweep
 
 pytestmark = pytest.mark.usefixtures("drawn")

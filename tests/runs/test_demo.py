@@ -10,7 +10,7 @@ import pytest
 
 from fedjaxsim.cli import demo, main
 from fedjaxsim.report.results import estimate
-from fedjaxsim.runs.finished import read_runs
+from fedjaxsim.runs.sweep_results import read_runs
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
 
 pytestmark = pytest.mark.usefixtures("drawn")

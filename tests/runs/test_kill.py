@@ -33,10 +33,9 @@ from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs import execute as execution
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import Stage, about, execute
+from fedjaxsim.runs.execute import Stage, about, execute, start_from
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.runs.stages import start_from
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.store import StorageError
 

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import math
 import shutil
 import tomllib
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim import store
-from fedjaxsim.runs.sweep_directory import SweepDirectory, tidy
+from fedjaxsim.runs.sweep_results import SweepDirectory, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, read_sweep, resolve_sweep
 
 VERSIONS = {"fedjaxsim": "0.1.0", "jax": "0.10.0"}
@@ -219,13 +218,3 @@ def test_a_checkpoint_of_another_sweep_is_refused(tmp_path):
     shutil.copytree(other.path / "checkpoint", sweep.path / "checkpoint")
     with pytest.raises(ValueError, match="other settings"):
         sweep.checkpoint()
-
-
-def test_the_report_says_that_choosing_is_not_covered(tmp_path):
-    sweep = directory(tmp_path)
-    sweep.write_report({"best": math.inf, "runs": 5}, {"0": {"epsilon": 1.0}})
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["summary"] == {"best": None, "runs": 5}
-    assert report["guarantees"] == {"0": {"epsilon": 1.0}}
-    assert "best of a sweep" in report["selection"]
-    assert "not covered" in report["selection"]

@@ -13,8 +13,7 @@ import pytest
 from sklearn.linear_model import PoissonRegressor
 
 from fedjaxsim.cli import main
-from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.own_check import check_own_code
+from fedjaxsim.runs.build import check_own_code, prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.sweep_runs import read_sweep

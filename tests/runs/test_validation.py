@@ -9,9 +9,8 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.assemble import simulation_of, whole_population_of
+from fedjaxsim.runs.assemble import doubts, simulation_of, whole_population_of
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.runs.validation import doubts
 
 COLUMNS = {"client": "who", "target": "likes", "drop": ("age",)}
 

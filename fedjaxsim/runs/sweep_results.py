@@ -1,0 +1,469 @@
+"""The files, report and figures of a sweep; an interrupted one can resume from its files.
+
+A sweep directory holds
+
+    sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
+    results.parquet     finished runs: one row per run and evaluation, by run and round
+    search/             the runs that chose the settings, a sweep of its own, if the file searches
+    checkpoint/         the chunk in progress: its rows so far and the state of the engine
+    report.json         a summary, guarantees, draws, and what is not covered; written last
+    *.png, *.pdf        figures
+"""
+
+import dataclasses
+import io
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedjaxsim import metrics, store
+from fedjaxsim.data.files import read_tables
+from fedjaxsim.divergence import failures
+from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
+from fedjaxsim.engine.processes import is_first
+from fedjaxsim.extras import importing
+from fedjaxsim.privacy.assumptions import SHARED_SEED
+from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.records import fits
+from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
+from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label, value_label
+from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
+from fedjaxsim.report.results import (
+    LAST_COLUMNS,
+    Estimate,
+    Run,
+    choosing,
+    default_metric,
+    envelope,
+    grouped,
+    last,
+)
+from fedjaxsim.runs.build import Experiment
+from fedjaxsim.runs.memory import peak_bytes
+from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns, column_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+with importing("tables"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_PICTURES = ("envelopes.png", "envelopes.pdf", "trade_off.png", "trade_off.pdf")
+CHECKPOINT = "checkpoint"
+ROWS = "rows.jsonl"
+RESULTS = "results.parquet"
+SEARCH = "search"
+REPORT = "report.json"
+
+SELECTION = (
+    "Each guarantee is that of one run alone. Choosing the best of a sweep by metrics of private "
+    "data is not covered by any of them, and neither is publishing the metrics: both need a budget "
+    "of their own."
+)
+"""A sentence of every report of a sweep."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepDirectory:
+    """The directory of one sweep; `data` is a fingerprint of the clients' rows.
+
+    Methods raise ValueError for a damaged file, or a checkpoint of another sweep.
+    """
+
+    path: Path
+    sweep: SweepRuns
+    data: str = ""
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        sweep: SweepRuns,
+        versions: Mapping[str, str],
+        data: str = "",
+        *,
+        overwrite: bool = False,
+    ) -> "SweepDirectory":
+        """Make the directory, or open it to resume the same runs; another sweep is refused."""
+        if is_first():
+            names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
+            make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
+        if not overwrite:
+            _check_same(path, sweep)
+        if is_first():
+            resolved = {
+                "fingerprint": sweep.fingerprint,
+                "runs": len(sweep.runs),
+                "programs": len(sweep.families()),
+                "best_over": list(sweep.best_over),
+                "data_fingerprint": data,
+            }
+            tables = {**sweep.settings(), "resolved": resolved, "versions": dict(versions)}
+            write_tables(path / SWEEP, tables)
+        return cls(path, sweep, data)
+
+    @property
+    def checkpoints(self) -> CheckpointFolder:
+        """The chunk in progress; notes hold its `runs` and the number of its `places`."""
+        about = {"settings": self.sweep.fingerprint, "data": self.data}
+        return CheckpointFolder(self.path / CHECKPOINT, about, fits(self.rows))
+
+    @property
+    def rows(self) -> Path:
+        """The evaluations of the chunk in progress."""
+        return self.path / CHECKPOINT / ROWS
+
+    def results(self) -> pa.Table:
+        """Read the evaluations of all finished runs, by run and round."""
+        path, empty = self.path / RESULTS, tidy(self.sweep, [])
+        if not path.exists():
+            return empty
+        table = read_results(path)
+        missing = set(empty.column_names) - set(table.column_names)
+        if missing:
+            raise _damaged(path, f"it lacks the column {min(missing)}")
+        return table
+
+    def finished(self) -> set[int]:
+        """Return the indices of the finished runs."""
+        return set(self.results()["run"].to_pylist())
+
+    def add(self, rows: Iterable[Record]) -> None:
+        """Add all evaluations of finished runs (see `tidy`), and remove their checkpoint."""
+        added = tidy(self.sweep, rows)
+        table = pa.concat_tables([self.results(), added], promote_options="default")
+        # A metric that earlier runs lack has come last.
+        first = [name for name in table.column_names if name not in LAST_COLUMNS]
+        table = table.select([*first, *LAST_COLUMNS])
+        table = table.sort_by([("run", "ascending"), ("round", "ascending")])
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+        store.write(self.path / RESULTS, sink.getvalue())
+        self.checkpoints.clear()
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint of the chunk in progress; None without one."""
+        last = self.checkpoints.last()
+        # Results are written before their checkpoints are removed.
+        if last is not None and set(last.note["runs"]) <= self.finished():
+            if is_first():
+                self.checkpoints.clear()
+            return None
+        return last
+
+
+def read_results(path: Path) -> pa.Table:
+    """Read the evaluations of finished runs, by run and round."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table, expected = file.read(use_threads=False), file.metadata.num_rows
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise _damaged(path, error) from error
+    # Checksums cover the data of a page, but not the header with its length.
+    if table.num_rows != expected:
+        raise _damaged(path, f"it must have {expected} rows, got {table.num_rows}")
+    return table
+
+
+def _damaged(path: Path, why: object) -> ValueError:
+    return ValueError(f"{path} is damaged ({why}): delete it, and its runs are computed again")
+
+
+def _check_same(path: Path, sweep: SweepRuns) -> None:
+    """Check that a directory holds no other sweep."""
+    if not (path / SWEEP).is_file():
+        return
+    try:
+        fingerprint = read_tables(path / SWEEP)["resolved"]["fingerprint"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path / SWEEP} is damaged ({error}): choose another directory or say --overwrite"
+        ) from error
+    if fingerprint != sweep.fingerprint:
+        raise ValueError(
+            f"{path} holds another sweep (sweep.toml): choose another directory or say --overwrite"
+        )
+
+
+# --- the table of results -----------------------------------------------------------------------
+
+
+def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
+    """Return the table of results: one row per run and evaluation, by run and round.
+
+    Its columns are `run`; every swept key by its field name (`target_epsilon` for ε), null where a
+    run's table does not set it; `round`; `train_loss`; the evaluation's metrics; `epsilon` and
+    `epsilon_replace`, spent up to this round (joint DP, zero-out and replace; null without a
+    guarantee) at `delta`; and `failed`, from `divergence.failures`. `rows` hold them from each
+    run's first evaluation on; `train_loss` is None if no client took part since the last one.
+    """
+    ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
+    swept = {run: sweep.values(run) for run in {int(row["run"]) for row in ordered}}
+    fixed = {"run", *sweep.columns, "round", "train_loss", *LAST_COLUMNS}
+    metrics = [name for name in dict.fromkeys(itertools.chain(*ordered)) if name not in fixed]
+    by_run = (list(alike) for _, alike in itertools.groupby(ordered, key=lambda row: row["run"]))
+    columns: dict[str, pa.Array] = {"run": pa.array([row["run"] for row in ordered], pa.int32())}
+    for name in sweep.columns:
+        if name not in LAST_COLUMNS:
+            columns[name] = pa.array([swept[row["run"]][name] for row in ordered])
+    columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
+    for name in ("train_loss", *metrics, *LAST_COLUMNS[:-1]):
+        columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
+    columns["failed"] = pa.array(itertools.chain(*map(failures, by_run)), pa.bool_())
+    return pa.table(columns)
+
+
+def _float(name: str, value: Any) -> float | None:
+    """Return None for an infinite ε, and NaN with the sign that JSON leaves it."""
+    if value is None or (name in LAST_COLUMNS and not math.isfinite(value)):
+        return None
+    return float(value) if value == value else math.nan
+
+
+def read_runs(path: Path) -> tuple[list[Run], list[str], Record]:
+    """Read the finished runs of a sweep's directory, its swept columns and its report."""
+    config = read_tables(path / SWEEP)
+    keys = dict.fromkeys(key for table in config["sweep"] for key in table)
+    columns = [column_of(key.replace("-", "_")) for key in keys]
+    runs = runs_of_sweep(read_results(path / RESULTS), columns, config)
+    return runs, columns, read_json(path / REPORT)
+
+
+def runs_of_sweep(table: pa.Table, columns: Sequence[str], config: Record) -> list[Run]:
+    """Return the runs in a table of results with these swept columns.
+
+    `config` holds the settings that all runs start from.
+    """
+    found = []
+    for index, rows in itertools.groupby(table.to_pylist(), key=lambda row: row["run"]):
+        rows = list(rows)
+        swept = {name: rows[0][name] for name in columns}
+        given = {name: value for name, value in swept.items() if value is not None}
+        swept.pop("seed", None)
+        seed = given.get("seed", config.get("seed", 0))
+        found.append(Run(str(index), swept, seed, rows, {**config, **given}))
+    return found
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+_MOST_LINES = 30
+CHOSEN_ON_VALIDATION = "The best settings were chosen on validation rows; values are on test rows."
+CHOSEN_ON_TEST = (
+    "The best settings were chosen on the very test rows that their values are on, since there are "
+    "no validation rows (validation-fraction): these values are optimistic."
+)
+
+
+class Best(NamedTuple):
+    """The best final values of a sweep, in the column `metric`.
+
+    Attributes:
+      keys: keys of the combinations, then those over which the best was taken.
+      rows: rows of an envelope, one per combination.
+      choice: the rows on which the best was chosen, in a sentence; "" without a choice.
+    """
+
+    metric: str
+    keys: list[str]
+    rows: list[Record]
+    choice: str
+
+
+def best_of(
+    runs: Sequence[Run], columns: Sequence[str], best_over: Sequence[str], metric: str | None = None
+) -> Best:
+    """Return the best final values of the runs of a sweep, by its swept columns."""
+    metric = metric or default_metric(runs)
+    keys = [name for name in columns if name != "seed"]
+    others = [key for key in keys if key not in best_over]
+    rows = last(envelope(runs, keys, best_over, metric), others)
+    choice = ""
+    if any(row["runs"] > row["seeds"] for row in rows):
+        judged = choosing(runs, metric)
+        choice = CHOSEN_ON_TEST if judged == metric else CHOSEN_ON_VALIDATION
+    return Best(metric, [*others, *best_over], rows, choice)
+
+
+def write_report(
+    sweep: SweepRuns,
+    directory: SweepDirectory,
+    runs: Sequence[Run],
+    best: Best,
+    experiments: Mapping[int, Experiment],
+) -> None:
+    """Write the summary, and the guarantees of the finished runs."""
+    finished = [int(run.name) for run in runs]
+    summary = {
+        "runs": len(sweep.runs),
+        "finished": len(finished),
+        "failed": _failed(runs),
+        "rounds": max(run.rows[-1]["round"] for run in runs),
+        "metric": best.metric,
+        "best_over": list(sweep.best_over),
+        "choice": sweep.choice or best.choice,
+        "peak_bytes": peak_bytes(),
+    }
+    done = {run: experiments[run] for run in finished}
+    draws = _runs_by_key((each, run) for run, one in done.items() for each in one.draws())
+    content = {
+        "summary": summary,
+        "selection": SELECTION,
+        "shared_seed": SHARED_SEED,
+        "guarantees": _guarantees(done),
+        "draws": [{"runs": alike, **drawn._asdict()} for drawn, alike in draws.items()],
+    }
+    write_json(directory.path / REPORT, content)
+
+
+def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
+    """Print the best final value of each combination, and the limits of the guarantees."""
+    over = ", ".join(map(key_label, sweep.best_over))
+    title = f"{metrics.label(best.metric)} at the end" + (over and f", best over {over}")
+    several, failing = (any(row[name] for row in best.rows) for name in ("half", "failed"))
+    if several:
+        title += ", means over seeds with 95 % intervals"
+    lines = [
+        [
+            *("–" if row[key] is None else value_label(key, row[key]) for key in best.keys),
+            str(Estimate(*(row[name] for name in ("value", *Estimate._fields[1:])))),
+            *([decimals(row["deviation"])] if several else []),
+            str(row["seeds"]),
+            *([f"{row['failed']} of {row['runs']}"] if failing else []),
+            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
+            number(row["delta"]),
+        ]
+        for row in best.rows
+    ]
+    headings = [
+        *map(key_label, best.keys), "value", *(["std over\nseeds"] if several else []), "seeds",
+        *(["failed\nruns"] if failing else []), "ε\nzero-out", "ε\nreplace", "δ",
+    ]  # fmt: skip
+    print_rows(headings, lines[:_MOST_LINES], title, left=0)
+    if len(lines) > _MOST_LINES:
+        print(f"… and {len(lines) - _MOST_LINES} more (results.parquet)")
+    if choice := sweep.choice or best.choice:
+        print(choice)
+    if failed := _failed(runs):
+        print(f"{failed} runs failed: marked in the results, never ranked and in no mean")
+    nonfinite = sum(row.get("nonfinite") or 0 for run in runs for row in run.rows)
+    if nonfinite:
+        print(f"{nonfinite:.0f} messages of clients were not finite and counted as zero")
+    print(SELECTION)
+    print(f"guarantees in full: {REPORT}")
+    print(SHARED_SEED)
+
+
+def _failed(runs: Sequence[Run]) -> int:
+    return sum(any(row["failed"] for row in run.rows) for run in runs)
+
+
+def _runs_by_key(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
+    runs: dict[Any, list[int]] = {}
+    for key, run in pairs:
+        runs.setdefault(key, []).append(run)
+    return runs
+
+
+def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
+    """Return the report of each distinct noise schedule, with its runs."""
+    schedules = _runs_by_key(
+        (((*one.simulation.prepared, one.planned()),
+          np.float32(one.noise_multiplier).item(), one.delta,
+          (*one.config.public, *one.simulation.public)), run)
+        for run, one in experiments.items()
+    )  # fmt: skip
+    return [
+        {
+            "runs": runs,
+            "noise_multiplier": z,
+            "guarantee": report(charges, delta, assumed=[*public, SHARED_SEED]).to_json(),
+        }
+        for (charges, z, delta, public), runs in schedules.items()
+    ]
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+_MOST_CURVES = 12
+_FIRST_CURVES = ("algorithm", "personalization", "lam")
+
+
+def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict[str, Figure]":
+    """Draw the figures that suit a sweep's keys: `envelopes.png`, `trade_off.png` if ε differs.
+
+    Panels are levels of noise. Lines are the other keys, algorithms and levels of personalization
+    first, as long as they are at most twelve; the best is taken over the rest.
+    """
+    from fedjaxsim.report.figures import envelope_figure, trade_off_figure
+
+    keys = [key for key in sweep.columns if key != "seed"]
+    varied = [key for key in keys if len({run.settings[key] for run in runs}) > 1]
+    noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
+    lines = _line_keys(sweep, runs, [key for key in varied if key not in noise])
+
+    def best(kept: Sequence[str]) -> list[Record]:
+        return envelope(runs, keys, [key for key in keys if key not in kept], metric)
+
+    def title(kept: Sequence[str]) -> str:
+        is_choice = any(row["runs"] > row["seeds"] for row in best(kept))
+        over = ", ".join(key_label(key) for key in varied if is_choice and key not in kept)
+        seeds = len({run.seed for run in runs})
+        several = f"mean of {seeds} seeds" if seeds > 1 else ""
+        parts = [_subject(sweep), _delta(runs), over and f"best over {over}", several]
+        return "; ".join(filter(None, parts))
+
+    shown = [*noise, *lines]
+    figures = {
+        "envelopes.png": envelope_figure(
+            _in_every_panel(best(shown), noise), panels=noise, lines=lines, title=title(shown)
+        )
+    }
+    family = [key for key in lines if key not in NOISE]
+    if noise and len({row["epsilon"] for row in last(best(noise), noise)}) > 1:
+        shown = [*noise, *family]
+        figures["trade_off.png"] = trade_off_figure(
+            last(best(shown), shown), noise=noise, family=family, title=title(shown)
+        )
+    return figures
+
+
+def _in_every_panel(rows: Sequence[Record], panels: Sequence[str]) -> list[Record]:
+    """Copy what sets no panel and releases nothing to all panels: it fits every ε."""
+    places = [place for place, _ in grouped(rows, panels) if any(v is not None for v in place)]
+    fitting = [
+        row
+        for row in rows
+        if places and row["epsilon"] == 0 and all(row[key] is None for key in panels)
+    ]
+    copies = [row | dict(zip(panels, place, strict=True)) for place in places for row in fitting]
+    return [*(row for row in rows if row not in fitting), *copies]
+
+
+def _line_keys(sweep: SweepRuns, runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
+    """Return the first keys with at most `_MOST_CURVES` combinations, at least one of them."""
+    order = (*_FIRST_CURVES, *keys)
+    kept = sorted((key for key in keys if key not in sweep.best_over), key=order.index)
+    kept, settings = kept or list(keys[:1]), [run.settings for run in runs]
+    while len(kept) > 1 and len(list(grouped(settings, kept))) > _MOST_CURVES:
+        kept.pop()
+    return kept
+
+
+def _delta(runs: Sequence[Run]) -> str:
+    """Return the δ of all runs, if they spend a finite ε and agree."""
+    deltas = {run.rows[-1]["delta"] for run in runs}
+    spent = any(run.rows[-1]["epsilon"] for run in runs)
+    return f"δ = {number(deltas.pop())}" if len(deltas) == 1 and spent else ""
+
+
+def _subject(sweep: SweepRuns) -> str:
+    """Name the algorithms and data of a sweep, without files or folders."""
+    titles = dict.fromkeys(algorithm_title(run.algorithm) for run in sweep.runs)
+    data = dict.fromkeys(data_name(run.data) for run in sweep.runs)
+    return f"{', '.join(titles)} on {', '.join(data)}"
