@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from fedjaxsim.bench.measure import Spread, machine, measure, spread
-from fedjaxsim.engine.devices import require, use_devices
+from fedjaxsim.engine.processes import require, use_devices
 from fedjaxsim.report.files import Record, write_json
 from fedjaxsim.report.progress import number, print_rows
 from fedjaxsim.runs.build import prepare

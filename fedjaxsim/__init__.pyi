@@ -54,12 +54,12 @@ from .data.minibatches import ClientData as ClientData
 from .data.minibatches import Minibatches as Minibatches
 from .data.population import Population as Population
 from .engine.batch import batch as batch
-from .engine.devices import use_all_cores as use_all_cores
 from .engine.evaluation import Evaluation as Evaluation
-from .engine.private_evaluation import EvaluationPlan as EvaluationPlan
+from .engine.evaluation import EvaluationPlan as EvaluationPlan
+from .engine.loop import History as History
+from .engine.loop import Segment as Segment
+from .engine.processes import use_all_cores as use_all_cores
 from .engine.program import Program as Program
-from .engine.segments import History as History
-from .engine.segments import Segment as Segment
 from .engine.shard import shard as shard
 from .engine.stream import stream as stream
 from .hyperparameters import Hyperparameter as Hyperparameter

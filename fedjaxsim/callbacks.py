@@ -20,10 +20,9 @@ from fedjaxsim import checks, metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Callback as Callback
+from fedjaxsim.engine.loop import Record, Segment, require_callbacks, rows_of
 from fedjaxsim.engine.loop import RunLoop as RunLoop
-from fedjaxsim.engine.loop import require_callbacks
 from fedjaxsim.engine.processes import from_all, is_first
-from fedjaxsim.engine.segments import Record, Segment, rows_of
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.loggers import Logger as Logger

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjaxsim import checks, extras
-from fedjaxsim.engine.loop import Callback
-from fedjaxsim.engine.segments import Segment
+from fedjaxsim.engine.loop import Callback, Segment
 from fedjaxsim.engine.state import SimulationState
 
 LOGGERS = "tensorboard", "wandb", "mlflow", "trackio"

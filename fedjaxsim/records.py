@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim import notebook, store
 from fedjaxsim.divergence import failures
-from fedjaxsim.engine.loop import Callback
+from fedjaxsim.engine.loop import Callback, Record, Segment
 from fedjaxsim.engine.processes import is_first
-from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import lines, strict
 from fedjaxsim.report.progress import epsilon_text

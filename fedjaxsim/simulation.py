@@ -24,39 +24,37 @@ from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
 from fedjaxsim.data.describe import white_paper
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine import accounts, private_evaluation, stages
+from fedjaxsim.engine import accounts, trained
 from fedjaxsim.engine.checks import (
     check_parts,
     described,
     require_key,
+    require_same_shapes,
     require_state,
     rounds_done,
+    trace_round,
 )
-from fedjaxsim.engine.client_partition import AllClients
-from fedjaxsim.engine.devices import mesh_of, require_devices
 from fedjaxsim.engine.evaluation import (
     SAMPLE,
     Evaluation,
+    EvaluationPlan,
     SplitStatistics,
     measure_with,
+    prepare_release,
     sample_of,
     summarize,
 )
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
-from fedjaxsim.engine.loop import Callbacks, RunLoop
-from fedjaxsim.engine.own_code import assumptions_of
-from fedjaxsim.engine.predictions import coefficients_of, models_of, predictions_of
-from fedjaxsim.engine.private_evaluation import EvaluationPlan
-from fedjaxsim.engine.processes import to_host
+from fedjaxsim.engine.loop import Callbacks, History, RunLoop
+from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, algorithm_of_run, mechanism_of_run
-from fedjaxsim.engine.purity import Captured, check_captured
+from fedjaxsim.engine.purity import Captured, assumptions_of, check_captured
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
-from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
-from fedjaxsim.engine.traced_checks import require_same_shapes, trace_round
+from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of
 from fedjaxsim.factories import factory_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
@@ -415,7 +413,7 @@ class Simulation:
         Raises:
           ValueError: if the algorithm cannot start from these models or states.
         """
-        key, hparams = self.check_start(stages.stage_key(state.key, state.round), hparams)
+        key, hparams = self.check_start(trained.stage_key(state.key, state.round), hparams)
         others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
         if others:
             raise ValueError(
@@ -429,7 +427,7 @@ class Simulation:
                 raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
             earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
             begin = functools.partial(
-                stages.first_states,
+                trained.first_states,
                 self.algorithm,
                 self.population,
                 earlier.program.algorithm,
@@ -481,9 +479,9 @@ class Simulation:
                 "or PMTL's w̃, with an algorithm that has a `warm_start`"
             )
         # Their minibatches differ from those of the clients who have the same numbers.
-        key = jax.random.fold_in(stages.stage_key(state.key, state.round), keys.NEW_CLIENTS)
+        key = jax.random.fold_in(trained.stage_key(state.key, state.round), keys.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
-        shared, personal = stages.states_from(
+        shared, personal = trained.states_from(
             self.algorithm, self.num_clients, hparams, jax.tree.map(jnp.copy, published)
         )
         privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
@@ -541,9 +539,7 @@ class Simulation:
         state = self.with_room(state, hparams, rounds)
         if evaluate_privately is not None:
             self.check_evaluated("validation", None)
-            state = private_evaluation.prepared(
-                state, evaluate_privately, self.num_clients, self.task.records
-            )
+            state = prepare_release(state, evaluate_privately, self.num_clients, self.task.records)
         compiled, rows = self.compiled, self.placed["train"]
         run = RunLoop(
             lambda state, length: compiled.rounds(state, hparams, rows, rounds=length),

@@ -9,12 +9,10 @@ import numpy as np
 
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import described, require_state, rounds_done
-from fedjaxsim.engine.devices import grid_of, require_devices
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
-from fedjaxsim.engine.loop import Callbacks, RunLoop
-from fedjaxsim.engine.processes import to_host
+from fedjaxsim.engine.loop import Callbacks, History, RunLoop
+from fedjaxsim.engine.processes import grid_of, require_devices, to_host
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.hyperparameters import Hyperparameters

@@ -38,7 +38,7 @@ def bench(
     machines = Machines(devices=devices)
     machines.start()
     from fedjaxsim.bench.measure import Spread, machine, measure
-    from fedjaxsim.engine.devices import require
+    from fedjaxsim.engine.processes import require
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing, number, print_rows
     from fedjaxsim.runs.build import prepare

@@ -17,7 +17,7 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
-from fedjaxsim.engine import devices, processes
+from fedjaxsim.engine import processes
 from fedjaxsim.runs.parts import own_line
 from fedjaxsim.store import StorageError
 
@@ -41,7 +41,7 @@ def start_jax(
       process: index of this process.
       cluster: whether a cluster manager provides the three arguments above.
     """
-    devices.use_devices(devices_wanted)
+    processes.use_devices(devices_wanted)
     # Reading a user's own part starts JAX before the command does.
     if not jax.distributed.is_initialized() and (cluster or coordinator is not None):
         processes.join(coordinator, num_processes, process)
@@ -59,14 +59,14 @@ def in_all_processes(
       devices_wanted: the number of devices; None for all.
     """
     if not processes.several():
-        devices.require(devices_wanted)
+        processes.require(devices_wanted)
         return prepare()
     if not processes.is_first():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
 
     def checked() -> Callable[[], int]:
         try:
-            devices.require(devices_wanted)
+            processes.require(devices_wanted)
             work = prepare()
             processes.agree({})  # no process has refused since
         except processes.DisagreeError:

@@ -42,7 +42,7 @@ def plan(
         raise ValueError(f"a streamed run takes one device, got devices {devices}")
     wanted = devices if device is None else None
     Machines("all" if wanted is None else str(wanted)).start()
-    from fedjaxsim.engine.devices import require
+    from fedjaxsim.engine.processes import require
     from fedjaxsim.report.files import print_json
     from fedjaxsim.runs.build import checked
     from fedjaxsim.runs.target import Target

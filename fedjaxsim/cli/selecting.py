@@ -14,7 +14,7 @@ from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.stopping import stoppable
 from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.engine import processes
-from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report

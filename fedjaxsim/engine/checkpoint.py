@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import store
-from fedjaxsim.engine.devices import placed
-from fedjaxsim.engine.processes import is_first, pieces_of, to_host
+from fedjaxsim.engine.processes import is_first, pieces_of, placed, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Entry, SamplingScheme

@@ -2,19 +2,30 @@
 
 import contextlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import keystr
 
-from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.algorithm import Algorithm, Context, WarmStart
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.purity import Captured, ImpureError, check_pure
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.hyperparameters import Hyperparameters, per_client
+from fedjaxsim.kernels import products
+from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.samplers import Sampler, Sampling
+from fedjaxsim.privacy.messages import Messages, widened
+from fedjaxsim.privacy.samplers import Sampler, Sampling, work_of
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import Task
 
 _PARTS = {
@@ -143,3 +154,338 @@ def described(value: Any) -> str:
     if inspect.isfunction(value):
         return f"the function {value.__name__}"
     return f"a {type(value).__name__}"
+
+
+PyTree = Any
+_EXAMPLES = 3
+"""Rows of the batch on which a task's metrics are tried; not 1, which could be an outer axis."""
+_INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
+"""The shape of a number of rows, a round and a client's id."""
+
+
+class _RefusedError(ValueError):
+    """An error found by a check, not raised by the checked functions themselves."""
+
+
+def trace_round(
+    program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters, *, pure: bool = True
+) -> tuple[PyTree, list[Captured]]:
+    """Check all functions of one client and their results.
+
+    They are traced without rows: a function that looks for rows in other ways than by its view
+    finds shapes alone. If `pure`, they must have no way to other clients.
+
+    Returns:
+      One client's message as shapes, and the arrays that functions close over, if checked.
+    """
+    messages = []
+    _check_init(program, key, hparams)
+
+    def a_round(key, hparams, count, round_, client_id):
+        data = _view(program, rows, key, count)
+        messages.append(_a_round(program, key, hparams, data, round_, client_id))
+
+    try:
+        traced = jax.make_jaxpr(a_round)(key, hparams, *[_INTEGER] * 3)
+        return messages[0], check_pure(traced) if pure else []
+    except (_RefusedError, ImpureError):
+        raise
+    except Exception as error:
+        _blame_task(program, key, rows, error)
+        raise
+
+
+def _check_init(program: Program, key: jax.Array, hparams: Hyperparameters) -> None:
+    """Check that the server's state depends on no client's hyperparameters."""
+    names = per_client(program.algorithm.hyperparameters, hparams)
+    if names:
+        try:
+            jax.eval_shape(program.init, key, hparams)
+        except ValueError as error:
+            if "out_axes" not in str(error):
+                raise
+            raise _RefusedError(
+                f"init must return a server state that depends on no client: {', '.join(names)} "
+                "has a value for each, which only the personal state may follow"
+            ) from error
+
+
+def _view(program: Program, rows: Rows, key: jax.Array, count: jax.Array) -> ClientData:
+    """Return the view of a client with zeros in place of rows."""
+    layout, rows = Layout(2, "vmap"), rows.for_training()
+    fields = {name: (field.shape[1:], field.dtype) for name, field in rows.fields.items()}
+
+    def read(position):
+        return _zeros(fields, position.shape)
+
+    return ClientData(
+        read,
+        count,
+        key,
+        program.minibatches,
+        jnp.int32(0),
+        key,
+        rows.generate,
+        layout.reading(rows.pass_size),
+    )
+
+
+def _zeros(fields: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, jax.Array]:
+    return {name: jnp.zeros((*shape, *row), dtype) for name, (row, dtype) in fields.items()}
+
+
+def _a_round(
+    program: Program,
+    key: jax.Array,
+    hparams: Hyperparameters,
+    data: ClientData,
+    round_: jax.Array,
+    client_id: jax.Array,
+) -> PyTree:
+    """Run one client's round, checking each result; return its message."""
+    algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
+    shared, personal = _several("init", algorithm.init(key, hparams, client_id), "shared, personal")
+    _require_arrays("init", "personal states", personal)
+    context = Context(round_, key, client_id, m, jnp.ones(()))
+    returned = algorithm.client(shared, personal, data, hparams, context)
+    kept, message, metrics = _several("client", returned, "personal, message, metrics")
+    _require_alike("client", "a personal state", personal, kept)
+    message = _message(message, mechanism)
+    if algorithm.task.track is not None and not algorithm.averages_statistics:
+        _check_statistics(message)
+    _check_metrics(metrics)
+    predicted = algorithm.predict(shared, personal, hparams, client_id)
+    if algorithm.predict_with_data is not None:
+        predicted = algorithm.predict_with_data(shared, personal, data, hparams, client_id)
+    _check_evaluation(algorithm.task, key, predicted, data)
+    zero, public = mechanism.zero(message, m), mechanism.init(hparams)
+    if _is_own(mechanism.add):
+        sent = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), message)
+        one = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
+        added = mechanism.add(zero, Messages(sent), *one, public, hparams)
+        _require_alike("add", "an accumulator", zero, added)
+    if _is_own(program.sampling.draw):
+        program.sampling.draw(key, round_, hparams)
+    if (availability := program.sampling.availability) is not None:
+        share = work_of(availability, key, round_, client_id)
+        if jnp.shape(share) != () or not jnp.issubdtype(_dtype(share), jnp.floating):
+            raise _RefusedError(
+                f"work must return the share of a client's steps, a float, got {_shape(share)}"
+            )
+    release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
+    try:
+        served = algorithm.server(shared, release, hparams, round_)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise _RefusedError(
+            f"server fails on the release, {_shapes_of(release)}: {_first_line(error)}"
+        ) from error
+    _require_alike("server", "a server state", shared, served, cast=True)
+    return message
+
+
+def _is_own(function: Any) -> bool:
+    """Return whether a function of a mechanism or a sampler is not the package's."""
+    return not getattr(function, "__module__", "").startswith("fedjaxsim.")
+
+
+def _several(function: str, returned: Any, names: str) -> Any:
+    """Return a function's results if they are a tuple with one value per name."""
+    wanted = len(names.split(", "))
+    plain = isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields")
+    if not plain or len(returned) != wanted:
+        got = f"{len(returned)} values" if plain else described(returned)
+        raise _RefusedError(f"{function} must return {wanted} values, ({names}), got {got}")
+    return returned
+
+
+def _require_arrays(function: str, what: str, tree: PyTree) -> None:
+    for path, leaf in _leaves(tree):
+        if not isinstance(leaf, (jax.Array, np.ndarray, products.Sealed)):
+            raise _RefusedError(
+                f"{function} must return {what} of arrays, got {described(leaf)}{_at(path)}"
+            )
+
+
+def _require_alike(
+    function: str, what: str, given: PyTree, got: PyTree, *, cast: bool = False
+) -> None:
+    """Check that a result has the structure, shapes and types of the input.
+
+    With `cast` one floating type may stand for another, as the engine casts it back.
+    """
+    if jax.tree.structure(given) != jax.tree.structure(got):
+        raise _RefusedError(
+            f"{function} must return {what} of the structure it was given, "
+            f"{jax.tree.structure(given)}, got {jax.tree.structure(got)}"
+        )
+    for (path, before), (_, after) in zip(_leaves(given), _leaves(got), strict=True):
+        floats = all(jnp.issubdtype(_dtype(x), jnp.floating) for x in (before, after))
+        casts = cast and floats and np.shape(before) == np.shape(after)
+        if _shape(before) != _shape(after) and not casts:
+            raise _RefusedError(
+                f"{function} must return {what} of the shapes it was given: "
+                f"{_shape(before)}{_at(path)}, got {_shape(after)}"
+            )
+
+
+def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
+    """Check that the mechanism can bound the message, and that there is one."""
+    if message is None:
+        raise _RefusedError("client must return the message () where nothing is sent, got None")
+    _require_arrays("client", "a message", message)
+    sends, releases = bool(jax.tree.leaves(message)), mechanism.event.releases
+    if sends and not releases:
+        raise _RefusedError(
+            "the algorithm sends messages, which no_release() would lose: use gaussian()"
+        )
+    if releases and not sends:
+        raise _RefusedError(
+            "the algorithm sends nothing, so it takes no_release(): any other mechanism would be "
+            "charged for releasing nothing"
+        )
+    return products.shapes(widened(message))
+
+
+def _check_statistics(message: PyTree) -> None:
+    if any(
+        STATISTICS in keystr(path, simple=True, separator="/").split("/")
+        for path, _ in _leaves(message)
+    ):
+        raise _RefusedError(
+            "the model keeps running statistics (BatchNorm), which this algorithm would send with "
+            "all parameters and cannot average: use fedavg without noise, or fedbn, fedper, "
+            "fedrep, dpfedmtl or local, which keep them with their clients"
+        )
+
+
+def _check_metrics(metrics: Any) -> None:
+    if not isinstance(metrics, dict):
+        raise _RefusedError(
+            "client must return metrics as a dict of scalars by name, {} for none, "
+            f"got {described(metrics)}"
+        )
+    for name, value in metrics.items():
+        if not hasattr(value, "dtype") and not isinstance(value, (int, float)):
+            raise _RefusedError(
+                f"client must return scalar metrics, got {described(value)} for {name!r}"
+            )
+        if np.shape(value) != ():
+            raise _RefusedError(
+                f"client must return scalar metrics, got {name!r} of shape {np.shape(value)}"
+            )
+
+
+def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientData) -> None:
+    """Check that the task takes the predicting parameters and gives a value per example."""
+    batch = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), data.batch_shapes(_EXAMPLES)
+    )
+    try:
+        values = task.metrics(params, batch)
+    except Exception as error:
+        model = jax.eval_shape(task.init, key)
+        if _shapes_of(params) == _shapes_of(model):
+            raise
+        raise _RefusedError(
+            f"predict must return params that the task takes, such as {_shapes_of(model)}, "
+            f"got {_shapes_of(params)}: {_first_line(error)}"
+        ) from error
+    if not isinstance(values, dict):
+        raise _RefusedError(
+            "the task's metrics must be a dict of per-example values (b,) by name, "
+            f"got {described(values)}"
+        )
+    for name, metric in task.streaming_metrics.items():
+        if name in values:
+            raise _RefusedError(f"{name!r} must be a metric or a streaming metric, and is both")
+        _check_streaming(name, metric, params, batch)
+    if task.targets is not None:
+        values = values | {"targets": task.targets(batch.fields)}
+    for name, value in values.items():
+        if jnp.shape(value) != (_EXAMPLES,):
+            raise _RefusedError(
+                f"the task's metrics must be per-example values, of shape ({_EXAMPLES},) for "
+                f"{_EXAMPLES} rows, got {name!r} of shape {jnp.shape(value)}"
+            )
+
+
+def _check_streaming(name: str, metric: StreamingMetric, params: PyTree, batch: Batch) -> None:
+    carry = metric.start(_EXAMPLES)
+    after = metric.add(carry, params, batch)
+    _require_alike(f"add of the streaming metric {name!r}", "a carry", carry, after)
+    value = metric.value(after)
+    if np.shape(value) != ():
+        raise _RefusedError(
+            f"value of the streaming metric {name!r} must be one number, got shape "
+            f"{np.shape(value)}"
+        )
+
+
+def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) -> None:
+    """Raise ValueError if the task alone fails, because it does not suit the data."""
+    task, shapes = program.algorithm.task, []
+
+    def loss(key, count):
+        params = task.init(key)
+
+        def step(carry, batch):
+            shapes.append(jnp.shape(task.loss(params, batch)))
+            return carry
+
+        return _view(program, rows, key, count).fold(step, 0)
+
+    try:
+        jax.eval_shape(loss, key, _INTEGER)
+    except Exception as of_task:
+        raise ValueError(
+            f"the task's loss fails on rows of the population, {_shapes_of(rows.fields)}: "
+            f"{_first_line(of_task)}"
+        ) from error
+    if any(shapes):
+        raise ValueError(
+            f"the task's loss must be one number for a batch, got shape {max(shapes)}"
+        ) from error
+
+
+def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
+    """Check that given states have the shapes of the simulation's states."""
+    alike = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(wanted)] == [
+        (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(got)
+    ]
+    if not alike or jax.tree.structure(wanted) != jax.tree.structure(got):
+        raise ValueError(
+            f"the {what} must be {_shapes_of(wanted)} to go on from, got {_shapes_of(got)}"
+        )
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _leaves(tree: PyTree) -> list[tuple[Any, Any]]:
+    """Return the leaves of a pytree with their paths."""
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+def _at(path: Any) -> str:
+    """Return the path of a leaf in words; nothing for a single leaf."""
+    return f" at {jax.tree_util.keystr(path)}" if path else ""
+
+
+def _shape(leaf: Any) -> str:
+    return f"{_dtype(leaf)}{list(np.shape(leaf))}"
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+def _shapes_of(tree: PyTree) -> str:
+    """Return the shapes of a pytree in one line."""
+    leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in _leaves(tree)]
+    few = leaves if len(leaves) <= 4 else [*leaves[:4], "…"]
+    return ", ".join(few) or "nothing"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

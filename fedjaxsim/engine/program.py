@@ -18,11 +18,10 @@ from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import Account, costs_of
-from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.layout import Layout, Workload
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
-from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.work import CLIENT_ID, CohortResult, map_clients, row_of, work
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, client_values, server_values
 from fedjaxsim.kernels import threefry

@@ -5,6 +5,8 @@ batches sees the clients of a chunk, a collective those of all devices, a refere
 rounds, and an array that a function closes over may hold anybody's rows.
 """
 
+import contextlib
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +18,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Primitive
 
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.contained_rows import contained_rows
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.samplers import Sampler
 
 _LIBRARIES = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
 """Folders whose lines are no user's."""
@@ -146,3 +151,66 @@ def _place(equation: Any) -> str:
         if not frame.file_name.startswith(_LIBRARIES):
             return f"{frame.function_name} ({frame.file_name}:{frame.line_num})"
     return "a function of the algorithm or the task"
+
+
+_LIBRARIES = {
+    *sys.stdlib_module_names,
+    "fedjaxsim", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku",
+}  # fmt: skip
+
+
+def own_modules(part: Any) -> list[str]:
+    """Return the modules, no libraries, of a part's functions and of all they close over."""
+    found, seen = set(), set()
+    left: list[Any] = [part]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (tuple, list)):
+            left.extend(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, functools.partial):
+            left.extend([value.func, value.args, value.keywords])
+        else:
+            module = getattr(value, "__module__", None) or type(value).__module__
+            if module.partition(".")[0] not in _LIBRARIES:
+                found.add(module)
+            for cell in getattr(value, "__closure__", None) or ():
+                with contextlib.suppress(ValueError):  # an empty cell
+                    left.append(cell.cell_contents)
+            left.extend(
+                inner
+                for name in ("__defaults__", "__wrapped__", "__self__")
+                if (inner := getattr(value, name, None)) is not None
+            )
+    return sorted(found)
+
+
+def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler) -> tuple[str, ...]:
+    """Return what a guarantee assumes of users' functions; nothing if there are none."""
+    found = []
+    if sampler.availability is not None:
+        found.append(
+            "Whether a drawn client answers, and how many local steps it takes, does not follow "
+            "from data; whoever is drawn is charged, and who answers is as secret as who is drawn."
+        )
+    if modules := own_modules(algorithm):
+        found.append(
+            f"Functions of {', '.join(modules)} depend on their arguments alone: they read no data "
+            "but the client's that they are given, keep nothing between calls, and hold no numbers "
+            "computed from clients' rows."
+        )
+    if modules := own_modules(mechanism):
+        found.append(
+            f"The mechanism of {', '.join(modules)} bounds each message and draws the noise that "
+            "it charges, as its event says; no check of a run tests that."
+        )
+    if modules := own_modules(sampler):
+        found.append(
+            f"The sampler of {', '.join(modules)} draws clients as its scheme says, of which "
+            "single clients, pairs and rounds were tested."
+        )
+    return tuple(found)

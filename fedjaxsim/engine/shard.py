@@ -20,17 +20,71 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.batch import Seeds, batch
-from fedjaxsim.engine.client_partition import Shard
-from fedjaxsim.engine.devices import SAME, across, placed
+from fedjaxsim.engine.processes import SAME, across, placed
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.state import SimulationState, StatePart, map_clients_leaves, map_parts
+from fedjaxsim.engine.state import (
+    AllClients,
+    SimulationState,
+    StatePart,
+    map_clients_leaves,
+    map_parts,
+)
+from fedjaxsim.engine.work import CohortSlots
+from fedjaxsim.privacy.samplers import Cohort
 
 PyTree = Any
 CLIENTS, RUNS = "clients", "runs"
 """Names of the mesh axes."""
 _LARGEST_UNIT = 4096
 """The most rows by which a device's piece may be longer than it must be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard(AllClients):
+    """The clients of one of several devices: ids from size·index on, inside `jax.shard_map`.
+
+    Attributes:
+      axis: name of the mesh axis over which the clients are divided.
+      devices: number of devices on it.
+    """
+
+    axis: str
+    devices: int
+
+    @property
+    def size(self) -> int:
+        """The number of states on each device; the last devices may hold padding."""
+        return -(-self.num_clients // self.devices)
+
+    @property
+    def even(self) -> bool:
+        """Return whether the number of devices divides m."""
+        return self.num_clients % self.devices == 0
+
+    def ids(self) -> tuple[jax.Array, jax.Array]:
+        """Return this device's ids, the last client's for padding, and whether each exists."""
+        ids = jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
+        return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
+
+    def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+        """Return the cohort's clients of this device, in min(capacity, size) slots.
+
+        `min(capacity, size)` slots suffice, so sharding adds no overflow.
+        """
+        if full:
+            ids, exist = self.ids()
+            return CohortSlots(jnp.arange(self.size, dtype=jnp.int32), ids, exist)
+        slots = cohort.ids - jax.lax.axis_index(self.axis) * self.size
+        mine = cohort.mask & (slots >= 0) & (slots < self.size)
+        capacity = min(mine.shape[0], self.size)
+        kept = jnp.nonzero(mine, size=capacity, fill_value=0)[0]
+        mask = jnp.arange(capacity) < jnp.sum(mine)
+        return CohortSlots(slots[kept], cohort.ids[kept], mask)
+
+    def total(self, sums: PyTree) -> PyTree:
+        """Add up sums over the mesh axis."""
+        return jax.lax.psum(sums, self.axis)
 
 
 def shard(program: Program, mesh: Mesh) -> "Sharded":

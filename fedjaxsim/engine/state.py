@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
+from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Ledger
+from fedjaxsim.privacy.samplers import Cohort
 
 PyTree = Any
 
@@ -80,6 +83,46 @@ PARTS = {
     "consumed": StatePart("clients", varies=False),
 }
 """Owner and variation of each field of the state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AllClients:
+    """All clients of a simulation; a client's id is the index of its state.
+
+    Attributes:
+      num_clients: m, in all partitions together.
+    """
+
+    num_clients: int
+
+    @property
+    def size(self) -> int:
+        """The number of states held; padding states belong to no client."""
+        return self.num_clients
+
+    @property
+    def even(self) -> bool:
+        """Return whether no state is padding."""
+        return True
+
+    def ids(self) -> tuple[jax.Array, jax.Array]:
+        """Return the states' client ids, (size,) int32, and whether each exists, (size,) bool."""
+        ids = jnp.arange(self.num_clients, dtype=jnp.int32)
+        return ids, jnp.ones(self.num_clients, bool)
+
+    def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+        """Return the cohort's clients with states in this partition.
+
+        Args:
+          cohort: the drawn clients.
+          full: static; whether all clients take part.
+        """
+        del full
+        return CohortSlots(cohort.ids, cohort.ids, cohort.mask)
+
+    def total(self, sums: PyTree) -> PyTree:
+        """Add up sums over all partitions."""
+        return sums
 
 
 def with_public(state: SimulationState, sentences: Iterable[str]) -> SimulationState:

@@ -23,12 +23,13 @@ from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.arrays import aligned
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import Ranges
-from fedjaxsim.engine.client_partition import StreamedClients
 from fedjaxsim.engine.program import ClientMetrics, Draw, Functions, Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
-from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.state import AllClients, SimulationState
+from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
+from fedjaxsim.privacy.samplers import Cohort
 
 PyTree = Any
 BLOCK, BLOCK_BYTES = 4096, 64 * 10**6
@@ -37,6 +38,37 @@ DRAWS = 16
 """Rounds whose cohorts are drawn at once: starting to draw takes as long as drawing."""
 BUFFERS = 3
 """Rounds whose rows are in memory at once: the computing one and those to come."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedClients(AllClients):
+    """Clients whose states and rows were fetched to one device.
+
+    Attributes:
+      fetched: (s,) sorted int32 ids; m is padding and comes last.
+    """
+
+    fetched: jax.Array
+
+    @property
+    def size(self) -> int:
+        """The number s of fetched states."""
+        return self.fetched.shape[0]
+
+    @property
+    def even(self) -> bool:
+        """False: cohorts may be smaller than s."""
+        return False
+
+    def ids(self) -> tuple[jax.Array, jax.Array]:
+        """Return ids, the last client's for padding, and whether each exists."""
+        return jnp.minimum(self.fetched, self.num_clients - 1), self.fetched < self.num_clients
+
+    def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+        """Return the cohort's clients with their indices in `fetched`."""
+        del full
+        slots = jnp.searchsorted(self.fetched, cohort.ids, method="sort")
+        return CohortSlots(slots.astype(jnp.int32), cohort.ids, cohort.mask)
 
 
 class HostRows(NamedTuple):

@@ -2,11 +2,11 @@
 from .modes import Forward as Forward
 from .modes import Implicit as Implicit
 from .modes import Reverse as Reverse
-from .objectives import mean_metric as mean_metric
-from .seeds import Estimate as Estimate
-from .seeds import over_seeds as over_seeds
+from .whole_run import Estimate as Estimate
 from .whole_run import epsilon_by_sampling_rate as epsilon_by_sampling_rate
 from .whole_run import hypergradient as hypergradient
+from .whole_run import mean_metric as mean_metric
+from .whole_run import over_seeds as over_seeds
 from .whole_run import price_of_privacy as price_of_privacy
 
 __all__: list[str]

@@ -1,6 +1,7 @@
 """Ways to differentiate a run: forward mode, reverse mode, and at its fixed point."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -12,11 +13,155 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import gmres
 
 from fedjaxsim import checks
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.engine.layout import Workload
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.gradients.reverse import bounded, floats, reversible, run_rounds, segment_length
-from fedjaxsim.hyperparameters import Hyperparameters, on_host
+from fedjaxsim.hyperparameters import Hyperparameters, client_values, on_host
+from fedjaxsim.kernels.products import unsealed
+
+PyTree = Any
+
+
+def reversible(program: Program, rows: Rows) -> Program:
+    """Return the program for reverse mode; forward mode does not apply to it.
+
+    A message that is not finite counts as zero, and so does its derivative. Plain reverse mode
+    would multiply that zero by infinite derivatives of the client's work and give NaN for all.
+    """
+    workload = dataclasses.replace(bounded(program.workload, rows), rematerialize=True)
+    return dataclasses.replace(program, algorithm=_guarded(program.algorithm), workload=workload)
+
+
+def bounded(workload: Workload, rows: Rows) -> Workload:
+    """Return the workload with the largest client's rows as a static bound of loops."""
+    counts = (np.max(np.asarray(each.count)) for each in (rows, rows.of_training()))
+    most_rows = max(1, int(max(counts)))
+    return dataclasses.replace(workload, capped=True, most_rows=most_rows)
+
+
+def run_rounds(
+    program: Program,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    rows: Rows,
+    rounds: int,
+    segment: int,
+) -> SimulationState:
+    """Run T rounds and return the state; reverse mode recomputes `segment` rounds together."""
+
+    def several(state, length):
+        def one(state, _):
+            return program.step(state, hparams, rows)[0], None
+
+        return jax.lax.scan(one, state, length=length)[0]
+
+    if segment >= rounds:
+        return several(state, rounds)
+    again = jax.checkpoint(lambda state, _: (several(state, segment), None), prevent_cse=False)
+    state, _ = jax.lax.scan(again, state, length=rounds // segment)
+    rest = rounds % segment
+    return several(state, rest) if rest else state
+
+
+def segment_length(program: Program, state: SimulationState, rounds: int) -> int:
+    """Return the rounds of a segment with which reverse mode needs the least memory.
+
+    Segments of L rounds keep T/L states of S bytes and L rounds of R bytes each: least at
+    L = √(T·S/R). With full participation that is about √T; with a state much larger than the
+    cohort's part of it, there is only one segment.
+    """
+    whole = bytes_of(state)
+    cohort = program.sampling.scheme.capacity / program.num_clients
+    # A round keeps the cohort's rows, the server state, and noise of its size.
+    kept = cohort * bytes_of(state.personal) + 2 * bytes_of(state.shared) + 1
+    best = min(rounds, max(1.0, math.sqrt(rounds * whole / kept)))
+    near = [n for n in range(1, rounds + 1) if rounds % n == 0 and best / 2 <= n <= best * 2]
+    # A rest would be one more program to compile, so divisors of T come first.
+    return min(near, key=lambda n: abs(math.log(n / best))) if near else round(best)
+
+
+# --- guarded clients ------------------------------------------------------------------------------
+
+
+def _guarded(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with `client` between two identities that see its cotangents.
+
+    The backward pass meets `_leave` first: it removes the cotangents of a message that is not
+    finite, and the marker's cotangent tells `_enter` whether any are left. The marker is made from
+    the client id, so that `jax.vmap` maps the inputs with the client; otherwise it would sum the
+    clients' cotangents before `_enter` sees them.
+    """
+
+    def client(shared, personal, data, hparams, context):
+        marker = (context.client_id * 0).astype(float)
+        hparams = client_values(algorithm.hyperparameters, hparams, context.client_id)
+        read, put = floats((shared, personal, hparams))
+        read, marker = _enter(read, marker)
+        shared, personal, hparams = put(read)
+        personal, message, _ = algorithm.client(shared, personal, data, hparams, context)
+        kept, put_kept = floats(personal)
+        sent, put_sent = floats(unsealed(message))
+        kept, sent = _leave(kept, sent, marker)
+        return put_kept(kept), put_sent(sent), {}
+
+    return algorithm._replace(client=client)
+
+
+def floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
+    """Return the leaves with derivatives, and a function that replaces them in the tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+    def put(new):
+        changed = dict(zip(places, new, strict=True))
+        return structure.unflatten([changed.get(i, leaf) for i, leaf in enumerate(leaves)])
+
+    return [leaves[i] for i in places], put
+
+
+@jax.custom_vjp
+def _enter(read: list[jax.Array], marker: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """Return the inputs of a client plus the marker, which is zero."""
+    return [leaf + marker.astype(leaf.dtype) for leaf in read], marker
+
+
+def _enter_forward(read, marker):
+    return _enter(read, marker), None
+
+
+def _enter_backward(_, cotangents):
+    read, nothing_left = cotangents
+    return [jnp.where(nothing_left > 0, 0, leaf) for leaf in read], jnp.zeros_like(nothing_left)
+
+
+@jax.custom_vjp
+def _leave(kept: list[jax.Array], sent: list[jax.Array], marker: jax.Array):
+    return kept, sent
+
+
+def _leave_forward(kept, sent, marker):
+    finite = jnp.array(True)
+    for leaf in sent:
+        finite &= jnp.all(jnp.isfinite(leaf))
+    return _leave(kept, sent, marker), (finite, marker)
+
+
+def _leave_backward(residuals, cotangents):
+    finite, marker = residuals
+    kept, sent = cotangents
+    sent = [jnp.where(finite, leaf, 0) for leaf in sent]
+    nothing_left = jnp.array(True)
+    for leaf in [*kept, *sent]:
+        nothing_left &= jnp.all(leaf == 0)
+    return kept, sent, nothing_left.astype(marker.dtype)
+
+
+_enter.defvjp(_enter_forward, _enter_backward)
+_leave.defvjp(_leave_forward, _leave_backward)
+
 
 Differentiated = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 """(chosen, rows, objective, epsilon, key, hparams) -> (value, derivatives by `chosen`)."""

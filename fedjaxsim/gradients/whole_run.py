@@ -8,8 +8,11 @@ Axes: m clients, T rounds.
 """
 
 import dataclasses
+import difflib
 import functools
+import math
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +21,101 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from fedjaxsim import checks
-from fedjaxsim.gradients.modes import Forward, Mode, Run
-from fedjaxsim.gradients.objectives import EPSILON, Gradient, Objective, check_names
+from fedjaxsim.engine.evaluation import measure_with, targets_of
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.work import map_clients
+from fedjaxsim.gradients.modes import Forward, Mode, Run, bounded
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
+from fedjaxsim.kernels import backend
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit, noise_multiplier_in_jit
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
+
+PyTree = Any
+Objective = Callable[[SimulationState, Hyperparameters], jax.Array]
+"""(final state, hparams) -> (); a `jax.tree_util.Partial` if it holds arrays."""
+Gradient = dict[str, jax.Array]
+"""Derivatives by name, each of the shape of its hyperparameter."""
+
+EPSILON = "epsilon"
+
+
+def mean_metric(
+    simulation: Simulation, metric: str = "loss", split: str = "validation"
+) -> Objective:
+    """Return the objective `Simulation.evaluate(...).mean(metric)`, for either mode.
+
+    It is the mean over clients of their mean over rows.
+
+    Args:
+      simulation: the clients, the task and the algorithm.
+      metric: one of the task's `metrics`.
+      split: the rows that are evaluated.
+
+    Raises:
+      ValueError: if there is no such split or it has no rows. When the objective is first used, if
+        the task has no such metric.
+    """
+    simulation.check_evaluated(split, None)
+    rows, population = simulation.rows[split], simulation.population
+    counts = targets_of(population, split, simulation.task)
+    present = int(np.sum(counts > 0))
+    if present == 0:
+        raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")
+    program = simulation.program
+    choose = bounded(program.workload, rows).layout
+    layout = choose()
+    targets = jnp.maximum(counts, 1)
+    # Streaming metrics have no derivatives.
+    measure = measure_with(simulation.task._replace(streaming_metrics={}))
+
+    def value(rows, state, hparams):
+        def one(personal, client_id):
+            params = program.predict(state, personal, hparams, client_id, rows, layout)
+            data = rows.of(client_id, state.key, program.minibatches, layout)
+            sums = measure(params, data, rows.most_rows).sums
+            checks.one_of(sorted(sums), metric=metric)
+            return sums[metric] / targets[client_id].astype(sums[metric].dtype)
+
+        again = jax.checkpoint(one, prevent_cse=False)
+        ids = jnp.arange(program.num_clients, dtype=jnp.int32)
+        means = map_clients(again, state.personal, ids, choose)
+        return jnp.sum(means) / present
+
+    return Partial(value, rows)
+
+
+def check_names(
+    names: Sequence[str], hparams: Hyperparameters, epsilon: ArrayLike | None = None
+) -> None:
+    """Check that derivatives with respect to the hyperparameters `names` exist."""
+    fields = list(hparams)
+    if not names:
+        raise ValueError(f"wrt must name at least one of {fields}, got nothing")
+    for name in names:
+        if name == "sampling_rate":
+            raise ValueError(
+                "sampling_rate has no derivative here: it decides who takes part, which is "
+                "discrete. gradients.epsilon_by_sampling_rate gives dε/dp; for the rest, compare "
+                "runs at several p"
+            )
+        if name == EPSILON:
+            if epsilon is None:
+                raise ValueError("a derivative with respect to epsilon needs its value")
+        elif name not in fields:
+            near = difflib.get_close_matches(name, [*fields, EPSILON], n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"no hyperparameter {name!r}; {hint}There are {', '.join(fields)}")
+    if "noise_multiplier" not in names:
+        return
+    if epsilon is not None:
+        raise ValueError("noise_multiplier follows from epsilon, so it is not free to vary")
+    clip_norm = on_host(hparams.get("clip", np.inf))
+    if clip_norm is not None and not np.all(np.isfinite(clip_norm)):
+        raise ValueError(
+            f"noise_multiplier has no derivative without a finite clip, got {clip_norm}"
+        )
 
 
 def hypergradient(
@@ -194,3 +285,55 @@ def _check(
     simulation.check(hparams)
     if on_host(hparams.get("noise_multiplier", 0.0)) is not None:
         simulation.check_rounds(hparams, 0, rounds, None)
+
+
+class Estimate(NamedTuple):
+    """A mean over S seeds, and the sample standard deviation divided by √S."""
+
+    mean: PyTree
+    standard_error: PyTree
+
+
+def map_seeds(function: Callable[[jax.Array], PyTree], keys: jax.Array) -> PyTree:
+    """Apply a function to each of keys (S,), leaves (S, ...).
+
+    One after another on a CPU, where a batch of whole runs takes S times the memory for no gain.
+    """
+    on_cpu = backend.platform() == "cpu"
+    return jax.lax.map(function, keys) if on_cpu else jax.vmap(function)(keys)
+
+
+def over_seeds(function: Callable[..., PyTree]) -> Callable[..., Estimate]:
+    """Return the mean of a function over seeds, with its standard error.
+
+    One key gives the value and gradient of one realization of cohorts, minibatches and noise. Their
+    means are unbiased estimates of the mean over all runs and of its gradient.
+
+    Args:
+      function: `(key, hparams, ...) -> pytree`, from `hypergradient` or `price_of_privacy`.
+
+    Returns:
+      A compiled function `(keys, hparams, ...) -> Estimate` of keys (S,), S ≥ 2. It raises
+      ValueError if `function` does, or if the keys are not (S,).
+    """
+
+    @jax.jit
+    def mapped(keys, *arguments):
+        values = map_seeds(lambda key: function(key, *arguments), keys)
+
+        def error(v):
+            return jnp.std(v, axis=0, ddof=1) / math.sqrt(keys.shape[0])
+
+        mean = jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
+        return Estimate(mean, jax.tree.map(error, values))
+
+    def averaged(keys, hparams, *arguments):
+        if keys.ndim != 1 or keys.shape[0] < 2:
+            raise ValueError(
+                f"a mean over seeds needs keys of shape (S,) with S at least 2, got {keys.shape}"
+            )
+        # Values can be checked only before they are traced.
+        jax.eval_shape(lambda key: function(key, hparams, *arguments), keys[0])
+        return mapped(keys, hparams.as_arrays(), *arguments)
+
+    return averaged

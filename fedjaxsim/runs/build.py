@@ -17,7 +17,7 @@ import numpy as np
 from fedjaxsim.audit.one_run import with_canaries
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
-from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of

@@ -18,10 +18,9 @@ from fedjaxsim.callbacks import Cadence
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning, diverging_from
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.loop import Clock
-from fedjaxsim.engine.own_code import own_modules
+from fedjaxsim.engine.loop import Clock, Segment
 from fedjaxsim.engine.processes import from_all, is_first
-from fedjaxsim.engine.segments import Segment
+from fedjaxsim.engine.purity import own_modules
 from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.extras import missing
 from fedjaxsim.hyperparameters import Hyperparameters

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjaxsim import extras
 from fedjaxsim.data.arrays import ALIGNMENT
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.devices import SAME, mesh_of
+from fedjaxsim.engine.processes import SAME, mesh_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, pieces_of, specs_of_rows

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
+from fedjaxsim.engine.processes import SAME, across, divided, mesh_of
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse
-from fedjaxsim.gradients.objectives import check_names, mean_metric
-from fedjaxsim.gradients.seeds import map_seeds
-from fedjaxsim.gradients.whole_run import hypergradient
+from fedjaxsim.gradients.whole_run import check_names, hypergradient, map_seeds, mean_metric
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune.descent import ObjectiveValue, Point

@@ -10,7 +10,7 @@ from problems import least_squares, numbers, read_by
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.devices import grid_of, mesh_of
+from fedjaxsim.engine.processes import grid_of, mesh_of
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy.samplers import full_participation, poisson

@@ -20,7 +20,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.gradients.objectives import mean_metric
+from fedjaxsim.gradients.whole_run import mean_metric
 from fedjaxsim.metrics import Metric
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.mechanisms import no_release

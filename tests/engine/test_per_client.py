@@ -12,8 +12,7 @@ import fedjaxsim as fjs
 from fedjaxsim.algorithms.local_steps import PULL
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 from fedjaxsim.gradients.modes import Forward, Reverse
-from fedjaxsim.gradients.objectives import mean_metric
-from fedjaxsim.gradients.whole_run import hypergradient
+from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
 from fedjaxsim.sweep import SimulationBatch
 
 COUNTS = [6, 9, 11, 4, 8]

@@ -11,9 +11,12 @@ from problems import classification, read_by
 import fedjaxsim as fjs
 from fedjaxsim.callbacks import Patience
 from fedjaxsim.data.splitting import split
-from fedjaxsim.engine import private_evaluation
-from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.engine.evaluation import (
+    Evaluation,
+    EvaluationPlan,
+    prepare_release,
+    release_evaluation,
+)
 from fedjaxsim.metrics import Metric
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting import gaussian
@@ -34,7 +37,7 @@ def simulation():
 def started(plan, seed=0):
     sim = simulation()
     hparams = read_by(sim, clip=1.0, noise_multiplier=Z)
-    return sim, private_evaluation.prepared(sim.init(seed, hparams), plan, M), hparams
+    return sim, prepare_release(sim.init(seed, hparams), plan, M), hparams
 
 
 def of(*values):
@@ -44,7 +47,7 @@ def of(*values):
 def test_mean_and_histogram_are_of_clipped_values():
     plan = EvaluationPlan(1e-6, "accuracy", largest=2.0, bins=4)
     sim, state, _ = started(plan)
-    _, found = private_evaluation.evaluate(state, of(-1.0, 0.4, 0.6, 2.0, 9.0, np.nan), plan)
+    _, found = release_evaluation(state, of(-1.0, 0.4, 0.6, 2.0, 9.0, np.nan), plan)
     assert found is not None
     # 0, 0.4, 0.6, 2, 2, and nothing from the client without a value, over all six.
     assert found.mean == pytest.approx(5.0 / 6, abs=1e-4)
@@ -54,8 +57,8 @@ def test_mean_and_histogram_are_of_clipped_values():
     # A model that diverged has the worst loss, not none.
     lost = Evaluation("validation", np.ones(2, int), {"loss": np.array([0.5, np.nan])})
     plan = EvaluationPlan(1e-6, "loss", largest=2.0)
-    state = private_evaluation.prepared(state, plan, 2)
-    _, found = private_evaluation.evaluate(state, lost, plan)
+    state = prepare_release(state, plan, 2)
+    _, found = release_evaluation(state, lost, plan)
     assert found is not None
     assert found.mean == pytest.approx((0.5 + 2.0) / 2, abs=1e-4)
 
@@ -71,8 +74,8 @@ def test_a_metric_must_state_its_direction():
         hits = Evaluation("validation", np.ones(2, int), values, records=records)
         sim = simulation()
         state = sim.init(0, read_by(sim, clip=1.0, noise_multiplier=Z))
-        state = private_evaluation.prepared(state, plan, 2, records)
-        _, found = private_evaluation.evaluate(state, hits, plan)
+        state = prepare_release(state, plan, 2, records)
+        _, found = release_evaluation(state, hits, plan)
         assert found is not None
         assert found.mean == pytest.approx((0.5 + worst) / 2, abs=1e-4)
 
@@ -82,7 +85,7 @@ def test_noise_has_the_charged_scale():
     _, state, _ = started(plan)
     found = []
     for _ in range(300):
-        state, one = private_evaluation.evaluate(state, of(*[0.5] * M), plan)
+        state, one = release_evaluation(state, of(*[0.5] * M), plan)
         assert one is not None
         assert one.histogram is not None
         found.append([one.mean, *one.histogram])
@@ -112,17 +115,17 @@ def test_every_evaluation_has_noise_of_its_own_and_a_fork_is_found():
     plan = EvaluationPlan(2.0, "accuracy")
     sim, state, _ = started(plan)
     values = of(*[0.5] * M)
-    once, first = private_evaluation.evaluate(state, values, plan)
-    twice, second = private_evaluation.evaluate(once, values, plan)
+    once, first = release_evaluation(state, values, plan)
+    twice, second = release_evaluation(once, values, plan)
     assert first is not None
     assert second is not None
     assert first.mean != second.mean
-    assert private_evaluation.evaluate(state, values, plan)[1] == first  # a resumed run repeats it
+    assert release_evaluation(state, values, plan)[1] == first  # a resumed run repeats it
     # Two evaluations with one noise: their difference would be exact, so there is no joint ε.
-    fork, _ = private_evaluation.evaluate(state, of(*[0.1] * M), plan)
+    fork, _ = release_evaluation(state, of(*[0.1] * M), plan)
     with pytest.raises(ValueError, match="same key"):
         compose_reports([sim.guarantee(each, DELTA) for each in (twice, fork)])
-    other, _ = private_evaluation.evaluate(started(plan, seed=1)[1], values, plan)
+    other, _ = release_evaluation(started(plan, seed=1)[1], values, plan)
     compose_reports([sim.guarantee(each, DELTA) for each in (twice, other)])
 
 
@@ -131,7 +134,7 @@ def test_evaluations_at_other_rounds_have_other_noise():
     plan = EvaluationPlan(5.0, "accuracy")
     _, state, _ = started(plan)
     other = dataclasses.replace(state, round=state.round + 1)
-    found = [private_evaluation.evaluate(each, of(*[0.5] * M), plan)[1] for each in (state, other)]
+    found = [release_evaluation(each, of(*[0.5] * M), plan)[1] for each in (state, other)]
     assert found[0] != found[1]
 
 
@@ -140,7 +143,7 @@ def test_a_budget_covers_evaluations_and_ends_with_them():
     sim, state, hparams = started(plan)
     budget = sim.budget(hparams, epsilon=4.0, delta=DELTA, evaluate_privately=plan, eval_every=1)
     state = sim.with_budget(sim.init(0, hparams), budget)
-    state = private_evaluation.prepared(state, plan, M)
+    state = prepare_release(state, plan, M)
     patience = Patience(100, released=True)
     state, history = sim.run(
         state, hparams, 30, eval_every=1, evaluate_privately=plan, callbacks=[patience]
@@ -165,4 +168,4 @@ def test_bad_plans_are_refused():
         EvaluationPlan(1.0, "nmse")
     plan = EvaluationPlan(1.0, "auc")
     with pytest.raises(ValueError, match="auc"):
-        private_evaluation.evaluate(started(plan)[1], of(0.5), plan)
+        release_evaluation(started(plan)[1], of(0.5), plan)

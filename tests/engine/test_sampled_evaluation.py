@@ -13,8 +13,7 @@ from fedjaxsim.callbacks import MetricsFile, Patience, Records, StopOnInterrupt,
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
-from fedjaxsim.engine.evaluation import sample_of
-from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.engine.evaluation import EvaluationPlan, sample_of
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.sweep import SimulationBatch

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.segments import History, Segment
+from fedjaxsim.engine.loop import History, Segment
 
 
 def segment(round_, participants, values):

@@ -10,10 +10,9 @@ from problems import LAWFUL, classification, least_squares, numbers, read_by, si
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.client_partition import Shard
-from fedjaxsim.engine.devices import mesh_of
+from fedjaxsim.engine.processes import mesh_of
 from fedjaxsim.engine.program import Program
-from fedjaxsim.engine.shard import CLIENTS, shard
+from fedjaxsim.engine.shard import CLIENTS, Shard, shard
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation

@@ -11,8 +11,7 @@ from fedjaxsim import fedprox, gaussian, local, no_release, pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.splitting import split
 from fedjaxsim.gradients.modes import Implicit
-from fedjaxsim.gradients.objectives import mean_metric
-from fedjaxsim.gradients.whole_run import hypergradient
+from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 

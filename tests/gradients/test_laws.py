@@ -10,9 +10,7 @@ import pytest
 from fedjaxsim import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.gradients.objectives import mean_metric
-from fedjaxsim.gradients.seeds import over_seeds
-from fedjaxsim.gradients.whole_run import price_of_privacy
+from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_privacy
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch

@@ -13,9 +13,13 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
 from fedjaxsim.gradients.modes import Reverse
-from fedjaxsim.gradients.objectives import mean_metric
-from fedjaxsim.gradients.seeds import over_seeds
-from fedjaxsim.gradients.whole_run import epsilon_by_sampling_rate, hypergradient, price_of_privacy
+from fedjaxsim.gradients.whole_run import (
+    epsilon_by_sampling_rate,
+    hypergradient,
+    mean_metric,
+    over_seeds,
+    price_of_privacy,
+)
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.samplers import full_participation, poisson

@@ -22,7 +22,7 @@ from fedjaxsim.data.minibatches import view_here
 from fedjaxsim.engine.accounts import gradients_of, require_protection
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.gradients.reverse import reversible
+from fedjaxsim.gradients.modes import reversible
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.models.model import Dense, Model

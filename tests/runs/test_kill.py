@@ -346,8 +346,8 @@ def kept_programs(tmp_path_factory):
 
 def process(arguments: list[str], devices: int) -> subprocess.Popen[str]:
     script = (
-        "import sys, jax; from fedjaxsim.engine import devices;"
-        "devices.use_all_cores = lambda: None;"
+        "import sys, jax; from fedjaxsim.engine import processes;"
+        "processes.use_all_cores = lambda: None;"
         f"jax.config.update('jax_num_cpu_devices', {devices});"
         "from fedjaxsim.cli import main; sys.exit(main(sys.argv[1:]))"
     )

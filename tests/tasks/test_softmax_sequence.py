@@ -8,7 +8,7 @@ import scipy.special
 
 import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.gradients.objectives import mean_metric
+from fedjaxsim.gradients.whole_run import mean_metric
 from fedjaxsim.tasks import softmax_sequence
 from fedjaxsim.tasks.task import check_rows
 
