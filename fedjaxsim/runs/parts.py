@@ -92,6 +92,9 @@ _WITH_RECORDS = ("algorithm", "mechanism", "sampling")
 """The roles with hyperparameters."""
 SETTINGS = {"num_clients": "clients", "bias": "intercept", "variance": "feature_noise"}
 """Names of settings that differ from the factory's argument."""
+_BOUNDED = ("clients", "cohort", "max_participations", "groups", "bands")
+_BOUNDS = {name: {"most": 2**31 - 1} for name in _BOUNDED} | {"hidden": {"least": 1, "most": 10**6}}
+"""Smallest and largest numbers of settings; sums over a run fit into int32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +110,10 @@ class Part:
         """The settings of the factory, by the name of their flag."""
         found = settings_of(self.factory, ROLES[self.role].supplied)
         named = {SETTINGS.get(name, name): setting for name, setting in found.items()}
-        return {name: dataclasses.replace(each, name=name) for name, each in named.items()}
+        return {
+            name: dataclasses.replace(each, name=name, **_BOUNDS.get(name, {}))
+            for name, each in named.items()
+        }
 
     @functools.cached_property
     def all_records(self) -> "Records":

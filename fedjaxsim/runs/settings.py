@@ -1,9 +1,9 @@
 """The settings of one run: a table of typed keys, made of what every run and its parts declare.
 
-The table is composed of the parts that settings name; it converts values, whether of a flag, a file
-or Python, and refuses a setting that no part of the run reads. A `RunConfig` holds what the user
-asked for. Values that follow from settings (the noise multiplier behind an ε, the default δ, the
-cohort's capacity) are computed where the run is built.
+`layered` makes a `RunConfig`, whether of flags, files or Python: it composes the table of the parts
+that settings name, converts values, and refuses a setting that no part of the run reads. Values
+that follow from settings (the noise multiplier behind an ε, the default δ) are computed where the
+run is built.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
+from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import REQUIRED, Setting, flag
 from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.parts import (
@@ -54,11 +55,6 @@ _DERIVED = {
     "count_noise": "cohort / 20",
 }
 """Hyperparameters with a default that follows from other settings."""
-_BOUNDS = {
-    **dict.fromkeys(("clients", "cohort", "max_participations", "groups", "bands"), (None, _INT32)),
-    "hidden": (1, _MILLION),
-}
-"""Smallest and largest numbers of parts' settings."""
 ALIASES = {
     "lr": "learning_rate", "eta": "learning_rate", "client_lr": "learning_rate",
     "server_lr": "server_learning_rate", "lambda": "lam", "prox": "mu", "epochs": "local_epochs",
@@ -149,13 +145,7 @@ RUN = (
 
 
 class Group(NamedTuple):
-    """Settings that a part adds to a run.
-
-    Attributes:
-      role: the part's role.
-      is_read: `(part, hyperparameters, event) -> bool`, whether the part adds them.
-      keys: the settings.
-    """
+    """Settings that a part adds to a run if `is_read(part, hyperparameters, event)`."""
 
     role: str
     is_read: Callable[[Part, Collection[str], str], bool]
@@ -359,7 +349,7 @@ def static_keys() -> dict[str, Setting]:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The keys that a run with certain parts has.
+    """The keys of runs with certain parts.
 
     Attributes:
       parts: the parts by role.
@@ -367,20 +357,19 @@ class Table:
       keys: the settings by name, in the order of files.
     """
 
-    parts: Mapping[str, Part]
-    records: "Mapping[str, Hyperparameter]"
-    keys: dict[str, Setting]
+    parts: Mapping[str, Part] = dataclasses.field(repr=False, compare=False)
+    records: "Mapping[str, Hyperparameter]" = dataclasses.field(repr=False, compare=False)
+    keys: dict[str, Setting] = dataclasses.field(repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Table):
     """The settings of a run as asked for; each is an attribute.
 
     Raises:
       ValueError: if settings contradict each other, naming them and what is allowed.
     """
 
-    table: Table = dataclasses.field(repr=False, compare=False)
     values: Mapping[str, Any]
 
     def __getattr__(self, name: str) -> Any:
@@ -391,21 +380,6 @@ class RunConfig:
 
     def __hash__(self) -> int:
         return hash(tuple(self.values.items()))
-
-    @property
-    def rounds(self) -> int:
-        """T, the number of communication rounds."""
-        return self.values["rounds"]
-
-    @property
-    def parts(self) -> Mapping[str, Part]:
-        """The parts by role."""
-        return self.table.parts
-
-    @property
-    def records(self) -> "Mapping[str, Hyperparameter]":
-        """The hyperparameters of all parts, by name."""
-        return self.table.records
 
     @property
     def system(self) -> System:
@@ -423,27 +397,14 @@ class RunConfig:
 
     def given(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults."""
-        keys = self.table.keys
-        return {name: each for name, each in self.values.items() if each != keys[name].default}
+        return {n: each for n, each in self.values.items() if each != self.keys[n].default}
 
     def replace(self, **changes: Any) -> "RunConfig":
         """Return the settings with changes, which may name other parts.
 
-        Defaults, and settings of parts that the run no longer has, are left out.
-
-        Raises:
-          ValueError: for a change that no part reads.
+        Defaults, and settings that exclude a change or that the run no longer reads, are left out.
         """
-        kept = {name: value for name, value in self.given().items() if name not in changes}
-        known = table_of(kept | changes).keys
-        return run_config(**{n: value for n, value in kept.items() if n in known}, **changes)
-
-    def data_settings(self) -> set[str]:
-        """Return the names of the settings of its data."""
-        rows = [*DATA, *GROUPS["rows"].keys]
-        parts = [self.parts[role] for role in ("data", "partition") if role in self.parts]
-        names = {setting.name for setting in rows}.union(*(part.settings for part in parts))
-        return names & self.values.keys()
+        return layered(Layer(self.given(), unread="left out"), Layer(changes))
 
     def settings(self) -> dict[str, Any]:
         """Return the keys of a TOML file that repeats the run from any folder."""
@@ -455,6 +416,12 @@ class RunConfig:
         scales = self.get("scale", "none")
         files = {} if scales in SCALES else {"scale": str(Path(scales).absolute())}
         return table | {"data": absolute(self.data)} | files
+
+    def data_settings(self) -> set[str]:
+        """Return the names of the settings of its data."""
+        rows = {setting.name for setting in (*DATA, *GROUPS["rows"].keys)}
+        roles = self.parts.keys() & {"data", "partition"}
+        return rows.union(*(self.parts[role].settings for role in roles)) & self.values.keys()
 
     # --- values that follow -----------------------------------------------------------------------
 
@@ -520,53 +487,142 @@ class RunConfig:
                     f"{flag(one)} and {flag(other)} exclude each other: give one of them, got "
                     f"{flag(one)} {first} and {flag(other)} {second}"
                 )
-        epsilon, delta = self.get("epsilon"), self.get("delta")
-        if epsilon is not None and not epsilon > 0:
-            raise ValueError(f"epsilon must be positive (inf: no privacy), got {epsilon}")
-        if math.isfinite(self.target_epsilon) and not math.isfinite(self.clip_norm):
-            raise ValueError(f"clip must be finite where epsilon is, got {self.clip_norm}")
-        if self.get("example_clip") is not None and not self.protects_examples:
-            raise ValueError(f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}")
-        bounded, by_rows = self.get("max_weight") is not None, self.get("weights") == "rows"
-        noise = math.isfinite(self.target_epsilon) or (self.get("noise_multiplier") or 0) > 0
-        if by_rows and noise and not bounded:
-            raise ValueError(
-                "weights rows with noise need max-weight: numbers of rows are private, and it is "
-                "their public bound"
-            )
-        if bounded and not by_rows:
-            raise ValueError("max-weight has no effect with weights equal, only with rows")
-        budget = self.get("budget_epsilon")
-        if budget is not None and not budget > 0:
-            raise ValueError(f"budget-epsilon must be positive, got {budget}")
-        private = self.get("evaluate_privately")
-        if private is not None and self.patience is not None and not self.get("budget_epsilon"):
-            raise ValueError(
-                "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
-                "releases are covered by a budget alone"
-            )
-        if delta is not None:
-            checks.in_range("(0, 1)", delta=delta)
-        if self.get("hidden", (1,)) == ():
-            raise ValueError("hidden must hold at least one width, got none")
-        if self.get("scale_noise") is not None and self.get("scale") != "private":
-            raise ValueError("scale-noise has no effect without scale private")
-        one = self.system.one_minibatch
-        if self.get("passes") is not None and not one and self.get("local_steps") is None:
-            raise ValueError(f"passes need local-steps, got passes {self.get('passes')} alone")
-        self.noise_schedule.check(self.rounds)
+        for name in ("epsilon", "budget_epsilon"):
+            value = self.get(name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{flag(name)} must be positive (inf: no limit), got {value}")
+        if self.get("delta") is not None:
+            checks.in_range("(0, 1)", delta=self.delta)
         checks.in_range("[0, 1)", held_out_clients=self.held_out_clients)
+        self.noise_schedule.check(self.rounds)
+        by_rows, bounded = self.get("weights") == "rows", self.get("max_weight") is not None
+        private = math.isfinite(self.target_epsilon)
+        noise = private or (self.get("noise_multiplier") or 0) > 0
+        consumes = self.get("passes") is not None and not self.system.one_minibatch
+        releases = self.get("evaluate_privately") is not None and self.patience is not None
+        contradictions = [
+            (
+                private and not math.isfinite(self.clip_norm),
+                f"clip must be finite where epsilon is, got {self.clip_norm}",
+            ),
+            (
+                self.get("example_clip") is not None and not self.protects_examples,
+                f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}",
+            ),
+            (
+                by_rows and noise and not bounded,
+                "weights rows with noise need max-weight: numbers of rows are private, and it is "
+                "their public bound",
+            ),
+            (
+                bounded and not by_rows,
+                "max-weight has no effect with weights equal, only with rows",
+            ),
+            (
+                releases and not self.get("budget_epsilon"),
+                "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
+                "releases are covered by a budget alone",
+            ),
+            (
+                self.get("hidden", (1,)) == (),
+                "hidden must hold at least one width, got none",
+            ),
+            (
+                self.get("scale_noise") is not None and self.get("scale") != "private",
+                "scale-noise has no effect without scale private",
+            ),
+            (
+                consumes and self.get("local_steps") is None,
+                f"passes need local-steps, got passes {self.get('passes')} alone",
+            ),
+        ]
+        for holds, message in contradictions:
+            if holds:
+                raise ValueError(message)
 
 
 # --- composition ----------------------------------------------------------------------------------
 
 
-def table_of(given: Mapping[str, Any]) -> Table:
-    """Compose the keys of a run from the parts that `given` names, as typed or converted.
+class Layer(NamedTuple):
+    """Settings from one place, as typed or converted, that win over the layers before.
+
+    Attributes:
+      path: the file that errors name; None for a command line or Python.
+      unread: what becomes of those that the run does not read.
+    """
+
+    values: Mapping[str, Any]
+    path: Path | None = None
+    unread: Literal["refused", "noted", "left out"] = "refused"
+
+
+def run_config(**settings: Any) -> RunConfig:
+    """Make the settings of a run; those not given have the defaults of the run and its parts.
 
     Raises:
-      ValueError: for an unknown part, a user's code that cannot be found, or names that clash.
+      ValueError: for a setting that no part of the run reads, a value of another type, a missing
+        one without a default, or settings that contradict each other.
     """
+    return layered(Layer(settings))
+
+
+def layered(
+    *layers: Layer, notes: list[str] | None = None, without: Mapping[str, str] = {}
+) -> RunConfig:
+    """Make the settings of a run from layers, of which the last one wins.
+
+    A note is added to `notes` for each layer with noted settings. Settings in `without` are not
+    read, for the reason there: they have their defaults.
+    """
+    given, places = {}, {}
+    for layer in reversed(layers):
+        with in_file(layer.path):
+            check_parts(layer.values)
+    for layer in layers:
+        given = displaced(given, layer.values) | dict(layer.values)
+        places |= dict.fromkeys(layer.values, layer.path)
+    table = table_of(given)
+    for layer in reversed(layers):
+        if layer.unread == "left out":
+            continue
+        with in_file(layer.path):
+            left = unread(layer.values, given)
+            for name in without.keys() & layer.values.keys() & table.keys.keys():
+                if layer.values[name] != table.keys[name].default:
+                    left.append(f"{flag(name)} {without[name]}")
+            if left and (layer.unread == "refused" or notes is None):
+                raise ValueError("; ".join(left))
+            if left and notes is not None:
+                notes.append(f"{layer.path}: {'; '.join(left)}")
+    values = {}
+    for name, setting in table.keys.items():
+        if name in given and name not in without:
+            with in_file(places[name]):
+                values[name] = setting.convert(given[name])
+        elif setting.required:
+            raise ValueError(f"{flag(name)} must be given: {setting.help or 'it has no default'}")
+        else:
+            values[name] = setting.default
+    files = {places[name] for name in given}
+    with in_file(files.pop() if len(files) == 1 else None):
+        return RunConfig(**vars(table), values=values)
+
+
+def excluded(given: Mapping[str, Any]) -> set[str]:
+    """Return the settings that exclude some of the given ones."""
+    set_ = {name for name, value in given.items() if value is not None}
+    return {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in set_}
+
+
+def displaced(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that exclude some of the given ones."""
+    left_out = excluded(given)
+    return {name: value for name, value in settings.items() if name not in left_out}
+
+
+def table_of(given: Mapping[str, Any]) -> Table:
+    """Compose the keys of a run from the parts that `given` names, as typed or converted."""
     from fedjaxsim.hyperparameters import compose
 
     names = names_of(given)
@@ -596,50 +652,19 @@ def _composed(
                     f"{part.role} {part.name} has a setting {name!r}, as another part of the run "
                     "has: rename one of them"
                 )
-            of_parts.setdefault(name, _bounded(setting))
-    for name in of_parts:
-        if name in keys:
-            raise ValueError(f"{name!r} is a setting of every run: no part may have one so called")
+            of_parts.setdefault(name, setting)
+    if common := keys.keys() & of_parts.keys():
+        name = min(common)
+        raise ValueError(f"{name!r} is a setting of every run: no part may have one so called")
     return Table(parts, by_name, keys | of_parts)
 
 
 def _key_of(record: "Hyperparameter") -> Setting:
     """Return the key of a hyperparameter."""
-    shown = record.default if isinstance(record.default, str) else _DERIVED.get(record.name)
-    if shown is not None:
-        default = None
-    else:
-        default, shown = REQUIRED if record.default is None else record.default, ""
+    shown = record.default if isinstance(record.default, str) else _DERIVED.get(record.name, "")
+    default = None if shown else REQUIRED if record.default is None else record.default
     of_each = record.per_client
     return Setting(record.name, float, default, record.help, shown=shown, per_client=of_each)
-
-
-def _bounded(setting: Setting) -> Setting:
-    least, most = _BOUNDS.get(setting.name, (None, None))
-    least, most = (-math.inf if least is None else least), (math.inf if most is None else most)
-    return dataclasses.replace(setting, least=least, most=most)
-
-
-def run_config(**settings: Any) -> RunConfig:
-    """Make the settings of a run; those not given have the defaults of the run and its parts.
-
-    Raises:
-      ValueError: for a setting that no part of the run reads, a value of another type, a missing
-        one without a default, or settings that contradict each other.
-    """
-    check_parts(settings)
-    require_read(settings, settings)
-    return filled(table_of(settings), settings)
-
-
-def filled(table: Table, given: Mapping[str, Any]) -> RunConfig:
-    """Return the settings of a run with these keys: given ones converted, the others by default."""
-    values = {}
-    for name, setting in table.keys.items():
-        if setting.required and name not in given:
-            raise ValueError(f"{flag(name)} must be given: {setting.help or 'it has no default'}")
-        values[name] = setting.convert(given[name]) if name in given else setting.default
-    return RunConfig(table, values)
 
 
 # --- what nothing reads ---------------------------------------------------------------------------
@@ -651,35 +676,13 @@ _SHOWN = 6
 def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str] = ()) -> list[str]:
     """Return the reasons for which settings have no effect on a run with the settings `given`.
 
-    Args:
-      names: names of the settings.
-      given: settings of the run.
-      others: further names that an unknown one may be meant for.
-
-    Raises:
-      ValueError: for a name that no part of any run has, with the nearest one.
+    A name that no part of any run has is a ValueError with the nearest one, maybe of `others`.
     """
-    table = table_of(given)
-    return list(_reasons([name for name in names if name not in table.keys], table, given, others))
-
-
-def require_read(names: Iterable[str], given: Mapping[str, Any]) -> None:
-    """Check that a run reads the settings of these names.
-
-    Raises:
-      ValueError: naming the settings without effect, and the parts that read them.
-    """
-    reasons = unread(names, given)
-    if reasons:
-        raise ValueError("; ".join(reasons))
-
-
-def _reasons(
-    names: Iterable[str], table: Table, given: Mapping[str, Any], others: Iterable[str]
-) -> Iterator[str]:
-    parts = table.parts
+    table, known = table_of(given), readers()
+    parts, reasons = table.parts, []
     for name in names:
-        known = readers()
+        if name in table.keys:
+            continue
         if name not in known:
             raise ValueError(unknown(name, [*table.keys, *known, *others]))
         # A role that the run lacks says the most, else the one with most parts that read it.
@@ -689,20 +692,21 @@ def _reasons(
         if role not in parts:
             without = f"without {role} {' or '.join(choices)}"
             where = "on data with clients of their own" if role == "partition" else without
-            yield f"{flag(name)} has no effect {where}"
+            reasons.append(f"{flag(name)} has no effect {where}")
             continue
         key, chosen = role, parts[role].name
         if chosen == "no-release":
             sender = parts["algorithm"].name
             silent = sender in SYSTEMS and not SYSTEMS[sender].sends
             nothing = f"algorithm {sender} sends" if silent else f"{role} {chosen} releases"
-            yield f"{flag(name)} has no effect, as {nothing} nothing: leave it out"
+            reasons.append(f"{flag(name)} has no effect, as {nothing} nothing: leave it out")
             continue
         if chosen in choices:
             key, chosen, choices = _condition(parts[role], name, given)
         more = len(choices) - _SHOWN
-        listed = choices if more < 2 else [*choices[:_SHOWN], f"{more} others"]
-        yield f"{flag(name)} has no effect with {key} {chosen}, only with {' or '.join(listed)}"
+        listed = " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
+        reasons.append(f"{flag(name)} has no effect with {key} {chosen}, only with {listed}")
+    return reasons
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:

@@ -1,7 +1,7 @@
 """Settings from flags, TOML files and earlier runs; errors name the file."""
 
 import shlex
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,10 @@ from fedjaxsim.data.files import in_file, read_tables
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import (
-    EXCLUSIVE,
     IN_FILES_ONLY,
+    Layer,
     RunConfig,
-    filled,
-    require_read,
-    table_of,
-    unread,
+    layered,
 )
 
 CONFIG = "config.toml"
@@ -32,40 +29,27 @@ RECORDS = ("resolved", "versions", "stages")
 
 
 def read_toml(path: Path) -> RunConfig:
-    """Read the settings of a run from a TOML file.
-
-    Args:
-      path: a file with the keys of a run; also one that a run wrote.
+    """Read the settings of a run from a TOML file; also one that a run wrote.
 
     Raises:
       FileNotFoundError: if there is no such file.
       ValueError: for a file that is not TOML, an unknown key (with the closest known one), a key
         that no part of the run reads, or a value of the wrong type.
     """
-    return resolve({}, path)
+    return layered(Layer(read_raw(path), path))
 
 
 def resolve(
-    flags: dict[str, Any],
-    path: Path | None = None,
-    earlier: Path | None = None,
-    notes: list[str] | None = None,
-    without: Mapping[str, str] = {},
+    flags: Mapping[str, Any],
+    path: Path | None,
+    earlier: Path | None,
+    notes: list[str],
+    without: Mapping[str, str],
 ) -> RunConfig:
     """Make the settings of a run from flags, a file and an earlier run, of which the first wins.
 
-    Args:
-      flags: settings by name, as typed or converted.
-      path: TOML file.
-      earlier: directory of a run; the settings that this run does not read are left out.
-      notes: list that gets a note of the settings in the file that this run does not read; None to
-        refuse them.
-      without: settings that the caller does not read, with the reason.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: for an unknown part or setting, a flag that the run does not read, a value of the
-        wrong type, or settings that contradict each other.
+    Settings of the file that this run does not read are noted, those of the run in the directory
+    `earlier` are left out. `without` holds settings that the caller does not read, with the reason.
     """
     for name, why in {**dict.fromkeys(IN_FILES_ONLY, "is for files alone"), **without}.items():
         if name in flags:
@@ -73,30 +57,16 @@ def resolve(
     check_parts(flags)
     inherited = {} if earlier is None else read_raw(earlier / CONFIG)
     file = {} if path is None else read_raw(path)
-    system = SYSTEMS.get(str((inherited | file | flags).get("algorithm")))
+    system = SYSTEMS.get(str({**inherited, **file, **flags}.get("algorithm")))
     if system is not None and not system.sends:
         inherited = {name: inherited[name] for name in inherited if name not in _OF_RELEASES}
-    given = displaced(displaced(inherited, file) | file, flags) | flags
-    table = table_of(given)
-    require_read(flags, given)
-    with in_file(path):
-        left = unread(file, given)
-        left += [
-            f"{flag(name)} {without[name]}"
-            for name, value in file.items()
-            if name in without and name in table.keys and value != table.keys[name].default
-        ]
-        if left and notes is None:
-            raise ValueError("; ".join(left))
-        if left and notes is not None:
-            notes.append(f"{path}: {'; '.join(left)}")
-    places = dict.fromkeys(inherited, earlier and earlier / CONFIG) | dict.fromkeys(file, path)
-    values = {}
-    for name in [name for name in table.keys if name in given and name not in without]:
-        with in_file(None if name in flags else places[name]):
-            values[name] = table.keys[name].convert(given[name])
-    with in_file(None if flags else path):
-        return filled(table, values)
+    return layered(
+        Layer(inherited, earlier and earlier / CONFIG, "left out"),
+        Layer(file, path, "noted"),
+        Layer(flags),
+        notes=notes,
+        without=without,
+    )
 
 
 def read_raw(path: Path) -> dict[str, Any]:
@@ -141,12 +111,9 @@ def content(path: Path) -> dict[str, Any]:
 def entries(
     table: Mapping[str, Any], refused: Mapping[str, str], place: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the names of settings and values of a table; its keys take - or _.
+    """Yield the names of settings and values of a table, without `RECORDS`; its keys take - or _.
 
-    Args:
-      table: the table; those that a run adds (`RECORDS`) are left out.
-      refused: by name, the reason why a key does not belong there.
-      place: place of the table, as an error begins.
+    `refused` says why keys do not belong there; errors begin with `place`.
     """
     seen = set()
     for key, value in table.items():
@@ -159,14 +126,3 @@ def entries(
             raise ValueError(f"{place}{flag(name)} is given twice, with - and with _")
         seen.add(name)
         yield name, value
-
-
-def excluded(given: Container[str]) -> set[str]:
-    """Return the settings that exclude some of the given ones."""
-    return {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
-
-
-def displaced(settings: Mapping[str, Any], given: Container[str]) -> dict[str, Any]:
-    """Return settings without those that exclude some of the given ones."""
-    left_out = excluded(given)
-    return {name: value for name, value in settings.items() if name not in left_out}

@@ -41,8 +41,16 @@ from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report import labels
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
-from fedjaxsim.runs.settings import RunConfig, run_config, table_of, unread
-from fedjaxsim.runs.settings_files import OUTPUT, content, displaced, entries, excluded
+from fedjaxsim.runs.settings import (
+    Layer,
+    RunConfig,
+    displaced,
+    excluded,
+    layered,
+    table_of,
+    unread,
+)
+from fedjaxsim.runs.settings_files import OUTPUT, content, entries
 
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
@@ -104,14 +112,12 @@ class SweepOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SweepRuns:
-    """The runs of a sweep.
+    """The runs of a sweep, each known by its index in `runs`.
 
     Attributes:
-      base: the settings that all runs start from, by field name.
-      options: options of the sweep.
-      tables: the values of its tables, as asked for.
-      keys: all swept keys, by field name, in the order of their first appearance.
-      runs: the settings of each run; a run is known by its index here.
+      base: the settings that all runs start from.
+      tables: the swept values, as asked for.
+      keys: all swept keys, in the order of their first appearance.
       given: for each run, the keys that its tables set; it has the others from `base`.
       choice: how values were chosen before, in a sentence; "" if they were not.
     """
@@ -235,18 +241,10 @@ def _cell(value: Any) -> Any:
 def resolve_sweep(
     base: Values, tables: Sequence[Table], options: SweepOptions | None = None
 ) -> SweepRuns:
-    """Resolve tables of values into runs.
+    """Resolve tables of values into runs; the last key of a table varies fastest.
 
-    Args:
-      base: the settings that all runs start from, by field name; a run leaves out those that it
-        does not read.
-      tables: each with at least one value for each of its keys (field names of a run); the last key
-        varies fastest.
-      options: options of the sweep; by default the defaults.
-
-    Raises:
-      ValueError: for settings of a run that do not fit together (naming its swept values), keys
-        that no run reads, or options that do not fit the keys.
+    A run leaves out settings of `base` or of its table that it does not read. A key that no run
+    reads is refused.
     """
     options = options or SweepOptions()
     keys = tuple(dict.fromkeys(key for table in tables for key in table))
@@ -259,28 +257,29 @@ def resolve_sweep(
     for table in tables:
         for values in itertools.product(*table.values()):
             changes = dict(zip(table, values, strict=True))
-            asked = displaced(base, changes) | changes
             try:
-                known = table_of(asked).keys.keys()
-                run = run_config(**{n: value for n, value in asked.items() if n in known})
+                run = _run(base, changes)
                 if run.streamed:
                     raise ValueError("a sweep needs all rows in memory: leave out streamed")
             except ValueError as error:
                 shown = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
                 raise ValueError(f"the run with {shown}: {error}") from error
-            set_ |= known & asked.keys()
-            swept |= known & changes.keys()
-            runs.setdefault(run, set()).update(known & changes.keys())
-    for key in base:
-        if key not in set_:
-            raise _unread(key, base, tables[0], "is set")
-    for table in tables:
-        for key in table:
-            if key not in swept:
-                raise _unread(key, base, table, "is swept")
+            read = run.values.keys() & changes.keys()
+            swept |= read
+            set_ |= read | (run.values.keys() & displaced(base, changes).keys())
+            runs.setdefault(run, set()).update(read)
+    unread_ = [(key, tables[0], "is set") for key in base if key not in set_]
+    unread_ += [(key, table, "is swept") for table in tables for key in table if key not in swept]
+    for key, table, where in unread_:
+        raise _unread(key, base, table, where)
     given = tuple(map(frozenset, runs.values()))
     labels.remember(dict.fromkeys(each for run in runs for each in run.records.values()))
     return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
+
+
+def _run(base: Values, changes: Values) -> RunConfig:
+    """Return the run of these settings, without those that it does not read."""
+    return layered(Layer(base, unread="left out"), Layer(changes, unread="left out"))
 
 
 def _unread(name: str, settings: Values, table: Table, where: str) -> ValueError:
@@ -288,7 +287,7 @@ def _unread(name: str, settings: Values, table: Table, where: str) -> ValueError
     first = {**settings, **{key: values[0] for key, values in table.items()}}
     reasons = unread([name], first, settings_of(SweepOptions))
     if not reasons:
-        others = " and ".join(flag(other) for other in table if name in excluded((other,)))
+        others = " and ".join(flag(other) for other in table if name in excluded({other: True}))
         reasons = [f"{flag(name)} and {others} exclude each other"]
     return ValueError(f"no run reads what {where}: {reasons[0]}")
 
@@ -311,13 +310,11 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """A sweep that chooses settings first: points on validation rows of seeds of their own.
+    """A sweep that chooses settings first: points on validation rows of `seeds` of their own.
 
     Attributes:
-      base, options, tables: see `SweepRuns`.
       boxes: for each table, the values of each searched key, or with `points` its two ends.
       points: number of quasi-random points of each combination; None for a grid.
-      seeds: seeds of the runs that choose.
     """
 
     base: Values
@@ -334,11 +331,7 @@ class Search:
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """All points of all combinations, each combination's together.
-
-        Raises:
-          ValueError: if a seed both chooses and tests, or a box does not fit its key.
-        """
+        """All points of all combinations, each combination's together."""
         found = []
         for table, box in zip(self.tables, self.boxes, strict=True):
             seeds = tuple(table.get("seed", (self.base.get("seed", 0),)))
@@ -347,14 +340,15 @@ class Search:
             names = [key for key in table if key != "seed"]
             for values in itertools.product(*(table[key] for key in names)):
                 place = dict(zip(names, values, strict=True))
-                asked = displaced(self.base, place) | place
-                fields = table_of(asked).keys
-                run = run_config(**{n: value for n, value in asked.items() if n in fields})
-                place = {key: run.get(key) for key in place if key in fields}
+                run = _run(self.base, place)
+                place = {key: run.get(key) for key in place if key in run.keys}
                 if any(each.place == place for each in found):
                     continue  # what one system does not read is no other combination of it
-                read = {key: tuple(map(fields[key].convert, of)) for key, of in box.items()
-                        if key in fields and key not in place}  # fmt: skip
+                read = {
+                    key: tuple(map(run.keys[key].convert, of))
+                    for key, of in box.items()
+                    if key in run.keys and key not in place
+                }
                 found += [Candidate(place, point, seeds) for point in self._points(run, read)]
         unread = {key for key in self.keys if not any(key in each.point for each in found)}
         if unread:
@@ -404,14 +398,13 @@ class Search:
     def chosen(self, best: Sequence[Values], metric: str) -> SweepRuns:
         """Return the runs of the best candidates, whose values by column are in `best`."""
         kept = [
-            each for each in self.candidates
+            each
+            for each in self.candidates
             if any(each.columns.items() <= row.items() for row in best)
-        ]  # fmt: skip
+        ]
         if not kept:
             raise ValueError("no point of the search has finite values with all of its seeds")
-        counts = {sum(each.place == other.place for other in self.candidates) for each in kept} or {
-            0
-        }
+        counts = {sum(each.place == other.place for other in self.candidates) for each in kept}
         points = " to ".join(map(str, sorted({min(counts), max(counts)})))
         choice = (
             f"{', '.join(map(flag, self.keys))} were chosen for each combination among {points} "
@@ -443,17 +436,9 @@ def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
 def read_plan(
     path: Path, data: str | None = None, seeds: Sequence[int] | None = None
 ) -> SweepRuns | Search:
-    """Read the file of a sweep, or of one that searches first.
+    """Read the file of a sweep, or of one that searches first; also one that a sweep wrote.
 
-    Args:
-      path: a TOML file as described above; also one that a sweep wrote.
-      data: source of the clients, in place of the file's, whose own settings are left out.
-      seeds: seeds of every table, in place of the file's.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: for a file that is not TOML, no table `[sweep]` or an empty list; and as
-        `resolve_sweep`.
+    `data` and `seeds` stand in place of the file's; settings of the file's data alone are left out.
     """
     whole = content(path)
     with in_file(path):

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.settings import run_config
-from fedjaxsim.runs.settings_files import displaced, read_toml
+from fedjaxsim.runs.settings import displaced, run_config
+from fedjaxsim.runs.settings_files import read_toml
 
 
 def written(folder: Path, text: str) -> Path:
@@ -87,7 +87,7 @@ def test_what_a_run_adds_to_its_configuration_is_not_read_back(tmp_path):
 
 def test_a_flag_displaces_what_it_excludes_in_the_file(tmp_path):
     settings = {"noise_multiplier": 2.0, "local_epochs": 5, "rounds": 7}
-    assert displaced(settings, {"epsilon", "local_steps"}) == {"rounds": 7}
+    assert displaced(settings, {"epsilon": 1.0, "local_steps": 3}) == {"rounds": 7}
     assert displaced(settings, {}) == settings
     path = written(tmp_path, "noise-multiplier = 2\nlocal-epochs = 5\nrounds = 7")
     flags = ["--epsilon", "1", "--local-steps", "3"]
