@@ -153,7 +153,7 @@ def _place(equation: Any) -> str:
     return "a function of the algorithm or the task"
 
 
-_LIBRARIES = {
+_PACKAGES = {
     *sys.stdlib_module_names,
     "fedjaxsim", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku",
 }  # fmt: skip
@@ -176,7 +176,7 @@ def own_modules(part: Any) -> list[str]:
             left.extend([value.func, value.args, value.keywords])
         else:
             module = getattr(value, "__module__", None) or type(value).__module__
-            if module.partition(".")[0] not in _LIBRARIES:
+            if module.partition(".")[0] not in _PACKAGES:
                 found.add(module)
             for cell in getattr(value, "__closure__", None) or ():
                 with contextlib.suppress(ValueError):  # an empty cell
