@@ -23,7 +23,7 @@ from fedjaxsim.data.contained_rows import contained_rows
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
-_LIBRARIES = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
+_FOLDERS = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
 """Folders whose lines are no user's."""
 _HOST = ("callback", "debug_print", "infeed", "outfeed")
 _BATCHES = ("custom_vmap", "custom_partitioning", "ffi_call", "custom_call")
@@ -148,7 +148,7 @@ def _place(equation: Any) -> str:
     """Return the function and the line of a user's code that made an equation."""
     traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
     for frame in getattr(traceback, "frames", ()):
-        if not frame.file_name.startswith(_LIBRARIES):
+        if not frame.file_name.startswith(_FOLDERS):
             return f"{frame.function_name} ({frame.file_name}:{frame.line_num})"
     return "a function of the algorithm or the task"
 
