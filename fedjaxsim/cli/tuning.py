@@ -39,13 +39,13 @@ from fedjaxsim.tune.descent import (
     STOPPED,
     ObjectiveValue,
     Point,
+    SeedGradient,
     Step,
     TuningTrace,
     descend,
 )
-from fedjaxsim.tune.objective import SeedGradient
+from fedjaxsim.tune.report import TuneProgress, over_seeds, shown
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
-from fedjaxsim.tune.watch import TuneProgress, over_seeds, shown
 
 PATH_JSON, PICTURE, TUNED = "path.json", "path.png", "tuned.toml"
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
@@ -148,7 +148,7 @@ def prepare_tune(
                 write_tables(path / TUNED, tuned.settings())
             if missing("plots") is None:
                 from fedjaxsim.report import plots
-                from fedjaxsim.tune.figure import trace_figure
+                from fedjaxsim.tune.report import trace_figure
 
                 title = f"Tuning of {source.final.title}, {question.seeds} seeds"
                 plots.save(trace_figure(trace, metric, title), path / PICTURE)

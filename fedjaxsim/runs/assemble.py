@@ -273,12 +273,7 @@ _SPARSE = 10
 
 
 def check_data(config: RunConfig, population: Population) -> None:
-    """Check that there are rows to test on, and that they suit the model and the loss.
-
-    Raises:
-      ValueError: if no client has test rows, text or classes would be taken for numbers, or labels
-        are far from 0 … c − 1.
-    """
+    """Check that there are rows to test on, and that they suit the model and the loss."""
     if not population.splits["test"].count.any():
         raise ValueError(
             "no client has rows to test on: test-fraction must be larger, or the clients must have "
@@ -404,17 +399,7 @@ def _largest(population: Population) -> tuple[str, float] | None:
 
 
 def check_model(path: str, model: Any, x: np.ndarray, outputs: int) -> None:
-    """Check the parameters and the outputs of a user's model, by shapes.
-
-    Args:
-      path: "module:factory".
-      model: the `Model`.
-      x: the features, (N, ...).
-      outputs: number c of outputs.
-
-    Raises:
-      ValueError: if a function fails, a parameter is no floating number, or other outputs than c.
-    """
+    """Check the parameters and the outputs of a user's model, "module:factory", by shapes."""
     name, rows = f"model {path}", (3, *x.shape[1:])
     dtype = np.float32 if x.dtype.kind == "f" else x.dtype
 

@@ -54,10 +54,8 @@ class Experiment:
 
     Attributes:
       config: the settings as asked for.
-      simulation: the engine, with its population.
       hparams: hyperparameters, with z resolved.
       delta: δ of the guarantee.
-      load_seconds: time of reading the data.
     """
 
     config: RunConfig
@@ -84,11 +82,7 @@ class Experiment:
         return self.with_budget(self.simulation.init(self.config.seed, self.hparams))
 
     def with_budget(self, state: SimulationState) -> SimulationState:
-        """Return the state with the budget of the settings; see `Simulation.with_budget`.
-
-        Raises:
-          ValueError: if the state has another budget, or no round fits into what is left of it.
-        """
+        """Return the state with the budget of the settings, which must leave room for a round."""
         asked, known = self.config.get("budget_epsilon"), state.privacy.limit
         if asked is not None and (known is None or known[:2] != (asked, self.delta)):
             return self.simulation.with_budget(state, self.budget)
@@ -227,11 +221,9 @@ def checked(
 ) -> Experiment:
     """Check everything about a run but its memory.
 
-    Args:
-      config: the settings.
-      simulation: simulation of an experiment whose settings differ in hyperparameters only (ε, z,
-        C, λ, μ, learning rates), to share its data and compiled code; by default a new one.
-      population: population of an experiment on the same data; by default it is loaded.
+    `simulation` may be that of an experiment whose settings differ in hyperparameters only (ε, z,
+    C, λ, μ, learning rates), to share its data and compiled code. `population` may be that of an
+    experiment on the same data.
 
     Raises:
       FileNotFoundError: if there are no data at the path in the settings.
@@ -266,11 +258,7 @@ def checked(
 def fill_settings(
     config: RunConfig, records: Mapping[str, Hyperparameter], *follow: Callable[..., Any]
 ) -> Hyperparameters:
-    """Return the hyperparameters in some settings, before anything follows from an ε; see `fill`.
-
-    Raises:
-      ValueError: if one is out of the range in its record.
-    """
+    """Return the hyperparameters in some settings, before any follow from an ε; see `fill`."""
     values = {name: config.get(record.name) for name, record in records.items()}
     if values.get("clip") is not None:  # also where nothing is clipped
         records["clip"].check(values["clip"])
@@ -286,12 +274,7 @@ def _delta(config: RunConfig, num_clients: int) -> float:
 
 
 def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
-    """Return the hyperparameters of a run, with those that follow from its settings and data.
-
-    Raises:
-      ValueError: for a value out of range, an ε that no noise reaches, or if less than one client
-        is expected in all rounds.
-    """
+    """Return the hyperparameters of a run, with those that follow from its settings and data."""
     sampler, event = simulation.sampler, simulation.mechanism.event
     step = simulation.step_size
     hparams = fill_settings(config, simulation.records, sampler.rate, step)
@@ -353,11 +336,7 @@ def _check_start(experiment: Experiment) -> None:
 
 
 def check_memory(experiment: Experiment) -> None:
-    """Check that rows, minibatches and states fit into the memory of this machine.
-
-    Raises:
-      ValueError: naming the largest part and what to change.
-    """
+    """Check that rows, minibatches and states fit into the memory of this machine."""
     config, simulation = experiment.config, experiment.simulation
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
@@ -406,13 +385,7 @@ _CLIENTS, _ROWS, _ROUNDS = 5, 6, 2
 
 
 def check_own_code(experiment: Experiment) -> None:
-    """Check that a user's algorithm, model or loss keeps clients apart; see `check_billboard`.
-
-    Parts of the package are not checked, nor anything with `trust_own_code`.
-
-    Raises:
-      ValueError: naming what depends on another client's data.
-    """
+    """Check that a user's algorithm, model or loss keeps clients apart; see `check_billboard`."""
     config = experiment.config
     if config.get("trust_own_code", True):  # not a setting of parts of the package
         return

@@ -73,9 +73,6 @@ class RunDirectory:
     """The directory of one run.
 
     Methods that read raise FileNotFoundError for a missing file and ValueError for a damaged one.
-
-    Attributes:
-      path: the directory.
     """
 
     path: Path
@@ -84,11 +81,7 @@ class RunDirectory:
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunDirectory":
         """Make the directory, and with `overwrite` remove the files of the run it holds.
 
-        Of several processes, the first does.
-
-        Raises:
-          ValueError: if the path is a file, cannot be made, or holds a run and may not be
-            overwritten.
+        Of several processes, the first does. Without `overwrite`, a run there is refused.
         """
         from fedjaxsim.engine.processes import is_first
 
@@ -253,11 +246,7 @@ def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> 
 
 
 def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:
-    """Return a sentence on private runs that draw from the same key; "" if there are none.
-
-    Args:
-      directories: directories of finished runs, by name.
-    """
+    """Return a sentence on private runs that draw from the same key; "" if there are none."""
     from fedjaxsim.privacy import events
 
     private = {

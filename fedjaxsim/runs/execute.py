@@ -57,7 +57,6 @@ class Stage(NamedTuple):
     """A run to execute.
 
     Attributes:
-      experiment: from `prepare`.
       directory: directory of its files; None writes none. A run with a checkpoint there resumes.
       rounds: rounds at the end; None for those of the settings.
       begin: state before the first round, if this is a stage after others.
@@ -96,13 +95,8 @@ def execute(
 ) -> Executed:
     """Run an experiment, and write its files from the first of several processes.
 
-    Args:
-      stage: the run.
-      stop: event that ends the run after the segment in flight, with all files.
-      quiet: no progress bar.
-      client_table: whether to write the table of metrics per client.
-      log: name of a logger, see `callbacks.Logger`.
-      cadence: intervals between checkpoints.
+    `stop` ends the run after the segment in flight, with all files. `log` names a logger; see
+    `callbacks.Logger`.
     """
     experiment, directory, rounds, begin, earlier = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
@@ -369,14 +363,7 @@ PUBLISHED = "All clients have the model that the run published, which its guaran
 
 
 class Trained(NamedTuple):
-    """A run and its last state.
-
-    Attributes:
-      experiment: the run.
-      state: its last state.
-      round: the round of the state.
-      skipped: whether a later checkpoint is damaged.
-    """
+    """A run and its last state; `skipped` says whether a later checkpoint is damaged."""
 
     experiment: Experiment
     state: SimulationState
@@ -392,12 +379,7 @@ class Trained(NamedTuple):
 
 
 def trained(path: Path, population: Population | None = None) -> Trained:
-    """Read the last state of the run in a directory; by default, load its data.
-
-    Raises:
-      FileNotFoundError: if the directory holds no run, no state, or its data are missing.
-      ValueError: if its files are damaged, or its data are others.
-    """
+    """Read the last state of the run in a directory; by default, load its data."""
     directory, config = RunDirectory(path), read_toml(path / CONFIG)
     population = population_of(config) if population is None else population
     experiment = prepare(config, simulation_of(config, population))
@@ -421,10 +403,6 @@ def start_from(path: Path, experiment: Experiment) -> Start:
     With the same algorithm and shapes the state is taken as it is, unless the algorithm starts from
     published models. Otherwise clients start from the models that they predicted with; see
     `Simulation.start_from`.
-
-    Raises:
-      FileNotFoundError: if the directory holds no run, or no state.
-      ValueError: if its files are damaged, its data are others, or the stage cannot start from it.
     """
     directory = RunDirectory(path)
     tables, config = directory.config(), read_toml(path / CONFIG)

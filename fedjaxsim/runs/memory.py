@@ -23,13 +23,10 @@ _MANY, _STATE_COPIES = 1000, 2
 def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
     """Compute the traffic between the server and the clients of a round.
 
-    Numbers count with the types of the simulation, mostly float32, unless messages are compressed.
-    Secure aggregation would add to it.
-
-    Returns:
-      `message_bytes`, a client's upload (0 if nothing is released); `server_bytes`, a client's
-      download: the server state with the moments of its optimizer; `cohort`, the expected number of
-      clients that answer in a round.
+    `message_bytes` is a client's upload (0 if nothing is released), `server_bytes` its download:
+    the server state with the moments of its optimizer. `cohort` is the expected number of clients
+    that answer in a round. Numbers count with the types of the simulation, mostly float32, unless
+    messages are compressed. Secure aggregation would add to it.
     """
     hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
     sends = simulation.mechanism.event.releases

@@ -42,12 +42,7 @@ _SAID = (
 
 
 def runs_page(paths: Sequence[Path]) -> bytes:
-    """Render the report of the run in a directory, or of several runs side by side.
-
-    Raises:
-      FileNotFoundError: if a directory holds no finished run.
-      ValueError: if a file is damaged.
-    """
+    """Render the report of the run in a directory, or of several runs side by side."""
     directories = named(paths)
     runs = runs_of(directories, whole=True)
     of_seeds, several = systems(runs), len(runs) > 1

@@ -55,7 +55,7 @@ class Role(NamedTuple):
 
     Attributes:
       known: the parts by name, as "module:function".
-      supplied: arguments of their factories that the run supplies; they are no settings.
+      supplied: arguments of their factories that are no settings.
       own: whether a user's "module:factory" may fill it.
     """
 
@@ -279,10 +279,7 @@ def is_own(name: str) -> bool:
 def find_own(role: str, path: str) -> Callable[..., Any]:
     """Import the factory "module:factory" of a user's part; it may be in the current folder.
 
-    "folder/file.py:factory" is the same as "folder.file:factory".
-
-    Raises:
-      ValueError: in one line, if there is no such module or function, or importing it fails.
+    "folder/file.py:factory" is the same as "folder.file:factory". Errors are of one line.
     """
     name = f"{role} {path}"
     module_name, _, function = path.partition(":")
@@ -323,11 +320,7 @@ def make_own(
 ) -> Any:
     """Call the factory "module:factory" of a user's part, which must return a `kind`.
 
-    The factory gets those of the `supplied` arguments that it takes.
-
-    Raises:
-      ValueError: in one line, if there is no such module or function, if either fails, or if the
-        function takes or returns something else.
+    The factory gets those of the `supplied` arguments that it takes. Errors are of one line.
     """
     name = f"{role} {path}"
     factory = find_own(role, path)

@@ -74,13 +74,11 @@ _V5E = {1: "2x2", 2: "2x2", 4: "2x2", 8: "2x4", 16: "4x4"}
 
 
 class Target(NamedTuple):
-    """Devices to compile for.
+    """Devices to compile for, or their descriptions; `name` is of one.
 
     Attributes:
-      name: of one device.
       lowering: the platform's name for lowering; None for this process's devices.
       backend: their platform and memory.
-      devices: the devices, or their descriptions.
     """
 
     name: str
@@ -97,12 +95,7 @@ class Target(NamedTuple):
 
     @classmethod
     def named(cls, name: str, count: int = 1) -> Self:
-        """Return `count` devices of a kind: h100, a100 or v5e.
-
-        Raises:
-          MissingExtraError: if their compiler is not installed.
-          ValueError: if no such machine has `count` devices.
-        """
+        """Return `count` devices of a kind: h100, a100 or v5e."""
         if name in _GPUS:
             extras.require("cuda")
             memory = int(_OF_A_GPU * _GPUS[name]["memory"])
@@ -123,11 +116,8 @@ class Need(NamedTuple):
     """Bytes that one device needs.
 
     Attributes:
-      rows: all clients' rows.
-      states: the clients' parts of the state.
-      server: the rest of the state.
-      rounds: the program of the rounds beyond its arguments.
-      evaluation: the program of an evaluation beyond its arguments.
+      states: the clients' parts of the state; `server` is the rest.
+      rounds, evaluation: of the programs beyond their arguments.
     """
 
     rows: int
@@ -143,15 +133,7 @@ class Need(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """The programs of a run, compiled.
-
-    Attributes:
-      simulation: of the run on the target's devices.
-      rounds: the program of some rounds.
-      evaluation: the program of an evaluation.
-      need: bytes on each device.
-      chunk_size: clients of a chunk.
-    """
+    """The programs of a run, compiled, with the bytes that each device needs."""
 
     simulation: Simulation
     rounds: Any
@@ -163,14 +145,7 @@ class Compiled(NamedTuple):
 def compile_for(
     target: Target, simulation: Simulation, hparams: Hyperparameters, rounds: int = 2
 ) -> Compiled:
-    """Compile a run's programs for the devices of a target; nothing is allocated there.
-
-    Args:
-      target: the devices.
-      simulation: of the run, in memory.
-      hparams: of the run.
-      rounds: rounds of one program.
-    """
+    """Compile a run's programs for the devices of a target; nothing is allocated there."""
     with contextlib.ExitStack() as stack:
         if target.lowering is not None:
             stack.enter_context(backend.planning_for(target.backend))

@@ -44,12 +44,10 @@ _STATEMENTS = {
 
 
 class Source(NamedTuple):
-    """The simulation to tune, and the run after it.
+    """The simulation to tune with its hyperparameters at the start, and the run after it.
 
     Attributes:
       final: the run at the start of the tuning, on the clients that its guarantee protects.
-      simulation: the simulation to tune.
-      hparams: its hyperparameters at the start.
       split: rows of the objective.
       kind: "validation", "held-out" or "public".
       statement: sentences on the choice and the guarantee.
@@ -67,17 +65,8 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
     """Load the data of a tuning and of the run after it.
 
     On other clients than the run's, the noise multiplier is scaled by their number, so that the
-    noise on a released *mean* is the same as in the final run.
-
-    Args:
-      config: settings at the start; `held_out_clients` sets clients apart to tune on.
-      public_data: a source of data to tune on, as `config.data`.
-      clips: whether messages are clipped at ε = ∞ too.
-
-    Raises:
-      FileNotFoundError: if there are no data where the settings say.
-      ValueError: as `prepare`; if both kinds of other data are given; or if public data do not
-        suit the model.
+    noise on a released *mean* is the same as in the final run. `clips` says whether messages are
+    clipped at ε = ∞ too.
     """
     if public_data is not None and config.held_out_clients:
         raise ValueError(
@@ -124,11 +113,7 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def metric_of(task: Task, population: Population, asked: str | None) -> str:
-    """Return the metric to minimize: `asked`, or by default the loss or the excess risk.
-
-    Raises:
-      ValueError: if the task has no such metric, or it is a step function.
-    """
+    """Return the metric to minimize: `asked`, or by default the loss or the excess risk."""
     row = {name: jnp.asarray(values[:1]) for name, values in population.fields.items()}
     names = jax.eval_shape(
         lambda key: task.metrics(task.init(key), Batch(row, jnp.ones(1))), jax.random.key(0)

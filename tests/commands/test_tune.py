@@ -15,7 +15,7 @@ from fedjaxsim.cli.tuning import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.tune.watch import TuneProgress
+from fedjaxsim.tune.report import TuneProgress
 
 SMALL = [
     "tune", "--clients", "12", "--local-steps", "1", "--sampling-rate", "1", "--rounds", "4",
