@@ -20,8 +20,7 @@ import fedjaxsim as fjs
 from fedjaxsim.audit.attacks import Attack
 from fedjaxsim.audit.canaries import AuditResult, audit
 from fedjaxsim.privacy.mechanisms import zeros
-from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms.wishart import wishart
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, wishart
 from fedjaxsim.report.files import write_json
 
 CONFIDENCE = 1 - 1e-6

@@ -21,7 +21,7 @@ import numpy as np
 from jax_privacy.matrix_factorization import toeplitz
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.accounting.correlated import prefix_error, squared_sensitivity
+from fedjaxsim.privacy.accounting.gaussian import prefix_error, squared_sensitivity
 from fedjaxsim.privacy.events import Correlated
 from fedjaxsim.sweep import SimulationBatch
 

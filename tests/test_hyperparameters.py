@@ -27,7 +27,7 @@ from fedjaxsim.hyperparameters import (
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
+from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 from fedjaxsim.tasks.task import softmax
 
 POPULATION, TASK = least_squares([4, 5, 6], features=2)

@@ -24,7 +24,7 @@ from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.guarantee import compose_reports
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
+from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch, grid

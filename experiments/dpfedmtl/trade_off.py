@@ -12,7 +12,7 @@ from typing import NamedTuple
 import matplotlib as mpl
 import numpy as np
 
-from fedjaxsim.privacy.accounting.trade_off import of_gaussian, trade_off
+from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.samplers import poisson
@@ -38,14 +38,14 @@ class Setting(NamedTuple):
         p = self.cohort / self.clients
         entries = [Entry(noise_multiplier, p, self.rounds)]
         scheme = poisson(max_rate=1.0).for_clients(self.clients).scheme
-        return trade_off([PrivacySpend(scheme, GAUSSIAN, tuple(entries))], TYPE_ONE)
+        return composition.trade_off([PrivacySpend(scheme, GAUSSIAN, tuple(entries))], TYPE_ONE)
 
     def by_limit(self, sigma: float) -> np.ndarray:
         """Theorem 4.2, with its √T counted once."""
         if sigma == 0:
             return np.zeros_like(TYPE_ONE)
         p = self.cohort / self.clients
-        return of_gaussian(p * math.sqrt(self.rounds * math.expm1(sigma**-2)), TYPE_ONE)
+        return gaussian.trade_off(p * math.sqrt(self.rounds * math.expm1(sigma**-2)), TYPE_ONE)
 
     def of_own_scale(self, sigma: float) -> np.ndarray:
         """K clients with noise of 2σCK/M each: on their sum z = 2σK^1.5/M."""

@@ -19,8 +19,7 @@ import numpy as np
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.spectral import shrinkage
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms.wishart import wishart
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, wishart
 from fedjaxsim.report.plots import STYLE, picture
 
 TASKS, FEATURES, THRESHOLD, EPSILON = 10, 5, 50.0, 0.1

@@ -20,7 +20,6 @@ from fedjaxsim.algorithms.shared_model import (
 from fedjaxsim.hyperparameters import Hyperparameters, reads
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import STATISTICS
-from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.mechanisms import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
@@ -28,7 +27,7 @@ from fedjaxsim.privacy.mechanisms import (
     noise_scale,
     round_value,
 )
-from fedjaxsim.privacy.messages import widened
+from fedjaxsim.privacy.messages import clip_by_global_norm, widened
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any

@@ -28,8 +28,8 @@ from fedjaxsim.hyperparameters import (
     reads,
 )
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.mechanisms import CLIP_NORM
+from fedjaxsim.privacy.messages import clip_by_global_norm
 from fedjaxsim.privacy.noise import normal, radius
 from fedjaxsim.tasks.task import Task
 

@@ -1,9 +1,15 @@
-"""Canary clients, and attacks on the releases of a run with canaries.
+"""Canary clients, attacks on the releases of a run with canaries, and tests of their noise.
 
 An attack observes each release and scores, at the end, how likely each canary sent its message.
 `audit/canaries.py` turns the scores into a lower bound on ε.
+
+Such bounds need thousands of canaries to find noise that is half of what is charged. But the
+adversary of an audit knows which messages are in a release, so the rest is noise, which a sound
+mechanism draws independently with a known deviation. Less of it, in any combination of rounds or of
+directions, breaks the guarantee, and a sum of many squares shows it (`noise_tests`).
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -24,6 +30,8 @@ PyTree = Any
 OVERSHOOT = 10.0
 """Norm of a canary's message over the clip norm: a missing clip cannot be missed."""
 _EXACT = jax.lax.Precision.HIGHEST
+_POWER = 0.95
+"""Probability with which noise below `NoiseTest.found_below` is found."""
 
 
 class Evidence(NamedTuple):
@@ -59,7 +67,7 @@ class Attack(NamedTuple):
         otherwise use one canary per run.
       signal: `(evidence) -> (T, n)`: each round's release along each direction: 1 if the canary's
         message is in it, plus independent noise of deviation z, all times one unknown number; see
-        `noise.noise_tests`. None if the releases of the mechanism are no such sums.
+        `noise_tests`. None if the releases of the mechanism are no such sums.
     """
 
     observe: Callable[[PyTree, jax.Array], PyTree]
@@ -210,3 +218,91 @@ def with_canaries(
         predict_with_data=algorithm.predict_with_data and predict_with_data,
         warm_start=WarmStart(),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseTest:
+    """A test of the noise in one part of all releases.
+
+    Standard deviations are over the charged one, relative to a canary's message. `factor` is the
+    smallest found in the part; one below `refuted_below` refutes the mechanism, at the audit's
+    confidence; a mechanism at `found_below` or less is refuted with probability 0.95.
+    """
+
+    part: str
+    factor: float
+    refuted_below: float
+    found_below: float
+
+    @property
+    def violated(self) -> bool:
+        """Return whether there is less noise than charged."""
+        return self.factor < self.refuted_below
+
+    def __str__(self) -> str:
+        """Return the result, and what could have been found."""
+        return (
+            f"noise in {self.part}: {self.factor:.3g} of the charged (refuted below "
+            f"{self.refuted_below:.3g}; {self.found_below:.3g} is found with probability {_POWER})"
+        )
+
+
+def noise_tests(
+    signal: np.ndarray, present: np.ndarray, noise_multiplier: np.ndarray, confidence: float
+) -> tuple[NoiseTest, ...]:
+    """Test the noise of R runs of T rounds along n directions, in each part that is large enough.
+
+    `signal`, (R, T, n), is k · (present + z g), with one unknown scale k > 0, such as a public
+    divisor, z > 0 (T,), and, in a sound mechanism, independent g ~ N(0, 1); `present` tells whether
+    the canary's message is in the release. A sound mechanism passes all tests with probability
+    `confidence`.
+    """
+    from scipy import stats
+
+    runs, rounds, n = signal.shape
+    level = (1 - confidence) / 6  # of the scale, and of at most five tests
+    z = np.asarray(noise_multiplier, np.float64)[:, None]
+    count = int(present.sum())
+    scale = float(signal[present].mean()) if count else 0.0
+    # The mean message is known up to its own noise, and with it all other deviations.
+    error = math.sqrt(float(np.mean((present * z)[present] ** 2)) / count) if count else math.inf
+    if scale <= 0 or 1.645 * error >= 1:
+        return ()
+    rest = (signal / scale - present) / z
+    surely = 1 + float(stats.norm.isf(level)) * error
+
+    def test(part, factor, refuted, size):
+        """`refuted` is the level's quantile of the factor; `size` its degrees of freedom."""
+        likely = math.sqrt(stats.chi2.ppf(_POWER, size) / size)
+        found = refuted / surely * (1 - 1.645 * error) / likely
+        return NoiseTest(part, float(factor), float(refuted / surely), float(found))
+
+    def of_squares(part, squares, size, tests=1):
+        """Test the smallest of the sums of `size` squares."""
+        refuted = math.sqrt(stats.chi2.ppf(level / tests, size) / size)
+        return test(part, math.sqrt(np.min(squares) / size), refuted, size)
+
+    def of_combinations(part, rows):
+        """Test the smallest eigenvalue of a covariance, rows (N, d) (Davidson and Szarek 2001)."""
+        size, d = rows.shape
+        # Up to d degrees of freedom go with the estimated message.
+        least = math.sqrt(max(size - d, 0)) - math.sqrt(d) - math.sqrt(-2 * math.log(level))
+        if least <= 0:
+            return []
+        smallest = max(float(np.linalg.eigvalsh(rows.T @ rows / size)[0]), 0.0)
+        return [test(part, math.sqrt(smallest), least / math.sqrt(size), size)]
+
+    squares = rest**2
+    found = [of_squares("all rounds", squares.sum(), rest.size - 1)]
+    if runs * n > 1:
+        found.append(of_squares("one round", squares.sum((0, 2)), runs * n - 1, rounds))
+    if runs > 1:
+        apart = (rest - rest.mean(axis=0)) ** 2
+        found.append(of_squares("differences of runs", apart.sum(), (runs - 1) * rounds * n - 1))
+    if rounds > 1:
+        found += of_combinations(
+            "a combination of rounds", rest.transpose(0, 2, 1).reshape(-1, rounds)
+        )
+    if n > 1:
+        found += of_combinations("a combination of directions", rest.reshape(-1, n))
+    return tuple(found)

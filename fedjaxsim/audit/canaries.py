@@ -6,7 +6,7 @@ Algorithm, population, sampler, mechanism, loop and ledger are those of the audi
 
 A bound below the reported ε proves nothing: other attacks may be stronger. A bound above it means
 that some part of the simulation differs from its accountant's model. The same runs test the noise
-itself (`audit/noise.py`), and whether the canaries' data reach the messages of other clients.
+itself, and whether the canaries' data reach the messages of other clients.
 """
 
 import dataclasses
@@ -21,12 +21,13 @@ from fedjaxsim import checks
 from fedjaxsim.audit.attacks import (
     Attack,
     Evidence,
+    NoiseTest,
     likelihood_ratio,
     noise_of,
+    noise_tests,
     shapes_of,
     with_canaries,
 )
-from fedjaxsim.audit.noise import NoiseTest, noise_tests
 from fedjaxsim.data.population import with_other_rows
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters

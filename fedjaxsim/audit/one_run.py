@@ -44,10 +44,7 @@ _LARGEST = 60.0
 class Directions(NamedTuple):
     """Orthonormal directions of n canaries: each has random signs on coordinates of its own.
 
-    Attributes:
-      owner: (p,) int32, the canary that owns each coordinate.
-      sign: (p,) int8.
-      size: (n,) int32, the number of coordinates of each.
+    `owner`, (p,) int32, and `sign`, (p,) int8, are of each coordinate; `size` (n,) counts them.
     """
 
     owner: jax.Array
@@ -70,13 +67,10 @@ class Directions(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """The server state, with the notes of the audit.
+    """The algorithm's server state, with the notes of the audit.
 
-    Attributes:
-      inner: the algorithm's server state.
-      directions: of the canaries.
-      observed: (p,) sum of all releases with alternating signs.
-      sent: (n,) bool, the canaries' coins, which canaries alone read.
+    `observed`, (p,), is the sum of all releases with alternating signs; `sent`, (n,) bool, are the
+    canaries' coins, which canaries alone read.
     """
 
     inner: PyTree

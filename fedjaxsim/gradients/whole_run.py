@@ -169,7 +169,7 @@ def hypergradient(
         if epsilon is not None:
             rate = program.sampling.rate(hparams)
             z = noise_multiplier_in_jit(epsilon, delta, rate, rounds)
-            hparams = hparams.replace(noise_multiplier=z * program.mechanism.event.zero_out)
+            hparams = hparams.replace(noise_multiplier=z)
         return program.init(key, hparams), hparams
 
     differentiate = mode.differentiate(Run(program, begin, rows, rounds))

@@ -13,9 +13,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.privacy import guarantee
-from fedjaxsim.privacy.accounting import examples
 from fedjaxsim.privacy.accounting.composition import merge
-from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import (
     LARGEST_NOISE,
@@ -29,7 +27,7 @@ from fedjaxsim.privacy.entries import (
 )
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacyEvent, PrivacyLimit, PrivacySpend, Silos
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule
-from fedjaxsim.privacy.silos import delta_of
+from fedjaxsim.privacy.silos import Minibatches, delta_of, profile
 
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
@@ -50,17 +48,8 @@ def spent(
 ) -> float:
     """Compute the ε that a planned run will report; inf where nothing is guaranteed.
 
-    Args:
-      noise_multiplier: z.
-      sampling_rate: p, or the cohort's share q/m for cohorts of a fixed size.
-      rounds: T.
-      delta: δ in (0, 1).
-      scheme: the sampling of cohorts.
-      event: the cost of one release.
-      adjacency: "zero_out" or "replace".
-      accountant: "pld" or "rdp"; by default the tightest.
-      noise_schedule: the noise of each round, with scale z: see `Schedule`.
-      before: charges of releases before round 1.
+    Arguments as for `noise_multiplier`; `sampling_rate` is the cohort's share q/m for cohorts of a
+    fixed size.
 
     Raises:
       ValueError: if δ lies outside (0, 1), the accountant does not describe the scheme and the
@@ -94,20 +83,10 @@ def _search(
     least: float = 0.0,
     tolerance: float = TOLERANCE,
 ) -> float | None:
-    """Find a float32 x ≤ `most` with cost in [(1 − tolerance) ε, ε], by secants in logs.
+    """Find a float32 x in [least, most] with cost in [(1 − tolerance) ε, ε], by secants in logs.
 
-    Args:
-      cost: x -> ε, monotone.
-      epsilon: the target.
-      start: initial x.
-      power: roughly, cost ∝ x^power; its sign must be right.
-      most: the largest x allowed.
-      least: the smallest x allowed.
-      tolerance: the relative width of the interval.
-
-    Returns:
-      x; if the cost jumps over the interval, the last x found below it; if no x allowed costs that
-      much, the costliest one; None if every x tried costs too much.
+    The cost is monotone, roughly ∝ x^power. If it jumps over the interval, this is the last x found
+    below it; if no x costs that much, the costliest one; None if every x tried costs too much.
     """
     aim = math.log(epsilon) + math.log1p(-tolerance / 2)
     good = bad = best = previous = None
@@ -259,15 +238,7 @@ def budget(
 ) -> PrivacyLimit:
     """Find the budget of as many planned rounds as cost at most (ε, δ); see `privacy/filter.py`.
 
-    Args:
-      epsilon: ε > 0 in nats, for zero-out.
-      delta: total δ in (0, 1).
-      plan: the number of rounds -> what they release.
-      most: the largest number of rounds of the plan.
-      accountant: "pld" or "rdp"; by default the tightest.
-
-    Raises:
-      ValueError: if a number is out of range, or one round costs more.
+    ε > 0 is for zero-out; `plan` maps a number of rounds to what they release.
     """
     check_epsilon(epsilon)
     check_delta(delta)
@@ -335,16 +306,7 @@ def sampling_rate(
 def equal_example_noise(silos: Silos, epsilon: float, rounds: int) -> tuple[tuple[int, float], ...]:
     """Find the noise with which every client that takes part in all rounds meets ε (zero-out).
 
-    Args:
-      silos: of the run.
-      epsilon: target ε > 0 of every client.
-      rounds: T ≥ 1.
-
-    Returns:
-      (n, z) for every number n of rows, as for `private_examples`.
-
-    Raises:
-      ValueError: if ε is out of range, or no noise meets it.
+    It is (n, z) for every number n of rows, as for `private_examples`.
     """
     _check(epsilon, 0.5, GAUSSIAN)
     table: list[tuple[int, float]] = []
@@ -356,7 +318,7 @@ def equal_example_noise(silos: Silos, epsilon: float, rounds: int) -> tuple[tupl
             return (Minibatches(count, silos.size, number, z / root, silos.capacity),)
 
         def cost(z, delta=delta, taken=taken):
-            return examples.profile(taken(z), "zero_out").epsilon(delta)
+            return profile(taken(z), "zero_out").epsilon(delta)
 
         # Neighbouring numbers of rows need nearly the same noise.
         found = _search(cost, epsilon, z, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)

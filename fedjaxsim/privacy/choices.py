@@ -8,15 +8,15 @@ _SAMPLERS = "fedjaxsim.privacy.samplers"
 
 MECHANISMS = {
     "gaussian": f"{_MECHANISMS}:gaussian",
-    "adaptive": f"{_MECHANISMS}.adaptive:adaptive_clipping",
-    "correlated": f"{_MECHANISMS}.correlated:correlated",
-    "pure": f"{_MECHANISMS}.pure:pure",
-    "client-noise": f"{_MECHANISMS}.client_noise:client_noise",
-    "plain-mean": f"{_MECHANISMS}.client_noise:plain_mean",
-    "every-row": f"{_MECHANISMS}.every_row:every_row",
+    "adaptive": f"{_MECHANISMS}.sums:adaptive_clipping",
+    "correlated": f"{_MECHANISMS}.sums:correlated",
+    "pure": f"{_MECHANISMS}.sums:pure",
+    "client-noise": f"{_MECHANISMS}.sums:client_noise",
+    "plain-mean": f"{_MECHANISMS}.sums:plain_mean",
+    "every-row": f"{_MECHANISMS}.sums:every_row",
     "gaussian-gram": f"{_MECHANISMS}.gram:gaussian_gram",
-    "pure-gram": f"{_MECHANISMS}.pure:pure_gram",
-    "wishart": f"{_MECHANISMS}.wishart:wishart",
+    "pure-gram": f"{_MECHANISMS}.gram:pure_gram",
+    "wishart": f"{_MECHANISMS}.gram:wishart",
     "no-release": f"{_MECHANISMS}:no_release",
 }
 """Mechanisms of a Gram matrix take one vector or matrix per message."""

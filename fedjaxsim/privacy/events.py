@@ -24,21 +24,14 @@ class PrivacyEvent:
     not cost more.
 
     Attributes:
-      zero_out: the sensitivity when one client's message becomes zero, in units of the noise's
-        scale over z: 1 by definition of z.
-      replace: the sensitivity when one client's whole data changes: 2 for a sum of clipped vectors,
-        √2 for a sum of Gram matrices.
+      replace: the sensitivity when one client's whole data changes, in [1, 2]: 2 for a sum of
+        clipped vectors, √2 for a sum of Gram matrices. It is in units of the noise's scale over z,
+        in which that of a message that becomes zero is 1.
       unit: the protected unit. Accounts of different units are never composed.
       of_protected: whether messages are made of protected gradients, or noised by their client, so
         that the release costs examples nothing more. Every other release is charged to them, too.
-
-    Raises:
-      ValueError: for an unknown unit, sensitivities that are not positive or not finite, or
-        `replace` outside [zero_out, 2 zero_out] (zeroing is one replacement; replacing is two
-        zeroings).
     """
 
-    zero_out: float = 1.0
     replace: float = 2.0
     unit: Unit = "client"
     of_protected: bool = dataclasses.field(default=False, kw_only=True)
@@ -58,8 +51,8 @@ class PrivacyEvent:
 
     def __post_init__(self) -> None:
         checks.one_of(UNITS, unit=self.unit)
-        checks.positive(zero_out=self.zero_out, replace=self.replace)
-        checks.in_range(f"[{self.zero_out}, {2 * self.zero_out}]", replace=self.replace)
+        # Zeroing is one replacement; replacing is two zeroings.
+        checks.in_range("[1, 2]", replace=self.replace)
 
     @property
     def known(self) -> bool:
@@ -68,22 +61,15 @@ class PrivacyEvent:
         return own.losses is not PrivacyEvent.losses or own.rdp is not PrivacyEvent.rdp
 
     def sensitivity(self, adjacency: Adjacency) -> float:
-        """Return `replace` or `zero_out`."""
-        return self.replace if adjacency == "replace" else self.zero_out
+        """Return `replace`, or 1 for zero-out."""
+        return self.replace if adjacency == "replace" else 1.0
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
-        """Return the privacy losses of one round, or None if they are not known.
+        """Return the privacy losses of one round with z > 0, or None if they are not known.
 
-        Losses for zero-out alone are enough: replacing a client is zeroing it twice.
-
-        Args:
-          entry: z > 0 and p of the round.
-          adjacency: "zero_out" or "replace".
-          interval: width of the grid in nats.
-
-        Returns:
-          A `losses.Pair`, or a `PrivacyLossDistribution` of dp_accounting on that grid, with losses
-          rounded up.
+        They are a `losses.Pair`, or a `PrivacyLossDistribution` of dp_accounting, with losses
+        rounded up to a grid of width `interval`, in nats. Losses for zero-out alone are enough:
+        replacing a client is zeroing it twice.
         """
         del entry, adjacency, interval
         return None
@@ -144,13 +130,13 @@ class Gaussian(PrivacyEvent):
     kind = "gaussian"
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
-        """See `accounting.subsampled_gaussian`."""
-        from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
+        """See `accounting.gaussian`."""
+        from fedjaxsim.privacy.accounting.gaussian import sampled
 
         z, p, _ = entry
         if p == 1:
-            return one_round(z / self.sensitivity(adjacency), 1.0, False, interval)
-        return one_round(z / self.zero_out, p, adjacency == "replace", interval)
+            return sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
+        return sampled(z, p, adjacency == "replace", interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
         """See `accounting.rdp`, and `accounting.in_loop`."""
@@ -159,8 +145,8 @@ class Gaussian(PrivacyEvent):
         if xp is np:
             from fedjaxsim.privacy.accounting.rdp import gaussian
         else:
-            from fedjaxsim.privacy.accounting.rdp_in_jit import gaussian
-        return gaussian(entry, self.zero_out, self.replace, adjacency, tuple(orders))
+            from fedjaxsim.privacy.accounting.in_loop import gaussian
+        return gaussian(entry, self.replace, adjacency, tuple(orders))
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         """Return s/z."""
@@ -170,7 +156,7 @@ class Gaussian(PrivacyEvent):
 
 @dataclasses.dataclass(frozen=True)
 class Correlated(Gaussian):
-    """Gaussian noise that is correlated over rounds: `accounting.correlated` has its parameters."""
+    """Gaussian noise that is correlated over rounds: `accounting.gaussian` has its parameters."""
 
     bands: int = 1
     power: float = 0.5
@@ -185,14 +171,14 @@ class Correlated(Gaussian):
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
         """Return one release that costs as much as all rounds."""
-        from fedjaxsim.privacy.accounting import correlated
+        from fedjaxsim.privacy.accounting.gaussian import as_one_release
 
         if scheme.kind not in ("full", "groups"):
             raise ValueError(
                 f"correlated noise has no known cost under {scheme.kind!r} sampling; sampling must "
                 "be full or groups"
             )
-        return correlated.as_one_release(entries, self.bands, self.power, scheme.groups or 1)
+        return as_one_release(entries, self.bands, self.power, scheme.groups or 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,22 +192,20 @@ class Pure(PrivacyEvent):
         """See `accounting.randomized_response`."""
         from fedjaxsim.privacy.accounting import randomized_response
 
-        found = randomized_response.answer(entry, self.zero_out, self.replace, adjacency)
+        found = randomized_response.answer(entry, self.replace, adjacency)
         return randomized_response.losses(found, interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
         """See `accounting.randomized_response`."""
         from fedjaxsim.privacy.accounting import randomized_response
 
-        return randomized_response.renyi(
-            entry, self.zero_out, self.replace, adjacency, tuple(orders), xp
-        )
+        return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders), xp)
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         """Return ε, after sampling."""
         from fedjaxsim.privacy.accounting import randomized_response
 
-        return randomized_response.answer(entry, self.zero_out, self.replace, adjacency).high
+        return randomized_response.answer(entry, self.replace, adjacency).high
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,11 +314,7 @@ class Examples(Gaussian):
 
 @dataclasses.dataclass(frozen=True)
 class Prepared(Gaussian):
-    """A release before round 1 to which the data were adapted, such as ranges of columns.
-
-    Attributes:
-      digest: of the release, which is charged once; see `data.columns.Preparation`.
-    """
+    """A release before round 1 to which the data were adapted; one of each digest is charged."""
 
     digest: str = ""
 
@@ -343,19 +323,15 @@ class Prepared(Gaussian):
 
 GAUSSIAN = Gaussian()
 """Release of a sum of clipped vectors with Gaussian noise."""
-EXAMPLE = Pure(1.0, 1.0, unit="example")
+EXAMPLE = Pure(1.0, unit="example")
 """Noise of a client on its own message, which protects each of its examples."""
 
 
 class PrivacySpend(NamedTuple):
     """The rounds of one sampler and mechanism, on the host.
 
-    Attributes:
-      scheme: the sampling of cohorts.
-      event: the cost of one release.
-      entries: the groups.
-      overflowed: whether some round is missing.
-      redrawn: whether random numbers of a round were drawn twice, or from an unknown key.
+    If `overflowed`, some round is missing; if `redrawn`, random numbers of a round were drawn
+    twice, or from an unknown key.
     """
 
     scheme: SamplingScheme
@@ -366,12 +342,9 @@ class PrivacySpend(NamedTuple):
 
 
 class PrivacyLimit(NamedTuple):
-    """The budget of a state; see `privacy/filter.py`.
+    """The budget of a state: planned releases that together cost at most (ε, δ), for zero-out.
 
-    Attributes:
-      epsilon: ε in nats, for zero-out.
-      delta: δ, overflow of cohorts included.
-      planned: releases that together cost at most (ε, δ); those of the state use them up.
+    δ includes the overflow of cohorts. Releases of the state use them up; see `privacy/filter.py`.
     """
 
     epsilon: float
@@ -380,12 +353,7 @@ class PrivacyLimit(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Rounds from 0 on with random numbers (cohorts, minibatches, noise) from one key.
-
-    Attributes:
-      digest: one-way digest of the key, hexadecimal.
-      rounds: the number of rounds.
-    """
+    """Rounds from 0 on with random numbers (cohorts, minibatches, noise) from a key's digest."""
 
     digest: str
     rounds: int

@@ -37,20 +37,12 @@ _DIGEST = 0x64726177
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Charges:
-    """Rounds of one sampler and mechanism, grouped by noise and sampling rate.
+    """Rounds of one sampler and mechanism, grouped by noise z and exact sampling rate p, (L,).
 
-    L places; the used ones come first.
-
-    Attributes:
-      scheme: static; the sampling of cohorts.
-      event: static; the cost of one release.
-      noise_multiplier: (L,) float, z of each group; meaningless where `rounds` is 0.
-      sampling_rate: (L,) float, the exact inclusion probability p.
-      rounds: (L,) int32, the number of rounds with this z and p.
-      overflowed: () bool, whether some round could not be entered. No ε is reported then.
-      next_round: () int32, the first round that may be charged next; None unless the cost depends
-        on the order of rounds: a cap holds for rounds in order, each once, and fixed groups and
-        correlated noise take rounds without a gap.
+    Places with `rounds` > 0 come first; z and p of others mean nothing. If a round could not be
+    entered, the account is `overflowed`, and no ε is reported. `next_round` is the first round that
+    may be charged next; None unless the cost depends on the order of rounds: a cap holds for rounds
+    in order, each once, and fixed groups and correlated noise take rounds without a gap.
     """
 
     scheme: SamplingScheme = dataclasses.field(metadata={"static": True})
@@ -65,14 +57,10 @@ class Charges:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """The rounds with a release that drew random numbers from one key.
+    """The rounds with a release that drew random numbers from a key of this digest, (4,) uint32.
 
-    All rounds below `next_round` count as drawn, even those without a release.
-
-    Attributes:
-      digest: (4,) uint32, one-way digest of the key.
-      next_round: () int32, the round after the last one drawn; 0 before any release.
-      repeated: () bool, whether a release drew from another key, or from a round already drawn.
+    All rounds below `next_round` count as drawn, even those without a release. `repeated` tells
+    whether a release drew from another key, or from a round already drawn.
     """
 
     digest: jax.Array
@@ -83,14 +71,12 @@ class Draws:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """All charges of a state, the keys of its random numbers, and its assumptions.
+    """All charges of a state, for each sampler and mechanism, and the keys of its random numbers.
 
-    Attributes:
-      charges: one for each sampler and mechanism of the state so far.
-      draws: one for each key of the state so far, the current one last; a stage has its own.
-      public: static; sentences on what no charge covers: private numbers taken as public, choices
-        made by reading private rows, shared noise. Every report of the state names them.
-      limit: static; the budget of the state and of all stages that start from it, if it has one.
+    The current key is the last of `draws`; a stage has its own. `public` are sentences on what no
+    charge covers (private numbers taken as public, choices made by reading private rows, shared
+    noise), which every report of the state names. `limit` is the budget of the state and of all
+    stages that start from it, if it has one.
     """
 
     charges: tuple[Charges, ...]

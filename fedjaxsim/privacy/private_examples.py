@@ -20,10 +20,9 @@ from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch, Reader
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
-from fedjaxsim.privacy.clipping import clip_by_global_norm, clip_factor
 from fedjaxsim.privacy.entries import check_delta, check_epsilon, least_count
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
-from fedjaxsim.privacy.messages import widened
+from fedjaxsim.privacy.messages import clip_by_global_norm, clip_factor, widened
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -56,15 +55,10 @@ _MOST = 64
 
 
 class Sampled(NamedTuple):
-    """A Poisson minibatch.
+    """A Poisson minibatch, with keys of its noise and of its random layers.
 
-    Attributes:
-      coins: bits of the drawn rows, (⌈n/32⌉,) uint32.
-      before: drawn rows before each word of `coins`, int32.
-      drawn: () int32, the number of drawn rows.
-      key: of the noise.
-      expected: () the expected number of examples.
-      random: key of the random layers.
+    `coins`, (⌈n/32⌉,) uint32, are bits of the drawn rows, `before` counts those before each word.
+    Of all `drawn`, `expected` are expected, () each.
     """
 
     coins: jax.Array
@@ -111,14 +105,7 @@ class GradientNoise(NamedTuple):
     noise_multiplier: jax.Array
 
     def sample(self, key: jax.Array, size: int, count: jax.Array, most_rows: int) -> Sampled:
-        """Draw each of n rows with probability min(1, b/n), with coins of the key and the row.
-
-        Args:
-          key: of this minibatch.
-          size: b.
-          count: n, () int32.
-          most_rows: a static bound on n.
-        """
+        """Draw each of `count` = n rows, at most `most_rows`, with probability min(1, size/n)."""
         coin_key, noise_key, random_key = threefry.split(key, 3)
         rate = poisson_rate(size, count)
         rows = jnp.clip(count - 32 * jnp.arange(-(-max(most_rows, 1) // 32)), 0, 32)
@@ -139,13 +126,9 @@ class GradientNoise(NamedTuple):
     ) -> tuple[jax.Array, PyTree]:
         """Compute the mean loss of a minibatch, without noise, and its noised gradient.
 
-        Args:
-          task: its loss.
-          params: where.
-          sampled: the minibatch.
-          rows: the client's reader, for a loop over the places that are filled, or all places as
-            read, for one with a derivative in reverse mode.
-          ticket: number of the gradient among those of this minibatch; its noise is its own.
+        `rows` is the client's reader, for a loop over the places that are filled, or all places as
+        read, for one with a derivative in reverse mode. Each gradient of a minibatch has a `ticket`
+        of its own, and so noise of its own.
         """
         value, total = self._clipped_sum(task, params, sampled, rows)
         key = threefry.fold_in(sampled.key, ticket)
@@ -379,14 +362,7 @@ class PrivateExamples:
         hparams: Hyperparameters,
         noise: tuple[tuple[int, float], ...],
     ) -> GradientNoise:
-        """Return the protection of a client.
-
-        Args:
-          count: n, the client's number of rows, ().
-          size: b.
-          hparams: hyperparameters.
-          noise: (n, z) for every number of rows; () if z is a hyperparameter.
-        """
+        """Return the protection of a client with `count` rows; `noise` as in `Silos`."""
         if noise:
             counts, values = map(np.array, zip(*noise, strict=True))
             # Numbers of rows that are not in the table get noise without bound.

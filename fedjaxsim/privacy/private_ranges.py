@@ -65,15 +65,8 @@ def scale_privately(
       * Noise follows from the seed and from what it protects: the same rows and settings make the
         same release, which is charged once, and others have other noise.
 
-    Args:
-      population: m clients with features x (N, d).
-      noise_multiplier: z of the whole release; by default the most that m clients allow.
-      target: whether to scale y, too, as for a regression.
-      seed: a non-negative integer, to keep secret.
-
-    Raises:
-      ValueError: x is not (N, d), the target holds classes, or m clients are too few for that
-        noise: the noise of a share would exceed 0.03.
+    By default z is the most that m clients allow: the noise of a share may not exceed 0.03. A
+    `target` is y of a regression, to be scaled, too. The seed is to be kept secret.
     """
     check_seed(seed)
     free = unbounded(population, target=target)

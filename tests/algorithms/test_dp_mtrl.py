@@ -9,7 +9,7 @@ import pytest
 from linear_tasks import PLAIN, TASK, M, behind, path
 
 from fedjaxsim.algorithms.dp_mtrl import dp_mtrl
-from fedjaxsim.privacy.mechanisms.every_row import every_row
+from fedjaxsim.privacy.mechanisms.sums import every_row
 from fedjaxsim.testing import check_billboard
 
 

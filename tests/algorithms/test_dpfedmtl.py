@@ -18,7 +18,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import cnn, mlp
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.mechanisms.client_noise import plain_mean
+from fedjaxsim.privacy.mechanisms.sums import plain_mean
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config, unread

@@ -10,7 +10,7 @@ import pytest
 from fedjaxsim.algorithms.dpfedmtl import dpfedmtl_as_published
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.privacy.mechanisms.client_noise import plain_mean
+from fedjaxsim.privacy.mechanisms.sums import plain_mean
 from fedjaxsim.privacy.samplers import fixed_size
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task

@@ -9,7 +9,7 @@ from problems import classification, read_by
 import fedjaxsim as fjs
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.mechanisms.every_row import every_row
+from fedjaxsim.privacy.mechanisms.sums import every_row
 from fedjaxsim.tasks.task import squared
 
 M, VICTIM = 4, 2

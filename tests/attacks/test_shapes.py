@@ -5,8 +5,8 @@ import pytest
 from problems import classification
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 
 M = 4
 POPULATION, TASK = classification([5] * M)

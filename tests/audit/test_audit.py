@@ -27,8 +27,7 @@ from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
-from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms.wishart import wishart
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, wishart
 from fedjaxsim.privacy.messages import Messages
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation

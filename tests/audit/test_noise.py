@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjaxsim.audit.noise import noise_tests
+from fedjaxsim.audit.attacks import noise_tests
 
 RUNS, ROUNDS, N, Z = 60, 8, 20, 4.0
 CONFIDENCE = 1 - 1e-6

@@ -13,7 +13,7 @@ import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.ledger import charged
-from fedjaxsim.privacy.mechanisms.client_noise import client_noise
+from fedjaxsim.privacy.mechanisms.sums import client_noise
 from fedjaxsim.privacy.samplers import fixed_size, passes
 
 M, DELTA = 12, 1e-3

@@ -21,7 +21,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
+from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression

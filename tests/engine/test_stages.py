@@ -21,7 +21,7 @@ from fedjaxsim.engine.state import PARTS, SimulationState
 from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
-from fedjaxsim.privacy.mechanisms.pure import pure
+from fedjaxsim.privacy.mechanisms.sums import pure
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 

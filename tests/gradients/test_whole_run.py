@@ -21,7 +21,7 @@ from fedjaxsim.gradients.whole_run import (
     price_of_privacy,
 )
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
-from fedjaxsim.privacy.clipping import clip_by_global_norm
+from fedjaxsim.privacy.messages import clip_by_global_norm
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.privacy.schedule import Schedule
 

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.kernels import products
 from fedjaxsim.kernels.products import Product, dense
-from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
-from fedjaxsim.privacy.mechanisms.client_noise import client_noise, plain_mean
-from fedjaxsim.privacy.mechanisms.pure import pure
-from fedjaxsim.privacy.messages import Messages
+from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping, client_noise, plain_mean, pure
+from fedjaxsim.privacy.messages import Messages, clip_by_global_norm
 
 K, R, D, C = 4, 3, 6, 2
 IDS = jnp.arange(K)

@@ -115,7 +115,6 @@ def test_schemes_are_validated(arguments, message):
     ("arguments", "message"),
     [
         ({"unit": "row"}, "unit"),
-        ({"zero_out": 0.0}, "zero_out"),
         ({"replace": math.inf}, "replace"),
         ({"replace": 2.5}, "replace"),
     ],

@@ -10,7 +10,6 @@ from plans import POISSON, charged, compose, poisson, profile_of
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import composition, gaussian, losses, rdp
-from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import GAUSSIAN, Gaussian
 
@@ -74,7 +73,7 @@ def test_one_release_is_the_hockey_stick_integral(p, z, replace):
 )
 @pytest.mark.parametrize("replace", [False, True])
 def test_one_release_keeps_all_mass_and_agrees_with_dp_accounting(p, z, replace):
-    ours = one_round(z, p, replace, 1e-4)
+    ours = gaussian.sampled(z, p, replace, 1e-4)
     relation = NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         z, sampling_prob=p, neighboring_relation=relation
@@ -116,7 +115,7 @@ def test_very_many_cheap_rounds_are_gaussian(z, p, rounds, delta):
 @pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-14, 1e-17])
 def test_a_tilt_resolves_a_delta_far_below_rounding_errors(delta):
     # 400 rounds at p = 1 are one Gaussian release, whose δ is known to any depth.
-    one = one_round(25.0, 1.0, False, 1e-4)
+    one = gaussian.sampled(25.0, 1.0, False, 1e-4)
     found = losses.profile([(one, 400)])
     exact = gaussian.epsilon(delta, 20 / 25.0)
     assert exact <= found.epsilon(delta) <= exact * (1 + 1e-4)
@@ -232,7 +231,7 @@ def test_where_the_losses_of_very_many_rounds_are_cut_off_epsilon_is_a_bound(z, 
 @pytest.mark.parametrize("replace", [False, True])
 def test_what_a_coarse_grid_cuts_off_below_and_above_only_adds(z, p, replace):
     # Each grid holds the points of the next one, so each cut and each rounding is upwards.
-    fine, middle, coarse = (one_round(z, p, replace, 0.032 * 2**k) for k in (0, 5, 7))
+    fine, middle, coarse = (gaussian.sampled(z, p, replace, 0.032 * 2**k) for k in (0, 5, 7))
     for epsilon in (0.0, 0.3, 1.0, 3.0, 10.0):
         exact = one_release_delta(epsilon, z, p, replace)
         deltas = [losses.profile([(one, 1)]).delta(epsilon) for one in (fine, middle, coarse)]

@@ -7,7 +7,7 @@ import pytest
 from plans import charged
 from scipy.stats import norm
 
-from fedjaxsim.privacy.accounting import gaussian, trade_off
+from fedjaxsim.privacy.accounting import composition, gaussian, profile
 from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, NoRelease, Unprotected
 
@@ -19,8 +19,8 @@ ALPHAS = np.linspace(0, 1, 41)
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
 def test_the_profile_gives_the_closed_form_from_below(mu):
-    exact = trade_off.of_gaussian(mu, ALPHAS)
-    curve = trade_off.of_profile(gaussian.profile(mu), ALPHAS)
+    exact = gaussian.trade_off(mu, ALPHAS)
+    curve = profile.trade_off(gaussian.profile(mu), ALPHAS)
     assert np.all(curve <= exact + 1e-12)
     np.testing.assert_allclose(curve, exact, atol=2e-3)
 
@@ -30,7 +30,7 @@ def test_the_profile_gives_the_closed_form_from_below(mu):
 )
 def test_one_sampled_round_is_the_most_powerful_test(adjacency):
     z, p = 1.0, 0.3
-    curve = trade_off.trade_off([charged(POISSON, GAUSSIAN, (z, p, 1))], ALPHAS, adjacency)
+    curve = composition.trade_off([charged(POISSON, GAUSSIAN, (z, p, 1))], ALPHAS, adjacency)
     thresholds = np.linspace(-8, 9, 4001)
 
     def mixed(center):
@@ -48,7 +48,7 @@ def test_one_sampled_round_is_the_most_powerful_test(adjacency):
 
 @pytest.mark.thorough
 def test_curves_are_convex_decreasing_and_below_perfect_privacy():
-    curve = trade_off.trade_off([charged(POISSON, GAUSSIAN, (1.0, 0.1, 50))], ALPHAS)
+    curve = composition.trade_off([charged(POISSON, GAUSSIAN, (1.0, 0.1, 50))], ALPHAS)
     assert np.all(np.diff(curve) <= 1e-12)
     assert np.all(np.diff(curve, 2) >= -1e-9)
     assert np.all(curve <= 1 - ALPHAS + 1e-12)
@@ -56,18 +56,18 @@ def test_curves_are_convex_decreasing_and_below_perfect_privacy():
 
 
 def test_exact_at_full_participation():
-    curve = trade_off.trade_off([charged(EVERYONE, GAUSSIAN, (5.0, 1.0, 4))], ALPHAS, "replace")
+    curve = composition.trade_off([charged(EVERYONE, GAUSSIAN, (5.0, 1.0, 4))], ALPHAS, "replace")
     np.testing.assert_allclose(curve, norm.cdf(norm.isf(ALPHAS) - 0.8), atol=1e-12)
 
 
 def test_the_ends():
-    nothing = trade_off.trade_off([], ALPHAS)
+    nothing = composition.trade_off([], ALPHAS)
     np.testing.assert_array_equal(nothing, 1 - ALPHAS)
-    closed = trade_off.trade_off([charged(EVERYONE, NoRelease(), (0.0, 1.0, 3))], ALPHAS)
+    closed = composition.trade_off([charged(EVERYONE, NoRelease(), (0.0, 1.0, 3))], ALPHAS)
     np.testing.assert_array_equal(closed, 1 - ALPHAS)
-    open_ = trade_off.trade_off([charged(EVERYONE, GAUSSIAN, (0.0, 1.0, 3))], ALPHAS)
+    open_ = composition.trade_off([charged(EVERYONE, GAUSSIAN, (0.0, 1.0, 3))], ALPHAS)
     np.testing.assert_array_equal(open_, 0)
-    unknown = trade_off.trade_off([charged(EVERYONE, Unprotected(), (1.0, 1.0, 3))], ALPHAS)
+    unknown = composition.trade_off([charged(EVERYONE, Unprotected(), (1.0, 1.0, 3))], ALPHAS)
     np.testing.assert_array_equal(unknown, 0)
     with pytest.raises(ValueError, match="type_one"):
-        trade_off.trade_off([charged(EVERYONE, GAUSSIAN, (1.0, 1.0, 3))], [math.nan])
+        composition.trade_off([charged(EVERYONE, GAUSSIAN, (1.0, 1.0, 3))], [math.nan])

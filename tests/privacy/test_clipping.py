@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.privacy.clipping import clip_by_global_norm
+from fedjaxsim.privacy.messages import clip_by_global_norm
 
 
 def norm64(tree):

@@ -13,13 +13,12 @@ from problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.accounting import correlated as accounting
 from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Correlated, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.mechanisms import zeros
-from fedjaxsim.privacy.mechanisms.correlated import correlated
+from fedjaxsim.privacy.mechanisms.sums import correlated
 from fedjaxsim.privacy.noise import normal
 from fedjaxsim.privacy.samplers import fixed_groups
 
@@ -34,7 +33,7 @@ def event_of(bands, power=0.5):
 def inverse(event, rounds):
     """The matrix D⁻¹."""
     d = np.zeros(rounds)
-    d[: event.bands] = accounting.coefficients(event.bands, event.power)[:rounds]
+    d[: event.bands] = gdp.coefficients(event.bands, event.power)[:rounds]
     matrix = sum(np.diag(np.full(rounds - j, d[j]), -j) for j in range(rounds))
     return np.linalg.inv(matrix)
 
@@ -49,7 +48,7 @@ def test_no_messages_of_a_client_cost_more_than_equal_ones(bands, power, rounds,
         for g in range(groups)
         for signs in itertools.product((-1, 0, 1), repeat=len(range(g, rounds, groups)))
     )
-    squared = accounting.squared_sensitivity(event.bands, event.power, rounds, groups)
+    squared = gdp.squared_sensitivity(event.bands, event.power, rounds, groups)
     assert squared == pytest.approx(worst, rel=1e-9)
     if bands == 1:
         assert squared == math.ceil(rounds / groups)
@@ -64,14 +63,14 @@ def test_no_messages_of_a_client_cost_more_than_equal_ones(bands, power, rounds,
 )
 def test_cost_and_error_are_those_of_jax_privacy(bands, power, rounds, groups):
     event = event_of(bands, power)
-    noising = jnp.asarray(accounting.coefficients(bands, power), jnp.float32)
+    noising = jnp.asarray(gdp.coefficients(bands, power), jnp.float32)
     strategy = toeplitz.inverse_coef(noising, rounds)
     reference = toeplitz.minsep_sensitivity_squared(strategy, groups, n=rounds, skip_checks=True)
-    assert accounting.squared_sensitivity(
-        event.bands, event.power, rounds, groups
-    ) == pytest.approx(float(reference), rel=1e-5)
+    assert gdp.squared_sensitivity(event.bands, event.power, rounds, groups) == pytest.approx(
+        float(reference), rel=1e-5
+    )
     errors = toeplitz.per_query_error(noising_coef=toeplitz.pad_coefs_to_n(noising, rounds))
-    assert accounting.prefix_error(event.bands, event.power, rounds) == pytest.approx(
+    assert gdp.prefix_error(event.bands, event.power, rounds) == pytest.approx(
         math.sqrt(float(jnp.mean(errors))), rel=1e-5
     )
 
@@ -80,8 +79,8 @@ def test_the_square_root_has_the_published_error_for_one_participation():
     """Σ_k (binom(2k, k)/4^k)² = (ln n + γ + 4 ln 2)/π + o(1), once as cost and once as error."""
     n = 1024
     published = (math.log(n) + np.euler_gamma + 4 * math.log(2)) / math.pi
-    assert accounting.squared_sensitivity(n, 0.5, n, n) == pytest.approx(published, rel=1e-3)
-    last = np.sum(np.cumsum(accounting.coefficients(n, 0.5)) ** 2)
+    assert gdp.squared_sensitivity(n, 0.5, n, n) == pytest.approx(published, rel=1e-3)
+    last = np.sum(np.cumsum(gdp.coefficients(n, 0.5)) ** 2)
     assert last == pytest.approx(published, rel=1e-3)
 
 
@@ -99,7 +98,7 @@ def test_an_attack_reaches_the_cost_and_exceeds_the_cost_of_independent_noise():
     entries = (Entry(Z, 1 / B, rounds),)
     epsilon = spent([PrivacySpend(scheme, event, entries)], DELTA)
     assert epsilon == pytest.approx(gdp.epsilon(DELTA, found), rel=1e-9)
-    size = float(np.linalg.norm(accounting.coefficients(4, 0.6)))
+    size = float(np.linalg.norm(gdp.coefficients(4, 0.6)))
     assert epsilon > gdp.epsilon(DELTA, math.sqrt(rounds / B) / (Z * size))
     independent = spent([PrivacySpend(scheme, event_of(1), entries)], DELTA)
     assert independent == pytest.approx(gdp.epsilon(DELTA, math.sqrt(rounds / B) / Z), rel=1e-9)
@@ -174,7 +173,7 @@ def epsilon(sim, state, adjacency="zero_out"):
 
 
 def mu(rounds, z=Z):
-    return math.sqrt(accounting.squared_sensitivity(3, 0.5, rounds, B)) / z
+    return math.sqrt(gdp.squared_sensitivity(3, 0.5, rounds, B)) / z
 
 
 def test_the_epsilon_of_a_run_its_prefixes_and_its_stages(sim):

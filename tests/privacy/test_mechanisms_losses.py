@@ -11,11 +11,8 @@ import scipy.stats
 
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
-from fedjaxsim.privacy.mechanisms.client_noise import client_noise
-from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, spectral_bound
-from fedjaxsim.privacy.mechanisms.pure import pure, pure_gram
-from fedjaxsim.privacy.mechanisms.wishart import wishart
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, pure_gram, spectral_bound, wishart
+from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping, client_noise, pure
 from fedjaxsim.privacy.messages import Messages
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here

@@ -27,8 +27,6 @@ from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.models.model import Dense, Model
 from fedjaxsim.privacy import silos as of_silos
-from fedjaxsim.privacy.accounting import examples
-from fedjaxsim.privacy.accounting.examples import Minibatches
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
@@ -49,6 +47,7 @@ from fedjaxsim.privacy.private_examples import (
     _gradients_of_examples,
     _sums_of_layers,
 )
+from fedjaxsim.privacy.silos import Minibatches
 from fedjaxsim.sweep import SimulationBatch
 
 STEPS, SIZE = 4, 2
@@ -876,7 +875,7 @@ def test_examples_cost_the_divergence_of_their_pair(rows, size, number, z, repla
     """Within 2 % of the tight value for both adjacencies, at δ = 1/(10 n)."""
     taken, delta = (Minibatches(rows, size, number, z),), 1 / (10 * rows)
     for adjacency, tight in zip(ADJACENCIES, (None, replace), strict=True):
-        found = examples.profile(taken, adjacency).epsilon(delta)
+        found = of_silos.profile(taken, adjacency).epsilon(delta)
         exact = spent([taken[0].spend()], delta, adjacency)
         assert exact <= found < 1.002 * exact
         assert tight is None or found == pytest.approx(tight, rel=0.02)
@@ -946,6 +945,6 @@ def test_canary_examples_bound_epsilon_from_below(z, refuted):
     noise = noise_of(z, capacity=canaries, size=50)
     _, gradient = noise.gradient(task, jnp.zeros(canaries), drawn, batch, 0)
     taken = (Minibatches(canaries, canaries, 1, 4.0),)
-    claimed = examples.profile(taken, "zero_out").epsilon(1e-3)
+    claimed = of_silos.profile(taken, "zero_out").epsilon(1e-3)
     bound = of_scores(-np.asarray(gradient), np.asarray(present) > 0, 1e-3)
     assert (bound.epsilon > claimed) == refuted

@@ -20,8 +20,7 @@ from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend, Pure
 from fedjaxsim.privacy.guarantee import report, spent
-from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms.pure import pure_gram
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, pure_gram
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule, entries, equally_costly
 
 DELTA, M, T = 1e-5, 40, 6

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs, smallest_of
-from fedjaxsim.privacy.accounting.subsampled_gaussian import one_round
+from fedjaxsim.privacy.accounting.profile import trade_off as profile_trade_off
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
@@ -172,11 +173,8 @@ def profiles(
 ) -> tuple[dict[str, Profile], Status]:
     """Compute the privacy profile of charges by each accountant, and the kind of its numbers.
 
-    Args:
-      charges: rounds that compose, of one or of several kinds.
-      adjacency: "zero_out" or "replace".
-      accountant: one of `ACCOUNTANTS`; by default both, or the closed Gaussian form alone.
-      coarse: a grid that suits rounds however few, for ε within 0.1 % in a tenth of the time.
+    Those are by default both of `ACCOUNTANTS`, or the closed Gaussian form alone. A `coarse` grid
+    suits rounds however few, for ε within 0.1 % in a tenth of the time.
     """
     met = tuple(met_by_one_client(charges))
     if any(each.entry.noise_multiplier < _LEAST_NOISE for each in met):
@@ -199,6 +197,21 @@ def profiles(
 def profile(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> Profile:
     """Compute the smallest sound privacy profile of charges."""
     return smallest_of(list(profiles(charges, adjacency)[0].values()))
+
+
+def trade_off(
+    charges: Sequence[PrivacySpend], type_one: ArrayLike, adjacency: Adjacency = "zero_out"
+) -> np.ndarray:
+    """Compute the trade-off curve, (...): the smallest type II errors that any test may have.
+
+    They are errors of missing that one client's data was used, at type I errors in [0, 1] (Dong,
+    Roth and Su 2022).
+    """
+    checks.in_range("[0, 1]", type_one=np.asarray(type_one, np.float64))
+    costly = [each for each in charges if each.event.releases]
+    if (mu := exact_mu(costly, adjacency)) is not None:
+        return gaussian.trade_off(mu, type_one)
+    return profile_trade_off(profile(costly, adjacency), type_one)
 
 
 def exact_mu(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> float | None:
@@ -246,7 +259,7 @@ def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: bool) -> 
             return of_pairs(_convolved(met, "zero_out", coarse)) if known else UNPROTECTED
         groups.append((one, each.entry.rounds))
     if mu > 0:
-        groups.append((one_round(1 / mu, 1.0, False, interval), 1))
+        groups.append((gaussian.sampled(1 / mu, 1.0, False, interval), 1))
     return losses.profile(groups)
 
 

@@ -1,24 +1,46 @@
-"""Exact accounting of the Gaussian mechanism without sampling (Gaussian differential privacy).
+"""Accounting of Gaussian releases: without sampling, with it, and correlated over rounds.
 
-Gaussian releases with full participation are, for the adversary, one Gaussian release with
+Releases with full participation are, for the adversary, one Gaussian release with
 μ = s √(Σ rounds / z²), s the sensitivity in units of z. Its profile is exact:
 δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) (Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022,
 Corollary 2.13).
+
+A Poisson-sampled release has privacy losses on a grid. For zero-out the pair is N(0, z²) against
+(1−p) N(0, z²) + p N(1, z²), with the numbers of add/remove: an absent client and a zero message
+look the same. Replacing a client is the pair (1−p) N(0, z²) + p N(±1, z²), the worst case of
+opposite messages. For messages a, b of norm at most 1, pad both to norm 1 with orthogonal
+coordinates, and let a point the first axis. The best test of a against a mixture of 0 and b,
+averaged over the other axes' noise, is as good against 0 and −a: moving the output by a + b scales
+the likelihood ratio of a by e^(1+⟨a, b⟩) and that of b by no more. So sensitivities below 2 gain
+nothing here: the direction shared by a and b reveals participation. (dp_accounting's PLD reads
+replacement in the same way, its RDP as fixed-size sampling, with z relative to the distance of the
+two.)
+
+With correlated noise and messages of norm 1, round t releases x_t + z Σ_{j<b} d_j ξ_{t−j}, ξ_s
+independent standard normal. With D the lower triangular Toeplitz matrix of d, all releases are
+D (D⁻¹ x + z ξ): one Gaussian release of D⁻¹ x, also for messages that depend on earlier releases
+(Denisov et al. 2022, Theorem 2.1). A client of group g of B takes part in the rounds g, g + B, …,
+and d makes all entries of D⁻¹ nonnegative, so equal messages of group 0 move D⁻¹ x furthest.
 """
 
+import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import erfcx, ndtr
+from scipy.special import erfcx, ndtr, ndtri
 
 from fedjaxsim import checks
+from fedjaxsim.privacy.accounting.losses import Pair, rounded
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.entries import check_delta
+from fedjaxsim.privacy.entries import Entry, check_delta
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12
 """At a larger μ, ε is about 10²³ at most, beyond the resolution of float64."""
+_TAIL = 10.0
+"""Standard deviations beyond which losses count as infinite (probability 1e-23 a round)."""
 
 
 def _mills(x: np.ndarray) -> np.ndarray:
@@ -76,3 +98,121 @@ def profile(mu: float) -> Profile:
     if mu == 0:
         return NOTHING
     return Profile(lambda value: delta(value, mu), lambda value: epsilon(value, mu))
+
+
+def trade_off(mu: float, type_one: ArrayLike) -> np.ndarray:
+    """Return Φ(Φ⁻¹(1 − α) − μ), the exact trade-off curve of μ-GDP, for α in [0, 1], (...)."""
+    alphas = np.asarray(type_one, np.float64)
+    if mu == 0:
+        return 1 - alphas
+    return np.zeros_like(alphas) if mu == np.inf else ndtr(-ndtri(alphas) - mu)
+
+
+def _log_mixture(exponent: float, p: float) -> float:
+    """Return log(1 − p + p e^exponent)."""
+    if exponent > 700:
+        return exponent + math.log(p)
+    return exponent if p == 1 else math.log1p(p * math.expm1(exponent))
+
+
+def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
+    """Return the mass of N(mean, 1) between edges, (n + 1,) -> (n,), exact in both tails."""
+    x = edges - mean
+    upper_half = x[:-1] > 0
+    return np.where(upper_half, ndtr(-x[:-1]) - ndtr(-x[1:]), ndtr(x[1:]) - ndtr(x[:-1]))
+
+
+def _edges_zero_out(losses: np.ndarray, z: float, p: float) -> np.ndarray:
+    """Solve log(1 − p + p e^(x/z − 1/(2z²))) = loss for x; −inf below its range."""
+    if p == 1:
+        return z * losses + 1 / (2 * z)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        odds = np.where(losses < 30, np.log(np.maximum(np.expm1(losses) + p, 0)), losses)
+    return z * (odds - math.log(p)) + 1 / (2 * z)
+
+
+def _edges_replace(losses: np.ndarray, z: float, p: float) -> np.ndarray:
+    """Solve for the x at which the log ratio of the mixtures around +1 and −1 is each loss."""
+    half = np.abs(losses) / 2
+    with np.errstate(divide="ignore"):
+        # log of (1 − p)/p e^(1/(2z²)) sinh(|loss|/2)
+        log_sinh = math.log1p(-p) - math.log(p) + 1 / (2 * z**2) + half
+        log_sinh += np.log(-np.expm1(-2 * half)) - math.log(2)
+    asinh = np.where(
+        log_sinh < 20, np.arcsinh(np.exp(np.minimum(log_sinh, 20))), log_sinh + math.log(2)
+    )
+    return z * np.sign(losses) * (half + asinh)
+
+
+@functools.lru_cache(maxsize=64)
+def sampled(z: float, p: float, replace: bool, interval: float) -> Pair:
+    """Compute the losses of one sampled release, in both directions, for 0 < p ≤ 1.
+
+    z is in units of one message's norm. Without sampling, take z over the distance and zero-out.
+    """
+    shift = 1 / z
+    top = _log_mixture(_TAIL / z + 1 / (2 * z**2), p)
+    if replace:
+        # The opposite message's loss where one message's loss is `top`.
+        opposite = _log_mixture(-_TAIL * shift - 1.5 * shift**2, p)
+        last = math.ceil((top - opposite) / interval) + 1
+        first = -last
+        edges = _edges_replace(interval * np.arange(first, last + 1), z, p)
+    else:
+        last = math.ceil(top / interval)
+        first = math.floor(_log_mixture(-_TAIL * shift - shift**2 / 2, p) / interval)
+        edges = _edges_zero_out(interval * np.arange(first, last + 1), z, p)
+    absent, present = _cell_masses(edges, 0.0), _cell_masses(edges, shift)
+    mixed = (1 - p) * absent + p * present
+    above = (1 - p) * ndtr(-edges[-1]) + p * ndtr(shift - edges[-1])
+    # Mass below the first cell has smaller losses, and is lifted to that cell.
+    lifted = mixed.copy()
+    lifted[0] += (1 - p) * ndtr(edges[0]) + p * ndtr(edges[0] - shift)
+    if replace:
+        # The other distribution is the mirror image, and so is the grid.
+        return (rounded(lifted, mixed[::-1], first, interval, float(above)),)
+    remove = rounded(lifted, absent, first, interval, float(above))
+    # Losses change sign with the direction, so the cells come in the opposite order: mass above the
+    # last cell is lifted, and mass below the first one counts as infinite.
+    lifted = absent[::-1].copy()
+    lifted[0] += ndtr(-edges[-1])
+    return remove, rounded(lifted, mixed[::-1], -last, interval, float(ndtr(edges[0])))
+
+
+def coefficients(bands: int, power: float) -> np.ndarray:
+    """Compute d, (bands,): the first coefficients of (1 − x)^power, float32 numbers in float64.
+
+    Power 1/2 is the banded inverse square root of Kalinin, McKenna, Upadhyay and Lampert (2025,
+    arXiv 2505.12128); with one band noise is independent.
+    """
+    j = np.arange(1, bands)
+    return np.cumprod([1.0, *((j - 1 - power) / j)]).astype(np.float32).astype(np.float64)
+
+
+def squared_sensitivity(bands: int, power: float, rounds: int, groups: int) -> float:
+    """Compute max_g ‖D⁻¹ u_g‖², u_g the indicator of the rounds of group g, in units of z."""
+    from scipy.signal import lfilter  # slow to import
+
+    takes_part = (np.arange(rounds) % groups == 0).astype(np.float64)
+    effect = lfilter([1.0], coefficients(bands, power), takes_part)
+    return math.fsum(np.square(effect))
+
+
+def as_one_release(spent: Sequence[Entry], bands: int, power: float, groups: int) -> list[Entry]:
+    """Return one release at full participation that costs as much as consecutive rounds."""
+    if not spent:
+        return []
+    squared = squared_sensitivity(bands, power, sum(entry.rounds for entry in spent), groups)
+    least = min(entry.noise_multiplier for entry in spent)
+    return [Entry(least / math.sqrt(squared), 1.0, 1)]
+
+
+def prefix_error(bands: int, power: float, rounds: int) -> float:
+    """Compute the root mean square over rounds of the noise on the sum of all releases, at zC = 1.
+
+    A model that adds up its releases, as in federated averaging, keeps this noise.
+    """
+    padded = np.zeros(rounds)
+    d = coefficients(bands, power)[:rounds]
+    padded[: len(d)] = d
+    return math.sqrt(np.mean(np.cumsum(np.cumsum(padded) ** 2)))

@@ -1,8 +1,9 @@
 """ε inside jit: an upper bound for display, control and gradients, composed from the ledger.
 
 RDP accounting at integer orders, in the precision of the program, by the sums of positive terms in
-`rdp`: in float32 the textbook sum is wrong by half. The host computes the reported number in
-float64, from the counts.
+`rdp`: in float32 the textbook sum is wrong by half. The formulas are repeated here because their
+terms are summed in another order (padded tables of all orders at once, branches as `where`). The
+host computes the reported number in float64, from the counts.
 """
 
 import functools
@@ -14,37 +15,79 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjaxsim.privacy import filter as filters
-from fedjaxsim.privacy.accounting import correlated
-from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_expm1
-from fedjaxsim.privacy.accounting.rdp_in_jit import epsilon_from_rdp, poisson_rdp
-from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
-from fedjaxsim.privacy.events import Correlated, PrivacyEvent, PrivacyLimit
+from fedjaxsim.privacy.accounting.gaussian import coefficients
+from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials, log_expm1
+from fedjaxsim.privacy.entries import Adjacency, Entry
+from fedjaxsim.privacy.events import Correlated, PrivacyLimit
 from fedjaxsim.privacy.ledger import Charges, Ledger
 
+_ALPHAS = np.array(INTEGER_ORDERS, np.float64)
+_SMALL = 64
+"""Orders above it form a group, so that no smaller order is padded to 1024 terms."""
 _BATCH = 64
 """Number of ledger places composed at once, each with a table of orders."""
 _LEAST_NOISE = 0.05
 """Start of the search for a noise multiplier: an ε of about 200 a round."""
 
 
-def _round_rdp(
-    z: jax.Array,
-    p: jax.Array,
-    scheme: SamplingScheme,
-    event: PrivacyEvent,
-    adjacency: Adjacency,
-    orders: tuple[int, ...] = INTEGER_ORDERS,
+@functools.cache
+def _log_binomial_table(orders: tuple[int, ...]) -> np.ndarray:
+    """Return log C(α, k) for some orders, (orders, largest order − 1); −inf for k > α."""
+    table = np.full((len(orders), max(orders) - 1), -np.inf)
+    for row, order in zip(table, orders, strict=True):
+        row[: order - 1] = log_binomials(order)
+    return table
+
+
+def gaussian(
+    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...]
 ) -> jax.Array:
-    """Compute RDP of one round at some orders, (orders,), for z > 0."""
-    in_cohort = p if scheme.kind == "poisson" else 1.0
-    entry = Entry(cast(Any, z), cast(Any, in_cohort), 1)
-    own = jnp.asarray(event.rdp(entry, adjacency, orders, jnp), z.dtype)
-    if scheme.kind != "fixed" or scheme.capacity == scheme.clients:
-        return own
-    # Others know when the client took part: E[e^x] over its participation.
+    """Compute RDP of one round at ascending integer orders, (orders,), for traced z > 0 and p.
+
+    For a replacement under sampling, which needs a quadrature, it is ∞.
+    """
+    z, p = jnp.asarray(entry.noise_multiplier), entry.sampling_rate
+    distance = replace if adjacency == "replace" else 1.0
+    full = jnp.asarray(orders, z.dtype) / (2 * (z / distance) ** 2)
+    if not isinstance(p, jax.Array) and p == 1:
+        return full
+    if adjacency == "zero_out":
+        return poisson_rdp(z, jnp.asarray(p), orders)
+    return jnp.where(jnp.asarray(p) >= 1, full, jnp.inf)
+
+
+def poisson_rdp(
+    noise_multiplier: jax.Array,
+    sampling_rate: jax.Array,
+    orders: tuple[float, ...] = INTEGER_ORDERS,
+) -> jax.Array:
+    """Compute RDP of one Poisson-sampled Gaussian round at ascending orders, (orders,), z > 0."""
+    z = noise_multiplier
     alphas = jnp.asarray(orders, z.dtype)
-    odds = np.log(scheme.capacity / scheme.clients)
-    return jax.nn.softplus(odds + log_expm1((alphas - 1) * own, jnp)) / (alphas - 1)
+    sampled = (sampling_rate > 0) & (sampling_rate < 1)
+    p = jnp.where(sampled, sampling_rate, 0.5)
+    logs = []
+    whole = tuple(map(int, orders))
+    small = tuple(order for order in whole if order <= _SMALL)
+    for group in filter(None, (small, whole[len(small) :])):
+        table = _log_binomial_table(group).astype(z.dtype)
+        k = jnp.arange(2, table.shape[1] + 2, dtype=z.dtype)
+        cost = log_expm1(k * (k - 1) / (2 * z**2), jnp) + k * jnp.log(p)
+        absent = jnp.maximum(jnp.asarray(group, z.dtype)[:, None] - k, 0) * jnp.log1p(-p)
+        logs.append(jax.nn.logsumexp(table + absent + cost, axis=1))
+    amplified = jax.nn.softplus(jnp.concatenate(logs)) / (alphas - 1)
+    full = jnp.where(sampling_rate >= 1, alphas / (2 * z**2), 0.0)
+    return jnp.where(sampled, amplified, full)
+
+
+def _epsilon(rdp: jax.Array, delta: ArrayLike) -> jax.Array:
+    """Compute the smallest ε ≥ 0 that RDP at INTEGER_ORDERS certifies at δ (see `rdp.epsilon`)."""
+    alphas = _ALPHAS.astype(rdp.dtype)
+    delta = jnp.asarray(delta, rdp.dtype)
+    values = rdp + np.log1p(-1 / alphas) - (jnp.log(delta) + np.log(alphas)) / (alphas - 1)
+    # The margin keeps rounding from calling a small ε zero.
+    nothing = jnp.any(0.9999 * delta**2 > -jnp.expm1(-rdp))
+    return jnp.where(nothing, 0.0, jnp.maximum(jnp.min(values), 0.0))
 
 
 def epsilon_in_jit(
@@ -53,52 +96,39 @@ def epsilon_in_jit(
     """Compute an upper bound on the joint-DP ε spent so far, (); inf if nothing is guaranteed.
 
     In the ledger's precision, safe under jit, vmap and scan, and differentiable in the ledger's z.
-    About 10⁴ exponentials per place of the ledger. Charges of different kinds add up.
-
-    Args:
-      ledger: the rounds so far, at most its budget. The cost of overflowing cohorts is not
-        included.
-      delta: () δ in (0, 1).
-      adjacency: under Poisson sampling ε is inf for "replace", whose RDP is not known here.
+    About 10⁴ exponentials per place of the ledger. Charges of different kinds add up. Overflowing
+    cohorts are not included, and under Poisson sampling ε is inf for "replace".
     """
-    spent = epsilon_from_rdp(spent_rdp(ledger, adjacency), delta)
+    costs = (_rdp(charges, adjacency) for charges in _costly(ledger))
+    spent = _epsilon(sum(costs, jnp.zeros(len(INTEGER_ORDERS))), delta)
     if ledger.limit is not None and adjacency == "zero_out":
         within = jnp.asarray(delta) >= ledger.limit.delta
         spent = jnp.where(within, jnp.minimum(spent, ledger.limit.epsilon), spent)
-    return jnp.where(is_certain(ledger), spent, jnp.inf)
-
-
-def is_certain(ledger: Ledger) -> jax.Array:
-    """Return whether every round was charged, with noise and randomness of its own, ()."""
-    certain = jnp.array(True)
-    for charges in ledger.charges:
-        if charges.event.releases and charges.event.unit == "client":
-            certain &= ~charges.overflowed & jnp.all(_valid(charges) | (charges.rounds == 0))
-    for draws in ledger.draws:
-        certain &= ~draws.repeated
-    return certain
+    return jnp.where(_is_certain(ledger), spent, jnp.inf)
 
 
 def allows(limit: PrivacyLimit, ledger: Ledger) -> jax.Array:
     """Return whether a ledger is within a budget, ()."""
     accounts = [
         (each.scheme, each.event, each.noise_multiplier, each.sampling_rate, each.rounds)
-        for each in ledger.charges
-        if each.event.releases and each.event.unit == "client"
+        for each in _costly(ledger)
     ]
-    return is_certain(ledger) & ~filters.exceeds(limit, accounts, jnp)
+    return _is_certain(ledger) & ~filters.exceeds(limit, accounts, jnp)
 
 
-def _squared_sensitivity(rounds: jax.Array, event: Correlated, groups: int) -> jax.Array:
-    """Compute `correlated.squared_sensitivity` of a traced number of rounds, ()."""
-    past = jnp.asarray(-correlated.coefficients(event.bands, event.power)[1:], dtype=float)
+def _costly(ledger: Ledger) -> list[Charges]:
+    """Return the accounts of clients' releases."""
+    return [c for c in ledger.charges if c.event.releases and c.event.unit == "client"]
 
-    def add(t, carry):
-        total, last = carry
-        effect = (t % groups == 0) + jnp.sum(past * last)
-        return total + effect**2, jnp.concatenate([effect[None], last])[: len(past)]
 
-    return jax.lax.fori_loop(0, rounds, add, (jnp.zeros(()), jnp.zeros(len(past))))[0]
+def _is_certain(ledger: Ledger) -> jax.Array:
+    """Return whether every round was charged, with noise and randomness of its own, ()."""
+    certain = jnp.array(True)
+    for charges in _costly(ledger):
+        certain &= ~charges.overflowed & jnp.all(_valid(charges) | (charges.rounds == 0))
+    for draws in ledger.draws:
+        certain &= ~draws.repeated
+    return certain
 
 
 def _valid(charges: Charges) -> jax.Array:
@@ -108,40 +138,56 @@ def _valid(charges: Charges) -> jax.Array:
     return valid
 
 
-def spent_rdp(
-    ledger: Ledger, adjacency: Adjacency = "zero_out", orders: tuple[int, ...] = INTEGER_ORDERS
-) -> jax.Array:
-    """Compute RDP of all rounds at some orders, (orders,); a bound only if `is_certain`."""
-    of_clients = [charges for charges in ledger.charges if charges.event.unit == "client"]
-    costly = [charges for charges in of_clients if charges.event.releases]
-    return sum((_spent(each, adjacency, orders) for each in costly), jnp.zeros(len(orders)))
+def _rdp(charges: Charges, adjacency: Adjacency) -> jax.Array:
+    """Compute RDP of all rounds of one account, (orders,); a bound only if it `_is_certain`."""
+    scheme, event, counts = charges.scheme, charges.event, charges.rounds[:, None]
+    z = jnp.where((charges.rounds > 0) & _valid(charges), charges.noise_multiplier, 1.0)
 
+    def one(entry):
+        return _round_rdp(entry[0], entry[1], charges, adjacency)
 
-def _spent(charges: Charges, adjacency: Adjacency, orders: tuple[int, ...]) -> jax.Array:
-    """Compute RDP of rounds of one kind at some orders, (orders,)."""
-    scheme, event, counts = charges.scheme, charges.event, charges.rounds
-    z = jnp.where((counts > 0) & _valid(charges), charges.noise_multiplier, 1.0)
-    rate = charges.sampling_rate
-    one = functools.partial(
-        _round_rdp, scheme=scheme, event=event, adjacency=adjacency, orders=orders
-    )
-    rdp = jax.lax.map(lambda entry: one(*entry), (z, rate), batch_size=_BATCH)
-    total = jnp.sum(counts)
+    each = jax.lax.map(one, (z, charges.sampling_rate), batch_size=_BATCH)
+    total, costliest = jnp.sum(charges.rounds), jnp.max(jnp.where(counts > 0, each, 0.0), axis=0)
     if isinstance(event, Correlated):
         squared = _squared_sensitivity(total, event, scheme.groups or 1)
-        return squared.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
+        return squared.astype(z.dtype) * costliest
     if scheme.max_participations is not None or scheme.groups is not None:
         # Any rounds of a client cost at most the costliest round as often as allowed.
         total = jnp.minimum(total, scheme.max_participations or -(-total // (scheme.groups or 1)))
-        return total.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
-    return jnp.sum(jnp.where(counts[:, None] > 0, counts.astype(z.dtype)[:, None] * rdp, 0), axis=0)
+        return total.astype(z.dtype) * costliest
+    return jnp.sum(jnp.where(counts > 0, counts.astype(z.dtype) * each, 0), axis=0)
+
+
+def _round_rdp(z: jax.Array, p: jax.Array, charges: Charges, adjacency: Adjacency) -> jax.Array:
+    """Compute RDP of one round, (orders,), for z > 0."""
+    scheme = charges.scheme
+    in_cohort = p if scheme.kind == "poisson" else 1.0
+    entry = Entry(cast(Any, z), cast(Any, in_cohort), 1)
+    own = jnp.asarray(charges.event.rdp(entry, adjacency, INTEGER_ORDERS, jnp), z.dtype)
+    if scheme.kind != "fixed" or scheme.capacity == scheme.clients:
+        return own
+    # Others know when the client took part: E[e^x] over its participation.
+    alphas = jnp.asarray(INTEGER_ORDERS, z.dtype)
+    odds = np.log(scheme.capacity / scheme.clients)
+    return jax.nn.softplus(odds + log_expm1((alphas - 1) * own, jnp)) / (alphas - 1)
+
+
+def _squared_sensitivity(rounds: jax.Array, event: Correlated, groups: int) -> jax.Array:
+    """Compute `gaussian.squared_sensitivity` of a traced number of rounds, ()."""
+    past = jnp.asarray(-coefficients(event.bands, event.power)[1:], dtype=float)
+
+    def add(t, carry):
+        total, last = carry
+        effect = (t % groups == 0) + jnp.sum(past * last)
+        return total + effect**2, jnp.concatenate([effect[None], last])[: len(past)]
+
+    return jax.lax.fori_loop(0, rounds, add, (jnp.zeros(()), jnp.zeros(len(past))))[0]
 
 
 def _epsilon_of_plan(
     noise_multiplier: jax.Array, delta: jax.Array, sampling_rate: jax.Array, rounds: jax.Array
 ) -> jax.Array:
-    rdp = rounds * poisson_rdp(noise_multiplier, sampling_rate)
-    return epsilon_from_rdp(rdp, delta)
+    return _epsilon(rounds * poisson_rdp(noise_multiplier, sampling_rate), delta)
 
 
 @jax.custom_jvp

@@ -34,11 +34,8 @@ _BLOCKS = 2048
 class Losses(NamedTuple):
     """The losses of one release, in one direction, rounded to the pessimistic side.
 
-    Attributes:
-      interval: width of the grid in nats.
-      first: the first loss, in intervals.
-      masses: (n,) probabilities.
-      infinite: probability of an infinite loss.
+    Their probabilities are `masses`, (n,), at the losses `interval` · (`first` + place), in nats,
+    and `infinite` at ∞.
     """
 
     interval: float
@@ -80,12 +77,8 @@ def rounded(
     mass of cells, instead of differencing δ(ε) twice, keeps the total mass exact: the differences
     have an excess of 1e-8 a round, 10 % after 10⁷ rounds.
 
-    Args:
-      upper: (n,) masses of P in cells between neighbouring losses.
-      lower: (n,) masses of Q.
-      first: lower end of the first cell, in intervals.
-      interval: width of the grid in nats.
-      infinite: mass of P above the last cell.
+    `upper` and `lower`, (n,), are masses of P and Q in cells between neighbouring losses, from the
+    loss `first` · `interval` on; `infinite` is P's mass above the last cell.
     """
     losses = interval * (first + np.arange(len(upper)))
     with np.errstate(over="ignore", invalid="ignore"):

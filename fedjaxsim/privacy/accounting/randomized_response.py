@@ -17,19 +17,17 @@ from fedjaxsim.privacy.entries import Adjacency, Entry
 
 
 class Answer(NamedTuple):
-    """A round in which the worst pair of neighbours has two privacy losses.
+    """The two losses of a round's worst pair of neighbours, `high` and −`low`.
 
-    Attributes:
-      high: the larger loss, the ε of the round.
-      low: minus the smaller loss; at most `high`, and equal to it without sampling.
+    `high` is the ε of the round; `low` is at most that, and equal to it without sampling.
     """
 
     high: float
     low: float
 
 
-def answer(entry: Entry, zero_out: float, replace: float, adjacency: Adjacency) -> Answer:
-    """Return the losses of a round of ε = `zero_out`/z or `replace`/z, sampled if p < 1.
+def answer(entry: Entry, replace: float, adjacency: Adjacency) -> Answer:
+    """Return the losses of a round of ε = 1/z or, for a replacement, `replace`/z; sampled if p < 1.
 
     Let a, b and c be the densities of a release with one message of the client, with another one
     (for zero-out, with none) and without the client, whose participation only the client knows.
@@ -43,7 +41,7 @@ def answer(entry: Entry, zero_out: float, replace: float, adjacency: Adjacency) 
     exists.
     """
     z, p, _ = entry
-    s, r = zero_out / z, (replace if adjacency == "replace" else zero_out) / z
+    s, r = 1 / z, (replace if adjacency == "replace" else 1.0) / z
     if p == 1:
         return Answer(r, r)
     # log(1 − p + p e^s), without overflow, and for small s without cancellation.
@@ -76,21 +74,14 @@ def _on_grid(above: float, below: float, interval: float) -> Losses:
 
 
 def renyi(
-    entry: Entry,
-    zero_out: float,
-    replace: float,
-    adjacency: Adjacency,
-    orders: tuple[float, ...],
-    xp: Any,
+    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...], xp: Any
 ) -> Any:
     """Compute RDP of one round, (orders,); inside jit Bun and Steinke 2016, Proposition 3.3."""
     if xp is np:
-        found = answer(entry._replace(rounds=1), zero_out, replace, adjacency)
+        found = answer(entry, replace, adjacency)
         return np.array(_renyi(*found, orders))
-    s, r = (
-        each / entry.noise_multiplier
-        for each in (zero_out, replace if adjacency == "replace" else zero_out)
-    )
+    s = 1 / entry.noise_multiplier
+    r = (replace if adjacency == "replace" else 1.0) / entry.noise_multiplier
     sampled = entry.sampling_rate < 1
     p = xp.where(sampled, entry.sampling_rate, 0.5)
     small = xp.log1p(p * xp.expm1(xp.minimum(s, 30)))

@@ -40,14 +40,14 @@ def log_expm1(x: Any, xp: Any = np) -> Any:
 
 
 def gaussian(
-    entry: Entry, zero_out: float, replace: float, adjacency: Adjacency, orders: tuple[float, ...]
+    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...]
 ) -> np.ndarray:
     """Compute RDP of one Gaussian round, (orders,)."""
     z, p, _ = entry
     if p == 1:
-        scaled = z / (replace if adjacency == "replace" else zero_out)
+        scaled = z / (replace if adjacency == "replace" else 1.0)
         return np.array(one_round(orders, scaled, 1.0))
-    return np.array(one_round(orders, z / zero_out, p, adjacency == "replace"))
+    return np.array(one_round(orders, z, p, adjacency == "replace"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,7 +97,7 @@ def _by_quadrature(alphas: np.ndarray, z: float, p: float, replace: bool) -> np.
     With 1 + w = e^l the likelihood ratio of P and Q, E_Q[w] = 0, so E_Q[(1 + w)^α] − 1 = E_Q[(1 +
     w)^α − 1 − αw]: an integral of positive terms. The trapezoidal rule converges geometrically: the
     nearest pole is at distance πz from the real line. P is (1 − p) N(0, z²) + p N(1, z²); Q is N(0,
-    z²), or for a replacement its mirror image, the worst pair (see `subsampled_gaussian`).
+    z²), or for a replacement its mirror image, the worst pair (see `accounting.gaussian`).
     """
     # Sampling never costs more than full participation, at the distance of the pair.
     full = alphas * ((2.0 if replace else 1.0) / z) ** 2 / 2

@@ -55,8 +55,7 @@ def _places(num_clients: int, first: int) -> int:
 def _distribution_functions(first: int) -> np.ndarray:
     """Compute P(N ≤ k) of the points in a block for hit rates 2^(−j), j = first … 32.
 
-    Returns:
-      (rows, k, words) uint32, the most significant word first; 2¹²⁸ − 1 where P(N ≤ k) rounds to 1.
+    It is (rows, k, words) uint32, the most significant word first; 2¹²⁸ − 1 where it rounds to 1.
     """
     one = 2 ** (32 * _WORDS)
     rows = []
@@ -114,11 +113,9 @@ def draw(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draw a Poisson sample of clients, with a key of the round for each step.
 
-    Inclusion has probability `charged_rate`; `largest_rate` sets the number of slots.
-
-    Returns:
-      ids, (slots,) int32, increasing; whether each is drawn, (slots,) bool; and the number of
-      points without a slot, () int32: positive with probability at most 1e-34.
+    Inclusion has probability `charged_rate`; `largest_rate` sets the number of slots. Returns ids,
+    (slots,) int32, increasing; whether each is drawn, (slots,) bool; and the number of points
+    without a slot, () int32: positive with probability at most 1e-34.
     """
     first = _first_row(largest_rate)
     width = _block_bits(first)
