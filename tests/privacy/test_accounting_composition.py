@@ -8,10 +8,11 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+import scipy.signal
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from plans import charged, poisson, profile_of
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.accounting.profile import largest_of, of_pairs, with_failure
@@ -263,6 +264,38 @@ def test_cohorts_over_capacity_cost_little_if_they_are_rare():
     assert profile_of(charged(full, GAUSSIAN, (z, 1.0, 9))).epsilon(delta) == pytest.approx(
         fixed.epsilon(delta), rel=1e-6
     )
+
+
+def test_the_price_of_truncated_cohorts_lies_between_bounds_by_enumeration():
+    # Every size of a cohort of 1,000, and every cell of a release: losses rounded down, and then
+    # up, to a grid, summed by scipy's convolution. (dp_accounting's 1.2625 is of a client whose
+    # absence lets another one in: it moves the sum by 2. A silent client keeps its place.)
+    z, rounds, p, delta, width = 1.0, 128, 0.01, 1e-6, 1e-4
+    first, size = -round(5 / width), round(11 / width)
+    losses = width * (first + np.arange(size))
+    scheme, x = SamplingScheme("poisson", 1000, 25), np.linspace(-12, 13, 25_001)
+    known = naive_truncation(1000, p, 25).values()
+
+    def bound(epsilon, rounding, sign):
+        masses = np.zeros(size)
+        for absent, present in known:
+            chance = present / (absent + present)
+            loss = sign * np.log1p(chance * np.expm1((x - 0.5) / z**2))
+            ends = np.sort([loss[:-1], loss[1:]], axis=0)[0 if rounding is np.floor else 1]
+            cells = np.diff(norm.cdf(x / z))
+            if sign > 0:
+                cells = (1 - chance) * cells + chance * np.diff(norm.cdf((x - 1) / z))
+            places = rounding(ends / width).astype(int) - first
+            inside = (places >= 0) & (places < size)
+            masses += (absent + present) * np.bincount(places[inside], cells[inside], size)
+        for _ in range(int(math.log2(rounds))):
+            masses = scipy.signal.fftconvolve(masses, masses)[-first : size - first]
+        lost = 0 if rounding is np.floor else 1 - masses.sum()
+        return float(np.maximum(0, -np.expm1(epsilon - losses)) @ masses) + lost
+
+    ours = profile_of(charged(scheme, GAUSSIAN, (z, p, rounds))).epsilon(delta)
+    assert max(bound(ours * 1.01, np.ceil, sign) for sign in (1, -1)) < delta
+    assert max(bound(ours * 0.99, np.floor, sign) for sign in (1, -1)) > delta
 
 
 def test_a_capped_client_may_meet_the_costliest_rounds():
