@@ -99,14 +99,14 @@ def test_every_system_is_compiled_for_an_accelerator(device, tmp_path):
 
 EIGHT = """
 from compiled import started_by_a_round
-from fedjaxsim.runs.build import checked
+from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.target import Target, compile_for
 
-experiment = checked(run_config(
+experiment = prepare(run_config(
     data="random", shape=(10,), clients=16, rows=(20,), labels=3, algorithm="pmtl", local_steps=2,
     sampling_rate=0.5, clip=1.0, noise_multiplier=1.0,
-))
+), check_memory=False)
 program = compile_for(Target.named("v5e", 8), experiment.simulation, experiment.hparams, rounds=8)
 print(*started_by_a_round(program.rounds.as_text(), steps=2).collectives.elements(), sep="\\n")
 """

@@ -44,7 +44,7 @@ def plan(
     Machines("all" if wanted is None else str(wanted)).start()
     from fedjaxsim.engine.processes import require
     from fedjaxsim.report.files import print_json
-    from fedjaxsim.runs.build import checked
+    from fedjaxsim.runs.build import prepare
     from fedjaxsim.runs.target import Target
 
     if device is None:
@@ -52,7 +52,7 @@ def plan(
         target = Target.here()
     else:
         target = Target.named(device, devices or 1)
-    experiment = checked(settings)
+    experiment = prepare(settings, check_memory=False)
     found = planned(experiment, target)
 
     def work() -> int:

@@ -19,7 +19,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.scales import Range, ranges_of, ranges_of_file, scale, scale_by_rows
 from fedjaxsim.data.transforms import as_classes, drop_constant_columns, invert, unit_rows
-from fedjaxsim.factories import make
+from fedjaxsim.factories import make, resolve
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
@@ -32,7 +32,8 @@ from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tasks.task import Task
 
 _TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-rows": unit_rows}
-_LOSSES = {"softmax": tasks.softmax, "one-vs-all": tasks.one_vs_all}
+_OF_CLASSES = ("softmax", "one-vs-all")
+"""Losses with an output for each class."""
 _DIVISOR = (
     "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
     "training rows n_k and taken as public."
@@ -196,7 +197,7 @@ def _task(config: RunConfig, population: Population) -> Task:
         outputs = fields["y"].shape[1]
     if own:
         outputs = config.get("outputs") or (outputs if classes is None else len(classes))
-    if config.loss in _LOSSES:
+    if config.loss in _OF_CLASSES:
         outputs = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
     public = []
     per_token = config.loss == "softmax" and fields["y"].ndim == 2
@@ -214,18 +215,15 @@ def _task(config: RunConfig, population: Population) -> Task:
         check_model(config.model, model, fields["x"], outputs)
     if config.compute == "bfloat16":
         model = in_bfloat16(model)
-    if config.loss in _LOSSES:
-        task = (tasks.softmax_sequence if per_token else _LOSSES[config.loss])(model, outputs)
-        if classes is None:  # otherwise their names give the number
-            public.append(f"The number of classes, {outputs}, is the largest label")
-    elif own:
+    if config.loss in _OF_CLASSES and classes is None:  # otherwise their names give the number
+        public.append(f"The number of classes, {outputs}, is the largest label")
+    if own:
         task = _part(config, "loss", Task, model, outputs)
-    elif config.loss in SEVERAL:
-        task = {"multilabel": tasks.multilabel, "squared": tasks.squared}[config.loss](
-            model, outputs
-        )
-    else:
+    elif config.loss == "logistic":
         task = tasks.logistic(model)
+    else:
+        factory = tasks.softmax_sequence if per_token else resolve(LOSSES[config.loss])
+        task = factory(model, outputs)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
 
@@ -323,7 +321,7 @@ def check_data(config: RunConfig, population: Population) -> None:
         names, only = population.categories.get("y"), labels.flat[0]
         value = f"{only:g}" if names is None else names[int(only)]
         raise ValueError(f"y is {value} in all rows: there is nothing to predict")
-    if config.loss in ("softmax", "one-vs-all"):
+    if config.loss in _OF_CLASSES:
         _check_classes(config, population, labels)
 
 

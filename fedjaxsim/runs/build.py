@@ -1,13 +1,12 @@
 """Check a run, and build it from its settings: a simulation that is ready to start."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +85,13 @@ class Experiment:
         asked, known = self.config.get("budget_epsilon"), state.privacy.limit
         if asked is not None and (known is None or known[:2] != (asked, self.delta)):
             return self.simulation.with_budget(state, self.budget)
-        if known is not None:
-            _check_room(known, charged(state.privacy), self)
+        first = self.planned(0, 1)
+        if known is not None and filters.exceeded(known, [*charged(state.privacy), first]):
+            raise ValueError(
+                f"the budget of ε = {known.epsilon:g}, δ = {known.delta:.3g} has no room for a "
+                f"round of this stage ({filters.described([first])}): it allows "
+                f"{filters.described(known.planned)}, earlier stages included"
+            )
         return state
 
     @functools.cached_property
@@ -202,28 +206,16 @@ def prepare(
     simulation: Simulation | None = None,
     *,
     population: Population | None = None,
+    check_memory: bool = True,
 ) -> Experiment:
-    """Check everything about a run, its memory included, before it computes anything.
+    """Check everything about a run before it computes anything.
 
-    Arguments and errors are those of `checked`; memory is checked with a new simulation.
-    """
-    experiment = checked(config, simulation, population=population)
-    if simulation is None:
-        check_memory(experiment)
-    return experiment
-
-
-def checked(
-    config: RunConfig,
-    simulation: Simulation | None = None,
-    *,
-    population: Population | None = None,
-) -> Experiment:
-    """Check everything about a run but its memory.
-
-    `simulation` may be that of an experiment whose settings differ in hyperparameters only (ε, z,
-    C, λ, μ, learning rates), to share its data and compiled code. `population` may be that of an
-    experiment on the same data.
+    Args:
+      config: the settings.
+      simulation: simulation of an experiment whose settings differ in hyperparameters only (ε, z,
+        C, λ, μ, learning rates), to share its data and compiled code; by default a new one.
+      population: population of an experiment on the same data; by default it is loaded.
+      check_memory: whether the memory of this machine must suffice for a new simulation.
 
     Raises:
       FileNotFoundError: if there are no data at the path in the settings.
@@ -250,8 +242,9 @@ def checked(
         simulation = with_canaries(simulation, hparams, config.audit_canaries)
     experiment = Experiment(config, simulation, hparams, delta, load_seconds)
     if new:
-        with _declared(config):
-            _check_start(experiment)
+        _check_start(experiment)
+    if new and check_memory:
+        _check_memory(experiment)
     return experiment
 
 
@@ -308,22 +301,16 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
     return hparams
 
 
-@contextlib.contextmanager
-def _declared(config: RunConfig) -> Iterator[None]:
-    """Turn the read of a hyperparameter that a user's part does not declare into a ValueError."""
+def _check_start(experiment: Experiment) -> None:
+    """Check that a run can start, and has an ε that can be computed."""
+    config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     try:
-        yield
-    except AttributeError as error:
+        simulation.check_start(config.seed, hparams)
+    except AttributeError as error:  # a user's part reads a hyperparameter without declaring it
         own = [f"{part.role} {part.name}" for part in config.parts.values() if is_own(part.name)]
         if not own or not isinstance(error.obj, Hyperparameters):
             raise
         raise ValueError(f"{' or '.join(own)}: {error} (fedjaxsim.reads declares them)") from error
-
-
-def _check_start(experiment: Experiment) -> None:
-    """Check that a run can start, and has an ε that can be computed."""
-    config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
-    simulation.check_start(config.seed, hparams)
     _ = experiment.evaluations  # refuses bad numbers
     if config.get("budget_epsilon") is not None:
         _ = experiment.budget  # refuses one without a round
@@ -335,7 +322,7 @@ def _check_start(experiment: Experiment) -> None:
         spent(charges, experiment.delta, accountant=simulation.accountant)
 
 
-def check_memory(experiment: Experiment) -> None:
+def _check_memory(experiment: Experiment) -> None:
     """Check that rows, minibatches and states fit into the memory of this machine."""
     config, simulation = experiment.config, experiment.simulation
     fields = simulation.population.fields.values()
@@ -343,41 +330,28 @@ def check_memory(experiment: Experiment) -> None:
     batches = simulation.layout.chunk_size * config.get("batch_size", 10) * row
     host, device = host_bytes(), backend.memory()
     of_devices = host if device is None else device * jax.local_device_count()
-    if device is not None and not simulation.streamed:
-        rows = sum(value.nbytes for value in fields)
-        _check_memory(rows, of_devices, "rows", "stream them (--streamed)")
-    _check_memory(batches, of_devices, "minibatches", "batch-size or chunk-size must be smaller")
-    states = host if simulation.streamed else of_devices
+    what = "states"
     leaves, _ = jax.tree_util.tree_flatten_with_path(experiment.state_shapes.personal)
-    what, needed = "states", 2 * bytes_of(experiment.state_shapes)
     if leaves:
         path, largest = max(leaves, key=lambda leaf: bytes_of(leaf[1]))
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        size = (
-            f"{name or 'the largest array'} {largest.shape} takes {bytes_text(bytes_of(largest))}"
-        )
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or "the largest array"
+        size = f"{name} {largest.shape} takes {bytes_text(bytes_of(largest))}"
         what = f"models of all clients (two copies; {size})"
-    _check_memory(needed, states, what, "clients or hidden must be smaller")
-
-
-def _check_room(
-    limit: PrivacyLimit, charges: Sequence[PrivacySpend], experiment: Experiment
-) -> None:
-    first = experiment.planned(0, 1)
-    if filters.exceeded(limit, [*charges, first]):
-        raise ValueError(
-            f"the budget of ε = {limit.epsilon:g}, δ = {limit.delta:.3g} has no room for a round "
-            f"of this stage ({filters.described([first])}): it allows "
-            f"{filters.described(limit.planned)}, earlier stages included"
-        )
-
-
-def _check_memory(needed: int, available: int, what: str, remedy: str) -> None:
-    if needed > available:
-        raise ValueError(
-            f"the {what} need {bytes_text(needed)} of memory, and there are "
-            f"{bytes_text(available)}: {remedy}"
-        )
+    states = 2 * bytes_of(experiment.state_shapes)
+    room = host if simulation.streamed else of_devices
+    needs = [
+        (batches, of_devices, "minibatches", "batch-size or chunk-size must be smaller"),
+        (states, room, what, "clients or hidden must be smaller"),
+    ]
+    if device is not None and not simulation.streamed:
+        rows = sum(value.nbytes for value in fields)
+        needs.insert(0, (rows, of_devices, "rows", "stream them (--streamed)"))
+    for needed, available, what, remedy in needs:
+        if needed > available:
+            raise ValueError(
+                f"the {what} need {bytes_text(needed)} of memory, and there are "
+                f"{bytes_text(available)}: {remedy}"
+            )
 
 
 _CLIENTS, _ROWS, _ROUNDS = 5, 6, 2

@@ -390,15 +390,8 @@ def trained(path: Path, population: Population | None = None) -> Trained:
     return Trained(experiment, state, last.round, bool(last.skipped))
 
 
-class Start(NamedTuple):
-    """Start of a stage: the state before its first round, and `stage_of` each stage before."""
-
-    state: SimulationState
-    earlier: list[Record]
-
-
-def start_from(path: Path, experiment: Experiment) -> Start:
-    """Start a stage from the last state of the run in a directory, on the same data.
+def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, list[Record]]:
+    """Return the state that begins a stage after the run in a directory, and the earlier stages.
 
     With the same algorithm and shapes the state is taken as it is, unless the algorithm starts from
     published models. Otherwise clients start from the models that they predicted with; see
@@ -423,7 +416,7 @@ def start_from(path: Path, experiment: Experiment) -> Start:
     else:
         state = _begin(state, before, experiment)
     state = experiment.with_budget(state)
-    return Start(state, [*tables.get("stages", []), stage_of(before, last.round, path)])
+    return state, [*tables.get("stages", []), stage_of(before, last.round, path)]
 
 
 def _begin(state: SimulationState, before: Experiment, experiment: Experiment) -> SimulationState:

@@ -86,13 +86,11 @@ def kind_of(path: Path) -> str:
 
 def looking_at(path: Path) -> str:
     """Return how to see the results of a sweep or a tuning, and which file runs again."""
-    kind = kind_of(path)
-    file = {"sweep": "sweep.toml", "tuning": "tuned.toml", "run": CONFIG}[kind]
-    again = f"fedjaxsim {'sweep' if kind == 'sweep' else 'run'} {shlex.quote(str(path / file))}"
-    if kind == "sweep":
+    if kind_of(path) == "sweep":
+        again = f"fedjaxsim sweep {shlex.quote(str(path / 'sweep.toml'))}"
         return f"its runs are in results.parquet, and {again} repeats it"
-    where = "its steps are in path.json, and " if kind == "tuning" else ""
-    return f"{where}{again} {'runs with its result' if kind == 'tuning' else 'repeats it'}"
+    again = f"fedjaxsim run {shlex.quote(str(path / 'tuned.toml'))}"
+    return f"its steps are in path.json, and {again} runs with its result"
 
 
 def content(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, cast
 
 import jax
@@ -21,7 +22,6 @@ from fedjaxsim.engine.processes import SAME, mesh_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, pieces_of, specs_of_rows
-from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend
 from fedjaxsim.simulation import Simulation
@@ -128,7 +128,7 @@ class Need(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The peak."""
+        """All of it at once, but for the smaller of the two programs."""
         return self.rows + self.states + self.server + max(self.rounds, self.evaluation)
 
 
@@ -155,43 +155,12 @@ def compile_for(
             several = target.devices if len(target.devices) > 1 else None
             simulation = dataclasses.replace(simulation, devices=several)
         hparams = hparams.as_arrays()
-        lower = _Lowering(target, simulation)
-        state = jax.eval_shape(simulation.program.init, _key(), hparams)
-        found = lower.whole(state, hparams, rounds)
-        return Compiled(simulation, *found, simulation.chunk_size_for(hparams))
-
-
-class _Lowering(NamedTuple):
-    target: Target
-    simulation: Simulation
-
-    def compile(self, function: Any, *shapes: PyTree, **static: Any) -> Any:
-        traced = function.trace(*shapes, **static)
-        if self.target.lowering is None:
-            return traced.lower().compile()
-        return traced.lower(lowering_platforms=(self.target.lowering,)).compile()
-
-    def placed(self, tree: PyTree, specs: Any = SAME) -> PyTree:
-        """Return the shapes of a tree on the target's devices."""
-        several = self.simulation.devices is not None
-        if self.target.lowering is None and not several:
-            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-        mesh = mesh_of(self.target.devices[: None if several else 1], CLIENTS)
-
-        def one(spec: Any, subtree: PyTree) -> PyTree:
-            sharding = NamedSharding(mesh, spec)
-            return jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-                subtree,
-            )
-
-        return jax.tree.map(one, specs, tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
-
-    def whole(
-        self, state: SimulationState, hparams: Hyperparameters, rounds: int
-    ) -> tuple[Any, Any, Need]:
-        simulation, program = self.simulation, cast(Any, self.simulation.transformed)
-        population, devices = simulation.population, len(simulation.devices or (None,))
+        state = jax.eval_shape(
+            simulation.program.init, jax.random.key(0, impl="threefry2x32"), hparams
+        )
+        population, program = simulation.population, cast(Any, simulation.transformed)
+        devices = len(simulation.devices or (None,))
+        place = _placing(target, simulation)
         rows: dict[str, Rows] = {}
         for split in ("train", "test"):
             each = Rows.shapes(population, split, simulation.algorithm)
@@ -204,21 +173,48 @@ class _Lowering(NamedTuple):
                 }
                 each = dataclasses.replace(each, fields=fields)
                 specs = specs_of_rows(each)
-            rows[split] = self.placed(each, specs)
+            rows[split] = place(each, specs)
         # One device keeps a client's state unless their number is not a multiple of the devices'.
         even = simulation.num_clients % devices == 0
-        specs: Any = program.specs(state) if devices > 1 and even else SAME
-        state, hparams = self.placed(state, specs), self.placed(hparams)
-        functions: Any = program.compiled()
-        advance = self.compile(functions.rounds, state, hparams, rows["train"], rounds=rounds)
-        measure = self.compile(functions.evaluate, state, hparams, rows["test"])
-        states = bytes_of((state.personal, state.consumed))
-        return advance, measure, Need(
-            bytes_of(rows["train"].fields) // devices + bytes_of(rows["train"].frozen)
+        state = place(state, program.specs(state) if devices > 1 and even else SAME)
+        placed, functions = place(hparams), program.compiled()
+
+        def compiled(function: Any, rows: Rows, **static: Any) -> Any:
+            platforms = None if target.lowering is None else (target.lowering,)
+            traced = function.trace(state, placed, rows, **static)
+            return traced.lower(lowering_platforms=platforms).compile()
+
+        advance = compiled(functions.rounds, rows["train"], rounds=rounds)
+        measure = compiled(functions.evaluate, rows["test"])
+        of_clients = bytes_of((state.personal, state.consumed))
+        need = Need(
+            rows=bytes_of(rows["train"].fields) // devices
+            + bytes_of(rows["train"].frozen)
             + sum(bytes_of((each.start, each.count)) for each in rows.values()),
-            states // devices if even else states,
-            bytes_of(state) - states, _working(advance), _working(measure),
-        )  # fmt: skip
+            states=of_clients // devices if even else of_clients,
+            server=bytes_of(state) - of_clients,
+            rounds=_working(advance),
+            evaluation=_working(measure),
+        )
+        return Compiled(simulation, advance, measure, need, simulation.chunk_size_for(hparams))
+
+
+def _placing(target: Target, simulation: Simulation) -> Callable[..., PyTree]:
+    """Return `(tree, specs) -> shapes of the tree on the target's devices`."""
+    several = simulation.devices is not None
+    own = target.lowering is None and not several
+    mesh = None if own else mesh_of(target.devices[: None if several else 1], CLIENTS)
+
+    def one(spec: Any, subtree: PyTree) -> PyTree:
+        sharding = None if mesh is None else NamedSharding(mesh, spec)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), subtree
+        )
+
+    def placed(tree: PyTree, specs: Any = SAME) -> PyTree:
+        return jax.tree.map(one, specs, tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+    return placed
 
 
 def copied_bytes(population: Population, devices: int) -> int:
@@ -243,7 +239,3 @@ def _working(compiled: Any) -> int:
         raise ValueError("the compiler of this machine's devices has no memory analysis")
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return analysis.temp_size_in_bytes + outputs
-
-
-def _key() -> jax.Array:
-    return jax.random.key(0, impl="threefry2x32")

@@ -17,7 +17,7 @@ from fedjaxsim.cli.plan import planned
 from fedjaxsim.engine.layout import Workload
 from fedjaxsim.extras import missing
 from fedjaxsim.kernels.backend import Backend, planning_for
-from fedjaxsim.runs.build import checked
+from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.target import _GPUS, Target, compile_for, copied_bytes
 
@@ -61,7 +61,7 @@ def experiment_of(**settings: Any):
         data="random", clients=M, rows=(ROWS,), shape=(FEATURES,), labels=CLASSES,
         test_fraction=0.5, sampling_rate=0.5, local_steps=1, **settings,
     )  # fmt: skip
-    return checked(config)
+    return prepare(config, check_memory=False)
 
 
 def bytes_on(device, arrays):

@@ -262,7 +262,7 @@ def test_a_stage_does_not_start_from_less_than_was_released(experiment, tmp_path
         with pytest.raises(ValueError, match=r"resume .* --rounds 6"):
             start_from(directory.path, experiment)
         run(experiment, directory)
-    assert start_from(directory.path, experiment).earlier[0]["rounds"] == 6
+    assert start_from(directory.path, experiment)[1][0]["rounds"] == 6
 
 
 @pytest.mark.thorough

@@ -249,7 +249,7 @@ def test_our_own_errors_are_no_errors_of_the_user(monkeypatch):
     def broken(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("fedjaxsim.runs.build.check_memory", broken)
+    monkeypatch.setattr("fedjaxsim.runs.build._check_memory", broken)
     with pytest.raises(KeyError, match="ours"):
         main(["run", "--clients", "6", "--algorithm", "mycode:algorithm"])
 
