@@ -26,7 +26,7 @@ import tyro
 from common import in_process, read_by, time_left
 
 import fedjaxsim as fjs
-from fedjaxsim.data.random import random_rows
+from fedjaxsim.data.synthetic import random_rows
 from fedjaxsim.report.files import read_json, write_json
 
 RESULTS = Path(__file__).parent / "results" / "layouts.json"

@@ -29,8 +29,7 @@ import fedjaxsim as fjs
 from fedjaxsim.bench.measure import Rounds, forget_peak, machine
 from fedjaxsim.cli import plan
 from fedjaxsim.data import load_folder, save_folder
-from fedjaxsim.data.arrays import shareable
-from fedjaxsim.data.ranges import consecutive
+from fedjaxsim.data.arrays import consecutive, shareable
 from fedjaxsim.report.files import write_json
 from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.build import Experiment, fill_settings

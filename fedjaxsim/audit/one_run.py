@@ -19,8 +19,8 @@ from jax.flatten_util import ravel_pytree
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.audit.attacks import canary_norm, shapes_of
+from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed

@@ -40,23 +40,20 @@ def data(
         from fedjaxsim.report.plots import check_path
 
         check_path(out)
-    from fedjaxsim.data import table_columns
-    from fedjaxsim.data.describe import describe, in_words
-    from fedjaxsim.data.folder import save_folder
-    from fedjaxsim.data.table_files import reading_once
+    from fedjaxsim.data.describe import columns_in_words, describe, in_words
+    from fedjaxsim.data.npz import save_folder
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.build import population_of
 
-    with reading_once():
-        columns = _columns(settings) if what == "show" else None
-        try:
-            with doing(f"reading {settings.data}", quiet=json):
-                population = population_of(settings)
-        except ValueError as error:
-            if columns is None or not any(each["flag"] for each in columns):
-                raise
-            return functools.partial(_show_columns, columns, one_line(error), json=json)
+    columns = _columns(settings) if what == "show" else None
+    try:
+        with doing(f"reading {settings.data}", quiet=json):
+            population = population_of(settings)
+    except ValueError as error:
+        if columns is None or not any(each["flag"] for each in columns):
+            raise
+        return functools.partial(_show_columns, columns, one_line(error), json=json)
     if what == "convert" and out is not None:
         with doing(f"writing {out}", quiet=json):
             save_folder(out, population)
@@ -66,7 +63,7 @@ def data(
         if json:
             print_json(found)
         else:
-            lines = [] if columns is None else [table_columns.in_words(columns)]
+            lines = [] if columns is None else [columns_in_words(columns)]
             print("\n".join([*lines, in_words(found)]))
         if what == "show" and out is not None:
             from fedjaxsim.report import plots
@@ -82,24 +79,24 @@ def data(
 
 def _show_columns(columns: list[dict[str, Any]], why: str, *, json: bool) -> int:
     """Show the columns of a table that is no population yet, and what it lacks."""
-    from fedjaxsim.data import table_columns
+    from fedjaxsim.data.describe import columns_in_words
     from fedjaxsim.report.files import print_json
 
     if json:
         print_json({"columns": columns, "refused": why})
     else:
-        print(table_columns.in_words(columns))
+        print(columns_in_words(columns))
         print(f"clients, rows and labels are shown with such flags; without: {in_flags(why)}")
     return 0
 
 
 def _columns(settings: RunConfig) -> list[dict[str, Any]] | None:
     """Describe the columns of a table; None of other data."""
-    from fedjaxsim.data.table_columns import READERS, columns_of
+    from fedjaxsim.data.describe import TABLES, columns_of
     from fedjaxsim.runs.assemble import given_ranges
 
     source, _, path = settings.data.partition(":")
-    if source not in READERS or not path:
+    if source not in TABLES or not path:
         return None
     scaled = None if settings.get("scale") in ("all", "private") else [*given_ranges(settings)]
     return columns_of(source, path, settings.arguments("data"), scaled)

@@ -19,7 +19,7 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
     """
     import numpy as np
 
-    from fedjaxsim.data.ranges import SPLITS
+    from fedjaxsim.data.arrays import SPLITS
     from fedjaxsim.report.files import check_table, write_table
     from fedjaxsim.runs.assemble import population_of
     from fedjaxsim.runs.execute import trained

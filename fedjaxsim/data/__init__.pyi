@@ -1,25 +1,22 @@
 # The public names of `fedjaxsim.data`, for type checkers and `lazy_loader`.
+from .arrays import Ranges as Ranges
 from .columns import Columns as Columns
-from .digits import digits as digits
-from .folder import load_folder as load_folder
-from .folder import save_folder as save_folder
 from .hugging_face import from_hf as from_hf
+from .images import digits as digits
 from .images import load_images as load_images
 from .leaf import load_leaf as load_leaf
 from .load import load as load
 from .matlab import load_matlab as load_matlab
+from .npz import load_folder as load_folder
 from .npz import load_npz as load_npz
+from .npz import save_folder as save_folder
 from .npz import save_npz as save_npz
-from .partition import by_column as by_column
 from .partition import dirichlet as dirichlet
 from .partition import feature_noise as feature_noise
 from .partition import iid as iid
 from .partition import pathological as pathological
 from .partition import quantity as quantity
 from .population import Population as Population
-from .ranges import Ranges as Ranges
-from .scales import scale as scale
-from .scales import scale_by_rows as scale_by_rows
 from .splitting import split as split
 from .synthetic import regression_stream as regression_stream
 from .synthetic import related_regression as related_regression
@@ -27,6 +24,8 @@ from .synthetic import synthetic_regression as synthetic_regression
 from .table import from_dataframe as from_dataframe
 from .transforms import drop_constant_columns as drop_constant_columns
 from .transforms import invert as invert
+from .transforms import scale as scale
+from .transforms import scale_by_rows as scale_by_rows
 from .transforms import unit_rows as unit_rows
 
 __all__: list[str]

@@ -75,10 +75,7 @@ class ProtectedBatch:
     """A minibatch of protected examples: `Task.gradient` is its one use, where it was drawn.
 
     It has no rows, counts or weights. Each gradient takes the next ticket, which is charged and
-    draws its own noise.
-
-    Attributes:
-      examples: the expected number of examples, public, by which the noised sum is divided, ().
+    draws its own noise; the noised sum is divided by the expected, public number of `examples`, ().
     """
 
     __slots__ = ("_gradient", "_loss", "_trace", "examples")
@@ -91,15 +88,7 @@ class ProtectedBatch:
         first: int,
         took: Callable[[int], None],
     ):
-        """Make the minibatch in the current trace.
-
-        Args:
-          protection: draws its noise.
-          sampled: the minibatch.
-          rows: of the client, or of the minibatch.
-          first: its first ticket.
-          took: gets the number of tickets so far, at each gradient.
-        """
+        """Make the minibatch in the current trace; `took` gets the tickets so far, per gradient."""
         tickets, losses = itertools.count(first), []
 
         def gradient(task, params):

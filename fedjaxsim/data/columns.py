@@ -87,9 +87,6 @@ class Columns:
         """Return rows (n, d') of the columns `given` as rows (n, d) of these columns, float32.
 
         Columns are found by name, and a value of an encoded column that does not occur is 0.
-
-        Raises:
-          ValueError: names a column that is absent, or too much.
         """
         place = {name: number for number, name in enumerate(given.names)}
         encoded = {name.partition("=")[0] for name in self.names if "=" in name}
@@ -115,10 +112,7 @@ class Columns:
         half_range: Sequence[float],
         bound: Sequence[float] = (),
     ) -> Self:
-        """Return the columns after the change s ↦ (s − centre)/half_range, each (d,).
-
-        `bound` are the largest magnitudes after it; by default they are unknown.
-        """
+        """Return the columns after s ↦ (s − centre)/half_range, each (d,), then of this `bound`."""
         moved = [
             c + h * new for c, h, new in zip(self.centre, self.half_range, centre, strict=True)
         ]

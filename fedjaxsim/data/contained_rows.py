@@ -15,15 +15,11 @@ _FACTORS = np.random.default_rng(0).integers(2**63, size=16, dtype=np.uint64) * 
 
 
 def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of a field with rows, or long parts of rows, in an array; None if none has.
+    """Return the name of a field, (N, ...), with rows, or long parts of rows, in an array; or None.
 
     Rows are found in any order of rows and axes and in other number types, if 4 to 16 consecutive
     numbers are unchanged and varied: rows of zeros and ones are like many constants. Of a larger
     array 2^18 numbers count, and of a larger field 2^20 rows, in evenly spread pieces.
-
-    Args:
-      array: any shape.
-      fields: rows by name, each (N, ...).
     """
     array = np.asarray(array)
     if array.dtype.kind not in "iuf" and array.dtype.name != "bfloat16":

@@ -1,19 +1,36 @@
-"""Statistics of a population: rows, labels, and the accuracy of constant answers."""
+"""Statistics of a population, and the columns of a table with the flags that make features."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjaxsim.data.arrays import SPLITS
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS
+from fedjaxsim.data.table import (
+    Roles,
+    encodable,
+    kind_of,
+    missing_values,
+    read_table,
+    table_of,
+)
+
+if TYPE_CHECKING:
+    from narwhals.stable.v2 import Series
 
 _PADDING = -1
 _WHITE, _PIXELS, _SAMPLED = 0.75, 16, 1_000
 """Mean from which on pixels in [0, 1] are white paper, the fewest of an image, and rows read."""
 _LISTED = 10
 """Most labels that are listed."""
+TABLES = ("csv", "parquet")
+"""Sources that are tables."""
+_SHOWN = 3
+"""Values of a text column that are shown."""
 
 
 def skewness(values: np.ndarray) -> float:
@@ -24,12 +41,9 @@ def skewness(values: np.ndarray) -> float:
 
 
 def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.ndarray]:
-    """Count the labels of each client in some splits, by default in all.
+    """Return the labels of a population, sorted, (c,), and their counts in some splits, (m, c).
 
-    The label −1 of tokens is padding and does not count.
-
-    Returns:
-      The labels that occur in the population, sorted, (c,), and the counts, (m, c).
+    By default in all splits; the label −1 of tokens is padding and does not count.
     """
     labels = np.unique(_labels(population)[1])
     client, found = _labels(population, *splits)
@@ -54,16 +68,10 @@ def _labels(population: Population, *splits: str) -> tuple[np.ndarray, np.ndarra
 
 
 def majority_accuracy(population: Population, split: str = "test", *, own: bool = False) -> float:
-    """Compute the accuracy of always predicting the most frequent training label.
+    """Compute the accuracy of always predicting the most frequent training label, or each its own.
 
-    Args:
-      population: clients with integer labels.
-      split: the rows that are predicted.
-      own: whether each client predicts its own most frequent label instead of the most frequent
-        label of all clients. The smallest label wins a tie.
-
-    Returns:
-      The mean over the clients with labels in the split; NaN if there is none.
+    It is the mean over the clients with labels in the split, NaN if there is none; the smallest
+    label wins a tie.
     """
     m = population.num_clients
     if own:
@@ -83,11 +91,8 @@ def between_clients(population: Population) -> float | None:
 
     With the mean squares MSB between and MSW within k clients it is (MSB − MSW) / (MSB + (n₀ − 1)
     MSW), n₀ = (N − Σ n²/N) / (k − 1) (Donner 1986): the share of the target's variance that lies
-    between clients. It may be slightly negative.
-
-    Returns:
-      the correlation; None without a target of one number a row, for classes by name, and where
-      clients have no more than one row each.
+    between clients. It may be slightly negative. None if the target is not one number a row, names
+    classes, or clients have one row each.
     """
     y, ranges = population.fields.get("y"), population.splits["train"]
     if y is None or y.ndim != 1 or "y" in population.categories:
@@ -196,3 +201,85 @@ def in_words(found: Mapping[str, Any]) -> str:
 def readable(name: str) -> str:
     """Quote a name that is blank or not printable."""
     return name if name.strip() and name.isprintable() else repr(name)
+
+
+def columns_of(
+    source: str,
+    path: str | os.PathLike[str],
+    arguments: Mapping[str, Any],
+    scaled: Collection[str] | None = (),
+) -> list[dict[str, Any]]:
+    """Describe each column of a table of `TABLES`: type, values, what is missing, how to use it.
+
+    "values" are the smallest and the largest, or the first few of text; "flag" is what the column
+    needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, None is
+    all. All of it is read from the rows: nothing of it is private.
+    """
+    with in_file(path):
+        table = table_of(read_table(source, path, arguments.get("client")))
+    known = {name: value for name, value in arguments.items() if name in Roles._fields}
+    roles = Roles(**{"client": None, **known})
+    named: dict[str | None, str] = dict.fromkeys(roles.targets, "target")
+    named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
+    named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
+    return [
+        _facts(table[name], named.get(name, "feature"), scaled is None or name in scaled)
+        for name in table.columns
+    ]
+
+
+def _facts(column: "Series", role: str, scaled: bool) -> dict[str, Any]:
+    absent, kind = missing_values(column), kind_of(column)
+    missing = int(absent.sum())
+    ends: list[Any] = []
+    if kind == "number":
+        found = np.unique(column.to_numpy()[~absent].astype(np.float64))
+        ends = [float(found[0]), float(found[-1])] if len(found) else []
+    else:
+        values = zip(column.to_list(), absent, strict=True)
+        found = sorted({str(value) for value, gone in values if not gone})
+        ends = found[:_SHOWN] if kind == "text" else []
+    distinct = len(found)
+    needed = None
+    of_numbers = role == "feature" or (role == "target" and column.dtype.is_float())
+    if role == "feature" and (missing or distinct < 2):
+        needed = f"--drop {column.name}"
+    elif role == "feature" and kind in ("text", "other"):
+        encodes = kind == "text" and encodable(distinct, len(column))
+        needed = f"--{'one-hot' if encodes else 'drop'} {column.name}"
+    elif of_numbers and not scaled and kind == "number" and max(map(abs, ends), default=0) > 1:
+        needed = f"--range {column.name}=LOW:HIGH"
+    return {
+        "name": column.name,
+        "role": role,
+        "type": str(column.dtype).lower(),
+        "values": ends,
+        "distinct": distinct,
+        "missing": missing,
+        "flag": needed,
+    }
+
+
+def columns_in_words(columns: Sequence[Mapping[str, Any]]) -> str:
+    """Format the columns as a table, and the flags to paste below it."""
+    rows = [("column", "role", "type", "values", "distinct", "missing", "")]
+    for each in columns:
+        numbers = [f"{end:.6g}" for end in each["values"] if isinstance(end, float)]
+        values = " to ".join(numbers) or ", ".join(readable(text) for text in each["values"])
+        values += ", …" if not numbers and each["distinct"] > len(each["values"]) > 0 else ""
+        facts = (each["type"], values, str(each["distinct"]), str(each["missing"]))
+        rows.append((readable(each["name"]), each["role"], *facts, each["flag"] or ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    flags: dict[str, list[str]] = {}
+    for each in columns:
+        name, _, of = (each["flag"] or "").partition(" ")
+        if name:
+            flags.setdefault(name, []).append(of)
+    pasted = [f"{name} {','.join(of)}" for name, of in flags.items() if name != "--range"]
+    pasted += [f"--range {of}" for of in flags.get("--range", ())]
+    if pasted:
+        lines.append(f"flags: {' '.join(pasted)}")
+    if "--range" in flags:
+        lines.append("ranges must be public knowledge: those above are read from the rows")
+    return "\n".join(lines)

@@ -1,16 +1,16 @@
 """Data sets of Hugging Face's `datasets` library, in memory or by name."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from fedjaxsim.data.arrays import SPLITS, split_called
 from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.images import pixels_of, stacked
 from fedjaxsim.data.npz import assemble, fields_of
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS, split_called
-from fedjaxsim.data.table import OtherColumns, Roles, arrays_of
+from fedjaxsim.data.table import Roles, arrays_of
 from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @overload
 def from_hf(
-    dataset: "Dataset | DatasetDict", *, client: str, target: str, **others: Unpack[OtherColumns]
+    dataset: "Dataset | DatasetDict", *, client: str, target: str, **others: Any
 ) -> Population: ...
 
 
 @overload
 def from_hf(
-    dataset: "Dataset", *, target: str, **others: Unpack[OtherColumns]
+    dataset: "Dataset", *, client: None = None, target: str, **others: Any
 ) -> dict[str, np.ndarray]: ...
 
 
@@ -34,7 +34,7 @@ def from_hf(
     *,
     client: str | None = None,
     target: str,
-    **others: Unpack[OtherColumns],
+    **others: Any,
 ) -> "Population | dict[str, np.ndarray]":
     """Make a population of a data set of the `datasets` library, or fields to partition.
 
@@ -97,18 +97,17 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
     with importing("hf"):
         import datasets
 
-    splits = None
+    splits = {}
     if isinstance(dataset, Mapping):
         if roles.client is None or roles.split is not None:
             raise ValueError("rows without clients, or with a column of splits, need one split")
-        unknown = {name for name in dataset if split_called(name) is None}
+        unknown = sorted(str(name) for name in dataset if split_called(name) is None)
         if unknown:
             raise ValueError(
-                f"splits must be {', '.join(SPLITS)}, got {sorted(map(str, unknown))}: choose "
-                "some, as in train+test"
+                f"splits must be {', '.join(SPLITS)}, got {unknown}: choose some, as in train+test"
             )
-        places = [split_called(name) for name in dataset]
-        splits = np.repeat(np.array(places, int), [*map(len, dataset.values())])
+        places = np.array([split_called(name) for name in dataset], int)
+        splits = {"split": np.repeat(places, [*map(len, dataset.values())])}
         dataset = datasets.concatenate_datasets(list(dataset.values()))
     if not isinstance(dataset, datasets.Dataset):
         raise TypeError(
@@ -120,19 +119,7 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
         raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
     if roles.x is not None:
         dataset = dataset.select_columns(used)
-    arrays = _arrays(dataset, roles)
-    if splits is not None:
-        arrays["split"] = splits
-    return arrays
-
-
-def _pixels(images: Iterable[Any], column: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the rows and the pixels of a column of images."""
-    for number, image in enumerate(images, 1):
-        if image is None:
-            raise ValueError(f"column {column!r} has no image in row {number}: leave out such rows")
-        with in_file(f"column {column!r}, row {number}"):
-            yield f"row {number}", pixels_of(image)
+    return _arrays(dataset, roles) | splits
 
 
 def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
@@ -174,3 +161,12 @@ def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
         if len(roles.targets) == 1:
             arrays["categories.y"] = np.array(kinds[name].names)
     return arrays
+
+
+def _pixels(images: Iterable[Any], column: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the rows and the pixels of a column of images."""
+    for number, image in enumerate(images, 1):
+        with in_file(f"column {column!r}, row {number}"):
+            if image is None:
+                raise ValueError("there is no image: leave out such rows")
+            yield f"row {number}", pixels_of(image)

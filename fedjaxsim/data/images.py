@@ -1,6 +1,6 @@
 """Folders of images: PATH/client/class/image.png, or PATH/train/client/class/image.png and so on.
 
-Without clients: PATH/class/image.png.
+Without clients: PATH/class/image.png. And handwritten digits, which come with the package.
 """
 
 import os
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjaxsim.data.arrays import split_called
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.npz import assemble, owners
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import split_called
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -24,6 +24,19 @@ _ENDINGS = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 _FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
 _GREY = ("1", "L", "LA")
 _CLASSES = "Which classes there are, by name, is read from all clients' rows and taken as public."
+
+
+def digits() -> dict[str, np.ndarray]:
+    """Return the 1,797 images of 8x8 pixels, scaled from 0–16 to [0, 1], as flat fields.
+
+    Source: E. Alpaydin and C. Kaynak, "Optical recognition of handwritten digits" (UCI, 1998,
+    CC BY 4.0), in the order of `sklearn.datasets.load_digits`.
+
+    Returns:
+      x: (1797, 64) float32; y: the digit, (1797,) int32.
+    """
+    with np.load(Path(__file__).with_name("digits.npz")) as file:
+        return {"x": (file["x"] / 16).astype(np.float32), "y": file["y"].astype(np.int32)}
 
 
 def load_images(path: str | os.PathLike[str]) -> Population:
@@ -50,7 +63,7 @@ def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict
     """Return the arrays of the .npz format of a folder of images; see `load_images`."""
     top = existing(path, "folder of images", folder=True)
     with in_file(path):
-        found = _found(top, has_clients=has_clients)  # (split, client, class, file)
+        found = _found(top, has_clients=has_clients)
         splits, clients, classes, files = zip(*found, strict=True)
         names, y = np.unique(classes, return_inverse=True)
         if len(names) == 1:
@@ -61,68 +74,49 @@ def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict
             "categories.y": names,
             "public": np.array([_CLASSES]),
         }
-    return (
-        arrays | {"split": np.array(splits), **owners(np.array(clients))} if has_clients else arrays
-    )
+    if has_clients:
+        arrays |= {"split": np.array(splits), **owners(np.array(clients))}
+    return arrays
 
 
 def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
     """List the images of a folder, each with its split, client and class."""
     parts = [(split_called(folder.name), folder) for folder in _folders(top)]
-    splits = [folder.name for split, folder in parts if split is not None]
-    if splits and len(splits) == len(parts) and not has_clients:
+    are_splits = {split is not None for split, _ in parts}
+    if are_splits == {True} and not has_clients:
         raise ValueError(
             "--partition needs one folder without splits, such as PATH/train: rows are dealt to "
             "clients and have no splits"
         )
-    if splits and len(splits) < len(parts) and has_clients:
-        other = next(folder.name for split, folder in parts if split is None)
-        raise ValueError(
-            f"the folder {splits[0]} names a split, and {other} beside it none: put all clients "
-            "into folders of splits, or rename it"
-        )
-    roots = [(split or 0, folder) for split, folder in parts] if splits else [(0, top)]
-    if not has_clients:
-        roots = [(0, top)]
-    found, classes = [], []
+    if len(are_splits) > 1 and has_clients:
+        raise ValueError("some folders name a split: put all clients into folders of splits")
+    roots = parts if are_splits == {True} else [(0, top)]
+    layout = "PATH/client/class/image.png" if has_clients else "PATH/class/image.png"
+    wrong = f"holds no folders of images: the layout must be {layout}"
+    found, others = [], []
     for split, root in roots:
         for client in _folders(root) if has_clients else [root]:
-            classes += (inside := _folders(client))
-            files = [(one.name, file) for one in inside for file in _images(one)]
-            found += [(split, client.name, name, file) for name, file in files]
-            if not files:
-                raise ValueError(_emptiness(client, root, has_clients))
+            files = [file for one in _folders(client) for file in sorted(one.iterdir())]
+            files = [file for file in files if _is_shown(file)]
+            images = [file for file in files if file.suffix.lower() in _ENDINGS]
+            if not images:
+                other = f"; {root}/class/image.png needs a partition" if has_clients else ""
+                raise ValueError(f"{client} {wrong}{other}")
+            found += [(split or 0, client.name, file.parent.name, file) for file in images]
+            others += [file for file in {*files} - {*images} if file.is_file()]
     if not found:
-        raise ValueError(_emptiness(top, top, has_clients))
-    _warn_of_others(classes)
-    return found
-
-
-def _warn_of_others(folders: Iterable[Path]) -> None:
-    """Count the files beside the images that are read."""
-    beside = (set(one.iterdir()) - set(_images(one)) for one in folders)
-    others = [file for files in beside for file in files if _is_shown(file) and file.is_file()]
+        raise ValueError(f"{top} {wrong}")
     if others:
         warnings.warn(
             f"{len(others)} files were skipped, such as {min(others)}: images are "
             f"{', '.join(_ENDINGS)}",
             stacklevel=2,
         )
-
-
-def _emptiness(folder: Path, root: Path, has_clients: bool) -> str:
-    layout = "PATH/client/class/image.png" if has_clients else "PATH/class/image.png"
-    other = f"; {root}/class/image.png needs a partition" if has_clients else ""
-    return f"{folder} holds no folders of images: the layout must be {layout}{other}"
+    return found
 
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(one for one in folder.iterdir() if one.is_dir() and _is_shown(one))
-
-
-def _images(folder: Path) -> list[Path]:
-    inside = (one for one in folder.iterdir() if one.suffix.lower() in _ENDINGS)
-    return sorted(filter(_is_shown, inside))
 
 
 def _is_shown(path: Path) -> bool:

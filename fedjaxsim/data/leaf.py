@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjaxsim.data.arrays import to_float32
+from fedjaxsim.data.arrays import SPLITS, split_called, to_float32
 from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS, split_called
 from fedjaxsim.data.text import encode
 
 Users = dict[str, dict[str, np.ndarray]]
@@ -143,27 +142,17 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _array(rows: list[Any]) -> np.ndarray:
-    """Return rows of numbers, strings, or lists of strings, padded to equal length."""
-    words = bool(rows) and all(isinstance(row, list) and _are_strings(row) for row in rows)
-    if words:
-        longest = max(map(len, rows))
-        rows = [[*row, *[""] * (longest - len(row))] for row in rows]
-    lists = not words and all(isinstance(row, list) for row in rows)
-    if lists and len({len(row) for row in rows}) > 1:  # sequences of different lengths
+    """Return rows of numbers or strings; lists of different lengths as an array of arrays."""
+    if all(isinstance(row, list) for row in rows) and len({len(row) for row in rows}) > 1:
         array = np.empty(len(rows), object)
         array[:] = [np.asarray(row) for row in rows]
-        if all(row.dtype.kind in "fiub" or not row.size for row in array):
-            return array
-    array = np.asarray(rows)
-    if array.dtype.kind == "U" and not words and not _are_strings(rows):
-        raise ValueError("numbers and strings in one field")
-    if array.dtype == object:
-        raise ValueError("neither numbers nor text")
+        numbers = all(row.dtype.kind in "fiub" or not row.size for row in array)
+    else:
+        array = np.asarray(rows)
+        numbers = array.dtype.kind in "fiub"
+    if not numbers and not all(isinstance(row, str) for row in rows):
+        raise ValueError("neither numbers nor strings")
     return array
-
-
-def _are_strings(values: list[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:

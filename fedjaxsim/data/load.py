@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from fedjaxsim import checks
+from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.npz import assemble, described, fields_of, has_clients
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
-from fedjaxsim.data.splitting import check_fractions, check_seed, split
+from fedjaxsim.data.splitting import check_fractions, split
 from fedjaxsim.data.transforms import first_classes
 from fedjaxsim.factories import make, resolve
 
-_SOURCES = (
-    f"{', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path or name, as in csv:PATH"
-)
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
 """Least number of rows of a client in a partition."""
@@ -45,7 +43,7 @@ def load(
         images:PATH, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, random (see `random_rows`),
         synthetic, synthetic-low-rank or synthetic-group-sparse, which have test rows (see
         `related_regression`), or synthetic-stream (see `regression_stream`).
-      partition: a name from `readers.PARTITIONS`, or column:NAME; by default dirichlet.
+      partition: a name from `readers.PARTITIONS`; by default dirichlet.
       classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
       seed: seed of the partition, the split and synthetic data; a non-negative integer.
       validation: fraction of each client's training rows, in [0, 1).
@@ -59,25 +57,23 @@ def load(
         partition is given for data with clients.
     """
     if not isinstance(spec, str):
-        raise ValueError(
-            f"load needs the name of data, such as csv:PATH, got a {type(spec).__name__}; "
-            "fjs.data.from_dataframe reads tables"
-        )
+        raise ValueError(f"load needs the name of data, as csv:PATH, got a {type(spec).__name__}")
     kind, colon, path = spec.partition(":")
     known = not colon if kind in GENERATED else kind in IN_FILES and path
     if not known:
-        raise ValueError(f"data must be {_SOURCES}, got {spec!r}")
+        raise ValueError(
+            f"data must be {', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path or "
+            f"name, as in csv:PATH, got {spec!r}"
+        )
     check_fractions(validation, test or 0.0)
-    check_seed(seed)
+    checks.count(0, seed=seed)
     if kind == "synthetic-stream" and (partition is not None or validation or test is not None):
         raise ValueError(
             "synthetic-stream has no rows to divide: leave out partition and the fractions for "
             f"validation and testing, got {partition!r}, {validation} and {test}"
         )
-    how, _, column = (partition or "dirichlet").partition(":")
-    if how not in PARTITIONS or (how == "column") != bool(column):
-        names = [name for name in PARTITIONS if name != "column"]
-        raise ValueError(f"partition must be {', '.join(names)} or column:NAME, got {partition!r}")
+    how = partition or "dirichlet"
+    checks.one_of(PARTITIONS, partition=how)
     given = {name: value for name, value in settings.items() if value is not None}
     taken = [*inspect.signature(resolve(READERS[kind])).parameters]
     taken += [*inspect.signature(resolve(PARTITIONS[how])).parameters][1:]  # besides the arrays
@@ -99,7 +95,7 @@ def load(
             )
         population = found if isinstance(found, Population) else assemble(found, path)
     else:
-        supplied |= {"column": column, "min_rows": _MIN_ROWS}
+        supplied |= {"min_rows": _MIN_ROWS}
         if how == "feature-noise":  # which keeps no bound
             found = {name: each for name, each in found.items() if name != "units.x"}
         population = described(make(PARTITIONS[how], fields_of(found), supplied=supplied), found)
@@ -112,8 +108,10 @@ def load(
         has_tests = clients.splits["test"].count.any()
         if test is None:
             test = 0.0 if has_tests else _DEFAULT_TEST
-        elif has_tests:
-            clients = _without_splits(clients)
+        elif has_tests:  # all rows are training rows again
+            none = np.zeros(clients.num_clients, np.int32)
+            splits = consecutive(clients.counts.sum(axis=1), none, none)
+            clients = dataclasses.replace(clients, splits=splits)
         return split(clients, validation=validation, test=test, seed=seed)
 
     kept = divided(population, test)
@@ -132,10 +130,3 @@ def _check_table(kind: str, given: Mapping[str, Any], partition: str | None) -> 
         )
     if kind != "hf" and "client" not in given and "split" in given:
         raise ValueError("--split needs --client: rows without clients are dealt to clients")
-
-
-def _without_splits(population: Population) -> Population:
-    """Make all rows training rows."""
-    none = np.zeros(population.num_clients, np.int32)
-    splits = consecutive(population.counts.sum(axis=1), none, none)
-    return dataclasses.replace(population, splits=splits)

@@ -83,10 +83,7 @@ class Minibatches:
 def reader(fields: Mapping[str, jax.Array], start: jax.Array, count: jax.Array) -> Reader:
     """Return the function that reads the rows `start : start + count`, and no others.
 
-    Args:
-      fields: all clients' rows, each (N, ...).
-      start: () int32.
-      count: () int32; without rows, row `start` stands in for padding.
+    `fields` are all clients' rows. Without rows, row `start` stands in for padding.
     """
 
     def read(position):
@@ -129,22 +126,13 @@ class ClientData:
         most_rows: int = 0,
         protection: Protection | None = None,
     ):
-        """Make the view of a client.
+        """Make the view of a client, with `read` from `reader` and the `key` of this round.
 
-        Args:
-          read: from `reader`.
-          count: number of rows, () int32.
-          key: of this round's minibatches.
-          minibatches: static settings of `fold`.
-          consumed: with passes, the minibatches consumed in earlier rounds, () int32.
-          order: with passes, the key of the orders, the same in all rounds.
-          generate: see `Population`.
-          options: for speed and derivatives.
-          longest: rows of an exact pass, () int32, those beyond `count` being padding.
-          share: (), the part in (0, 1] of the minibatches of `fold` that the client does, rounded
-            up; None for all.
-          most_rows: a bound on `count`.
-          protection: of examples; its Poisson minibatches then replace all others.
+        With passes, `consumed` counts the minibatches of earlier rounds, () int32, and `order` is
+        the key of the orders, the same in all rounds. An exact pass has `longest` rows, () int32,
+        those beyond `count` being padding. The client does a `share` in (0, 1], (), of the
+        minibatches of `fold`, rounded up. `most_rows` bounds `count`. If examples have a
+        `protection`, its Poisson minibatches replace all others.
         """
         self._set(
             count=count, minibatches=minibatches, _read=read, _key=key, _generate=generate,
@@ -428,11 +416,7 @@ def loss_of(data: ClientData) -> dict[str, jax.Array]:
 def view_here(
     data: ClientData, protection: Protection | None = None, minibatches: Minibatches | None = None
 ) -> ClientData:
-    """Return a client's view made in the current trace; its gradients may protect examples.
-
-    Raises:
-      UnprotectedError: for a view that protects them already.
-    """
+    """Return a client's view made in the current trace; its gradients may protect examples."""
     if data._protection is not None:
         raise UnprotectedError("a view that protects examples has no other view: use it directly")
     minibatches = data.minibatches if minibatches is None else minibatches

@@ -1,6 +1,6 @@
-"""A plain format for users' data: a .npz file of flat arrays.
+"""A plain format for users' data: flat arrays in a .npz file, or in a folder of .npy files.
 
-The arrays of a file:
+The arrays:
 
 - any number of fields of shape (N, ...), by convention `x` and `y`;
 - the clients of the rows, as one of
@@ -18,26 +18,32 @@ The arrays of a file:
   `exclusive`; see `Columns`;
 - optionally `held_out.NAME`, the same arrays of `Population.held_out`.
 
-Readers of tables and images return the same arrays, and `assemble` makes the population.
+A folder is mapped into memory instead of read. Its SHA256SUMS lists the arrays in order;
+`sha256sum -c SHA256SUMS`, inside the folder, compares them with their digests. Readers of tables
+and images return the same arrays, and `assemble` makes the population.
 """
 
 import dataclasses
+import hashlib
 import os
+import shutil
 import warnings
 import zipfile
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import numpy as np
 
-from fedjaxsim.data.arrays import common_length
+from fedjaxsim.data.arrays import SPLITS, common_length, consecutive
 from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS, consecutive
 
 _RESERVED = ("client", "counts", "names", "split", "public", "preparations")
 _CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT = "categories.", "columns.", "units.", "held_out."
 _PREFIXES = (_CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT)
+_SUMS = "SHA256SUMS"
 
 
 def load_npz(path: str | os.PathLike[str]) -> Population:
@@ -56,7 +62,7 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     Raises:
       ValueError: a field has a name that the format reserves.
     """
-    arrays = arrays_of(population)
+    arrays = _arrays_of(population)
     # np.savez would append .npz to other paths, and fail for fields named like its arguments.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in arrays.items():
@@ -64,7 +70,75 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
                 np.save(file, values, allow_pickle=False)
 
 
-def arrays_of(population: Population) -> dict[str, np.ndarray]:
+def load_folder(path: str | os.PathLike[str]) -> Population:
+    """Return a population with its fields on disk, mapped into memory read-only.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+      ValueError: it holds no population, or an array is missing, damaged or of another size.
+    """
+    path = existing(path, "folder of a population", folder=True)
+    with in_file(path):
+        if not (path / _SUMS).is_file():
+            raise ValueError(f"no population: it holds no {_SUMS}")
+        lines = (path / _SUMS).read_text(encoding="utf-8").splitlines()
+        names = [line.partition("  ")[2] for line in lines]
+        return assemble({unquote(name.removesuffix(".npy")): _map(path, name) for name in names})
+
+
+def save_folder(path: str | os.PathLike[str], population: Population) -> None:
+    """Write a population with all its attributes but `generate`.
+
+    The folder appears when it is complete, and not at all if writing fails or is interrupted.
+
+    Raises:
+      FileExistsError: there is something at the path.
+      OSError: it cannot be written, such as on a full disk.
+      ValueError: the population generates its minibatches, or a field has a reserved name.
+    """
+    path = Path(path)
+    if population.generate is not None:
+        raise ValueError("a population that generates its minibatches has no rows to write")
+    if path.exists():
+        raise FileExistsError(f"{path} exists already")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        sums = [
+            _write(partial / f"{quote(name, safe='')}.npy", np.ascontiguousarray(values))
+            for name, values in _arrays_of(population).items()
+        ]
+        (partial / _SUMS).write_text("".join(sums), encoding="utf-8")
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write(file: Path, values: np.ndarray) -> str:
+    """Write a .npy file and return its line of SHA256SUMS."""
+    with open(file, "xb+") as stream:
+        np.save(stream, values, allow_pickle=False)
+        stream.flush()
+        os.fsync(stream.fileno())
+        stream.seek(0)
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return f"{digest}  {file.name}\n"
+
+
+def _map(path: Path, name: str) -> np.ndarray:
+    """Map an array of the folder into memory, read-only."""
+    file = path / name
+    if Path(name).name != name or file.suffix != ".npy" or not file.is_file():
+        raise ValueError(f"the array {name!r} is missing")
+    with reading(f"array {name}"):
+        values = np.lib.format.open_memmap(file, mode="r")
+    if (size := file.stat().st_size) != (wanted := values.offset + values.nbytes):
+        raise ValueError(f"the array {name} has {size} bytes instead of {wanted}")
+    return values.view(np.ndarray)
+
+
+def _arrays_of(population: Population) -> dict[str, np.ndarray]:
     """Return the arrays of a file."""
     taken = sorted(name for name in population.fields if _is_reserved(name))
     if taken:
@@ -84,9 +158,16 @@ def arrays_of(population: Population) -> dict[str, np.ndarray]:
     for field, columns in population.columns.items():
         arrays |= arrays_of_columns(field, columns)
     if population.held_out is not None:
-        held_out = arrays_of(population.held_out)
+        held_out = _arrays_of(population.held_out)
         arrays |= {_HELD_OUT + name: values for name, values in held_out.items()}
     return arrays
+
+
+def arrays_of_columns(field: str, columns: Columns) -> dict[str, np.ndarray]:
+    """Return the arrays `columns.FIELD` and `units.FIELD`."""
+    of_all = np.full((len(columns.names), 2), [columns.norm, columns.exclusive]).T
+    units = np.array([columns.centre, columns.half_range, columns.bound, *of_all])
+    return {_COLUMNS + field: np.array(columns.names), _UNITS + field: units}
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -114,54 +195,8 @@ def fields_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: values for name, values in arrays.items() if not _is_reserved(name)}
 
 
-def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
-    """Add the public sentences, categories and columns among the arrays to a population."""
-    known = _attributes(arrays)
-    return dataclasses.replace(
-        population,
-        **(known | {"public": (*population.public, *known["public"])}),
-        held_out=population.held_out and described(population.held_out, arrays),
-    )
-
-
-def _attributes(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return the attributes of a population that are no rows."""
-    found: dict[str, Any] = {"public": (), "preparations": (), "categories": {}, "columns": {}}
-    for name, values in arrays.items():
-        kind, _, field = name.partition(".")
-        if kind not in found or bool(field) != isinstance(found[kind], dict):
-            continue
-        if values.dtype.kind != "U" or values.ndim != 1 + (name == "preparations"):
-            again = "; write the file again" if name == "preparations" else ""
-            raise ValueError(f"{name} must hold strings, got {_described(values)}{again}")
-        texts = tuple(values.tolist())
-        if name == "public":
-            found[name] = texts
-        elif name == "preparations":
-            found[name] = tuple(Preparation(key, int(m), float(z)) for key, m, z in texts)
-        elif kind == "categories":
-            found[kind][field] = texts
-        else:
-            found[kind][field] = _columns(texts, field, arrays.get(_UNITS + field))
-    return found
-
-
-def _columns(names: tuple[str, ...], field: str, units: np.ndarray | None) -> Columns:
-    if units is None:
-        return Columns(names)
-    if units.shape != (5, len(names)) or units.dtype.kind != "f":
-        raise ValueError(
-            f"{_UNITS}{field} must be (5, {len(names)}) floats, got {_described(units)}"
-        )
-    *each, norm, exclusive = units.tolist()
-    return Columns(names, *map(tuple, each), norm=norm[0], exclusive=exclusive[0])
-
-
-def arrays_of_columns(field: str, columns: Columns) -> dict[str, np.ndarray]:
-    """Return the arrays `columns.FIELD` and `units.FIELD`."""
-    of_all = np.full((len(columns.names), 2), [columns.norm, columns.exclusive]).T
-    units = np.array([columns.centre, columns.half_range, columns.bound, *of_all])
-    return {_COLUMNS + field: np.array(columns.names), _UNITS + field: units}
+def _is_reserved(name: str) -> bool:
+    return name in _RESERVED or name.startswith(_PREFIXES)
 
 
 def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
@@ -196,7 +231,7 @@ def assemble(
         counts = arrays.get("counts", np.zeros(0))
         if counts.ndim == 2:
             if counts.shape[1] != len(SPLITS) or counts.dtype.kind not in "iu":
-                raise ValueError(f"counts must be integers (m, 3), got {_described(counts)}")
+                raise ValueError(f"counts must be integers (m, 3), got {_shown(counts)}")
             names = arrays.get("names", np.arange(len(counts), dtype=np.int32))
             population = Population(fields, consecutive(*counts.T), names, **_attributes(arrays))
         else:
@@ -204,7 +239,7 @@ def assemble(
             split = arrays.get("split", np.zeros(n, dtype=np.int8))
             if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
                 raise ValueError(
-                    f"split must hold 0, 1 or 2 for each of the {n} rows, got {_described(split)}"
+                    f"split must hold 0, 1 or 2 for each of the {n} rows, got {_shown(split)}"
                 )
             population = described(_with_held_out(fields, client, names, split), arrays)
         size = len(_HELD_OUT)
@@ -212,6 +247,34 @@ def assemble(
         if held_out:
             population = dataclasses.replace(population, held_out=assemble(held_out))
         return population
+
+
+def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the client of every row, (N,) integers, and the clients' names, (m,)."""
+    names = arrays.get("names")
+    if names is not None and names.ndim != 1:
+        raise ValueError(f"names must have shape (m,), got {names.shape}")
+    if "counts" in arrays:
+        counts = arrays["counts"]
+        is_count = counts.ndim == 1 and counts.dtype.kind in "iu"
+        if not (is_count and ((counts > 0) & (counts <= n)).all() and counts.sum() == n):
+            raise ValueError(
+                f"counts must be positive integers (m,) that sum to the {n} rows, got "
+                f"{_shown(counts)}"
+            )
+        clients = np.arange(len(counts))
+        return np.repeat(clients, counts), clients if names is None else names
+    ids = arrays["client"]
+    if ids.shape != (n,) or ids.dtype.kind not in "iuU":
+        raise ValueError(
+            f"client must be an integer or string for each of the {n} rows, got {_shown(ids)}"
+        )
+    if names is None:
+        values, client = np.unique(ids, return_inverse=True)
+        return client, values
+    if ids.dtype.kind == "U" or ids.min() < 0 or ids.max() >= len(names):
+        raise ValueError(f"client must lie in [0, {len(names)}), the positions in names")
+    return ids.astype(np.int64), names
 
 
 def _with_held_out(
@@ -244,39 +307,46 @@ def _with_held_out(
     return population
 
 
-def _is_reserved(name: str) -> bool:
-    return name in _RESERVED or name.startswith(_PREFIXES)
+def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
+    """Add the public sentences, categories and columns among the arrays to a population."""
+    known = _attributes(arrays)
+    return dataclasses.replace(
+        population,
+        **(known | {"public": (*population.public, *known["public"])}),
+        held_out=population.held_out and described(population.held_out, arrays),
+    )
 
 
-def _described(values: np.ndarray) -> str:
+def _attributes(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the attributes of a population that are no rows."""
+    found: dict[str, Any] = {"public": (), "preparations": (), "categories": {}, "columns": {}}
+    for name, values in arrays.items():
+        kind, _, field = name.partition(".")
+        if kind not in found or bool(field) != isinstance(found[kind], dict):
+            continue
+        if values.dtype.kind != "U" or values.ndim != 1 + (name == "preparations"):
+            raise ValueError(f"{name} must hold strings, got {_shown(values)}")
+        texts = tuple(values.tolist())
+        if name == "public":
+            found[name] = texts
+        elif name == "preparations":
+            found[name] = tuple(Preparation(key, int(m), float(z)) for key, m, z in texts)
+        elif kind == "categories":
+            found[kind][field] = texts
+        else:
+            found[kind][field] = _columns(texts, field, arrays.get(_UNITS + field))
+    return found
+
+
+def _columns(names: tuple[str, ...], field: str, units: np.ndarray | None) -> Columns:
+    if units is None:
+        return Columns(names)
+    if units.shape != (5, len(names)) or units.dtype.kind != "f":
+        raise ValueError(f"{_UNITS}{field} must be (5, {len(names)}) floats, got {_shown(units)}")
+    *each, norm, exclusive = units.tolist()
+    return Columns(names, *map(tuple, each), norm=norm[0], exclusive=exclusive[0])
+
+
+def _shown(values: np.ndarray) -> str:
     """Return the type, the shape and the first numbers of an array, for a message."""
     return f"{values.dtype} {values.shape}: {', '.join(map(str, values.ravel()[:4]))} …"
-
-
-def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the client of every row, (N,) integers, and the clients' names, (m,)."""
-    names = arrays.get("names")
-    if names is not None and names.ndim != 1:
-        raise ValueError(f"names must have shape (m,), got {names.shape}")
-    if "counts" in arrays:
-        counts = arrays["counts"]
-        is_count = counts.ndim == 1 and counts.dtype.kind in "iu"
-        is_count = is_count and ((counts > 0) & (counts <= n)).all()
-        if not is_count or counts.sum() != n:
-            raise ValueError(
-                f"counts must be positive integers (m,) that sum to the {n} rows, got "
-                f"{_described(counts)}"
-            )
-        clients = np.arange(len(counts))
-        return np.repeat(clients, counts), clients if names is None else names
-    ids = arrays["client"]
-    if ids.shape != (n,) or ids.dtype.kind not in "iuU":
-        raise ValueError(
-            f"client must be an integer or string for each of the {n} rows, got {_described(ids)}"
-        )
-    if names is None:
-        values, client = np.unique(ids, return_inverse=True)
-        return client, values
-    if ids.dtype.kind == "U" or ids.min() < 0 or ids.max() >= len(names):
-        raise ValueError(f"client must lie in [0, {len(names)}), the positions in names")
-    return ids.astype(np.int64), names

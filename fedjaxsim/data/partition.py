@@ -12,7 +12,6 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.data.arrays import common_length, to_float32
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.splitting import check_seed
 
 Fields = Mapping[str, np.ndarray]
 _BY_LABEL = "The partition was drawn by the labels of all rows and is taken as given."
@@ -25,15 +24,12 @@ def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
 
     Args:
       fields: arrays of shape (N, ...).
-      num_clients: Number m of clients, at least 1.
+      num_clients: Number m of clients, in [1, N].
       seed: a non-negative integer.
-
-    Raises:
-      ValueError: the number of clients does not lie in [1, N], or the seed is negative.
     """
     n = common_length(fields, "data set")
     checks.count(1, n, num_clients=num_clients)
-    check_seed(seed)
+    checks.count(0, seed=seed)
     client = np.empty(n, dtype=np.int64)
     client[np.random.default_rng(seed).permutation(n)] = np.arange(n) % num_clients
     return Population.from_rows(fields, client, num_clients)
@@ -44,7 +40,6 @@ def dirichlet(
     num_clients: int = 100,
     alpha: float = 0.5,
     seed: int = 0,
-    label: str = "y",
     min_rows: int = 1,
 ) -> Population:
     """Give each row of a class to client k with probability p_k, p ~ Dirichlet(α, …, α) per class.
@@ -58,25 +53,19 @@ def dirichlet(
       num_clients: Number m of clients, at least 1.
       alpha: Concentration, positive: small is heterogeneous.
       seed: a non-negative integer.
-      label: the field with the classes, (N,).
       min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
-
-    Raises:
-      ValueError: an argument is out of its range, or there is no such label.
     """
     n = common_length(fields, "data set")
     rng = _generator(n, num_clients, alpha, seed, min_rows)
-    _, classes = np.unique(_column(fields, label), return_inverse=True)
+    _, classes = np.unique(_labels(fields), return_inverse=True)
     client = np.empty(n, dtype=np.int64)
     for c in range(classes.max() + 1):
         members = np.flatnonzero(classes == c)
         probabilities = rng.dirichlet(np.full(num_clients, alpha))
         client[members] = rng.choice(num_clients, size=len(members), p=probabilities)
     _level(client, num_clients, min_rows, rng)
-    return dataclasses.replace(
-        Population.from_rows(fields, client, num_clients),
-        public=(_BY_LABEL,),
-    )
+    population = Population.from_rows(fields, client, num_clients)
+    return dataclasses.replace(population, public=(_BY_LABEL,))
 
 
 def pathological(
@@ -84,7 +73,6 @@ def pathological(
     num_clients: int = 100,
     shards_per_client: int = 2,
     seed: int = 0,
-    label: str = "y",
 ) -> Population:
     """Sort the rows by label, cut them into equal shards, and deal each client some at random.
 
@@ -97,7 +85,6 @@ def pathological(
       num_clients: Number m of clients, at least 1.
       shards_per_client: Number of shards that a client gets.
       seed: a non-negative integer.
-      label: the field of the classes.
 
     Raises:
       ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
@@ -105,18 +92,16 @@ def pathological(
     n = common_length(fields, "data set")
     checks.count(1, n, num_clients=num_clients)
     checks.count(1, n // num_clients, shards_per_client=shards_per_client)
-    check_seed(seed)
+    checks.count(0, seed=seed)
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(n)
-    ordered = shuffled[np.argsort(_column(fields, label)[shuffled], kind="stable")]
+    ordered = shuffled[np.argsort(_labels(fields)[shuffled], kind="stable")]
     pieces = np.array_split(ordered, num_clients * shards_per_client)
     client = np.empty(n, dtype=np.int64)
     for position, shard in enumerate(rng.permutation(len(pieces))):
         client[pieces[shard]] = position // shards_per_client
-    return dataclasses.replace(
-        Population.from_rows(fields, client, num_clients),
-        public=(_BY_LABEL,),
-    )
+    population = Population.from_rows(fields, client, num_clients)
+    return dataclasses.replace(population, public=(_BY_LABEL,))
 
 
 def quantity(
@@ -138,9 +123,6 @@ def quantity(
       alpha: Concentration, positive: small is heterogeneous.
       seed: a non-negative integer.
       min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
-
-    Raises:
-      ValueError: an argument is out of its range.
     """
     n = common_length(fields, "data set")
     rng = _generator(n, num_clients, alpha, seed, min_rows)
@@ -156,7 +138,6 @@ def feature_noise(
     num_clients: int = 100,
     variance: float = 0.1,
     seed: int = 0,
-    field: str = "x",
 ) -> Population:
     """Deal random rows, then add noise to the features, stronger for each client.
 
@@ -168,39 +149,19 @@ def feature_noise(
       num_clients: Number m of clients, at least 1.
       variance: σ ≥ 0, the variance of the noise on the last client's features.
       seed: a non-negative integer.
-      field: the field that gets the noise; float32, or float64 if it was.
-
-    Raises:
-      ValueError: an argument is out of its range, or there is no such field.
     """
     checks.non_negative(feature_noise=variance)
     population = iid(fields, num_clients, seed)
-    if field not in population.fields:
-        raise ValueError(f"there is no field {field!r} to add noise to, only {sorted(fields)}")
-    values = population.fields[field]
+    if "x" not in population.fields:
+        raise ValueError(f"there is no field 'x' to add noise to, only {sorted(fields)}")
+    values = population.fields["x"]
     values = values if values.dtype.kind == "f" else to_float32(values)
     scale = np.sqrt(variance * np.arange(1, num_clients + 1) / num_clients)
-    of_row = np.repeat(scale, population.splits["train"].count).reshape(
-        -1, *[1] * (values.ndim - 1)
-    )
+    of_row = np.repeat(scale, population.splits["train"].count)
+    of_row = of_row.reshape(-1, *[1] * (values.ndim - 1))
     noise = np.random.default_rng((seed, _NOISE)).standard_normal(values.shape)
     noised = values + (of_row * noise).astype(values.dtype)
-    return dataclasses.replace(population, fields={**population.fields, field: noised})
-
-
-def by_column(fields: Fields, column: str) -> Population:
-    """Make one client of the rows with the same value in a column, named after that value.
-
-    Clients are sorted by value and keep their rows' order. The column itself is dropped, since it
-    now names the client, unless it is the labels "y".
-
-    Raises:
-      ValueError: there is no such column, or it is not one value per row.
-    """
-    common_length(fields, "data set")
-    values, client = np.unique(_column(fields, column), return_inverse=True)
-    kept = {field: array for field, array in fields.items() if field != column or field == "y"}
-    return Population.from_rows(kept, client, [str(value) for value in values])
+    return dataclasses.replace(population, fields={**population.fields, "x": noised})
 
 
 def _generator(
@@ -215,18 +176,18 @@ def _generator(
             f"num_clients must be at most {n // min_rows}, as each has {min_rows} rows or more of "
             f"the {n}, got {num_clients}"
         )
-    check_seed(seed)
+    checks.count(0, seed=seed)
     return np.random.default_rng(seed)
 
 
-def _column(fields: Fields, name: str) -> np.ndarray:
-    if name not in fields:
-        raise ValueError(f"there is no field {name!r} to divide by, only {sorted(fields)}")
-    values = np.asarray(fields[name])
+def _labels(fields: Fields) -> np.ndarray:
+    if "y" not in fields:
+        raise ValueError(f"there is no field 'y' to divide by, only {sorted(fields)}")
+    values = np.asarray(fields["y"])
     if values.size != len(values):
-        raise ValueError(f"field {name!r} must hold one value per row, got shape {values.shape}")
+        raise ValueError(f"field 'y' must hold one value per row, got shape {values.shape}")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise ValueError(f"field {name!r} must be finite to divide by")
+        raise ValueError("field 'y' must be finite to divide by")
     return values.reshape(-1)
 
 

@@ -11,8 +11,12 @@ import numpy as np
 
 from fedjaxsim import checks, notebook
 from fedjaxsim.data.arrays import (
+    SPLITS,
+    Ranges,
     as_numbers,
+    check_ranges,
     common_length,
+    consecutive,
     first_not_finite,
     fits_float,
     join,
@@ -22,7 +26,6 @@ from fedjaxsim.data.arrays import (
 )
 from fedjaxsim.data.columns import Columns, Preparation, columns_of
 from fedjaxsim.data.minibatches import Generate
-from fedjaxsim.data.ranges import SPLITS, Ranges, check_ranges, consecutive
 
 _LARGE = 1e3
 """Standard deviation of the numbers that replace a client's rows."""
@@ -96,7 +99,12 @@ class Population:
           ValueError: no client, an empty client, fields that differ between clients or disagree
             in length, values that are not finite numbers, or duplicate names.
         """
-        _require_clients(clients)
+        wanted = "clients must be a list with a dict of arrays for each, such as [{'x': …, 'y': …}]"
+        if not isinstance(clients, Sequence):
+            raise ValueError(f"{wanted}, got a {type(clients).__name__}")
+        for client in clients:
+            if not isinstance(client, Mapping) and not hasattr(client, "columns"):
+                raise ValueError(f"{wanted}, got a {type(client).__name__} in it")
         named = _as_names(names, len(clients))
         fields, counts = joined(clients, [str(name) for name in named])
         return cls.from_flat(fields, counts, named)
@@ -121,7 +129,10 @@ class Population:
             refused by `from_clients`.
         """
         if not isinstance(fields, Mapping):
-            raise ValueError(f"{_FIELDS}, got a {type(fields).__name__}")
+            raise ValueError(
+                "fields must be a dict of arrays by name, such as {'x': …, 'y': …}, got a "
+                f"{type(fields).__name__}"
+            )
         sizes = np.asarray(counts)
         known = sizes.shape[1:] in ((), (len(SPLITS),)) and sizes.dtype.kind in "iu"
         if not known or not sizes.size:
@@ -172,13 +183,10 @@ class Population:
         columns: Columns | None = None,
         **more: Any,
     ) -> Self:
-        """Return the population with a changed field, of those held out, too.
+        """Return the population with `change(rows)` of a field, of those held out, too.
 
-        Args:
-          name: of the field.
-          change: rows (N, ...) to rows.
-          columns: of the changed field; by default as before, or x0, x1, … for another number.
-          **more: other attributes.
+        Its columns are by default as before, or x0, x1, … for another number of them; `more` are
+        other attributes.
         """
         held_out = self.held_out and self.held_out.with_field(name, change, columns, **more)
         fields = {**self.fields, name: change(self.fields[name])}
@@ -237,12 +245,9 @@ class Population:
         return {field: values[index] for field, values in self.fields.items()}
 
     def of_rows(self, index: np.ndarray, counts: np.ndarray, clients: Any = slice(None)) -> Self:
-        """Return a population of some rows, in another order.
+        """Return a population of the rows `index`, (N',), of `clients`, (m',), by default all.
 
-        Args:
-          index: rows client after client, each client's in the order of `SPLITS`, (N',).
-          counts: number of rows of each client in each split, (m', 3).
-          clients: indices of these clients, (m',); by default all.
+        Rows are client after client, each client's in the order of `SPLITS`; `counts` are (m', 3).
         """
         # Ranges come first: their scratch memory is free before fields, which take most, are made.
         splits = consecutive(*np.transpose(counts))
@@ -288,21 +293,6 @@ def with_other_rows(population: Population, clients: Sequence[int], seed: int) -
             new[rows] = _LARGE * rng.normal(size=new[rows].shape)
         fields[name] = new
     return dataclasses.replace(population, fields=fields)
-
-
-_FIELDS = "fields must be a dict of arrays by name, such as {'x': …, 'y': …}"
-
-
-def _require_clients(clients: Any) -> None:
-    """Raise ValueError unless the argument is a list with a mapping of arrays for each client."""
-    wanted = "clients must be a list with a dict of arrays for each, such as [{'x': …, 'y': …}]"
-    if not isinstance(clients, Sequence):
-        named = "; clients by name take names=[…], too" if isinstance(clients, Mapping) else ""
-        table = "; fjs.data.from_dataframe reads tables" if hasattr(clients, "columns") else ""
-        raise ValueError(f"{wanted}, got a {type(clients).__name__}{named}{table}")
-    for client in clients:
-        if not isinstance(client, Mapping) and not hasattr(client, "columns"):
-            raise ValueError(f"{wanted}, got a {type(client).__name__} in it")
 
 
 def _as_names(names: Sequence[str] | np.ndarray | None, clients: int) -> np.ndarray:

@@ -7,8 +7,8 @@ the names at once.
 _DATA = "fedjaxsim.data"
 
 GENERATED = {
-    "digits": f"{_DATA}.digits:digits",
-    "random": f"{_DATA}.random:random_rows",
+    "digits": f"{_DATA}.images:digits",
+    "random": f"{_DATA}.synthetic:random_rows",
     "synthetic": f"{_DATA}.synthetic:synthetic_regression",
     "synthetic-low-rank": f"{_DATA}.synthetic:low_rank",
     "synthetic-group-sparse": f"{_DATA}.synthetic:group_sparse",
@@ -17,7 +17,7 @@ GENERATED = {
 """Factories of data without a path, as "module:function"."""
 IN_FILES = {
     "csv": f"{_DATA}.table:arrays_of_csv",
-    "folder": f"{_DATA}.folder:load_folder",
+    "folder": f"{_DATA}.npz:load_folder",
     "hf": f"{_DATA}.hugging_face:arrays_of_name",
     "images": f"{_DATA}.images:arrays_of_folder",
     "leaf": f"{_DATA}.leaf:load_leaf",
@@ -33,6 +33,5 @@ PARTITIONS = {
     "iid": f"{_DATA}.partition:iid",
     "pathological": f"{_DATA}.partition:pathological",
     "quantity": f"{_DATA}.partition:quantity",
-    "column": f"{_DATA}.partition:by_column",
 }
-"""Factories of populations from rows without clients; column takes a name, column:NAME."""
+"""Factories of populations from rows without clients."""

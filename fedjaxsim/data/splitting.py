@@ -1,10 +1,10 @@
-"""The division of every client's rows into training, validation and test rows."""
+"""The division of a population: each client's rows into splits, and its clients into two groups."""
 
 import numpy as np
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
+from fedjaxsim.data.arrays import Ranges
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import Ranges
 
 _BLOCK = 1 << 20
 """Rows that are shuffled at once."""
@@ -35,7 +35,7 @@ def split(
     if not isinstance(population, Population):
         raise ValueError(f"split needs a Population, got a {type(population).__name__}")
     check_fractions(validation, test)
-    check_seed(seed)
+    checks.count(0, seed=seed)
     for name, fraction in (("validation", validation), ("test", test)):
         if fraction > 0 and population.splits[name].count.any():
             raise ValueError(
@@ -45,7 +45,9 @@ def split(
         return population
     train = population.splits["train"]
     index = _shuffled(train, population.num_rows, seed)
-    counts = np.stack(numbers_of_rows(train.count, validation, test), axis=1)
+    tests = np.minimum(_rounded(test * train.count), train.count - 1)
+    validations = np.minimum(_rounded(validation * train.count), train.count - 1 - tests)
+    counts = np.stack([train.count - tests - validations, validations, tests], axis=1)
     kept = population.counts.copy()
     kept[:, 0] = 0
     if kept[:, 1].any():  # new test rows, still before these, move behind them
@@ -55,13 +57,30 @@ def split(
     return population.of_rows(index, counts + kept)
 
 
-def numbers_of_rows(
-    count: np.ndarray, validation: float, test: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the numbers of training, validation and test rows of clients, each (m,) int32."""
-    tests = np.minimum(_rounded(test * count), count - 1)
-    validations = np.minimum(_rounded(validation * count), count - 1 - tests)
-    return count - tests - validations, validations, tests
+def hold_out(population: Population, fraction: float, seed: int) -> tuple[Population, Population]:
+    """Divide clients at random, independently of their data, into those left and those held out.
+
+    Hyperparameters are chosen on the clients held out. Both groups keep their order.
+    """
+    checks.count(0, seed=seed)
+    checks.in_range("(0, 1)", **{"the fraction of held-out clients": fraction})
+    clients = population.num_clients
+    count = int(np.floor(fraction * clients + 0.5))
+    if count < 2 or clients - count < 2:
+        raise ValueError(
+            f"at least 2 clients must be held out and 2 be left, but {fraction} of {clients} "
+            f"clients are {count}"
+        )
+    order = np.random.default_rng((seed, keys.HELD_OUT)).permutation(clients)
+    left, held_out = np.sort(order[count:]), np.sort(order[:count])
+    return population.of_clients(left), population.of_clients(held_out)
+
+
+def check_fractions(validation: float, test: float) -> None:
+    """Check that both are in [0, 1) and leave some rows to train on."""
+    checks.in_range("[0, 1)", validation=validation, test=test)
+    if validation + test >= 1:
+        raise ValueError(f"validation + test must be less than 1, got {validation} + {test}")
 
 
 def _rounded(rows: np.ndarray) -> np.ndarray:
@@ -96,16 +115,3 @@ def _split_mix(origin: np.ndarray, number: np.ndarray) -> np.ndarray:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
     return words ^ (words >> np.uint64(31))
-
-
-def check_fractions(validation: float, test: float) -> None:
-    """Raise ValueError unless both are in [0, 1) and leave some rows to train on."""
-    checks.in_range("[0, 1)", validation=validation, test=test)
-    if validation + test >= 1:
-        raise ValueError(f"validation + test must be less than 1, got {validation} + {test}")
-
-
-def check_seed(seed: int) -> None:
-    """Raise ValueError unless the seed is a non-negative integer."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")

@@ -3,21 +3,22 @@
 A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
 """
 
+import collections
+import csv
+import io
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjaxsim.data.arrays import merged_integers, to_float32
+from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_float32
 from fedjaxsim.data.columns import Columns
-from fedjaxsim.data.files import in_file
+from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.npz import arrays_of_columns, assemble, distinct, owners
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS, split_called
-from fedjaxsim.data.table_files import read_csv, read_parquet
-from fedjaxsim.data.text import characters, refuse_files, with_padding
+from fedjaxsim.data.text import encode, with_padding
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -54,16 +55,6 @@ class Roles(NamedTuple):
         return [self.target] if isinstance(self.target, str) else [*self.target]
 
 
-class OtherColumns(TypedDict, total=False):
-    """The optional arguments of `from_dataframe`."""
-
-    split: str | None
-    one_hot: Sequence[str]
-    drop: Sequence[str]
-    x: str | None
-    length: int | None
-
-
 def from_dataframe(
     frame: "IntoDataFrame",
     *,
@@ -79,9 +70,9 @@ def from_dataframe(
 
     Every other column is a feature, in the order of the columns: "x" is (N, d) float32. Clients
     are sorted by name, as numbers where all are whole numbers, and keep the order of their
-    rows. A target of numbers stays; a target of text becomes classes 0 … c − 1 in sorted order, or
-    that of an ordered categorical, with their names in `categories`. Lists of numbers of different
-    lengths are filled up; the field "mask" is 0 there.
+    rows. A target of numbers stays; a target of text becomes classes 0 … c − 1 in sorted order,
+    with their names in `categories`. Lists of numbers of different lengths are filled up; the
+    field "mask" is 0 there.
 
     Args:
       frame: a data frame that narwhals knows.
@@ -102,9 +93,57 @@ def from_dataframe(
     return assemble(arrays_of(frame, Roles(client, target, split, one_hot, drop, x, length)))
 
 
-def _reader(
-    read: Callable[[str | os.PathLike[str], str | None], "Table"],
-) -> Callable[..., dict[str, np.ndarray]]:
+def read_table(source: str, path: str | os.PathLike[str], client: str | None) -> "Table":
+    """Read a "csv" or "parquet" file; the column `client` of a CSV file stays text."""
+    with importing("tables"):
+        import pyarrow
+        from pyarrow import csv as arrow_csv
+        from pyarrow import parquet
+
+    if source == "parquet":
+        existing(path, "Parquet file")
+        with reading("Parquet file"):
+            return parquet.ParquetFile(os.fspath(path)).read()
+    existing(path, "CSV file")
+    with reading("CSV file"), pyarrow.input_stream(os.fspath(path)) as stream:
+        content = stream.read()
+    if not content.strip():
+        raise ValueError("the file is empty")
+    _check_text(content)
+    # In memory of pyarrow: a thread of its reader may hold it after Python's memory is gone.
+    sink = pyarrow.BufferOutputStream()
+    sink.write(content)
+    with reading("CSV file"):
+        return arrow_csv.read_csv(
+            pyarrow.BufferReader(sink.getvalue()),
+            # In one block, since the first of several would decide the types.
+            read_options=arrow_csv.ReadOptions(block_size=len(content), use_threads=False),
+            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types={} if client is None else {client: pyarrow.string()}
+            ),
+        )
+
+
+def _check_text(content: bytes) -> None:
+    """Check that a CSV file is in UTF-8 and does not end in a quoted cell."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        raise ValueError(f"line {line} is not UTF-8: save the file in UTF-8") from error
+    if text.count('"') % 2 == 0:
+        return
+    try:
+        collections.deque(csv.reader(io.StringIO(text, newline=""), strict=True), maxlen=0)
+    except csv.Error as error:
+        if "end of data" in str(error):
+            raise ValueError(
+                "a quoted cell does not end: the file is truncated or not CSV"
+            ) from error
+
+
+def _reader(source: str) -> Callable[..., dict[str, np.ndarray]]:
     """Return the reader of a kind of table, with the settings of the command line."""
 
     def arrays_of_file(
@@ -136,49 +175,36 @@ def _reader(
         """
         roles = Roles(client, target, split, one_hot, drop, x, length)
         with in_file(path):
-            return arrays_of(read(path, client), roles)
+            return arrays_of(read_table(source, path, client), roles)
 
     return arrays_of_file
 
 
-arrays_of_csv = _reader(read_csv)
-arrays_of_parquet = _reader(read_parquet)
+arrays_of_csv = _reader("csv")
+arrays_of_parquet = _reader("parquet")
 
 
 def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndarray]:
     """Return the arrays of the .npz format of a data frame; `pixels` (N, ...) replace features."""
-    if isinstance(frame, str | os.PathLike):
-        raise ValueError(f"from_dataframe needs a data frame; data.load reads a file, csv:{frame}")
-    try:
-        table = _of_plain_columns(of_distinct_columns(_stored(frame)))
-        strange = next((name for name in table.columns if not isinstance(name, str)), None)
-        if strange is not None:
-            raise ValueError(
-                f"the names of columns must be strings, got {strange!r}: rename them, in pandas "
-                "frame.columns = frame.columns.astype(str)"
-            )
-        _check_names(table, roles)
-    except TypeError as error:
-        known = "pandas, polars or pyarrow"
-        raise TypeError(
-            f"from_dataframe needs a dataframe of {known}, got {type(frame)}"
-        ) from error
+    table = table_of(frame)
+    _check_names(table, roles)
     features = _features(table, roles) if pixels is None else []
-    _check_features(table, features, roles)
     for name in (*roles.taken, *features):
         _require_complete(table[name])
-    texts_alone = roles.x in features and is_text(table[roles.x])
+    kinds = [kind_of(table[name]) for name in features]
+    texts_alone = roles.x is not None and kinds == ["text"]
     if roles.length is not None and not texts_alone:
         raise ValueError("length cuts texts: name their column as x")
     public = []
-    if texts_alone:
-        texts = table[features[0]].to_list()
-        refuse_files(texts, f"column {features[0]!r}")
-        arrays, public = characters(texts, roles.length)
-    elif len(features) == 1 and _holds_lists(table[features[0]]):
+    if pixels is not None:
+        arrays = {"x": pixels}
+    elif texts_alone:
+        texts = np.array([text[: roles.length] for text in table[features[0]].to_list()])
+        arrays, public = encode({"x": [texts]}, [])
+    elif kinds == ["list"]:
         arrays = _padded(table[features[0]], "x")
     else:
-        arrays = {"x": pixels} if pixels is not None else _numbers(table, features, roles.one_hot)
+        arrays = _numbers(table, features, roles.one_hot)
     if "mask" in arrays:
         public.append("The length of the longest row is read from all clients' rows")
     arrays |= _targets(table, roles.targets)
@@ -197,21 +223,38 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
     return arrays
 
 
-def of_distinct_columns(frame: Any) -> "DataFrame":
-    """Return a data frame as narwhals reads it; raise a ValueError for names that stand twice."""
+def table_of(frame: Any) -> "DataFrame":
+    """Return a data frame as narwhals reads it, and extension types of pyarrow as they are kept."""
     with importing("tables"):
         import narwhals.stable.v2 as nw
+        import pyarrow
         from narwhals.exceptions import DuplicateError
 
+    if isinstance(frame, pyarrow.Table):
+        for place, field in enumerate(frame.schema):
+            if isinstance(field.type, pyarrow.BaseExtensionType):
+                parts = [part.storage for part in frame.column(place).chunks]
+                stored = pyarrow.chunked_array(parts, field.type.storage_type)
+                frame = frame.set_column(place, field.name, stored)
     try:
         table = nw.from_native(frame, eager_only=True)
         _ = table.columns  # which pyarrow checks late
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
+    except TypeError as error:
+        raise TypeError(
+            f"from_dataframe needs a dataframe of pandas, polars or pyarrow, got {type(frame)}"
+        ) from error
     return table
 
 
 def _check_names(table: "DataFrame", roles: Roles) -> None:
+    for name in table.columns:
+        if not isinstance(name, str):
+            raise ValueError(
+                f"the names of columns must be strings, got {name!r}: rename them, in pandas "
+                "frame.columns = frame.columns.astype(str)"
+            )
     for role in ("one_hot", "drop"):
         if isinstance(name := getattr(roles, role), str):
             raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
@@ -247,19 +290,17 @@ def _features(table: "DataFrame", roles: Roles) -> list[str]:
     return features
 
 
-def _check_features(table: "DataFrame", features: list[str], roles: Roles) -> None:
-    """Check that one column at most holds text or has missing values; name all of them."""
-    encoded = (roles.x, *roles.one_hot)
-    texts = [name for name in features if name not in encoded and is_text(table[name])]
-    missing = [name for name in features if missing_values(table[name]).any()]
-    if len({*texts, *missing}) > 1:
-        found = [f"hold text ({_listed(texts)})"] if texts else []
-        found += [f"have missing values ({_listed(missing)})"] if missing else []
-        remedies = ["encode text (one-hot)"] if texts else []
-        remedies += ["fill in values"] if missing else []
-        raise ValueError(
-            f"columns {' and '.join(found)}: {', '.join(remedies)}, or leave the columns out (drop)"
-        )
+def kind_of(column: "Series") -> Literal["number", "text", "list", "other"]:
+    """Return what a column holds; truth values are numbers."""
+    import narwhals.stable.v2 as nw
+
+    kind = column.dtype
+    if kind.is_numeric() or kind == nw.Boolean:
+        return "number"
+    if kind in (nw.String, nw.Categorical, nw.Enum):
+        return "text"
+    in_objects = kind == nw.Object and isinstance(column[0], list | tuple | np.ndarray)
+    return "list" if in_objects or kind in (nw.List, nw.Array) else "other"
 
 
 def missing_values(column: "Series") -> np.ndarray:
@@ -267,7 +308,7 @@ def missing_values(column: "Series") -> np.ndarray:
     missing = column.is_null()
     if column.dtype.is_float():
         missing = missing | column.is_nan()
-    elif is_text(column):
+    elif kind_of(column) == "text":
         missing = missing | (column == "")
     return missing.to_numpy().astype(bool)
 
@@ -282,13 +323,6 @@ def _require_complete(column: "Series") -> None:
         )
 
 
-def is_text(column: "Series") -> bool:
-    """Return whether a column holds text."""
-    import narwhals.stable.v2 as nw
-
-    return column.dtype in (nw.String, nw.Categorical, nw.Enum)
-
-
 def _texts(column: "Series") -> np.ndarray:
     """Return the values as strings, (N,); text stays objects, which are not padded."""
     values = column.to_numpy()
@@ -296,61 +330,6 @@ def _texts(column: "Series") -> np.ndarray:
         return values.astype(str)
     texts = [each.decode() if isinstance(each, bytes) else str(each) for each in values]
     return np.array(texts, object)
-
-
-def _levels(column: "Series") -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values by name, in their order, and the place of each row's, (N,)."""
-    import narwhals.stable.v2 as nw
-
-    names, place = distinct(_texts(column))
-    if isinstance(column.dtype, nw.Enum):
-        ordered = [*map(str, column.dtype.categories)]
-        order = np.array([ordered.index(name) for name in names.tolist()])
-        return np.array(ordered), order[place]
-    return names, place
-
-
-def _stored(frame: Any) -> Any:
-    """Return a table of pyarrow with extension types as what they store; other frames as given."""
-    if type(frame).__module__.partition(".")[0] != "pyarrow" or not hasattr(frame, "columns"):
-        return frame
-    import pyarrow
-
-    for place, name in enumerate(frame.column_names):
-        kind = frame.schema.field(place).type
-        if not isinstance(kind, pyarrow.BaseExtensionType):
-            continue
-        column = frame.column(place).combine_chunks()
-        if isinstance(column, pyarrow.ChunkedArray):
-            column = pyarrow.concat_arrays(column.chunks)
-        if isinstance(kind, pyarrow.FixedShapeTensorType):
-            tensor = column.to_numpy_ndarray()
-            stored = pyarrow.array(tensor.reshape(-1))
-            for size in reversed(tensor.shape[1:]):
-                stored = pyarrow.FixedSizeListArray.from_arrays(stored, size)
-        else:
-            stored = column.storage
-        frame = frame.set_column(place, name, stored)
-    return frame
-
-
-def _of_plain_columns(table: "DataFrame") -> "DataFrame":
-    """Replace categoricals of numbers (pandas) by their numbers."""
-    import narwhals.stable.v2 as nw
-
-    for column in table.iter_columns():
-        of_numbers = isinstance(column.dtype, nw.Categorical | nw.Enum)
-        if of_numbers and (values := column.to_numpy()).dtype.kind in "iuf":
-            plain = nw.new_series(column.name, values, backend=table.implementation)
-            table = table.with_columns(plain)
-    return table
-
-
-def is_numeric(column: "Series") -> bool:
-    """Return whether a column holds numbers or truth values."""
-    import narwhals.stable.v2 as nw
-
-    return column.dtype.is_numeric() or column.dtype == nw.Boolean
 
 
 def _numbers(
@@ -363,7 +342,7 @@ def _numbers(
     for name in features:
         column = table[name]
         if name in one_hot:
-            names, place = _levels(column)
+            names, place = distinct(_texts(column))
             if not encodable(len(names), len(place)):
                 raise ValueError(
                     f"column {name!r} has {len(names)} values in {len(place)} rows, too many to "
@@ -373,7 +352,7 @@ def _numbers(
             called += [(f"{name}={value}", 1.0) for value in names.tolist()]
             exclusive += len(names) - 1
             continue
-        if not is_numeric(column):
+        if kind_of(column) != "number":
             raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
         given = column.to_numpy()
         values = to_float32(given)
@@ -403,18 +382,16 @@ def encodable(values: int, rows: int) -> bool:
 
 
 def _why_no_feature(column: "Series", features: list[str]) -> str:
-    if is_text(column):
+    kind = kind_of(column)
+    if kind == "text":
         values = [str(value) for value in column.to_list()]
         row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
         return (
             f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
             "leave it out (drop), or read its characters alone (x)"
         )
-    if _holds_lists(column):
-        return (
-            f"holds lists, which must be the only feature, of {_listed(features)}: leave the "
-            "others out (drop)"
-        )
+    if kind == "list":
+        return f"holds lists, which must be the only feature, of {_listed(features)}: drop others"
     return f"holds {column.dtype}, no numbers: make numbers of it, or leave it out (drop)"
 
 
@@ -424,14 +401,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _holds_lists(column: "Series") -> bool:
-    import narwhals.stable.v2 as nw
-
-    if column.dtype in (nw.List, nw.Array):
-        return True
-    return column.dtype == nw.Object and isinstance(column[0], list | tuple | np.ndarray)
 
 
 def _padded(column: "Series", field: str) -> dict[str, np.ndarray]:
@@ -451,13 +420,13 @@ def _targets(table: "DataFrame", names: list[str]) -> dict[str, np.ndarray]:
 
 def _target(column: "Series") -> dict[str, np.ndarray]:
     """Return the array y, (N,), and for text the names of its classes."""
-    if _holds_lists(column):
+    kind, values = kind_of(column), column.to_numpy()
+    if kind == "list":
         return _padded(column, "y")
-    values = column.to_numpy()
-    if is_text(column):
-        names, classes = _levels(column)
+    if kind == "text":
+        names, classes = distinct(_texts(column))
         found = {"y": classes.astype(np.int32), "categories.y": names}
-    elif is_numeric(column):
+    elif kind == "number":
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
     else:
         raise ValueError(

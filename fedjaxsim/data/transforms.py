@@ -1,17 +1,26 @@
-"""Changes to the features of a whole population.
+"""Changes to the columns of a whole population.
 
 Changes that depend on all clients' data (constant columns, clients with rows of some classes) are
 the curator's preprocessing: they spend no privacy budget, and `Population.public` names them.
+Public ranges cost nothing; no ε covers the ranges of all rows.
 """
 
 import dataclasses
+import difflib
+import math
+import os
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.columns import Columns
+from fedjaxsim.data.arrays import SPLITS, to_float32
+from fedjaxsim.data.columns import Columns, Preparation
+from fedjaxsim.data.files import existing, in_file, read_tables
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS
+
+Range = tuple[float, float]
+"""The smallest and the largest value of a column, in the units of its source."""
+_GIVEN = "The ranges of columns are given and taken as public."
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -28,9 +37,8 @@ def drop_constant_columns(population: Population) -> Population:
         f"Which {x.shape[1] - varies.sum()} of the {x.shape[1]} features are the same in all rows, "
         "and were dropped, is read from all clients' data and taken as public."
     )
-    public = (*population.public, sentence)
     columns = population.columns["x"].chosen(varies)
-    return population.with_field("x", lambda rows: rows[:, varies], columns, public=public)
+    return noted(population.with_field("x", lambda rows: rows[:, varies], columns), sentence)
 
 
 def unit_rows(population: Population) -> Population:
@@ -118,9 +126,149 @@ def as_classes(population: Population) -> Population:
     if numbers[0] == 0 and numbers[-1] == len(numbers) - 1:
         return population
     sentence = "Which classes there are, by number, is read from all clients' rows, as public."
-    return population.with_field(
-        "y",
-        lambda labels: np.searchsorted(numbers, labels).astype(np.int32),
-        categories={**population.categories, "y": tuple(map(str, numbers.tolist()))},
-        public=(*population.public, sentence),
+    names = {**population.categories, "y": tuple(map(str, numbers.tolist()))}
+    numbered = population.with_field(
+        "y", lambda labels: np.searchsorted(numbers, labels).astype(np.int32), categories=names
     )
+    return noted(numbered, sentence)
+
+
+def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
+    """Map columns of x, and a numeric target, from public ranges to [-1, 1].
+
+    Values beyond are clipped, but for targets of validation and test rows: metrics, which are in
+    the target's own units, are those of the data. Columns without a range stay as they are.
+
+    Args:
+      population: features x (N, d), and targets y.
+      ranges: (smallest, largest) value by column, in the units of the source.
+
+    Raises:
+      ValueError: there is no such column, it holds classes, or a range is empty.
+    """
+    known = {name: field for field in ("y", "x") for name in _names(population, field)}
+    for name, ends in ranges.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"there is no column {name!r} to scale{hint}")
+        if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
+            raise ValueError(
+                f"the range of column {name!r} must be (smallest, largest), got {ends}"
+            )
+    for field in dict.fromkeys(known[name] for name in ranges):
+        columns = population.columns[field]
+        stored = np.full((2, len(columns.names)), np.nan)
+        for place, name in enumerate(columns.names):
+            if name in ranges and known[name] == field:
+                ends = (np.array(ranges[name]) - columns.centre[place]) / columns.half_range[place]
+                stored[:, place] = np.sort(ends)
+        population = mapped(population, field, stored)
+    return noted(population, _GIVEN) if ranges else population
+
+
+def scale_by_rows(population: Population, *, target: bool = False) -> Population:
+    """Map columns from the ranges of all training rows to [-1, 1]; no ε covers that.
+
+    So runs on the population have no guarantee. Columns of known bounds, such as encoded ones, stay
+    as they are; constant ones become 0.
+
+    Args:
+      population: features x (N, d).
+      target: whether to scale y, too, as for a regression.
+
+    Raises:
+      ValueError: x is not (N, d), or the target holds classes.
+    """
+    rows = population.splits["train"].all_rows()
+    for field, free in unbounded(population, target=target).items():
+        values = population.fields[field][rows].reshape(len(rows), -1).astype(np.float64)
+        ends = np.stack([values.min(axis=0), values.max(axis=0)])
+        ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
+        population = mapped(population, field, np.where(free, ends, np.nan))
+    made = Preparation("", population.num_clients, 0.0)
+    return noted(population, made=(made,))
+
+
+def unbounded(population: Population, *, target: bool) -> dict[str, np.ndarray]:
+    """Return whether columns lack a known bound, (d,) bool, of x and, if it is scaled, of y."""
+    found = {}
+    for field in ("x", "y") if target else ("x",):
+        if not _names(population, field):
+            shapes = {
+                name: f"{each.dtype} {each.shape}" for name, each in population.fields.items()
+            }
+            raise ValueError(f"scaling needs numbers x (N, d), and a numeric target, got {shapes}")
+        found[field] = ~np.isfinite(population.columns[field].bound)
+    return found
+
+
+def mapped(population: Population, field: str, stored: np.ndarray) -> Population:
+    """Map columns of a field from ranges of stored numbers to [-1, 1], of clients held out, too.
+
+    `stored`, (2, d), has NaN for a column that stays. Of the field "y" training rows alone are
+    clipped.
+    """
+    columns, moved = population.columns[field], ~np.isnan(stored[0])
+    low, high = np.where(moved, stored, [[-1.0], [1.0]])
+    centre, half_range = (low + high) / 2, (high - low) / 2
+    values = population.fields[field]
+    new = (values.reshape(len(values), -1) - centre) / half_range
+    clips = np.ones(len(values), bool)
+    if field == "y":
+        clips[:] = False
+        clips[population.splits["train"].all_rows()] = True
+    new = np.where(clips[:, None] & moved, np.clip(new, -1, 1), new)
+    bound = np.where(moved, 1.0, columns.bound)
+    named = columns.mapped(centre.tolist(), half_range.tolist(), bound.tolist())
+    return dataclasses.replace(
+        population,
+        fields={**population.fields, field: new.reshape(values.shape).astype(np.float32)},
+        columns={**population.columns, field: named},
+        held_out=population.held_out and mapped(population.held_out, field, stored),
+    )
+
+
+def noted(
+    population: Population, *sentences: str, made: tuple[Preparation, ...] = ()
+) -> Population:
+    """Return the population with more of `public` and `preparations`, held-out clients, too."""
+    return dataclasses.replace(
+        population,
+        public=tuple(dict.fromkeys((*population.public, *sentences))),
+        preparations=(*population.preparations, *made),
+        held_out=population.held_out and noted(population.held_out, *sentences, made=made),
+    )
+
+
+def ranges_of(words: Sequence[str]) -> dict[str, Range]:
+    """Read ranges such as `age=0:100`, by column."""
+    found = {}
+    for word in words:
+        name, _, ends = word.rpartition("=")
+        try:
+            low, high = map(float, ends.split(":"))
+        except ValueError:
+            raise ValueError(f"range must be like age=0:100, got {word!r}") from None
+        if not name or name in found:
+            raise ValueError(f"range needs one column each, as age=0:100, got {word!r}")
+        found[name] = (low, high)
+    return found
+
+
+def ranges_of_file(path: str | os.PathLike[str]) -> dict[str, Range]:
+    """Read a TOML file of ranges such as `age = [0, 100]`, by column."""
+    table = read_tables(existing(path, "TOML file of ranges"), "is no TOML")
+    with in_file(path):
+        for name, ends in table.items():
+            numbers = isinstance(ends, list) and all(type(each) in (int, float) for each in ends)
+            if not numbers or len(ends) != 2:
+                raise ValueError(f"ranges are like age = [0, 100], got {name} = {ends!r}")
+        return {name: (float(low), float(high)) for name, (low, high) in table.items()}
+
+
+def _names(population: Population, field: str) -> tuple[str, ...]:
+    """Return the names of a field of numbers; none of classes and tokens."""
+    if field in population.categories or field not in population.columns:
+        return ()
+    return population.columns[field].names

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Metrics
-from fedjaxsim.data.arrays import aligned
+from fedjaxsim.data.arrays import Ranges, aligned
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import Ranges
 from fedjaxsim.engine.program import ClientMetrics, Draw, Functions, Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of

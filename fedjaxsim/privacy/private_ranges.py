@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import keys
+from fedjaxsim import checks, keys
 from fedjaxsim.data.columns import Preparation
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.scales import mapped, noted, unbounded
-from fedjaxsim.data.splitting import check_seed
+from fedjaxsim.data.transforms import mapped, noted, unbounded
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import check_noise_multiplier
 from fedjaxsim.privacy.mechanisms import gaussian, release_once
@@ -68,7 +67,7 @@ def scale_privately(
     By default z is the most that m clients allow: the noise of a share may not exceed 0.03. A
     `target` is y of a regression, to be scaled, too. The seed is to be kept secret.
     """
-    check_seed(seed)
+    checks.count(0, seed=seed)
     free = unbounded(population, target=target)
     d, m = sum(int(each.sum()) for each in free.values()), population.num_clients
     if not d:

@@ -13,12 +13,21 @@ from fedjaxsim import tasks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.compression import Compression, compressed
-from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.scales import Range, ranges_of, ranges_of_file, scale, scale_by_rows
-from fedjaxsim.data.transforms import as_classes, drop_constant_columns, invert, unit_rows
+from fedjaxsim.data.splitting import hold_out
+from fedjaxsim.data.transforms import (
+    Range,
+    as_classes,
+    drop_constant_columns,
+    invert,
+    ranges_of,
+    ranges_of_file,
+    scale,
+    scale_by_rows,
+    unit_rows,
+)
 from fedjaxsim.factories import make, resolve
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from fedjaxsim.audit.one_run import with_canaries
+from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.rows import Rows

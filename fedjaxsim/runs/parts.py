@@ -83,7 +83,7 @@ ROLES = {
     "availability": Role(AVAILABILITIES, (), own=True),
     "compression": Role(COMPRESSIONS, (), own=True),
     "data": Role(READERS, ("path", "seed", "has_clients")),
-    "partition": Role(PARTITIONS, ("fields", "seed", "label", "field", "min_rows", "column")),
+    "partition": Role(PARTITIONS, ("fields", "seed", "min_rows")),
 }
 """In the order in which help lists their settings."""
 _SHOWN = 160
@@ -214,7 +214,7 @@ def _check_name(role: str, name: str) -> None:
 
 def spellings_of(role: str) -> list[str]:
     """Return the parts of a role as a command line spells them."""
-    arguments = dict.fromkeys(IN_FILES, ":PATH") | {"column": ":NAME", "hf": ":NAME"}
+    arguments = dict.fromkeys(IN_FILES, ":PATH") | {"hf": ":NAME"}
     own = ["MODULE:FACTORY"] if ROLES[role].own else []
     return [f"{name}{arguments.get(name, '')}" for name in ROLES[role].known] + own
 

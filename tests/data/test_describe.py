@@ -9,6 +9,7 @@ from sklearn.dummy import DummyClassifier
 
 import fedjaxsim as fjs
 from fedjaxsim.data import Population, invert
+from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.describe import (
     describe,
     in_words,
@@ -16,7 +17,6 @@ from fedjaxsim.data.describe import (
     majority_accuracy,
     skewness,
 )
-from fedjaxsim.data.ranges import consecutive
 
 
 def population_of(train, test, **more):

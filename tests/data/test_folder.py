@@ -81,7 +81,7 @@ def test_the_rows_of_a_folder_are_split_already(tmp_path):
         (lambda p: (p / "x.npy").write_bytes((p / "x.npy").read_bytes() + b"1"), "1569 .*1568"),
         (lambda p: np.save(p / "x.npy", np.zeros((31, 2, 3))), "equally many"),
         (lambda p: (p / "counts.npy").write_bytes(b"\x93NUMPY"), "array counts.npy"),
-        (lambda p: (p / "SHA256SUMS").unlink(), "write older folders again"),
+        (lambda p: (p / "SHA256SUMS").unlink(), "it holds no SHA256SUMS"),
         (lambda p: (p / "SHA256SUMS").write_text("{"), "array '' is missing"),
         (lambda p: (p / "SHA256SUMS").write_bytes(b"\xff"), "utf-8"),
     ],
@@ -101,7 +101,7 @@ def test_what_is_interrupted_leaves_nothing(tmp_path, monkeypatch, place):
         done(*args, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"fedjaxsim.data.folder.{place}", interrupted)
+    monkeypatch.setattr(f"fedjaxsim.data.npz.{place}", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_folder(tmp_path / "a", a_population())
     assert not list(tmp_path.iterdir())

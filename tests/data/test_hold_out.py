@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from problems import least_squares
 
-from fedjaxsim.data.hold_out import hold_out
-from fedjaxsim.data.splitting import split
+from fedjaxsim.data.splitting import hold_out, split
 
 
 def test_clients_are_held_out_whole_and_whatever_their_data_are():

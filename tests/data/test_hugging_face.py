@@ -81,7 +81,7 @@ def test_arrays_keep_their_shapes(kind, shape):
 def test_a_missing_image_and_one_of_16_bits_are_named():
     image, deep = Image.new("L", (4, 4)), Image.fromarray(np.zeros((4, 4), np.uint16))
     rows = {"who": list("abb"), "y": list("uvv"), "img": [image, None, image]}
-    with pytest.raises(ValueError, match="column 'img' has no image in row 2"):
+    with pytest.raises(ValueError, match="column 'img', row 2: there is no image"):
         from_hf(made(rows, img=datasets.Image()), x="img", **NAMES)
     rows["img"] = [image, image, deep]
     with pytest.raises(ValueError, match=r"column 'img', row 3.* 8 bits a channel, got 16"):

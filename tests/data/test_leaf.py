@@ -133,12 +133,6 @@ def test_sequences_of_different_lengths_are_filled_up(tmp_path):
     assert population.fields["x"].dtype == np.float32
 
 
-def test_names_of_files_are_no_text(tmp_path):
-    write(tmp_path / "a.json", {"ann": (["1.jpg", "b/2.JPG"], [0, 1])})
-    with pytest.raises(ValueError, match=r"'x' holds names of files.*'1\.jpg'.*load_images"):
-        load_leaf(tmp_path / "a.json")
-
-
 def test_splits_with_different_features_are_refused(tmp_path):
     write(tmp_path / "train/a.json", {"ann": ANN})
     write(tmp_path / "test/a.json", {"ann": ([[1]], [1])})

@@ -44,16 +44,11 @@ def test_digits_are_divided_among_a_hundred_clients():
 
 
 @pytest.mark.parametrize(
-    ("partition", "clients"),
-    [
-        *((name, 9) for name in ("iid", "pathological", "dirichlet", "quantity", "feature-noise")),
-        ("column:y", 10),
-    ],
+    "partition", ["iid", "pathological", "dirichlet", "quantity", "feature-noise"]
 )
-def test_digits_take_a_partition(partition, clients):
-    number = {} if partition == "column:y" else {"num_clients": clients}
-    population = load("digits", partition=partition, test=0.0, seed=3, **number)
-    assert population.num_clients == clients
+def test_digits_take_a_partition(partition):
+    population = load("digits", partition=partition, test=0.0, seed=3, num_clients=9)
+    assert population.num_clients == 9
     assert sum(sizes(population, "train")) == 1797
 
 
@@ -108,10 +103,8 @@ def test_test_rows_of_the_source_stay_unless_a_fraction_is_given(tmp_path):
 
 
 def test_an_npz_without_owners_is_divided(tmp_path):
-    writers = np.array(["b", "a"])[np.arange(60) % 2]
-    np.savez(tmp_path / "flat.npz", x=np.arange(60), y=np.arange(60) % 3, writer=writers)
-    population = load(f"npz:{tmp_path}/flat.npz", partition="column:writer", test=0.0)
-    assert population.names.tolist() == ["a", "b"]
+    np.savez(tmp_path / "flat.npz", x=np.arange(60), y=np.arange(60) % 3)
+    population = load(f"npz:{tmp_path}/flat.npz", partition="iid", num_clients=2, test=0.0)
     assert sizes(population, "train") == [30, 30]
 
 
@@ -122,14 +115,7 @@ def test_an_npz_without_owners_is_divided(tmp_path):
         ({"spec": "leaf"}, "data .*'leaf'"),
         ({"spec": "digits:here"}, "data .*'digits:here'"),
         ({"spec": "digits", "partition": "random"}, "partition .*'random'"),
-        ({"spec": "digits", "partition": "column:"}, "column:NAME.*'column:'"),
-        ({"spec": "digits", "partition": "column"}, "column:NAME.*'column'"),
-        ({"spec": "digits", "partition": "column:who"}, "'who'"),
         ({"spec": "digits", "num_clients": 0}, "num_clients"),
-        (
-            {"spec": "digits", "partition": "column:y", "num_clients": 9},
-            "num_clients",
-        ),
         (
             {"spec": "digits", "partition": "iid", "alpha": 1.0},
             "alpha",

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjaxsim.data.normal import _sine_of_right_angles, normal
+from fedjaxsim.data.synthetic import _sine_of_right_angles, normal
 from fedjaxsim.kernels import threefry
 
 

@@ -116,7 +116,7 @@ def test_reserved_names_are_not_saved(tmp_path):
         ({"x": X, "counts": np.array([4]), "split": Y * 0 + 1}, "no client has training rows"),
         (
             {"x": X, "counts": np.array([4]), "preparations": np.array(["{}"])},
-            "write the file again",
+            "preparations must hold strings",
         ),
         ({"x": X / np.float32(2) * np.nan, "client": Y}, "client '0', field 'x'.*nan"),
     ],

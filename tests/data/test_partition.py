@@ -4,7 +4,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data import by_column, dirichlet, feature_noise, iid, pathological, quantity
+from fedjaxsim.data import dirichlet, feature_noise, iid, pathological, quantity
 
 PARTITIONS = {
     "iid": lambda fields, m, seed: iid(fields, m, seed),
@@ -14,7 +14,6 @@ PARTITIONS = {
     ),
     "quantity": lambda fields, m, seed: quantity(fields, m, 0.1, seed),
     "feature_noise": lambda fields, m, seed: feature_noise(fields, m, 0.0, seed),
-    "by_column": lambda fields, m, seed: by_column(fields, "writer"),
 }
 
 
@@ -26,12 +25,12 @@ def test_every_row_goes_to_exactly_one_client(kind, data):
     m = data.draw(st.integers(1, n))
     seed = data.draw(st.integers(0, 2**32))
     labels = np.asarray(data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)))
-    fields = {"x": np.arange(n), "y": labels, "writer": labels % 3}
+    fields = {"x": np.arange(n), "y": labels}
     population = PARTITIONS[kind](fields, m, seed)
     rows = population.fields["x"].astype(int)
     np.testing.assert_array_equal(np.sort(rows), np.arange(n))
     np.testing.assert_array_equal(population.fields["y"], labels[rows])
-    assert population.num_clients == (len(set(labels % 3)) if kind == "by_column" else m)
+    assert population.num_clients == m
     assert population.splits["train"].count.min() >= 1
     assert population.splits["train"].count.sum() == n
 
@@ -104,14 +103,6 @@ def test_the_noise_on_features_grows_with_the_client():
         assert 2 * min(law.cdf(statistic), law.sf(statistic)) > 1e-6
 
 
-def test_dirichlet_reads_another_label():
-    fields = {"x": np.arange(40), "kind": np.arange(40) % 2, "y": np.zeros(40)}
-    small = dirichlet(fields, 2, 1e-3, seed=1, label="kind")
-    kinds = [set(small.rows(k)["kind"]) for k in range(2)]
-    # At α = 0.001 a class goes to one client whole, but for the row that saves an empty one.
-    assert any(len(kind) == 1 for kind in kinds)
-
-
 def test_shards_give_two_classes_per_client():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 12))
     population = pathological({"y": labels}, 10, 2, seed=0)  # 20 shards of 6, each within one class
@@ -122,25 +113,8 @@ def test_shards_give_two_classes_per_client():
         assert set(rows) <= {6, 12}
 
 
-def test_by_column_names_clients_and_drops_the_column():
-    fields = {
-        "x": np.array([10.0, 20.0, 30.0, 40.0]),
-        "y": np.array([0, 1, 2, 3]),
-        "writer": np.array(["bob", "ann", "bob", "cy"]),
-    }
-    population = by_column(fields, "writer")
-    assert population.names.tolist() == ["ann", "bob", "cy"]
-    assert set(population.fields) == {"x", "y"}
-    assert [population.rows(k)["x"].tolist() for k in range(3)] == [[20], [10, 30], [40]]
-
-
-def test_by_column_keeps_the_labels_it_divides_by():
-    population = by_column({"x": np.arange(4), "y": np.array([3, 1, 3, 1])}, "y")
-    assert population.names.tolist() == ["1", "3"]
-    assert population.fields["y"].tolist() == [1, 1, 3, 3]
-
-
-FIELDS = {"x": np.zeros((6, 2)), "y": np.arange(6), "w": np.array([0.0, np.nan, 0, 0, 0, 0])}
+FIELDS = {"x": np.zeros((6, 2)), "y": np.arange(6)}
+ODD = np.array([0.0, np.nan, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -155,15 +129,14 @@ FIELDS = {"x": np.zeros((6, 2)), "y": np.arange(6), "w": np.array([0.0, np.nan, 
         (lambda: dirichlet(FIELDS, 2, 0.0, 0), "alpha"),
         (lambda: dirichlet(FIELDS, 2, float("nan"), 0), "alpha"),
         (lambda: dirichlet(FIELDS, 3, 1.0, 0, min_rows=3), "num_clients"),
-        (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="z"), "'z'"),
-        (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="x"), "one value per row"),
+        (lambda: dirichlet({"x": np.zeros(6)}, 3, 1.0, 0), "'y'"),
+        (lambda: dirichlet({"y": np.zeros((6, 2))}, 3, 1.0, 0), "one value per row"),
+        (lambda: pathological({"y": ODD}, 3, 1, 0), "finite"),
         (lambda: pathological(FIELDS, 3, 3, 0), "shards_per_client"),
         (lambda: quantity(FIELDS, 2, -1.0, 0), "alpha"),
         (lambda: quantity(FIELDS, 3, 1.0, 0, min_rows=3), "num_clients"),
         (lambda: feature_noise(FIELDS, 2, -0.1, 0), "feature_noise"),
         (lambda: feature_noise({"y": np.arange(2)}, 2, 0.1, 0), "'x'"),
-        (lambda: by_column(FIELDS, "writer"), "'writer'"),
-        (lambda: by_column(FIELDS, "w"), "'w'"),
     ],
 )
 def test_wrong_arguments_are_refused(call, message):

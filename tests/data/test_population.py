@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjaxsim.data import Population, Ranges, by_column, split
+from fedjaxsim.data import Population, Ranges, split
 
 
 def test_clients_follow_one_another():
@@ -266,4 +266,3 @@ def test_integers_that_would_become_one_are_refused_and_others_stay():
             Population.from_flat(fields, [2, 2])
     kept = Population.from_flat({"x": features}, [2, 2]).fields["x"]
     np.testing.assert_array_equal(kept, features)
-    assert by_column({"x": np.zeros((4, 1)), "id": np.array(far)}, "id").num_clients == 4

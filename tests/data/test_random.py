@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import load
-from fedjaxsim.data.random import random_rows
+from fedjaxsim.data.synthetic import random_rows
 
 
 def test_rows_have_the_shape_and_the_labels_asked_for():

@@ -9,7 +9,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 import fedjaxsim as fjs
 from fedjaxsim import data
-from fedjaxsim.data.scales import ranges_of, ranges_of_file
+from fedjaxsim.data.transforms import ranges_of, ranges_of_file
 
 RANGES = {"age": (0.0, 100.0), "wage": (0.0, 50.0)}
 

@@ -16,9 +16,9 @@ from sklearn.metrics import roc_auc_score
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.gradients.whole_run import mean_metric
 from fedjaxsim.metrics import Metric

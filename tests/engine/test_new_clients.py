@@ -11,9 +11,9 @@ from fedjaxsim.algorithms.finetune import finetune
 from fedjaxsim.algorithms.knnper import knnper, with_neighbours
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import with_other_rows
+from fedjaxsim.data.splitting import hold_out
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import full_participation

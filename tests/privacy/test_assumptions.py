@@ -9,13 +9,12 @@ from problems import classification
 
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
-from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.npz import load_npz, save_npz
 from fedjaxsim.data.partition import dirichlet, iid, pathological
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.splitting import split
+from fedjaxsim.data.splitting import hold_out, split
 from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.samplers import full_participation
