@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.algorithms.mpmtl import Penalty, mpmtl
-from fedjaxsim.algorithms.proximal import Acceleration
+from fedjaxsim.algorithms.mpmtl import Acceleration, Penalty, mpmtl
 from fedjaxsim.algorithms.server_maps import ServerMap
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population

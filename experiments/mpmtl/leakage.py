@@ -17,7 +17,7 @@ import matplotlib as mpl
 import numpy as np
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms.spectral import shrinkage
+from fedjaxsim.algorithms.server_maps import shrinkage
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, wishart
 from fedjaxsim.report.plots import STYLE, picture

@@ -26,12 +26,7 @@ MIXTURE = Hyperparameter(
 
 
 class Personal(NamedTuple):
-    """One client's state.
-
-    Attributes:
-      params: v, the client's own model.
-      mixture: α, its weight, ().
-    """
+    """One client's state: v, its own model, and α, the weight of v, ()."""
 
     params: PyTree
     mixture: jax.Array

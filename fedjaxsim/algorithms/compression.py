@@ -80,24 +80,23 @@ def quantize(*, bits: int = 8) -> Compression:
     checks.count(2, 16, bits=bits)
     levels = 2 ** (bits - 1) - 1
 
+    def rounded(key, v):
+        largest = jnp.max(jnp.abs(v), initial=0)
+        step = jnp.where(largest > 0, largest, 1) / levels
+        low = jnp.floor(v / step)
+        up = threefry.bits(key, v.shape) * 2.0**-32 < v / step - low
+        q = jnp.clip(low + up, -levels, levels) * step
+        return v + jax.lax.stop_gradient(q - v)
+
     def apply(key, message):
         leaves, structure = jax.tree.flatten(message)
-        rounded = [_rounded(threefry.fold_in(key, i), v, levels) for i, v in enumerate(leaves)]
-        return jax.tree.unflatten(structure, rounded)
+        leaves = [rounded(threefry.fold_in(key, i), v) for i, v in enumerate(leaves)]
+        return jax.tree.unflatten(structure, leaves)
 
     def size(message):
         return sum(math.ceil(leaf.size * bits / 8) + 4 for leaf in jax.tree.leaves(message))
 
     return Compression(apply, size)
-
-
-def _rounded(key: jax.Array, v: jax.Array, levels: int) -> jax.Array:
-    largest = jnp.max(jnp.abs(v), initial=0)
-    step = jnp.where(largest > 0, largest, 1) / levels
-    low = jnp.floor(v / step)
-    up = threefry.bits(key, v.shape) * 2.0**-32 < v / step - low
-    q = jnp.clip(low + up, -levels, levels) * step
-    return v + jax.lax.stop_gradient(q - v)
 
 
 def top_k(*, kept: float = 0.1) -> Compression:

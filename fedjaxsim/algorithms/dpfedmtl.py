@@ -1,12 +1,15 @@
-"""DPFedMTL (Wu, Chen, Wang 2020): a shared trunk and a personal head per client (Algorithm 1)."""
+"""DPFedMTL (Wu, Chen, Wang 2020): a shared trunk and a personal head per client (Algorithm 1).
 
-from typing import Any, Literal, NamedTuple, get_args
+FedPer, FedRep and FedBN are it with other personal layers and orders of local steps; the parameters
+of all three are PFLlib's step by step.
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.layers import Selection, either, merge, paths_of, split
@@ -31,9 +34,6 @@ from fedjaxsim.privacy.messages import clip_by_global_norm, widened
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
-Order = Literal["together", "head-first"]
-_ORDERS = {"together": (("head", "trunk"),), "head-first": (("head",), ("trunk",))}
-"""Sets of parts that move together, one set after the other."""
 
 
 class Shared(NamedTuple):
@@ -54,23 +54,18 @@ def dpfedmtl(
     task: Task,
     *,
     head: Selection = None,
-    order: Order = "together",
-    head_epochs: int | None = None,
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """DPFedMTL: client i predicts with the shared trunk w_{M+1} and its own head w_i.
 
-    Client i of the cohort copies the trunk and takes H local steps (lines "Local Update"), with
-    order "together" of both parts at once,
+    Client i of the cohort copies the trunk and takes H local steps of both (lines "Local Update"),
 
         w_{M+1,i} ← w_{M+1,i} − η ∂ℓ_i/∂w_{M+1},    w_i ← w_i − η ∂ℓ_i/∂w_i
 
-    which is FedPer (Arivazhagan et al. 2019); with "head-first", H steps of the head with the
-    published trunk, then H steps of the trunk with the new head, on the same minibatches, which is
-    FedRep (Collins et al. 2021). It keeps w_i and sends the update of its copy of the trunk. The
-    mechanism clips and noises the update once, whatever H is, and the server adds the mean to the
-    trunk (equation 6). Without noise it is the paper's FedMTL.
+    It keeps w_i and sends the update of its copy of the trunk. The mechanism clips and noises the
+    update once, whatever H is, and the server adds the mean to the trunk (equation 6). Without
+    noise it is the paper's FedMTL.
 
     The paper draws a cohort at every step and averages every H steps; here one cohort takes the H
     steps between two averages. A stage that starts from another system's state takes the trunk from
@@ -80,21 +75,14 @@ def dpfedmtl(
       task: model and loss.
       head: Layers or parameters that stay with their client, as Dense_1; by default the output
         layer of the task's model. See `layers.Selection`. Running statistics always stay.
-      order: Order of the local steps: of head and trunk "together", or all of the head's first.
-      head_epochs: Epochs of the head's steps, FedRep's τ, with order "head-first"; by default as
-        many steps as of the trunk.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the trunk's released mean update.
 
     Raises:
-      ValueError: if the order is unknown or lacks the epochs, if no head is given and the model
-        names no output layer, or if the head or the trunk would be empty.
+      ValueError: if no head is given and the model names no output layer, or if the head or the
+        trunk would be empty.
     """
-    if head_epochs is not None and order != "head-first":
-        raise ValueError(f"head_epochs need order 'head-first', got {order!r}")
-    return _algorithm(
-        task, head, order, local_optimizer, server_optimizer, noised=False, head_epochs=head_epochs
-    )
+    return _algorithm(task, head, local_optimizer, server_optimizer)
 
 
 @reads(optimizers.local_records, optimizers.server_records, CLIP_NORM, NOISE_MULTIPLIER)
@@ -102,7 +90,6 @@ def dpfedmtl_as_published(
     task: Task,
     *,
     head: Selection = None,
-    order: Order = "together",
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
@@ -123,27 +110,94 @@ def dpfedmtl_as_published(
     Args:
       task: model and loss.
       head: Layers or parameters that stay with their client, as in `dpfedmtl`.
-      order: Order of the local steps, as in `dpfedmtl`.
       local_optimizer: Optimizer of the clients, as in `dpfedmtl`.
       server_optimizer: Optimizer of the server, as in `dpfedmtl`.
+    """
+    return _algorithm(task, head, local_optimizer, server_optimizer, noised=True)
+
+
+@reads(optimizers.local_records, optimizers.server_records)
+def fedper(
+    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+) -> Algorithm:
+    """FedPer (Arivazhagan et al. 2019): `dpfedmtl`, whose head and trunk step together.
+
+    Args:
+      task: model and loss.
+      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+    return dpfedmtl(task, head=head, local_optimizer=local_optimizer)
+
+
+@reads(optimizers.local_records, optimizers.server_records)
+def fedrep(
+    task: Task,
+    *,
+    head: Selection = None,
+    head_epochs: int | None = None,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+) -> Algorithm:
+    """FedRep (Collins et al. 2021): `dpfedmtl` whose head steps first, then the trunk.
+
+    The head takes its steps with the published trunk, then the trunk with the new head, on the same
+    minibatches.
+
+    Args:
+      task: model and loss.
+      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
+      head_epochs: τ, epochs of the head's steps; by default as many steps as of the trunk.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+    return _algorithm(task, head, local_optimizer, "sgd", head_first=True, head_epochs=head_epochs)
+
+
+@reads(optimizers.local_records, optimizers.server_records)
+def fedbn(
+    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+) -> Algorithm:
+    """FedBN (Li et al. 2021): `dpfedmtl` whose normalization layers are personal.
+
+    All parameters step together. Clients keep scales and offsets, and the running statistics of
+    BatchNorm, which local steps update (see `models.from_flax`).
+
+    Args:
+      task: model and loss.
+      head: Layers or parameters that stay with their client; by default all whose path contains
+        "norm", and layers with running statistics.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
-      ValueError: see `dpfedmtl`.
+      ValueError: if no head is given and the model has no normalization layers.
     """
-    return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=True)
+    paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
+    statistics = f"{STATISTICS}/"
+    tracked = {
+        _layer(path.removeprefix(statistics)) for path in paths if path.startswith(statistics)
+    }
+    normal = [path for path in paths if "norm" in path.lower() or _layer(path) in tracked]
+    if head is None and not normal:
+        raise ValueError(
+            "fedbn needs a model with normalization layers, such as mlp with layer_norm, or head; "
+            f"the parameters are {', '.join(paths)}"
+        )
+    return dpfedmtl(task, head=normal if head is None else head, local_optimizer=local_optimizer)
+
+
+def _layer(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _algorithm(
     task: Task,
     head: Selection,
-    order: Order,
     local_optimizer: optimizers.LocalChoice,
     server_optimizer: optimizers.ServerChoice,
     *,
-    noised: bool,
+    noised: bool = False,
+    head_first: bool = False,
     head_epochs: int | None = None,
 ) -> Algorithm:
-    checks.one_of(get_args(Order), order=order)
     selection = _require_two_parts(task, task.output_layer if head is None else head)
     make_local = optimizers.as_local(local_optimizer)
     server_optimizer = optimizers.as_server(server_optimizer)
@@ -155,35 +209,39 @@ def _algorithm(
         return Shared(publish(trunk, server_optimizer, hparams), public_head), own_head
 
     def client(shared, personal, data, hparams, context):
-        parts = {"head": personal, "trunk": shared.trunk.params}
-
         def optimizer(hparams, round_):
             plain = make_local(hparams, round_)
             return optax.chain(_noise(hparams, context), plain) if noised else plain
 
-        for moving in _ORDERS[order]:
+        def train(parts, *moving, epochs=None):
+            """Take the local steps of the parts that move."""
 
-            def model(moved, parts=parts):
+            def model(moved):
                 both = parts | moved
                 return merge(both["head"], both["trunk"])
 
-            def loss(moved, batch, model=model):
+            def loss(moved, batch):
                 return task.loss(model(moved), batch)
 
-            def track(before, moved, batch, model=model):
+            def track(before, moved, batch):
                 assert task.track is not None
                 head, _ = split(task.track(model(before), model(moved), batch), selection)
                 return moved | {"head": head}
 
-            begun = {name: parts[name] for name in moving}
             # Statistics belong to the head, and move when it does.
             tracks = task.track is not None and "head" in moving
             whole = task._replace(loss=loss, linear=None, track=track if tracks else None)
-            epochs = head_epochs if moving == ("head",) else None
-            moved = local_steps(
-                begun, data, whole, optimizer, hparams, context.round, epochs=epochs
+            start = {name: parts[name] for name in moving}
+            return parts | local_steps(
+                start, data, whole, optimizer, hparams, context.round, epochs=epochs
             )
-            parts = parts | moved
+
+        parts = {"head": personal, "trunk": shared.trunk.params}
+        if head_first:
+            parts = train(parts, "head", epochs=head_epochs)
+            parts = train(parts, "trunk")
+        else:
+            parts = train(parts, "head", "trunk")
         update = jax.tree.map(jnp.subtract, parts["trunk"], shared.trunk.params)
         return parts["head"], update, {}
 
@@ -237,8 +295,6 @@ def _noise(hparams: Hyperparameters, context: Context) -> optax.GradientTransfor
         return jnp.zeros((), jnp.int32)
 
     def update(updates, state, params=None):
-        if "trunk" not in updates:
-            return updates, state
         clipped = clip_by_global_norm(widened(updates["trunk"]), clip_norm).message
         noise = noise_like(threefry.fold_in(context.key, state), clipped, scale)
         noised = jax.tree.map(

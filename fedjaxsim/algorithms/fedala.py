@@ -25,12 +25,7 @@ AGGREGATION_RATE = Hyperparameter(
 
 
 class Personal(NamedTuple):
-    """One client's state.
-
-    Attributes:
-      params: θ_i, the client's model.
-      weights: W_i, its aggregation weights in [0, 1], like the params.
-    """
+    """One client's state: θ_i, its model, and W_i, its weights in [0, 1], like the params."""
 
     params: PyTree
     weights: PyTree

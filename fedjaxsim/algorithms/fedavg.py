@@ -1,13 +1,18 @@
-"""FedAvg (McMahan et al. 2017), and with the Gaussian mechanism DP-FedAvg (McMahan et al. 2018)."""
+"""FedAvg (McMahan et al. 2017), and with the Gaussian mechanism DP-FedAvg (McMahan et al. 2018).
+
+Then what differs from it in the server's step, the local loss or the weight of a message.
+"""
 
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.local_steps import local_update
+from fedjaxsim.algorithms.local_steps import PULL, Pull, local_update, mean_over_rows
 from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     predict_with_shared,
@@ -15,9 +20,21 @@ from fedjaxsim.algorithms.shared_model import (
     published,
     server_step,
 )
-from fedjaxsim.hyperparameters import reads
+from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
+MU = dataclasses.replace(
+    PULL, name="mu", symbol="μ", help="μ, the weight of FedProx's proximal term."
+)
+FAIRNESS = Hyperparameter(
+    "fairness",
+    default=0.1,  # a loss of hundreds, as of raw scores, makes the steps of q = 1 diverge
+    scale="log",
+    symbol="q",
+    label="fairness",
+    help="q of q-FFL: clients of loss F weigh F^q in the server's step; 0 is FedAvg.",
+)
 _ADAPTIVE_RATE = dataclasses.replace(optimizers.SERVER_LEARNING_RATE, default=0.01)
 _OF_PAPER = {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
 """β₁, β₂ and τ of Reddi et al. (2021)."""
@@ -98,3 +115,68 @@ def fedyogi(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     """
     yogi = optimizers.server(functools.partial(optax.yogi, **_OF_PAPER))
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer=yogi)
+
+
+@reads(optimizers.local_records, optimizers.server_records, MU)
+def fedprox(
+    task: Task,
+    *,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
+) -> Algorithm:
+    """FedProx: local SGD on ℓ_k(v) + (μ/2)‖v − w‖² from the global w; one model for all.
+
+    Everything else is FedAvg.
+
+    Args:
+      task: model and loss.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean update.
+    """
+
+    def client(shared, personal, data, hparams, context):
+        w = shared.params
+        pull = Pull(hparams.mu, w)
+        update = local_update(w, data, task, local_optimizer, hparams, context.round, pull)
+        return personal, update, {}
+
+    curvature = optimizers.curvature(local_optimizer, MU.name)
+    plain = fedavg(task, server_optimizer=server_optimizer)
+    return plain._replace(client=client, curvature=curvature)
+
+
+@reads(optimizers.local_records, optimizers.server_records, FAIRNESS)
+def qffl(
+    task: Task,
+    *,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
+) -> Algorithm:
+    """q-FFL: clients with larger losses count more; one model for all (q-FedAvg, Algorithm 2).
+
+    The objective is Σ_k F_k(w)^(q+1)/(q+1). Client k of the cohort takes FedAvg's local steps from
+    w and sends F_k(w)^q (v − w), F_k(w) being the mean loss of all its rows at w. The weight F_k^q
+    depends on its data, so it is part of the message and bounded with it.
+
+    The paper divides the sum by Σ_k h_k with h_k = q F_k^(q−1) ‖Δw_k‖² + F_k^q/η, which depends on
+    data, too. Here the divisor is fixed, the expected cohort: `hparams.server_learning_rate` is the
+    step instead. For q = 0 both are FedAvg; with their divisor as the step, w is the authors'.
+
+    Args:
+      task: model and loss.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean update.
+
+    Raises:
+      ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.
+    """
+    plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
+
+    def client(shared, personal, data, hparams, context):
+        personal, update, metrics = plain.client(shared, personal, data, hparams, context)
+        loss = mean_over_rows(lambda batch: task.loss(shared.params, batch), data)
+        weight = jnp.power(loss, hparams.fairness)
+        update = products.dense(products.unsealed(update))
+        return personal, jax.tree.map(lambda u: weight.astype(u.dtype) * u, update), metrics
+
+    return plain._replace(client=client, averages_statistics=False)  # its weights do not add to 1

@@ -20,12 +20,7 @@ _ALPHA = dataclasses.replace(PULL, default=0.1)
 
 
 class Shared(NamedTuple):
-    """The public server state.
-
-    Attributes:
-      params: the server's model θ, from which clients start.
-      drift: d = −h/α, the mean of all clients' d_k.
-    """
+    """The public server state: θ, from which clients start, and d = −h/α, the mean of all d_k."""
 
     params: PyTree
     drift: PyTree

@@ -41,7 +41,7 @@ class Neighbours(NamedTuple):
       keys: representations of its training rows, (n, r).
       labels: (n,) int32; −1 where there is no row.
       weight: λ, ().
-      scale: the scale of distances, ().
+      scale: s, of distances, ().
     """
 
     params: PyTree
@@ -72,9 +72,6 @@ def knnper(
       datastore: Most rows that a client keeps.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean update.
-
-    Raises:
-      ValueError: as `with_neighbours`.
     """
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
     return with_neighbours(plain, neighbours=neighbours, datastore=datastore)

@@ -9,22 +9,12 @@ PyTree = Any
 Selection = str | Sequence[str] | Callable[[str], bool] | None
 """Parameters by the paths of leaves, such as "Dense_1/kernel": a path or the first keys of paths,
 such as "Dense_1"; several of them; a predicate on paths; or None for all parameters."""
-_NAME = "a name must be a path, or the beginning of paths up to a '/'"
 
 
 def split(params: PyTree, selection: Selection) -> tuple[PyTree, PyTree]:
-    """Split parameters in two by path.
+    """Split parameters by path into the selected part and the rest.
 
-    Args:
-      params: a pytree of arrays without None.
-      selection: the leaves of the first part.
-
-    Returns:
-      The selected part and the rest: two pytrees like `params` with None, which is no leaf for JAX,
-      in place of the leaves of the other part.
-
-    Raises:
-      ValueError: if a name or the predicate selects nothing, or the selection has another type.
+    Both are like `params`, with None, which is no leaf for JAX, for the leaves of the other part.
     """
     chosen = _chosen(selection, paths_of(params))
     leaves, structure = jax.tree.flatten(params)
@@ -45,11 +35,7 @@ def merge(selected: PyTree, rest: PyTree) -> PyTree:
 
 def either(selection: Selection, name: str) -> Selection:
     """Return a selection that also selects the parameters under a name."""
-    if selection is None:
-        return None
-    if callable(selection):
-        return lambda path: selection(path) or _under(path, name)
-    return (selection, name) if isinstance(selection, str) else (*selection, name)
+    return None if selection is None else (*_each(selection), name)
 
 
 def paths_of(params: PyTree) -> list[str]:
@@ -58,25 +44,31 @@ def paths_of(params: PyTree) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
+def _each(selection: Any) -> Any:
+    return (selection,) if isinstance(selection, str) or callable(selection) else selection
+
+
 def _chosen(selection: Selection, paths: list[str]) -> list[bool]:
     if selection is None:
         return [True] * len(paths)
-    if callable(selection):
-        chosen = [bool(selection(path)) for path in paths]
-        if not any(chosen):
-            raise ValueError(f"the predicate selects none of the parameters, which are {paths}")
-        return chosen
-    names = [selection] if isinstance(selection, str) else selection
-    listed = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
-    if not listed or not names:
+    each = _each(selection)
+    listed = isinstance(each, Sequence) and all(
+        isinstance(one, str) or callable(one) for one in each
+    )
+    if not listed or not each:
         raise ValueError(
             "a selection of parameters must be a name, names, a predicate on paths, or None for "
             f"all; got {selection!r}, of parameters {paths}"
         )
-    for name in names:
-        if not any(_under(path, name) for path in paths):
-            raise ValueError(f"{name!r} selects none of the parameters, which are {paths}; {_NAME}")
-    return [any(_under(path, name) for name in names) for path in paths]
+    found = [[one(path) if callable(one) else _under(path, one) for path in paths] for one in each]
+    for one, selected in zip(each, found, strict=True):
+        if not any(selected):
+            raise ValueError(
+                f"{'the predicate' if callable(one) else repr(one)} selects none of the "
+                f"parameters, which are {paths}; a name must be a path, or the beginning of paths "
+                "up to a '/'"
+            )
+    return [any(selected) for selected in zip(*found, strict=True)]
 
 
 def _under(path: str, name: str) -> bool:

@@ -1,11 +1,27 @@
-"""Local: every client learns alone by local steps."""
+"""Clients that learn alone: Local, and fine-tuning after another stage (PMTL, section 5.3)."""
 
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim import checks
+from fedjaxsim.algorithm import Algorithm, Curvature, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.shared_model import from_one_model, keep_shared, predict_with_personal
+from fedjaxsim.algorithms.local_steps import PULL, local_steps, mean_over_rows
+from fedjaxsim.algorithms.shared_model import (
+    from_one_model,
+    keep_shared,
+    predict_with_personal,
+)
+from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
+
+PyTree = Any
+Penalty = Literal["vanilla", "mean", "kl", "ewc"]
+Origin = Literal["personal", "global"]
 
 
 @reads(optimizers.local_records)
@@ -19,21 +35,127 @@ def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Alg
       task: model and loss.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
+    return finetune(task, penalty="vanilla", local_optimizer=local_optimizer)
 
-    def start(hparams, published, own):
-        return (), own
+
+@reads(optimizers.local_records, lambda penalty, **_: () if penalty == "vanilla" else (PULL,))
+def finetune(
+    task: Task,
+    *,
+    penalty: Penalty = "mean",
+    origin: Origin = "personal",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+) -> Algorithm:
+    """Fine-tuning: client k takes its steps on ℓ_k plus a penalty towards w̃; nothing is sent.
+
+    w̃ is the published model of the earlier stage (`Simulation.start_from`) and does not change. The
+    penalties, with λ = `hparams.lam`:
+
+        vanilla: none
+        mean:    (λ/2) ‖w − w̃‖²
+        kl:      (λ/2) [KL(p_w‖p_w̃) + KL(p_w̃‖p_w)], averaged over the minibatch
+        ewc:     (λ/2) Σ_j F_j (w_j − w̃_j)², F of `fisher` at w̃ on the client's own rows
+
+    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) One round with full
+    participation is a whole stage; more rounds allow evaluations in between. In each round the
+    optimizer starts afresh and one pass over the client's rows computes F.
+
+    Clients read only their own data and w̃: this is post-processing, and ε does not change.
+
+    Args:
+      task: model and loss; for "kl" with a `divergence`.
+      penalty: Penalty towards the published model; "vanilla" is none.
+      origin: Start of the clients: the "personal" model that they predicted with, or the "global"
+        one, w̃.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+
+    Raises:
+      ValueError: if the penalty or origin is unknown, or "kl" meets a task without a divergence.
+    """
+    checks.one_of(get_args(Penalty), penalty=penalty)
+    checks.one_of(get_args(Origin), origin=origin)
+    if penalty == "kl" and task.divergence is None:
+        raise ValueError(
+            "penalty 'kl' needs a task with a `divergence`, the symmetrized KL divergence of its "
+            "predictions; this one has none"
+        )
+    if penalty == "ewc" and task.track is not None:
+        raise ValueError("penalty 'ewc' takes gradients of single rows: BatchNorm has none")
+    reads_published = penalty != "vanilla" or origin == "global"
+
+    def start(hparams, w_tilde, w_k):
+        return w_tilde if reads_published else (), w_tilde if origin == "global" else w_k
 
     def client(shared, personal, data, hparams, context):
-        w_k = local_steps(personal, data, task, local_optimizer, hparams, context.round)
+        lam = None if penalty == "vanilla" else hparams.lam
+        towards = _towards(penalty, task, shared, data, lam)
+        w_k = local_steps(
+            personal, data, task, local_optimizer, hparams, context.round, penalty=towards
+        )
         return w_k, (), {}
 
-    init = from_one_model(task, start)
     return Algorithm(
-        init,
+        from_one_model(task, start),
         client,
         keep_shared,
         predict_with_personal,
         task,
-        warm_start=WarmStart(start),
-        curvature=optimizers.curvature(local_optimizer),
+        warm_start=WarmStart(
+            start, lambda shared: shared if reads_published else None, required=reads_published
+        ),
+        curvature=_curvature(penalty, local_optimizer),
     )
+
+
+def _curvature(penalty: Penalty, optimizer: optimizers.LocalChoice) -> Curvature | None:
+    """Return the curvature with the penalty; None for "ewc", which depends on data."""
+    of_loss = optimizers.curvature(optimizer)
+    if penalty == "ewc" or of_loss is None:
+        return None
+    if penalty == "kl":
+        return lambda bound, hparams: bound * (1 + hparams.lam)
+    return of_loss if penalty == "vanilla" else optimizers.curvature(optimizer, PULL.name)
+
+
+def _towards(
+    penalty: Penalty, task: Task, w_tilde: PyTree, data: ClientData, lam: Any
+) -> Callable[[PyTree, Batch], jax.Array] | None:
+    """Return the penalty as a function of parameters and a minibatch, ()."""
+
+    def mean(w, batch):
+        return lam / 2 * _sum(jax.tree.map(lambda a, b: jnp.square(a - b), w, w_tilde))
+
+    def kl(w, batch):
+        assert task.divergence is not None
+        return lam / 2 * batch.mean(task.divergence(w, w_tilde, batch))
+
+    def ewc(w, batch):
+        terms = jax.tree.map(lambda f, a, b: f * jnp.square(a - b), information, w, w_tilde)
+        return lam / 2 * _sum(terms)
+
+    if penalty == "ewc":
+        information = fisher(task, w_tilde, data)
+    return {"vanilla": None, "mean": mean, "kl": kl, "ewc": ewc}[penalty]
+
+
+def fisher(task: Task, params: PyTree, data: ClientData) -> PyTree:
+    """Compute the diagonal of the empirical Fisher information, F_j = (1/n) Σ_i (∂ℓ_i/∂w_j)².
+
+    An exact pass over the client's n rows, with their own labels; the loss ℓ_i stands for the
+    negative log-likelihood of row i.
+    """
+
+    def squares(fields):
+        row = Batch(jax.tree.map(lambda value: value[None], fields), jnp.ones(1))
+        return jax.tree.map(jnp.square, jax.grad(task.loss)(params, row))
+
+    def of_batch(batch):
+        weight = batch.weight / jnp.maximum(jnp.sum(batch.weight), 1)
+        each = jax.vmap(squares)(batch.fields)
+        return jax.tree.map(lambda s: jnp.tensordot(weight.astype(s.dtype), s, 1), each)
+
+    return mean_over_rows(of_batch, data)
+
+
+def _sum(tree: PyTree) -> jax.Array:
+    return jax.tree.reduce(jnp.add, jax.tree.map(jnp.sum, tree))

@@ -1,5 +1,11 @@
-"""MP-MTL: model-protected multi-task learning (Liang et al. 2020), Algorithms 1 to 5."""
+"""MP-MTL: model-protected multi-task learning (Liang et al. 2020), Algorithms 1 to 5.
 
+Beside it the two that it is compared with: DP-MTRL, which publishes all models, and STL, which
+publishes nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -8,18 +14,11 @@ import numpy as np
 
 from fedjaxsim import checks, keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE
-from fedjaxsim.algorithms.proximal import (
-    RIDGE,
-    SHRINK,
-    Acceleration,
-    check_acceleration,
-    loss_and_gradient,
-    matrices,
-    momentum,
-)
-from fedjaxsim.algorithms.server_maps import ServerMap, group_sparse, low_rank, relationship
-from fedjaxsim.algorithms.shared_model import from_one_model
+from fedjaxsim.algorithms.local_steps import PULL, mean_over_rows
+from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE, LEARNING_RATE, curvature
+from fedjaxsim.algorithms.server_maps import MAPS, ServerMap, relationship_of_rows, shrinkage
+from fedjaxsim.algorithms.shared_model import from_one_model, keep_shared
+from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
     Hyperparameter,
@@ -38,17 +37,16 @@ Penalty = Literal[
     "low-rank", "group-sparse", "relationship", "decomposed", "decomposed-group-sparse"
 ]
 Outliers = Literal["entries", "columns", "frobenius"]
-LAM = Hyperparameter(
-    "lam",
-    default=0.1,
-    scale="log",
-    symbol="λ",
-    help="λ, the weight of the penalty on the matrix of all models.",
+Acceleration = Literal["none", "convex", "strongly-convex"]
+RIDGE = Hyperparameter(
+    "ridge", default=0.0, symbol="ridge", help="μ, the weight of ½‖w‖² in every client's objective."
 )
-LAM2 = Hyperparameter(
-    "lam2",
-    default=0.1,
-    scale="log",
+LAM = dataclasses.replace(
+    PULL, per_client=False, help="λ, the weight of the penalty on the matrix of all models."
+)
+LAM2 = dataclasses.replace(
+    LAM,
+    name="lam2",
     symbol="λ₂",
     help="λ₂, the weight of the penalty on the part of a model that its client keeps.",
 )
@@ -62,21 +60,11 @@ MESSAGE_EPSILON = Hyperparameter(
     meanings={float("inf"): "none"},
     help="ε of one round for every single example, beside the guarantee of clients.",
 )
-_MAPS = {
-    "low-rank": low_rank,
-    "decomposed": low_rank,
-    "group-sparse": group_sparse,
-    "relationship": relationship,
-}
+_STL_LAM = dataclasses.replace(PULL, help="λ, the weight of ‖w‖₁ in STL's objective.")
 
 
 class Published(NamedTuple):
-    """The public server state.
-
-    Attributes:
-      matrix: M of the last release; the identity before the first one.
-      memory: the server map's memory of earlier releases.
-    """
+    """The server state: M of the last release, at first the identity, and the map's memory."""
 
     matrix: PyTree
     memory: PyTree
@@ -180,14 +168,14 @@ def mpmtl(
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Outliers), outliers=outliers)
     checks.one_of(get_args(Acceleration), acceleration=acceleration)
-    to_matrix, to_params = matrices(task, "mpmtl")
-    server_map = server_map or _MAPS[penalty.removeprefix("decomposed-")]()
-    decomposed, shrink = penalty.startswith("decomposed"), SHRINK[outliers]
+    to_matrix, to_params = _matrices(task, "mpmtl")
+    server_map = server_map or MAPS[penalty.removeprefix("decomposed-")]
+    decomposed, shrink = penalty.startswith("decomposed"), _SHRINK[outliers]
 
     def start(hparams, published, own):
         w = to_matrix(own)
         q = jnp.zeros_like(w)
-        shared = Published(*server_map.init(w.shape[0]))
+        shared = Published(*server_map.init(*w.shape))
         return shared, Personal(Iterates(w, w), Iterates(q, q) if decomposed else None)
 
     def proximal(shared, personal, hparams, client_id):
@@ -199,11 +187,11 @@ def mpmtl(
 
     def client(shared, personal, data, hparams, context):
         hat, hat_q = proximal(shared, personal, hparams, context.client_id)
-        beta = momentum(acceleration, context.round, hparams)
+        beta = _momentum(acceleration, context.round, hparams)
         z = hat + beta * (hat - personal.sent.previous)
         z_q = None if hat_q is None else hat_q + beta * (hat_q - personal.kept.previous)
         whole = z if z_q is None else z + z_q
-        loss, gradient = loss_and_gradient(task, to_params, whole, data)
+        loss, gradient = _loss_and_gradient(task, to_params, whole, data)
         step = hparams.learning_rate * (gradient + hparams.ridge * whole)
 
         def after(w, hat):
@@ -227,7 +215,7 @@ def mpmtl(
         return to_params(hat if hat_q is None else hat + hat_q)
 
     def check(hparams):
-        check_acceleration(acceleration, hparams)
+        _check_acceleration(acceleration, hparams)
         clip_norm = on_host(hparams.clip)
         if protect_examples and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
             raise ValueError(
@@ -255,3 +243,147 @@ def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array
     clip_norm = jnp.asarray(hparams.clip)
     scale = 2 * clip_norm / hparams.message_epsilon
     return clip_by_global_norm(w + scale * size * direction, clip_norm).message
+
+
+@reads(COMMON_LEARNING_RATE, LAM, RIDGE, CLIP_NORM)
+def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none") -> Algorithm:
+    """DP-MTRL (Gupta, Rana, Phung, Venkatesh 2016), as MP-MTL compares itself with it.
+
+    Objective and descent equal `mpmtl(task, penalty="relationship")`. But the
+    mechanism releases every client's model, one row each, clipped and noised; the relationship of
+    the tasks is computed from the noised models, and clients continue from them and predict with
+    them. Without noise both algorithms are the same.
+
+    The paper adds noise of density ∝ exp(−‖b‖ ε/Δ) to each model, where one example moves the model
+    by at most Δ = 2G/(n_i μ), for gradients of norm G and strong convexity μ, and protects a client
+    by group privacy at (ε/n, δ/(n e^ε)) for n = max n_i: that is noise for a movement of
+    2Gn/(n_i μ). Here `every_row` bounds the movement by a clip to C, whatever the solver did;
+    C = Gn/(n_min μ) gives the paper's noise.
+
+    Args:
+      task: a linear model with its loss.
+      num_clients: m.
+      acceleration: Momentum, see `mpmtl`.
+
+    Raises:
+      ValueError: see `mpmtl`; when a run starts, if the mechanism does not release a model for each
+        client.
+    """
+    server_map = relationship_of_rows(num_clients)
+    return mpmtl(task, penalty="relationship", acceleration=acceleration, server_map=server_map)
+
+
+@reads(LEARNING_RATE, _STL_LAM, RIDGE)
+def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
+    """STL with ℓ1 and ℓ2 penalties: client i minimizes L_i(w) + (μ/2) ‖w‖² + λ ‖w‖₁.
+
+    L_i is the mean loss over all its own rows, μ = `hparams.ridge` and λ = `hparams.lam`. A round
+    is one step of proximal gradient descent, equal to `mpmtl` for λ = 0. Nothing is sent, ε = 0.
+
+    Args:
+      task: a linear model with its loss.
+      acceleration: Momentum, see `mpmtl`.
+
+    Raises:
+      ValueError: if the task is not linear, or the acceleration is unknown.
+    """
+    checks.one_of(get_args(Acceleration), acceleration=acceleration)
+    to_matrix, to_params = _matrices(task, "stl")
+
+    def start(hparams, published, own):
+        w = to_matrix(own)
+        return (), Iterates(w, w)
+
+    def client(shared, personal, data, hparams, context):
+        w, previous = personal
+        z = w + _momentum(acceleration, context.round, hparams) * (w - previous)
+        loss, gradient = _loss_and_gradient(task, to_params, z, data)
+        step = z - hparams.learning_rate * (gradient + hparams.ridge * z)
+        new = _soften(step, hparams.learning_rate * hparams.lam)
+        # As in `mpmtl`, the first step only makes the paper's first model.
+        return Iterates(new, jnp.where(context.round == 0, new, w)), (), {"loss": loss}
+
+    return Algorithm(
+        from_one_model(task, start),
+        client,
+        keep_shared,
+        lambda shared, personal, hparams, client_id: to_params(personal.w),
+        task,
+        check=lambda hparams: _check_acceleration(acceleration, hparams),
+        warm_start=WarmStart(start),
+        curvature=curvature("sgd", RIDGE.name),
+    )
+
+
+def _matrices(
+    task: Task, name: str
+) -> tuple[Callable[[PyTree], jax.Array], Callable[[jax.Array], PyTree]]:
+    """Return functions from parameters to a matrix (d, c), its last row the intercept, and back."""
+    if task.linear is None:
+        raise ValueError(
+            f"{name} is for linear models, with one row of W per output: give a task of "
+            "models.linear()"
+        )
+
+    def to_matrix(params):
+        rows = [params["kernel"].T, *([params["bias"][None]] if "bias" in params else [])]
+        w = jnp.concatenate(rows)
+        return w.astype(jnp.promote_types(w.dtype, jnp.float32))
+
+    def to_params(matrix):
+        like = jax.eval_shape(task.init, jax.random.key(0))
+        w = matrix.astype(like["kernel"].dtype)
+        return {"kernel": w[:-1].T, "bias": w[-1]} if "bias" in like else {"kernel": w.T}
+
+    return to_matrix, to_params
+
+
+def _momentum(
+    acceleration: Acceleration, round_: jax.Array, hparams: Hyperparameters
+) -> jax.Array | float:
+    """Return β_t, with t = 0 in the first round."""
+    if acceleration == "none":
+        return 0.0
+    if acceleration == "convex":
+        t = round_.astype(float)
+        return jnp.maximum(t - 1, 0) / (t + 2)
+    root = jnp.sqrt(jnp.asarray(hparams.ridge) * hparams.learning_rate)
+    return (1 - root) / (1 + root)
+
+
+def _loss_and_gradient(
+    task: Task, to_params: Callable[[jax.Array], PyTree], w: jax.Array, data: ClientData
+) -> tuple[jax.Array, jax.Array]:
+    """Compute L_i and ∇L_i at w (d, c) over all rows of a client; 0 if it has none."""
+    return mean_over_rows(
+        lambda batch: jax.value_and_grad(lambda w: task.loss(to_params(w), batch))(w), data
+    )
+
+
+def _check_acceleration(acceleration: Acceleration, hparams: Hyperparameters) -> None:
+    """Raise ValueError if a known ridge and η do not suit the acceleration."""
+    ridge, eta = on_host(hparams.ridge), on_host(hparams.learning_rate)
+    if acceleration == "strongly-convex" and ridge is not None:
+        if np.any(ridge <= 0):
+            raise ValueError(
+                f"ridge must be positive for the acceleration 'strongly-convex', got {ridge}"
+            )
+        if eta is not None and np.any(ridge * eta > 1):
+            raise ValueError(
+                "learning_rate must be at most 1/ridge for the acceleration 'strongly-convex', "
+                f"got {eta} with ridge {ridge}"
+            )
+
+
+def _soften(q: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Return sign(q) max(0, |q| − τ), the proximal map of τ ‖q‖₁."""
+    return jnp.sign(q) * jnp.maximum(jnp.abs(q) - threshold, 0)
+
+
+# The proximal maps of the penalties on Q, of q (d, c) and τ = ηλ₂; that of "columns" is
+# max(0, 1 − τ/‖q‖₂) q of every column.
+_SHRINK = {
+    "entries": _soften,
+    "columns": lambda q, threshold: q * shrinkage(jnp.sum(jnp.square(q), axis=0), threshold),
+    "frobenius": lambda q, threshold: q / (1 + 2 * threshold),
+}

@@ -93,7 +93,7 @@ def local(
     Raises:
       ValueError: if the name is unknown.
     """
-    make, more = _find(optimizer), _LOCAL_RECORDS.get(_name(optimizer), ())
+    make, more = _found(optimizer, _LOCAL_RECORDS)
 
     def build(hparams, round_):
         factor = 1.0 if schedule is None else schedule(round_)
@@ -121,7 +121,7 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
     Raises:
       ValueError: if the name is unknown.
     """
-    make, more = _find(optimizer), _SERVER_RECORDS.get(_name(optimizer), ())
+    make, more = _found(optimizer, _SERVER_RECORDS)
 
     def build(hparams):
         beta = {"momentum": hparams.server_momentum} if SERVER_MOMENTUM in more else {}
@@ -146,29 +146,24 @@ def as_local(optimizer: LocalChoice) -> LocalOptimizer:
     return optimizer if callable(optimizer) else local(optimizer)
 
 
+def as_server(optimizer: ServerChoice) -> ServerOptimizer:
+    """Return the server optimizer of a name, and any other as it is."""
+    return optimizer if callable(optimizer) else server(optimizer)
+
+
 def curvature(optimizer: LocalChoice = "sgd", *penalties: str) -> Curvature | None:
     """Return the curvature that steps of SGD meet; None for other optimizers.
 
-    Args:
-      optimizer: of the steps.
-      *penalties: names of the weights of quadratic penalties that the steps descend.
+    `penalties` are names of the weights of quadratic penalties that the steps descend.
     """
     if not (optimizer == "sgd" or getattr(optimizer, "is_sgd", False)):
         return None
     return lambda bound, hparams: bound + sum(hparams.get(name) for name in penalties)
 
 
-def as_server(optimizer: ServerChoice) -> ServerOptimizer:
-    """Return the server optimizer of a name, and any other as it is."""
-    return optimizer if callable(optimizer) else server(optimizer)
-
-
-def _name(optimizer: Optax | str) -> str:
-    return optimizer if isinstance(optimizer, str) else ""
-
-
-def _find(optimizer: Optax | str) -> Optax:
+def _found(optimizer: Optax | str, records: dict[str, Records]) -> tuple[Optax, Records]:
+    """Return the optax factory of a name, and what it reads besides a learning rate."""
     if not isinstance(optimizer, str):
-        return optimizer
+        return optimizer, ()
     checks.one_of(_BY_NAME, optimizer=optimizer)
-    return _BY_NAME[optimizer]
+    return _BY_NAME[optimizer], records.get(optimizer, ())

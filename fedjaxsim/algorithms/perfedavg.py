@@ -1,5 +1,6 @@
 """Per-FedAvg (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020): a model one step from every client's."""
 
+import dataclasses
 from typing import Literal, get_args
 
 import jax
@@ -11,17 +12,15 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
 from fedjaxsim.algorithms.shared_model import moved
-from fedjaxsim.hyperparameters import STEP, Hyperparameter, reads
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
-ADAPTATION_RATE = Hyperparameter(
-    "adaptation_rate",
-    default=STEP,
-    scale="log",
+ADAPTATION_RATE = dataclasses.replace(
+    optimizers.LEARNING_RATE,
+    name="adaptation_rate",
     symbol="α",
     label="adaptation rate",
     help="α of Per-FedAvg, the step from the shared model to a client's own.",
-    per_client=True,
 )
 Derivative = Literal["first-order", "hessian"]
 
@@ -65,13 +64,13 @@ def perfedavg(
             return moved(v, -hparams.adaptation_rate, jax.grad(task.loss)(v, batch))
 
         def loss(v, batch):
-            first, second = halves(batch)
+            first, second = _halves(batch)
             return task.loss(adapted(v, first), second)
 
         def gradient(v, batch):
             if derivative == "hessian":
                 return task._replace(loss=loss).gradient(v, batch)
-            first, second = halves(batch)
+            first, second = _halves(batch)
             return task.gradient(adapted(v, first), second)
 
         w = shared.params
@@ -85,7 +84,7 @@ def perfedavg(
     return plain._replace(client=client, predict_with_data=predict_with_data)
 
 
-def halves(batch):
+def _halves(batch):
     """Split the examples of a minibatch in two by their weights; the first half is the larger."""
     present = batch.weight > 0
     first = jnp.cumsum(present) <= (jnp.sum(present) + 1) // 2

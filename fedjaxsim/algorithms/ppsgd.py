@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
-from fedjaxsim.algorithm import Algorithm, Context, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
 from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE
 from fedjaxsim.data.minibatches import ClientData, Minibatches
@@ -45,10 +45,7 @@ _DIVISOR = (
 class Iterate(NamedTuple):
     """Parameters that move from round to round: (W, w) at the server, θ_i at client i.
 
-    Attributes:
-      value: pytree, the parameters.
-      mean: pytree, the mean of the parameters of the first `rounds` rounds; None if not asked for.
-      rounds: () int32; None without a mean.
+    `mean` is that of the first `rounds` rounds; both are None if no mean is asked for.
     """
 
     value: PyTree
@@ -162,12 +159,13 @@ def ppsgd(
         params = add(shared.value, personal.value)
         g_w = _gradient(task, params, data, m_i, context.client_id)
         g_theta, _ = split(g_w, selection)
-        rate = _personal_rate(parametrization, hparams, context) / mean_size
-        return personal.descend(rate, g_theta, context.round), g_w, {}
+        cohort = jnp.multiply(context.sampling_rate, context.num_clients)
+        _, rate = _rates(parametrization, hparams, cohort)
+        return personal.descend(rate / mean_size, g_theta, context.round), g_w, {}
 
     def server(shared, release, hparams, round_):
-        rate = _shared_rate(parametrization, hparams) / mean_size
-        return shared.descend(rate, release, round_)
+        rate, _ = _rates(parametrization, hparams, cohort=1.0)
+        return shared.descend(rate / mean_size, release, round_)
 
     def predict(shared, personal, hparams, client_id):
         if not averaged:
@@ -240,24 +238,15 @@ def _check_minibatches(
         )
 
 
-def _shared_rate(parametrization: Parametrization, hparams: Hyperparameters) -> jax.Array:
-    """Return η_w of the average objective."""
-    level = hparams.personalization
-    if parametrization == "grid":
-        level = jnp.minimum(level, 1.0)
-    return jnp.multiply(hparams.learning_rate, level)
-
-
-def _personal_rate(
-    parametrization: Parametrization, hparams: Hyperparameters, context: Context
-) -> jax.Array:
-    """Return η_θ of the average objective."""
-    if parametrization == "grid":
-        # max(a, 1), because the derivative of min(1/a, 1) is unusable at a = 0.
-        divisor = jnp.maximum(hparams.personalization, 1.0)
-    else:
-        divisor = jnp.multiply(context.sampling_rate, context.num_clients)
-    return jnp.divide(hparams.learning_rate, divisor)
+def _rates(
+    parametrization: Parametrization, hparams: Hyperparameters, cohort: jax.Array | float
+) -> tuple[jax.Array, jax.Array]:
+    """Return η_w and η_θ of the average objective; `cohort` is qN."""
+    eta, level = hparams.learning_rate, hparams.personalization
+    if parametrization == "paper":
+        return jnp.multiply(eta, level), jnp.divide(eta, cohort)
+    # max(a, 1), because the derivative of min(1/a, 1) is unusable at a = 0.
+    return jnp.multiply(eta, jnp.minimum(level, 1.0)), jnp.divide(eta, jnp.maximum(level, 1.0))
 
 
 def _gradient(

@@ -23,12 +23,7 @@ Message = Literal["steps", "update"]
 
 
 class Shared(NamedTuple):
-    """The public server state.
-
-    Attributes:
-      model: the global model x and the server optimizer's state.
-      drift: d = −Kηc, the server's control variate as an update.
-    """
+    """The public server state: x with its optimizer's state, and d = −Kηc."""
 
     model: SharedModel
     drift: PyTree

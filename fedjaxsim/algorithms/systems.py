@@ -23,10 +23,7 @@ class System:
 
     Attributes:
       factory: `(task, **settings) -> Algorithm`, as "module:function".
-      title: display name.
-      paper: reference.
-      mechanism: its default mechanism, from `privacy.choices.MECHANISMS`; "no-release" where
-        nothing is sent.
+      mechanism: the default, from `privacy.choices.MECHANISMS`; "no-release" if nothing is sent.
       one_minibatch: whether a round is one minibatch instead of local steps or epochs.
       local_passes: number of passes over the minibatches of a round.
       whole_pass: whether a round is one exact pass over a client's rows instead.
@@ -55,13 +52,7 @@ class System:
         return self.mechanism != "no-release"
 
     def make(self, task: Any, num_clients: int, **settings: Any) -> "Algorithm":
-        """Make the algorithm for a task.
-
-        Args:
-          task: model and loss.
-          num_clients: m, for the systems that take it.
-          **settings: other arguments of the factory.
-        """
+        """Make the algorithm for a task, with m for the systems that take it."""
         return make(self.factory, task, supplied={"num_clients": num_clients}, **settings)
 
 
@@ -92,7 +83,7 @@ SYSTEMS = {
         "McMahan, Moore, Ramage, Hampson, Agüera y Arcas; AISTATS 2017",
     ),
     "fedprox": System(
-        f"{_HERE}.fedprox:fedprox",
+        f"{_HERE}.fedavg:fedprox",
         "FedProx",
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020",
     ),
@@ -106,7 +97,7 @@ SYSTEMS = {
         full_participation=True,
     ),
     "dp-mtrl": System(
-        f"{_HERE}.dp_mtrl:dp_mtrl",
+        f"{_HERE}.mpmtl:dp_mtrl",
         "DP-MTRL",
         "Gupta, Rana, Phung, Venkatesh; SDM 2016",
         mechanism="every-row",
@@ -115,7 +106,7 @@ SYSTEMS = {
         full_participation=True,
     ),
     "stl": System(
-        f"{_HERE}.stl:stl",
+        f"{_HERE}.mpmtl:stl",
         "STL",
         "the baseline of MP-MTL; TPAMI 2020",
         mechanism="no-release",
@@ -124,7 +115,7 @@ SYSTEMS = {
         full_participation=True,
     ),
     "naive-dp": System(
-        f"{_HERE}.naive:naive_dp",
+        f"{_HERE}.pmtl:naive_dp",
         "Naive DP",
         "Hu, Wu, Smith; TMLR 2023, Figure 1",
         mechanism="every-row",
@@ -136,7 +127,7 @@ SYSTEMS = {
         mechanism="no-release",
     ),
     "finetune": System(
-        f"{_HERE}.finetune:finetune",
+        f"{_HERE}.local:finetune",
         "Fine-tuning",
         "Hu, Wu, Smith; TMLR 2023, section 5.3",
         mechanism="no-release",
@@ -144,7 +135,7 @@ SYSTEMS = {
     ),
     "scaffold": System(f"{_HERE}.scaffold:scaffold", "SCAFFOLD", "Karimireddy et al.; ICML 2020"),
     "feddyn": System(f"{_HERE}.feddyn:feddyn", "FedDyn", "Acar et al.; ICLR 2021"),
-    "qffl": System(f"{_HERE}.qffl:qffl", "q-FFL", "Li, Sanjabi, Beirami, Smith; ICLR 2020"),
+    "qffl": System(f"{_HERE}.fedavg:qffl", "q-FFL", "Li, Sanjabi, Beirami, Smith; ICLR 2020"),
     "apfl": System(f"{_HERE}.apfl:apfl", "APFL", "Deng, Kamani, Mahdavi; 2020", local_passes=2),
     "pfedme": System(f"{_HERE}.pfedme:pfedme", "pFedMe", "Dinh, Tran, Nguyen; NeurIPS 2020"),
     "per-fedavg": System(
@@ -168,20 +159,20 @@ SYSTEMS = {
         f"{_HERE}.fedavg:fedyogi", "FedYogi", "Reddi et al.; ICLR 2021", variant_of="fedavg"
     ),
     "fedper": System(
-        f"{_HERE}.personal_layers:fedper",
+        f"{_HERE}.dpfedmtl:fedper",
         "FedPer",
         "Arivazhagan et al.; 2019",
         variant_of="dpfedmtl",
     ),
     "fedrep": System(
-        f"{_HERE}.personal_layers:fedrep",
+        f"{_HERE}.dpfedmtl:fedrep",
         "FedRep",
         "Collins et al.; ICML 2021",
         local_passes=2,
         variant_of="dpfedmtl",
     ),
     "fedbn": System(
-        f"{_HERE}.personal_layers:fedbn", "FedBN", "Li et al.; ICLR 2021", variant_of="dpfedmtl"
+        f"{_HERE}.dpfedmtl:fedbn", "FedBN", "Li et al.; ICLR 2021", variant_of="dpfedmtl"
     ),
 }
 """All systems by name, in the order in which they are listed."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from linear_tasks import PLAIN, TASK, M, behind, path
 
-from fedjaxsim.algorithms.dp_mtrl import dp_mtrl
+from fedjaxsim.algorithms.mpmtl import dp_mtrl
 from fedjaxsim.privacy.mechanisms.sums import every_row
 from fedjaxsim.testing import check_billboard
 

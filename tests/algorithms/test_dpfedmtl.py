@@ -10,7 +10,7 @@ from problems import after, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.dpfedmtl import dpfedmtl, dpfedmtl_as_published
+from fedjaxsim.algorithms.dpfedmtl import dpfedmtl, dpfedmtl_as_published, fedper, fedrep
 from fedjaxsim.algorithms.layers import paths_of
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
@@ -54,28 +54,27 @@ def product_of_two():
 
 
 @pytest.mark.parametrize(
-    ("order", "steps", "head_epochs", "clip", "trunk", "heads"),
+    ("factory", "steps", "tau", "clip", "trunk", "heads"),
     [
         # η = 1/2, y = 3 and 5. From (1, 1) the residuals are −2 and −4: (a, b) = (2, 2) and (3, 3).
-        pytest.param("together", 1, None, np.inf, (2 + 3) / 2, [2, 3], marks=THOROUGH),
+        pytest.param(fedper, 1, {}, np.inf, (2 + 3) / 2, [2, 3], marks=THOROUGH),
         # Then they are 1 and 4: a − 1/2·1·2 = 1, and 3 − 1/2·4·3 = −3; b is a.
-        pytest.param("together", 2, None, np.inf, (1 - 3) / 2, [1, -3], marks=THOROUGH),
+        pytest.param(dpfedmtl, 2, {}, np.inf, (1 - 3) / 2, [1, -3], marks=THOROUGH),
         # The copies moved by 0 and −4, of which −1 is left.
-        ("together", 2, None, 1.0, 1 + (0 - 1) / 2, [1, -3]),
+        (dpfedmtl, 2, {}, 1.0, 1 + (0 - 1) / 2, [1, -3]),
         # b first, with a = 1: 2 and 3. The residuals are −1 and −2: a = 1 + 1/2·1·2, 1 + 1/2·2·3.
-        pytest.param("head-first", 1, None, np.inf, (2 + 4) / 2, [2, 3], marks=THOROUGH),
+        pytest.param(fedrep, 1, {}, np.inf, (2 + 4) / 2, [2, 3], marks=THOROUGH),
         # b halves its distance to y twice: 2.5 and 4. Then a, with residuals −1/2 and 17/16 of the
         # first client and −1 and 7 of the second: 1, 13/8, 19/64 and 1, 3, −11.
-        pytest.param("head-first", 2, None, np.inf, (19 / 64 - 11) / 2, [2.5, 4], marks=THOROUGH),
+        pytest.param(fedrep, 2, {}, np.inf, (19 / 64 - 11) / 2, [2.5, 4], marks=THOROUGH),
         # τ = 2 and one epoch of the trunk.
-        ("head-first", 1, 2, np.inf, (13 / 8 + 3) / 2, [2.5, 4]),
+        (fedrep, 1, {"head_epochs": 2}, np.inf, (13 / 8 + 3) / 2, [2.5, 4]),
     ],
 )
-def test_a_round_is_worked_by_hand(order, steps, head_epochs, clip, trunk, heads):
+def test_a_round_is_worked_by_hand(factory, steps, tau, clip, trunk, heads):
     with jax.enable_x64(True):
         population = Population.from_clients([{"y": np.array([y])} for y in (3.0, 5.0)])
-        task = product_of_two()
-        algorithm = dpfedmtl(task, head="b", order=order, head_epochs=head_epochs)
+        algorithm = factory(product_of_two(), head="b", **tau)
         sim = Simulation(algorithm, population, full_participation(), Minibatches(1, epochs=steps))
         hparams = sim.hyperparameters(learning_rate=0.5, clip=clip)
         state, _ = sim.round(sim.init(0, hparams), hparams)
@@ -101,10 +100,10 @@ def gradient(parts, x, y):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("order", [pytest.param("together", marks=THOROUGH), "head-first"])
-def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(order):
+@pytest.mark.parametrize("factory", [dpfedmtl, fedrep])
+def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(factory):
     # Arivazhagan et al. 2019 and Collins et al. 2021, with momentum, H = 3 and two rounds.
-    algorithm = dpfedmtl(MLP, order=order, local_optimizer=optimizers.local(momentum))
+    algorithm = factory(MLP, local_optimizer=optimizers.local(momentum))
     sim = Simulation(algorithm, CLIENTS, full_participation(), batches(3))
     hparams = sim.hyperparameters(learning_rate=0.3)
     state = sim.init(0, hparams)
@@ -128,7 +127,7 @@ def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(order):
         for k in range(4):
             rows = CLIENTS.rows(k, "train")
             parts = [trunk, heads[k]]
-            for moving in [(0, 1)] if order == "together" else [(1,), (0,)]:
+            for moving in [(0, 1)] if factory is dpfedmtl else [(1,), (0,)]:
                 parts = steps(parts, moving, rows["x"], rows["y"])
             copies.append(parts[0])
             heads[k] = parts[1]
@@ -221,9 +220,9 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
 # --- what stays with a client ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["together", pytest.param("head-first", marks=THOROUGH)])
-def test_a_head_never_leaves_its_client(order):
-    sim = Simulation(dpfedmtl(MLP, order=order), CLIENTS, full_participation(), batches(1))
+@pytest.mark.parametrize("factory", [dpfedmtl, pytest.param(fedrep, marks=THOROUGH)])
+def test_a_head_never_leaves_its_client(factory):
+    sim = Simulation(factory(MLP), CLIENTS, full_participation(), batches(1))
     hparams = sim.hyperparameters(learning_rate=0.3, clip=0.5, noise_multiplier=0.1)
     message = sim.message_shapes(jax.random.key(0), hparams.as_arrays())
     assert paths_of(message) == ["Dense_0/bias", "Dense_0/kernel"]
@@ -278,8 +277,6 @@ def test_a_split_that_leaves_a_part_empty_is_refused_at_once(head, message):
 
 
 def test_other_bad_input_is_refused():
-    with pytest.raises(ValueError, match="order"):
-        dpfedmtl(MLP, order="heads")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="steps"):
         Minibatches(4, steps=0)
     algorithm = dpfedmtl_as_published(MLP)
@@ -301,7 +298,7 @@ def without_effect(names, algorithm="dpfedmtl-as-published", **parts):
 
 
 def test_a_run_reads_head_clip_and_noise():
-    prepared = prepare(config(head=("bias",), clip=2.0, noise_multiplier=0.4, order="head-first"))
+    prepared = prepare(config(head=("bias",), clip=2.0, noise_multiplier=0.4))
     assert (prepared.hparams.clip, prepared.hparams.noise_multiplier) == (2.0, 0.4)
     message = prepared.simulation.message_shapes(jax.random.key(0), prepared.hparams.as_arrays())
     assert paths_of(message) == ["kernel"]

@@ -6,8 +6,7 @@ import pytest
 from linear_tasks import ETA, POPULATION, TASK, D, M, N, X, Y
 from problems import after, coefficients, designs, gradient_descent, least_squares, read_by
 
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.fedprox import fedprox
+from fedjaxsim.algorithms.fedavg import fedavg, fedprox
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation

@@ -10,8 +10,7 @@ import pytest
 from problems import classification, coefficients, designs, least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.finetune import finetune, fisher
-from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.local import finetune, fisher, local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population

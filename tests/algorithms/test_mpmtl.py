@@ -26,10 +26,8 @@ from problems import classification, read_by
 from scipy.optimize import minimize
 from scipy.stats import gamma, kstest, norm
 
-from fedjaxsim.algorithms.dp_mtrl import dp_mtrl
-from fedjaxsim.algorithms.mpmtl import mpmtl
+from fedjaxsim.algorithms.mpmtl import dp_mtrl, mpmtl, stl
 from fedjaxsim.algorithms.server_maps import ServerMap
-from fedjaxsim.algorithms.stl import stl
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.guarantee import Report, compose_reports
@@ -297,7 +295,7 @@ def test_several_outputs_and_intercepts_are_columns_and_coordinates():
 def test_a_server_may_map_all_releases_to_anything_that_clients_can_apply():
     # f(Σ^(1:t)) = 0.1 times the trace of all releases so far; client i multiplies by 1 + i f.
     own = ServerMap(
-        init=lambda d: (jnp.zeros(()), jnp.zeros(())),
+        init=lambda d, c: (jnp.zeros(()), jnp.zeros(())),
         step=lambda gram, memory, hparams, round_: (
             0.1 * (memory + jnp.trace(gram)),
             memory + jnp.trace(gram),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from problems import coefficients, designs, gradient_descent, least_squares, states_of
 
-from fedjaxsim.algorithms.qffl import qffl
+from fedjaxsim.algorithms.fedavg import qffl
 
 ETA = 0.1
 

@@ -1,15 +1,13 @@
 """Systems by name that are other systems with fixed settings."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import FixedData, algorithm_of, classification, first_context
+from problems import algorithm_of
 
-from fedjaxsim.algorithms.dpfedmtl import dpfedmtl
+from fedjaxsim.algorithms.dpfedmtl import fedbn
 from fedjaxsim.algorithms.layers import paths_of
-from fedjaxsim.algorithms.personal_layers import fedbn
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import mlp
@@ -51,19 +49,6 @@ def test_the_server_steps_as_the_paper_says(name):
     np.testing.assert_allclose(
         shared.params["kernel"][0, 0], by_hand(name, releases, 0.1), rtol=1e-5
     )
-
-
-@pytest.mark.parametrize(("name", "order"), [("fedper", "together"), ("fedrep", "head-first")])
-def test_personal_layers_are_dpfedmtl_in_its_orders(name, order):
-    population, task = classification([6, 7])
-    data = FixedData(population.rows(0, "train"))
-    hparams = Hyperparameters(learning_rate=jnp.float32(0.3), server_learning_rate=1.0)
-    found = []
-    for algorithm in (algorithm_of(name, task, 2), dpfedmtl(task, head="bias", order=order)):
-        shared, personal = algorithm.init(jax.random.key(0), hparams)
-
-        found.append(algorithm.client(shared, personal, data, hparams, first_context())[:2])
-    chex.assert_trees_all_equal(*found)
 
 
 def test_normalization_layers_are_personal():

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from problems import after, classification, least_squares, read_by
 
-from fedjaxsim.algorithms.finetune import finetune
 from fedjaxsim.algorithms.knnper import knnper, with_neighbours
-from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.local import finetune, local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import with_other_rows

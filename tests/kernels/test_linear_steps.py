@@ -14,8 +14,7 @@ from problems import read_by
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import local_steps, optimizers
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.fedprox import fedprox
+from fedjaxsim.algorithms.fedavg import fedavg, fedprox
 from fedjaxsim.data.minibatches import Minibatches, loss_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout, Workload

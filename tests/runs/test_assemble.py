@@ -186,7 +186,6 @@ def test_they_may_be_swept(tmp_path):
             "--algorithm ditto --personal-learning-rate 1",
             "personal-optimizer None, only with .*sgd",
         ),
-        ("--algorithm dpfedmtl --model mlp --head-epochs 2", "head-epochs need order 'head-first'"),
         (
             "--mechanism adaptive --noise-multiplier 1 --count-noise 0.4",
             "count-noise",

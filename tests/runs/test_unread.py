@@ -25,7 +25,7 @@ CHANGED = {
     "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "noise_schedule": "power:1",
     "penalty": "kl",
     "acceleration": "convex", "ridge": 0.5, "message_epsilon": 2.0, "protect_examples": True,
-    "origin": "global", "head": ("kernel",), "order": "head-first", "personal": ("bias",),
+    "origin": "global", "head": ("kernel",), "personal": ("bias",),
     "lam2": 0.7, "outliers": "columns", "psd_deviations": 1.0, "fairness": 0.7, "mixture": 0.7,
     "adaptive": True, "envelope_rate": 0.7, "inner_steps": 3, "adaptation_rate": 0.7,
     "derivative": "hessian", "clusters": 3, "separation": 0.7,
@@ -43,7 +43,6 @@ NEEDS = {
     "weight_decay": {"local_optimizer": "adam"},
     "server_momentum": {"server_optimizer": "momentum"},
     "personal_learning_rate": {"personal_optimizer": "sgd"},
-    "head_epochs": {"order": "head-first"},
     "weights": {"noise_multiplier": 0.0},
     "max_weight": {"weights": "rows", "max_weight": 50.0},
 }

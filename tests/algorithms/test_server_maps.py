@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjaxsim.algorithms.spectral import shrinkage
+from fedjaxsim.algorithms.server_maps import shrinkage
 
 VALUE = jax.jit(shrinkage)
 SLOPE = jax.jit(lambda at, towards: jax.jvp(shrinkage, at, towards)[1])
