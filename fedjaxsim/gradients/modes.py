@@ -1,4 +1,9 @@
-"""Ways to differentiate a run: forward mode, reverse mode, and at its fixed point."""
+"""Ways to differentiate a run: forward mode, reverse mode, and at its fixed point.
+
+Reverse mode recomputes a client's work instead of keeping it (`Workload.rematerialize`), and so the
+rounds of a segment (Griewank 1992; Chen, Xu, Zhang, Guestrin 2016). Kept are the cohort's rows and
+the server state of each round in one segment, and the state at the start of every segment.
+"""
 
 import dataclasses
 import math
@@ -42,7 +47,7 @@ def bounded(workload: Workload, rows: Rows) -> Workload:
     return dataclasses.replace(workload, capped=True, most_rows=most_rows)
 
 
-def run_rounds(
+def _run_rounds(
     program: Program,
     state: SimulationState,
     hparams: Hyperparameters,
@@ -66,7 +71,7 @@ def run_rounds(
     return several(state, rest) if rest else state
 
 
-def segment_length(program: Program, state: SimulationState, rounds: int) -> int:
+def _segment_length(program: Program, state: SimulationState, rounds: int) -> int:
     """Return the rounds of a segment with which reverse mode needs the least memory.
 
     Segments of L rounds keep T/L states of S bytes and L rounds of R bytes each: least at
@@ -83,9 +88,6 @@ def segment_length(program: Program, state: SimulationState, rounds: int) -> int
     return min(near, key=lambda n: abs(math.log(n / best))) if near else round(best)
 
 
-# --- guarded clients ------------------------------------------------------------------------------
-
-
 def _guarded(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm with `client` between two identities that see its cotangents.
 
@@ -98,19 +100,19 @@ def _guarded(algorithm: Algorithm) -> Algorithm:
     def client(shared, personal, data, hparams, context):
         marker = (context.client_id * 0).astype(float)
         hparams = client_values(algorithm.hyperparameters, hparams, context.client_id)
-        read, put = floats((shared, personal, hparams))
+        read, put = _floats((shared, personal, hparams))
         read, marker = _enter(read, marker)
         shared, personal, hparams = put(read)
         personal, message, _ = algorithm.client(shared, personal, data, hparams, context)
-        kept, put_kept = floats(personal)
-        sent, put_sent = floats(unsealed(message))
+        kept, put_kept = _floats(personal)
+        sent, put_sent = _floats(unsealed(message))
         kept, sent = _leave(kept, sent, marker)
         return put_kept(kept), put_sent(sent), {}
 
     return algorithm._replace(client=client)
 
 
-def floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
+def _floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
     """Return the leaves with derivatives, and a function that replaces them in the tree."""
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
@@ -126,10 +128,6 @@ def floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], P
 def _enter(read: list[jax.Array], marker: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     """Return the inputs of a client plus the marker, which is zero."""
     return [leaf + marker.astype(leaf.dtype) for leaf in read], marker
-
-
-def _enter_forward(read, marker):
-    return _enter(read, marker), None
 
 
 def _enter_backward(_, cotangents):
@@ -159,7 +157,7 @@ def _leave_backward(residuals, cotangents):
     return kept, sent, nothing_left.astype(marker.dtype)
 
 
-_enter.defvjp(_enter_forward, _enter_backward)
+_enter.defvjp(lambda *inputs: (_enter(*inputs), None), _enter_backward)
 _leave.defvjp(_leave_forward, _leave_backward)
 
 
@@ -168,13 +166,9 @@ Differentiated = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
 class Run(NamedTuple):
-    """A run that is differentiated.
+    """A run of T rounds that is differentiated.
 
-    Attributes:
-      program: its program.
-      begin: `(chosen, epsilon, key, hparams) -> (first state, hparams with the chosen ones)`.
-      rows: the training rows.
-      rounds: T.
+    `begin` is `(chosen, epsilon, key, hparams) -> (first state, hparams with the chosen ones)`.
     """
 
     program: Program
@@ -190,7 +184,7 @@ class Run(NamedTuple):
         def value(chosen, rows, objective, *given):
             state, hparams = self.begin(chosen, *given)
             length = self.rounds if segment is None else segment(state)
-            state = run_rounds(program, state, hparams, rows, self.rounds, length)
+            state = _run_rounds(program, state, hparams, rows, self.rounds, length)
             return objective(state, hparams)
 
         return value
@@ -201,10 +195,6 @@ class Mode(Protocol):
 
     def differentiate(self, run: Run) -> Differentiated:
         """Return the value of an objective and its derivatives as a compiled function."""
-        ...
-
-    def runs(self, count: int) -> int:
-        """Return about how many runs the derivatives of `count` numbers take."""
         ...
 
 
@@ -224,15 +214,7 @@ class Forward:
             found = value(*arguments)
             return found, found
 
-        def differentiate(*arguments: Any):
-            gradient, found = jax.jacfwd(twice, has_aux=True)(*arguments)
-            return found, gradient
-
-        return jax.jit(differentiate)
-
-    def runs(self, count: int) -> int:
-        """Return about how many runs the derivatives of `count` numbers take."""
-        return 1 + count
+        return jax.jit(lambda *given: jax.jacfwd(twice, has_aux=True)(*given)[::-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,14 +222,11 @@ class Reverse:
     """Reverse mode, for many numbers.
 
     It takes two to four times the time of a run for any number of derivatives, and keeps part of
-    every round; see `reverse.segment_length`.
+    every round.
 
     Args:
-      segment: number of rounds that are recomputed together; by default the number that needs the
-        least memory. T keeps all rounds, which saves a third of the time.
-
-    Raises:
-      ValueError: if the segment is below 1.
+      segment: number of rounds that are recomputed together, at least 1; by default the number that
+        needs the least memory. T keeps all rounds, which saves a third of the time.
     """
 
     segment: int | None = None
@@ -261,13 +240,9 @@ class Reverse:
         program = reversible(run.program, run.rows)
 
         def length(state: SimulationState) -> int:
-            return self.segment or segment_length(program, state, run.rounds)
+            return self.segment or _segment_length(program, state, run.rounds)
 
         return jax.jit(jax.value_and_grad(run.value(program, length)))
-
-    def runs(self, count: int) -> int:
-        """Return about how many runs the derivatives take: two forwards and two back."""
-        return 4
 
 
 class Implicit:
@@ -310,15 +285,11 @@ class Implicit:
 
         return differentiate
 
-    def runs(self, count: int) -> int:
-        """Return about how many runs the derivatives take: one."""
-        return 1
-
 
 def _solve(run, chosen, rows, objective, key, hparams):
     """Return the value, the derivatives, and whether a round still moves the state."""
     first, hparams = run.begin(chosen, None, key, hparams)
-    last = run_rounds(run.program, first, hparams, rows, run.rounds, run.rounds)
+    last = _run_rounds(run.program, first, hparams, rows, run.rounds, run.rounds)
     (start, _), (point, put), (numbers, named) = _vector(first), _vector(last), ravel_pytree(chosen)
 
     def after(at, numbers):
@@ -351,6 +322,6 @@ def _solve(run, chosen, rows, objective, key, hparams):
 def _vector(state):
     """Return the numbers that rounds change, and a function from them to a state."""
     names = "shared", "personal", "mechanism"
-    leaves, replaced = floats([getattr(state, name) for name in names])
+    leaves, replaced = _floats([getattr(state, name) for name in names])
     vector, split = ravel_pytree(leaves)
     return vector, lambda at: replace(state, **dict(zip(names, replaced(split(at)), strict=True)))

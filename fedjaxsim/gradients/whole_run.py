@@ -8,7 +8,6 @@ Axes: m clients, T rounds.
 """
 
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -48,14 +47,9 @@ def mean_metric(
 
     It is the mean over clients of their mean over rows.
 
-    Args:
-      simulation: the clients, the task and the algorithm.
-      metric: one of the task's `metrics`.
-      split: the rows that are evaluated.
-
     Raises:
       ValueError: if there is no such split or it has no rows. When the objective is first used, if
-        the task has no such metric.
+        `metric` is not among the task's `metrics`.
     """
     simulation.check_evaluated(split, None)
     rows, population = simulation.rows[split], simulation.population
@@ -100,13 +94,9 @@ def check_names(
                 "discrete. gradients.epsilon_by_sampling_rate gives dε/dp; for the rest, compare "
                 "runs at several p"
             )
-        if name == EPSILON:
-            if epsilon is None:
-                raise ValueError("a derivative with respect to epsilon needs its value")
-        elif name not in fields:
-            near = difflib.get_close_matches(name, [*fields, EPSILON], n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"no hyperparameter {name!r}; {hint}There are {', '.join(fields)}")
+        checks.one_of([*fields, EPSILON], wrt=name)
+        if name == EPSILON and epsilon is None:
+            raise ValueError("a derivative with respect to epsilon needs its value")
     if "noise_multiplier" not in names:
         return
     if epsilon is not None:
@@ -192,20 +182,10 @@ def hypergradient(
 def price_of_privacy(
     simulation: Simulation, objective: Objective, rounds: int, *, delta: float | None = None
 ) -> Callable[[jax.Array | int, Hyperparameters, ArrayLike], tuple[jax.Array, jax.Array]]:
-    """Return the objective of a run that spends ε, and its derivative in ε.
+    """Return the objective of a run that spends ε, and its derivative in ε; see `hypergradient`.
 
-    Args:
-      simulation: the run, from its first round.
-      objective: `(final state, hparams) -> ()`.
-      rounds: T.
-      delta: δ; by default `default_delta(m)`.
-
-    Returns:
-      A function `(key, hparams, epsilon) -> (value, d value/dε)`, both (). It ignores the noise
-      multiplier of `hparams`.
-
-    Raises:
-      ValueError: see `hypergradient`.
+    It is a function `(key, hparams, epsilon) -> (value, d value/dε)`, both (), which ignores the
+    noise multiplier of `hparams`.
     """
     function = hypergradient(simulation, objective, rounds, EPSILON, delta=delta)
 
@@ -219,16 +199,7 @@ def price_of_privacy(
 def epsilon_by_sampling_rate(
     simulation: Simulation, hparams: Hyperparameters, rounds: int, delta: float | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute ε of a run by the in-jit RDP bound, and dε/dp at its noise.
-
-    Args:
-      simulation: the sampler and the mechanism.
-      hparams: z, () or (T,), and p.
-      rounds: T.
-      delta: δ in (0, 1); by default `default_delta(m)`.
-
-    Returns:
-      ε and dε/dp, both ().
+    """Compute ε of a run of T rounds by the in-jit RDP bound, and dε/dp at its noise, both ().
 
     Raises:
       ValueError: if ε does not depend on p (sampling is not Poisson, p is 1, or nothing private is
@@ -313,8 +284,7 @@ def over_seeds(function: Callable[..., PyTree]) -> Callable[..., Estimate]:
       function: `(key, hparams, ...) -> pytree`, from `hypergradient` or `price_of_privacy`.
 
     Returns:
-      A compiled function `(keys, hparams, ...) -> Estimate` of keys (S,), S ≥ 2. It raises
-      ValueError if `function` does, or if the keys are not (S,).
+      A compiled function `(keys, hparams, ...) -> Estimate` of keys (S,), S ≥ 2.
     """
 
     @jax.jit

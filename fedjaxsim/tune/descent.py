@@ -106,7 +106,7 @@ class SeedGradient:
         simulation.check_start(keys[0], hparams)
         count = sum(np.size(getattr(hparams, name)) for name in wrt)
         self.mode = mode or (Forward() if count <= MOST_FORWARD else Reverse())
-        self.runs = len(keys) * self.mode.runs(count)
+        self.runs = len(keys) * (1 + count if isinstance(self.mode, Forward) else 4)
         self._simulation, self._hparams, self._keys = simulation, hparams, keys
         objective = mean_metric(simulation, metric, split)
         run = hypergradient(simulation, objective, rounds, tuple(wrt), mode=self.mode)
