@@ -31,7 +31,6 @@ from fedjaxsim.engine.checks import (
     require_key,
     require_same_shapes,
     require_state,
-    rounds_done,
     trace_round,
 )
 from fedjaxsim.engine.evaluation import (
@@ -161,9 +160,7 @@ class Simulation:
         self._states: dict[Any, SimulationState] = {}
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
-            accounts.with_views(
-                algorithm_of_run(algorithm, self.sampler, self.population.fields), self.examples
-            ),
+            algorithm_of_run(algorithm, self.sampler, self.population.fields, self.examples),
             mechanism_of_run(mechanism, self.records.values()),
             self.sampler,
             measure_with(self.task),
@@ -531,7 +528,8 @@ class Simulation:
             split, and charges to the state: `Segment.private`. It is of all clients.
           eval_clients: number of clients in that sample; None for all clients.
         """
-        done = rounds_done(state)
+        require_state(state)
+        done = int(state.round)
         self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
         hparams = self.check(hparams)
         self.message_shapes(state.key, hparams)

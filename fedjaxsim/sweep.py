@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.checks import described, require_state, rounds_done
+from fedjaxsim.engine.checks import described, require_state
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.processes import grid_of, require_devices, to_host
@@ -168,7 +168,8 @@ class SimulationBatch:
         Raises:
           ValueError: as `Simulation.run`, for any of the settings.
         """
-        done = rounds_done(state)
+        require_state(state)
+        done = int(state.round)
         for setting in self.settings:
             self.simulation.check_rounds(setting, done, rounds, eval_every, eval_clients)
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm, Context
 from fedjaxsim.data.batch import UnprotectedError
 from fedjaxsim.data.columns import Preparation
-from fedjaxsim.data.minibatches import ClientData, Minibatches, loss_of, reader, view_here
+from fedjaxsim.data.minibatches import ClientData, Minibatches, reader, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -36,9 +36,9 @@ def accounts_of(
     *,
     unchecked: bool = False,
 ) -> tuple[Account, ...]:
-    """Return the scheme and the event of each account that a run is charged to.
+    """Return the accounts that a run is charged to: that of clients, and of examples if protected.
 
-    The first is that of clients; `examples` is the event of a task that protects examples.
+    `examples` is the event of a task that protects examples.
     """
     m, release = sampler.scheme.clients, Unchecked() if unchecked else mechanism.event
     event = EXAMPLE if algorithm.example_epsilon is not None else examples
@@ -65,33 +65,6 @@ def costs_of(
     # A table of noise is in the event itself. The shape is that of the settings of a sweep.
     noise = hparams.get("example_noise_multiplier", jnp.ones_like(own[0]))
     return [own, (jnp.broadcast_to(jnp.asarray(noise), jnp.shape(own[0])), one)]
-
-
-def with_views(algorithm: Algorithm, event: PrivacyEvent | None) -> Algorithm:
-    """Return the algorithm with clients that report the loss, and protect examples if asked.
-
-    A client that takes more gradients of a minibatch than the event counts raises ValueError.
-    """
-    examples = algorithm.task.examples
-    silos = event.silos if isinstance(event, Examples) else None
-
-    def client(shared, personal, data, hparams, context):
-        protection = None
-        if silos is not None:
-            protection = examples.of_client(data.count, silos.size, hparams, silos.noise)
-        # Here, since a sweep maps this function over settings.
-        view = view_here(data, protection)
-        returned = algorithm.client(shared, personal, view, hparams, context)
-        if silos is not None and view.tickets > silos.gradients:
-            raise UnprotectedError(
-                f"the algorithm takes {view.tickets} gradients of a minibatch with hyperparameters "
-                f"of these shapes, and {silos.gradients} with numbers: examples cannot be private"
-            )
-        if not isinstance(returned, tuple) or not isinstance(returned[-1], dict):
-            return returned  # the checks of a round say what is wrong
-        return (*returned[:-1], loss_of(view) | returned[-1])
-
-    return algorithm._replace(client=client)
 
 
 def example_event(
@@ -157,7 +130,7 @@ def gradients_of(
 def minibatches_taken(
     examples: PrivacyEvent | None, consumed: jax.Array | None
 ) -> list[int] | None:
-    """Return the minibatches that each client has taken, (m,), where they are known."""
+    """Return the minibatches that each client has taken, (m,), if they are known."""
     if examples is None or consumed is None or not getattr(consumed, "is_fully_addressable", True):
         return None
     assert isinstance(examples, Examples)
@@ -168,7 +141,7 @@ def minibatches_taken(
 def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
     """Raise ValueError if rounds that protect examples would follow others, or the reverse.
 
-    Where clients protect examples in messages alone, rounds that send nothing are no others.
+    If clients protect examples in messages alone, rounds that send nothing are no others.
     """
     events = [charges.event for charges in privacy.charges], [event for _, event in own]
     had, has = (any(isinstance(event, Examples) for event in each) for each in events)

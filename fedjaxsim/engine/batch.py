@@ -38,9 +38,6 @@ def batch(program: Program, axes: Hyperparameters | None, size: int | None = Non
       With `axes`, a program whose state has an axis of S: the first of the server's parts, the
       second of the clients' parts. Round, key and consumed minibatches are shared and have none.
       Metrics are (S,), and `evaluate` returns (m, S). For seeds S is the first axis of everything.
-
-    Raises:
-      ValueError: if the program has runs already, or `size` is missing.
     """
     if program.runs is not None:
         raise ValueError("the program is a batch already: map over its functions by jax.vmap")
@@ -101,7 +98,10 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
         single = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), message
         )
-        return _repeat(mechanism.zero(single, num_clients), size)
+        return jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (size, *jnp.shape(leaf))),
+            mechanism.zero(single, num_clients),
+        )
 
     def add(accumulator, messages, mask, ids, state, hparams):
         def of_one(accumulator, messages, state, hparams):
@@ -172,8 +172,3 @@ class Seeds(Program):
     def _one(self) -> Program:
         assert self.runs is not None
         return self.runs.program.with_capped_batches()
-
-
-def _repeat(tree: PyTree, size: int) -> PyTree:
-    """Repeat every leaf along a new first axis."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *jnp.shape(leaf))), tree)

@@ -47,16 +47,13 @@ class Checkpoint(NamedTuple):
     """One whole checkpoint, whose state has not been read yet.
 
     Attributes:
-      file: its file.
-      begin: position of the first leaf in it.
+      begin: position of the first leaf in the file.
       round: rounds done.
-      about: fingerprints of the run, as in `CheckpointFolder`.
-      note: records that were saved with it.
+      about, note: as in `CheckpointFolder` and its `save`.
       leaves: type and shape of the state's leaves, by name, in their order in the file.
       accounts: sampler, mechanism and number of entries of each account of the state's ledger.
       keys: number of keys that the state has drawn from; the ledger has a record of each.
-      public: the sentences of the ledger.
-      limit: the budget of the state's ledger, if it has one.
+      public, limit: of the state's ledger.
       skipped: the reasons why later checkpoints in its folder cannot be read.
     """
 
@@ -75,18 +72,12 @@ class Checkpoint(NamedTuple):
     @property
     def kinds(self) -> list[tuple[SamplingScheme, PrivacyEvent, int]]:
         """Sampler, mechanism and number of entries of each account."""
-        return [
-            (SamplingScheme(**scheme), event_from(event), n) for scheme, event, n in self.accounts
-        ]
+        return [(*_kind_from(scheme, event), n) for scheme, event, n in self.accounts]
 
     def state(self, like: Tree) -> Tree:
-        """Return the state with the structure, types and shardings of `like`.
+        """Return the state with the structure, types and shardings of `like`, from `init`.
 
-        Args:
-          like: a state of the same simulation, from its `init`; its ledger may differ.
-
-        Raises:
-          ValueError: if the leaves differ from those of `like`.
+        Its ledger may differ; ValueError if other leaves do.
         """
         like = self._with_accounts(like)
         wanted = dict(_leaves(like))
@@ -123,17 +114,17 @@ class Checkpoint(NamedTuple):
         return dataclasses.replace(like, privacy=privacy)
 
 
-def _limit_of(limit: PrivacyLimit) -> list[Any]:
-    planned = [
-        (dataclasses.asdict(each.scheme), each.event.to_dict(), each.entries)
-        for each in limit.planned
-    ]
-    return [limit.epsilon, limit.delta, planned]
+def _kind_of(account: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return dataclasses.asdict(account.scheme), account.event.to_dict()
+
+
+def _kind_from(scheme: dict[str, Any], event: dict[str, Any]) -> tuple[Any, Any]:
+    return SamplingScheme(**scheme), event_from(event)
 
 
 def _limit_from(epsilon: float, delta: float, planned: list[Any]) -> PrivacyLimit:
     spends = (
-        PrivacySpend(SamplingScheme(**scheme), event_from(event), tuple(Entry(*e) for e in entries))
+        PrivacySpend(*_kind_from(scheme, event), tuple(Entry(*each) for each in entries))
         for scheme, event, entries in planned
     )
     return PrivacyLimit(epsilon, delta, tuple(spends))
@@ -141,12 +132,10 @@ def _limit_from(epsilon: float, delta: float, planned: list[Any]) -> PrivacyLimi
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFolder:
-    """A folder of checkpoints.
+    """A folder of checkpoints, which need not exist.
 
     Attributes:
-      path: the folder, which need not exist.
-      about: fingerprints of the inputs of a run (settings, data), by name. A checkpoint with others
-        is refused.
+      about: fingerprints of a run's inputs, by name. A checkpoint with others is refused.
       check: called with the note of a checkpoint; raises ValueError if another file that belongs to
         it is damaged.
     """
@@ -158,8 +147,7 @@ class CheckpointFolder:
     def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
         """Write a checkpoint, and remove old ones and those of later rounds; see `prepared`.
 
-        Raises:
-          StorageError: if it cannot be written; earlier checkpoints stay.
+        If it cannot be written, StorageError is raised and earlier checkpoints stay.
         """
         self.prepared(round_, state, note)()
 
@@ -168,31 +156,26 @@ class CheckpointFolder:
     ) -> Callable[[], None]:
         """Return the function that writes a checkpoint, piece by piece of the state.
 
-        All of several processes must call it together; the first one writes.
-
-        Args:
-          round_: number of rounds done.
-          state: any pytree of arrays.
-          note: values of JSON; numbers may be infinite or not a number.
-          copied: whether the buffers of `state` may change before the function is called, which
-            then takes one process.
+        All of several processes must call it together; the first one writes. If `copied`, the
+        buffers of `state` may change before it is called, by one process. `note` holds values of
+        JSON, infinity and NaN included.
         """
         arrays = {name: _words(leaf) for name, leaf in _leaves(state)}
         if copied:
             arrays = {name: np.array(to_host(array)) for name, array in arrays.items()}
         privacy = state.privacy if isinstance(state, SimulationState) else ledger.Ledger(())
+        limit = privacy.limit
+        if limit is not None:
+            limit = limit._replace(planned=[(*_kind_of(e), e.entries) for e in limit.planned])
         content = {
             "round": round_,
             "about": dict(self.about),
             "note": note,
             "leaves": {name: (str(a.dtype), np.shape(a)) for name, a in arrays.items()},
-            "accounts": [
-                (dataclasses.asdict(a.scheme), a.event.to_dict(), len(a.rounds))
-                for a in privacy.charges
-            ],
+            "accounts": [(*_kind_of(each), len(each.rounds)) for each in privacy.charges],
             "keys": len(privacy.draws),
             "public": privacy.public,
-            "limit": privacy.limit and _limit_of(privacy.limit),
+            "limit": limit,
         }
         header = f"{json.dumps(content)}\n".encode()
 
@@ -230,8 +213,7 @@ class CheckpointFolder:
     def last(self) -> Checkpoint | None:
         """Return the last whole checkpoint of this run, or None without any file.
 
-        Raises:
-          ValueError: if there are checkpoints, and each is damaged or of another run.
+        ValueError if there are checkpoints, and each is damaged or of another run.
         """
         while True:
             skipped = []

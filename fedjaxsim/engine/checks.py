@@ -1,18 +1,21 @@
-"""Checks of the parts of a simulation, when it is made."""
+"""Checks of the parts of a simulation, when it is made, and of their results, when it starts.
+
+A wrong function would otherwise fail far from where it was written, in a scatter or a scan. Results
+are checked by shapes alone: the functions of a round and of an evaluation are traced once.
+"""
 
 import contextlib
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import keystr
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
-from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
+from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.program import Program
@@ -25,21 +28,15 @@ from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
 from fedjaxsim.privacy.samplers import Sampler, Sampling, work_of
-from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import Task
 
+PyTree = Any
+_EXAMPLES = 3
+"""Rows of the batch on which a task's metrics are tried; not 1, which could be an outer axis."""
+_INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
+"""The shape of a number of rows, a round and a client's id."""
 _PARTS = {
-    "algorithm": (Algorithm, "pmtl(task)"),
-    "task": (Task, "softmax(model, num_classes)"),
-    "warm_start": (WarmStart, "WarmStart(start, published)"),
-    "population": (Population, "Population.from_clients(clients)"),
-    "sampling": (Sampling, "poisson(0.2)"),
-    "sampler": (Sampler, "poisson(0.2).for_clients(m)"),
-    "minibatches": (Minibatches, "Minibatches(10, epochs=1)"),
-    "mechanism": (Mechanism, "gaussian()"),
-}
-_ARGUMENTS = {
-    "algorithm": {
+    "algorithm": (Algorithm, "pmtl(task)", {
         "init": "key, hparams[, fields]",
         "client": "shared, personal, data, hparams, context",
         "server": "shared, release, hparams, round",
@@ -49,9 +46,12 @@ _ARGUMENTS = {
         "message_bytes": "message",
         "curvature": "loss, hparams",
         "check": "hparams",
-    },
-    "warm_start": {"published": "shared", "start": "hparams, published, own"},
-    "task": {
+    }),
+    "warm_start": (WarmStart, "WarmStart(start, published)", {
+        "published": "shared",
+        "start": "hparams, published, own",
+    }),
+    "task": (Task, "softmax(model, num_classes)", {
         "init": "key",
         "loss": "params, batch",
         "metrics": "params, batch",
@@ -62,28 +62,34 @@ _ARGUMENTS = {
         "on_model": "model",
         "predict": "params, fields",
         "curvature": "square",
-    },
-    "sampling": {"for_clients": "num_clients"},
-    "sampler": {"draw": "key, round, hparams", "rate": "hparams", "check": "hparams"},
-    "mechanism": {
+    }),
+    "population": (Population, "Population.from_clients(clients)", {}),
+    "sampling": (Sampling, "poisson(0.2)", {"for_clients": "num_clients"}),
+    "sampler": (Sampler, "poisson(0.2).for_clients(m)", {
+        "draw": "key, round, hparams",
+        "rate": "hparams",
+        "check": "hparams",
+    }),
+    "minibatches": (Minibatches, "Minibatches(10, epochs=1)", {}),
+    "mechanism": (Mechanism, "gaussian()", {
         "init": "hparams",
         "zero": "message, num_clients",
         "add": "accumulator, messages, mask, ids, state, hparams",
         "release": "accumulator, denominator, key, state, hparams, round",
         "check": "hparams",
-    },
-}
-_OPTIONAL = (
-    "predict_with_data", "example_epsilon", "message_bytes", "start", "divergence", "targets",
-    "track", "on_model", "predict", "curvature",
-)  # fmt: skip
-"""Functions that a part may lack."""
+    }),
+}  # fmt: skip
+"""The kind of each part, an example, and the arguments of its functions."""
+
+
+class _RefusedError(ValueError):
+    """An error found by a check, not raised by the checked functions themselves."""
 
 
 def check_parts(**parts: Any) -> None:
     """Check the kind of each part of a simulation, by name, and its functions' arguments."""
     for name, part in parts.items():
-        kind, example = _PARTS[name]
+        kind, example, functions = _PARTS[name]
         if not isinstance(part, kind):
             name = name.replace("_", " ")
             raise ValueError(
@@ -92,9 +98,9 @@ def check_parts(**parts: Any) -> None:
         public = getattr(part, "public", ())
         if not (isinstance(public, tuple) and all(isinstance(text, str) for text in public)):
             raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
-        for function, arguments in _ARGUMENTS.get(name, {}).items():
-            given = getattr(part, function)
-            if given is not None or function not in _OPTIONAL:
+        for function, arguments in functions.items():
+            given, missing = getattr(part, function), kind._field_defaults.get(function, function)
+            if given is not None or missing is not None:
                 check_arguments(f"the {name}'s {function}", given, arguments)
 
 
@@ -116,7 +122,7 @@ def check_arguments(name: str, function: Any, arguments: str) -> None:
 
 
 def require_state(state: Any) -> None:
-    """Check that a simulation can go on from a state."""
+    """Check that a run can go on from a state."""
     if not isinstance(state, SimulationState):
         raise ValueError(f"state must be one that init or run returned, got {described(state)}")
     known = isinstance(state.round, jax.Array) and not isinstance(state.round, Tracer)
@@ -127,21 +133,13 @@ def require_state(state: Any) -> None:
         )
 
 
-def rounds_done(state: Any) -> int:
-    """Return the number of rounds of a state, checked as by `require_state`."""
-    require_state(state)
-    return int(state.round)
-
-
 def require_key(key: Any) -> jax.Array:
     """Return a seed as a key, or the key."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return jax.random.key(key, impl="threefry2x32")
-    if isinstance(key, jax.Array):
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and "fry" in str(key.dtype):
-            return key
-        # Other generators share one stream under vmap, which breaks noise and sampling.
-        raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
+    # Other generators share one stream under vmap, which breaks noise and sampling.
+    if isinstance(key, jax.Array) and str(key.dtype) == "key<fry>":
+        return key
     raise ValueError(f"key must be a seed, such as 0, or jax.random.key(0), got {described(key)}")
 
 
@@ -156,30 +154,26 @@ def described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-PyTree = Any
-_EXAMPLES = 3
-"""Rows of the batch on which a task's metrics are tried; not 1, which could be an outer axis."""
-_INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
-"""The shape of a number of rows, a round and a client's id."""
-
-
-class _RefusedError(ValueError):
-    """An error found by a check, not raised by the checked functions themselves."""
-
-
 def trace_round(
     program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters, *, pure: bool = True
 ) -> tuple[PyTree, list[Captured]]:
-    """Check all functions of one client and their results.
+    """Check all functions of one client and their results; return its message as shapes.
 
     They are traced without rows: a function that looks for rows in other ways than by its view
-    finds shapes alone. If `pure`, they must have no way to other clients.
-
-    Returns:
-      One client's message as shapes, and the arrays that functions close over, if checked.
+    finds shapes alone. If `pure`, they must have no way to other clients, and the arrays that they
+    close over are returned, too.
     """
     messages = []
-    _check_init(program, key, hparams)
+    if names := per_client(program.algorithm.hyperparameters, hparams):
+        try:
+            jax.eval_shape(program.init, key, hparams)
+        except ValueError as error:
+            if "out_axes" not in str(error):
+                raise
+            raise _RefusedError(
+                f"init must return a server state that depends on no client: {', '.join(names)} "
+                "has a value for each, which only the personal state may follow"
+            ) from error
 
     def a_round(key, hparams, count, round_, client_id):
         data = _view(program, rows, key, count)
@@ -195,43 +189,16 @@ def trace_round(
         raise
 
 
-def _check_init(program: Program, key: jax.Array, hparams: Hyperparameters) -> None:
-    """Check that the server's state depends on no client's hyperparameters."""
-    names = per_client(program.algorithm.hyperparameters, hparams)
-    if names:
-        try:
-            jax.eval_shape(program.init, key, hparams)
-        except ValueError as error:
-            if "out_axes" not in str(error):
-                raise
-            raise _RefusedError(
-                f"init must return a server state that depends on no client: {', '.join(names)} "
-                "has a value for each, which only the personal state may follow"
-            ) from error
-
-
 def _view(program: Program, rows: Rows, key: jax.Array, count: jax.Array) -> ClientData:
     """Return the view of a client with zeros in place of rows."""
-    layout, rows = Layout(2, "vmap"), rows.for_training()
-    fields = {name: (field.shape[1:], field.dtype) for name, field in rows.fields.items()}
+    rows = rows.for_training()
+    kinds = {name: (field.shape[1:], field.dtype) for name, field in rows.fields.items()}
 
     def read(position):
-        return _zeros(fields, position.shape)
+        return {n: jnp.zeros((*position.shape, *row), kind) for n, (row, kind) in kinds.items()}
 
-    return ClientData(
-        read,
-        count,
-        key,
-        program.minibatches,
-        jnp.int32(0),
-        key,
-        rows.generate,
-        layout.reading(rows.pass_size),
-    )
-
-
-def _zeros(fields: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, jax.Array]:
-    return {name: jnp.zeros((*shape, *row), dtype) for name, (row, dtype) in fields.items()}
+    options, zero = Layout(2, "vmap").reading(rows.pass_size), jnp.int32(0)
+    return ClientData(read, count, key, program.minibatches, zero, key, rows.generate, options)
 
 
 def _a_round(
@@ -252,8 +219,26 @@ def _a_round(
     _require_alike("client", "a personal state", personal, kept)
     message = _message(message, mechanism)
     if algorithm.task.track is not None and not algorithm.averages_statistics:
-        _check_statistics(message)
-    _check_metrics(metrics)
+        paths = (
+            keystr(path, simple=True, separator="/") for path, _ in tree_leaves_with_path(message)
+        )
+        if any(STATISTICS in path.split("/") for path in paths):
+            raise _RefusedError(
+                "the model keeps running statistics (BatchNorm), which this algorithm would send "
+                "with all parameters and cannot average: use fedavg without noise, or fedbn, "
+                "fedper, fedrep, dpfedmtl or local, which keep them with their clients"
+            )
+    if not isinstance(metrics, dict):
+        raise _RefusedError(
+            "client must return metrics as a dict of scalars by name, {} for none, "
+            f"got {described(metrics)}"
+        )
+    for name, value in metrics.items():
+        number = hasattr(value, "dtype") or isinstance(value, (int, float))
+        if not number or np.shape(value) != ():
+            raise _RefusedError(
+                f"client must return scalar metrics, got {described(value)} for {name!r}"
+            )
     predicted = algorithm.predict(shared, personal, hparams, client_id)
     if algorithm.predict_with_data is not None:
         predicted = algorithm.predict_with_data(shared, personal, data, hparams, client_id)
@@ -299,7 +284,7 @@ def _several(function: str, returned: Any, names: str) -> Any:
 
 
 def _require_arrays(function: str, what: str, tree: PyTree) -> None:
-    for path, leaf in _leaves(tree):
+    for path, leaf in tree_leaves_with_path(tree):
         if not isinstance(leaf, (jax.Array, np.ndarray, products.Sealed)):
             raise _RefusedError(
                 f"{function} must return {what} of arrays, got {described(leaf)}{_at(path)}"
@@ -318,7 +303,8 @@ def _require_alike(
             f"{function} must return {what} of the structure it was given, "
             f"{jax.tree.structure(given)}, got {jax.tree.structure(got)}"
         )
-    for (path, before), (_, after) in zip(_leaves(given), _leaves(got), strict=True):
+    of_both = zip(tree_leaves_with_path(given), jax.tree.leaves(got), strict=True)
+    for (path, before), after in of_both:
         floats = all(jnp.issubdtype(_dtype(x), jnp.floating) for x in (before, after))
         casts = cast and floats and np.shape(before) == np.shape(after)
         if _shape(before) != _shape(after) and not casts:
@@ -346,35 +332,6 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
     return products.shapes(widened(message))
 
 
-def _check_statistics(message: PyTree) -> None:
-    if any(
-        STATISTICS in keystr(path, simple=True, separator="/").split("/")
-        for path, _ in _leaves(message)
-    ):
-        raise _RefusedError(
-            "the model keeps running statistics (BatchNorm), which this algorithm would send with "
-            "all parameters and cannot average: use fedavg without noise, or fedbn, fedper, "
-            "fedrep, dpfedmtl or local, which keep them with their clients"
-        )
-
-
-def _check_metrics(metrics: Any) -> None:
-    if not isinstance(metrics, dict):
-        raise _RefusedError(
-            "client must return metrics as a dict of scalars by name, {} for none, "
-            f"got {described(metrics)}"
-        )
-    for name, value in metrics.items():
-        if not hasattr(value, "dtype") and not isinstance(value, (int, float)):
-            raise _RefusedError(
-                f"client must return scalar metrics, got {described(value)} for {name!r}"
-            )
-        if np.shape(value) != ():
-            raise _RefusedError(
-                f"client must return scalar metrics, got {name!r} of shape {np.shape(value)}"
-            )
-
-
 def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientData) -> None:
     """Check that the task takes the predicting parameters and gives a value per example."""
     batch = jax.tree.map(
@@ -398,7 +355,13 @@ def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientDa
     for name, metric in task.streaming_metrics.items():
         if name in values:
             raise _RefusedError(f"{name!r} must be a metric or a streaming metric, and is both")
-        _check_streaming(name, metric, params, batch)
+        carry = metric.start(_EXAMPLES)
+        after = metric.add(carry, params, batch)
+        _require_alike(f"add of the streaming metric {name!r}", "a carry", carry, after)
+        if (shape := np.shape(metric.value(after))) != ():
+            raise _RefusedError(
+                f"value of the streaming metric {name!r} must be one number, got shape {shape}"
+            )
     if task.targets is not None:
         values = values | {"targets": task.targets(batch.fields)}
     for name, value in values.items():
@@ -407,18 +370,6 @@ def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientDa
                 f"the task's metrics must be per-example values, of shape ({_EXAMPLES},) for "
                 f"{_EXAMPLES} rows, got {name!r} of shape {jnp.shape(value)}"
             )
-
-
-def _check_streaming(name: str, metric: StreamingMetric, params: PyTree, batch: Batch) -> None:
-    carry = metric.start(_EXAMPLES)
-    after = metric.add(carry, params, batch)
-    _require_alike(f"add of the streaming metric {name!r}", "a carry", carry, after)
-    value = metric.value(after)
-    if np.shape(value) != ():
-        raise _RefusedError(
-            f"value of the streaming metric {name!r} must be one number, got shape "
-            f"{np.shape(value)}"
-        )
 
 
 def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) -> None:
@@ -449,26 +400,16 @@ def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) 
 
 def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
     """Check that given states have the shapes of the simulation's states."""
-    alike = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(wanted)] == [
-        (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(got)
-    ]
-    if not alike or jax.tree.structure(wanted) != jax.tree.structure(got):
+    alike = jax.tree.structure(wanted) == jax.tree.structure(got)
+    if not alike or [*map(_shape, jax.tree.leaves(wanted))] != [*map(_shape, jax.tree.leaves(got))]:
         raise ValueError(
             f"the {what} must be {_shapes_of(wanted)} to go on from, got {_shapes_of(got)}"
         )
 
 
-# --- words ----------------------------------------------------------------------------------------
-
-
-def _leaves(tree: PyTree) -> list[tuple[Any, Any]]:
-    """Return the leaves of a pytree with their paths."""
-    return jax.tree_util.tree_leaves_with_path(tree)
-
-
 def _at(path: Any) -> str:
     """Return the path of a leaf in words; nothing for a single leaf."""
-    return f" at {jax.tree_util.keystr(path)}" if path else ""
+    return f" at {keystr(path)}" if path else ""
 
 
 def _shape(leaf: Any) -> str:
@@ -481,7 +422,7 @@ def _dtype(leaf: Any) -> Any:
 
 def _shapes_of(tree: PyTree) -> str:
     """Return the shapes of a pytree in one line."""
-    leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in _leaves(tree)]
+    leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in tree_leaves_with_path(tree)]
     few = leaves if len(leaves) <= 4 else [*leaves[:4], "…"]
     return ", ".join(few) or "nothing"
 

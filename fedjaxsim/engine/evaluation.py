@@ -1,7 +1,10 @@
 """Evaluation: per-client metrics of the models that the clients predict with.
 
 Metrics are averages over private data, for the researcher, and have no guarantee. They never reach
-the training state.
+the training state. Evaluations that are released are a mean and a histogram over clients, with
+noise, and charged: each client sends its own metric, clipped, through the Gaussian mechanism with
+full participation. So a time to stop, or a choice among runs, that reads these releases alone is
+covered by ε.
 """
 
 import dataclasses
@@ -52,8 +55,7 @@ class Evaluation:
         client without rows.
       streaming: the names of metrics that may be NaN for clients with rows, too: streaming ones,
         and "nmse" if all targets are one number.
-      majority: for tasks with an accuracy, the accuracy of a constant answer, see
-        `majority_accuracy`.
+      majority: the accuracy of a constant answer, if the task has an accuracy.
       records: the task's `records` of its own metrics.
       clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
         `values` are then (k,); None for all clients.
@@ -75,11 +77,7 @@ class Evaluation:
         return (np.any([np.zeros(shape, bool), *sums], axis=0).T & (self.count > 0)).T
 
     def direction(self, name: str) -> bool:
-        """Return whether a larger value of a metric is better.
-
-        Raises:
-          ValueError: if the metric states no direction.
-        """
+        """Return whether a larger value of a metric is better; ValueError if it does not say."""
         return larger_is_better(name, self.records)
 
     def mean(self, name: str) -> Any:
@@ -98,11 +96,7 @@ class Evaluation:
         return self._over_clients(name, lambda values, _: np.std(values, axis=0))
 
     def worst_tenth(self, name: str) -> Any:
-        """Return the mean over the worst ⌈k/10⌉ of k clients.
-
-        Raises:
-          ValueError: if the metric states no direction.
-        """
+        """Return the mean over the worst ⌈k/10⌉ of k clients; ValueError without a direction."""
         sign = 1 if self.direction(name) else -1
 
         def worst(values, _):
@@ -126,14 +120,13 @@ class Evaluation:
         """Return all metrics as flat numbers, prefixed by the split: `test_accuracy_p10`.
 
         The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
-        `_p10`, `_p50`, `_p90` percentiles over clients, `_std` the standard deviation over clients
-        (population), `_worst_tenth` the mean over the worst tenth of them, if the metric has a
-        direction. `test_failed` counts the clients who failed, if any. By the convention of the
-        field the plain `nmse` is pooled (total squared error over the variance of all targets) and
+        `_p10`, `_p50`, `_p90` percentiles over clients, `_std` their standard deviation,
+        `_worst_tenth` the mean over the worst tenth of them, if the metric has a direction.
+        `test_failed` counts the clients who failed, if any. By the convention of the field the
+        plain `nmse` is pooled (total squared error over the variance of all targets) and
         `nmse_unweighted` the mean over clients. A streaming metric also has `_undefined`, the
-        number of clients with rows and without a value. `majority_accuracy`, the accuracy of a
-        constant answer, accompanies `accuracy`. `sampled_clients` is the number of clients in the
-        sample that was evaluated; it is missing if all were.
+        number of clients with rows and without a value. `majority_accuracy` accompanies `accuracy`,
+        and `sampled_clients` is the size of the sample that was evaluated, if not all were.
         """
         result: dict[str, Any] = {}
         for name, values in self.values.items():
@@ -210,13 +203,11 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """Statistics of one split that its evaluations use.
+    """Statistics of one split that its evaluations use; see `Evaluation`.
 
     Attributes:
-      count: (m,) int, see `targets_of`.
       variance: variance of all targets "y" in their units, its mean over several, if the task has a
         squared error; else None.
-      majority, records: as in `Evaluation`.
       units: the unit of each target as a stored number, see `Columns`; (1,) without columns.
     """
 
@@ -257,10 +248,7 @@ class SplitStatistics:
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
-    """Return each client's number of targets, (m,): rows, or tokens if the task counts these.
-
-    A client's metrics are sums divided by this number.
-    """
+    """Return each client's number of targets, (m,): rows, or tokens if the task counts these."""
     ranges = population.splits[split]
     if task.targets is None:
         return ranges.count
@@ -272,15 +260,9 @@ def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
 
 
 def sample_of(key: jax.Array, num_clients: int, size: int | None) -> np.ndarray | None:
-    """Draw the clients of a run's evaluations; None for all of them.
+    """Draw a run's evaluated clients, (size,) int32 sorted ids; None for all.
 
-    Args:
-      key: the run's key, from which the same clients follow in every placement.
-      num_clients: m.
-      size: number of clients; None for all.
-
-    Returns:
-      (size,) int32 sorted ids, a uniformly random subset.
+    They follow from the run's key, so they are the same in every placement.
     """
     if size is None or size >= num_clients:
         return None
@@ -295,16 +277,10 @@ def summarize(
     statistics: SplitStatistics,
     clients: np.ndarray | None = None,
 ) -> Evaluation:
-    """Summarize client metrics as an `Evaluation`.
+    """Summarize client metrics, numpy arrays (m,) or (m, S), of all clients or of a sample (k,).
 
     "squared_error" divided by the variance of all targets is also reported as "nmse", as in the
     experiments of MP-MTL.
-
-    Args:
-      split: name of the split.
-      measured: numpy arrays, (m,) or, for S runs, (m, S).
-      statistics: statistics of the split.
-      clients: (k,) ids of a sample, to which `measured` then belongs; None for all clients.
     """
     count = statistics.count if clients is None else statistics.count[clients]
     rows = np.where(count > 0, count, np.nan)
@@ -360,8 +336,8 @@ class EvaluationPlan:
     """The evaluations that a run releases.
 
     Attributes:
-      noise_multiplier: z > 0, the noise on a sum over clients divided by the norm that one client's
-        contribution can have.
+      noise_multiplier: z > 0, the noise on a sum over clients divided by the largest norm of one
+        client's contribution.
       metric: name of a client metric, computed of that client's rows alone.
       largest: the public bound of the metric; client metrics are clipped to [0, `largest`].
       bins: number of bins of the histogram; 0 for none.
@@ -406,7 +382,6 @@ class PrivateMetric(NamedTuple):
       name: of the metric.
       mean: the mean over all m clients, with noise; clients without a value count as the worst.
       histogram: (bins,) fractions of the m clients, with noise; None without bins.
-      larger_is_better: direction of the metric.
     """
 
     name: str
@@ -452,26 +427,18 @@ def _charged(
 def release_evaluation(
     state: SimulationState, evaluation: Evaluation, plan: EvaluationPlan
 ) -> tuple[SimulationState, PrivateMetric | None]:
-    """Release an evaluation, and charge the state for it.
+    """Release an evaluation of one run's models; return the charged state, and the release.
 
+    If the budget of the state does not allow it, the state stays as it is, and None is released.
     Noise comes from a key of its own, derived from the run's, the evaluation's number in the ledger
     and its round: a run that is killed and goes on to another round draws other noise there.
-
-    Args:
-      state: of one run.
-      evaluation: of its models.
-      plan: the metric and the noise.
-
-    Returns:
-      The charged state, and the release; the state as it was and None where the budget of the state
-      does not allow the release.
     """
     checks.one_of(evaluation.values, metric=plan.metric)
     values, better = evaluation.values[plan.metric], evaluation.direction(plan.metric)
     (m,) = values.shape
-    privacy, spend, key = state.privacy, plan.spend(m), key_of(state)
+    privacy, spend, key = state.privacy, plan.spend(m), _key_of(state)
     place = ledger.stream_of(privacy, key)
-    assert place is not None, "`prepared` makes the record"
+    assert place is not None, "`prepare_release` makes the record"
     number = int(privacy.draws[place].next_round)
     privacy = _charged(privacy, key, number, place, spend)
     if privacy.limit is not None and not allows(privacy.limit, privacy):
@@ -499,9 +466,9 @@ def prepare_release(
     noise = np.array(plan.noise_multiplier, np.float32)
     privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, _PLACES)
     privacy = ledger.with_room(privacy, spend.scheme, spend.event, noise, 1.0)
-    return dataclasses.replace(state, privacy=ledger.with_stream(privacy, key_of(state)))
+    return dataclasses.replace(state, privacy=ledger.with_stream(privacy, _key_of(state)))
 
 
-def key_of(state: SimulationState) -> jax.Array:
+def _key_of(state: SimulationState) -> jax.Array:
     """Return the key of a state's evaluations, distinct from every key of its rounds."""
     return jax.random.fold_in(state.key, keys.EVALUATION)

@@ -82,18 +82,11 @@ class History(Sequence[Segment]):
         found = self._segments[index]
         return found if isinstance(found, Segment) else History(found)
 
-    def __add__(self, later: "History") -> "History":
-        """Append the later history of the same run."""
-        return History((*self, *later)) if isinstance(later, History) else NotImplemented
-
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with one row per evaluation and, of several runs at once, per run.
 
         Its columns are "round"; "run", 0 to S − 1, of several runs; the per-round metrics
         ("participants", …), averaged over the segment; and the keys of `Evaluation.summary`.
-
-        Raises:
-          MissingExtraError: if pandas is not installed.
         """
         with importing("tables"):
             import pandas as pd
@@ -126,9 +119,7 @@ class History(Sequence[Segment]):
     @property
     def _title(self) -> str:
         count = "1 evaluation" if len(self) == 1 else f"{len(self)} evaluations"
-        if not self:
-            return f"History of {count}"
-        return f"History of {count}, up to round {self[-1].round}"
+        return f"History of {count}" + (f", up to round {self[-1].round}" if self else "")
 
 
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
@@ -142,12 +133,10 @@ def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
 
 
 def _means(segment: Segment) -> dict[str, Any]:
-    """Average the per-round metrics over the segment."""
     return {name: np.mean(each, axis=0) for name, each in segment.metrics.items() if len(each)}
 
 
 def _metrics(segment: Segment) -> list[str]:
-    """Return the names of the metrics' means in the summary."""
     return [f"{segment.evaluation.split}_{name}" for name in segment.evaluation.values]
 
 
@@ -165,11 +154,11 @@ class Callback:
     Attributes:
       everywhere: whether every process calls it; otherwise the first one does.
       initial: whether `segment` is called before the first round, too, with an empty segment.
-      interrupts: whether a run that it stops may be resumed, with the records of one that was not
-        stopped: that of the last evaluation may then be of a sample.
+      interrupts: whether a run that it stops may be resumed: the last evaluation may then be of a
+        sample, as in a run that was not stopped.
       public: sentences on what it does with private data, which every report of the state names.
-      memory: a value of JSON that `fjs.callbacks.Checkpoints` may keep, and set before `start`
-        when a run resumes.
+      memory: a value of JSON that `fjs.callbacks.Checkpoints` keeps, and sets before `start` when a
+        run resumes.
       run: the run, set before `start`.
     """
 
@@ -206,8 +195,7 @@ Callbacks = Sequence[Callback | Callable[[SimulationState, Segment], bool | None
 class Clock:
     """Seconds of the phases of a run: a phase inside another counts once, and so does compilation.
 
-    Attributes:
-      seconds: of tracing, lowering and compiling, of rounds, evaluations, and what callbacks write.
+    "compile" includes tracing and lowering; "write" is what callbacks do.
     """
 
     def __init__(self):
@@ -241,13 +229,11 @@ class RunLoop:
       advance: `(state, rounds) -> (state, metrics)`, one compiled segment.
       evaluate: `(state, split, clients) -> Evaluation` of a sample; `clients` None is all of them.
       rounds: rounds done at its end.
-      delta: δ of the ε in records.
-      accountant: name of the accountant; None for the tightest.
+      accountant: None for the tightest.
       size: S; None for one run, without an axis of runs.
-      plan: the evaluations that one run releases; None for none.
+      plan: the evaluations that one run releases, if any.
       sample: the clients whom evaluations before the last one are of; None for all.
       closing: resources that are closed when the run is over.
-      clock: seconds of each phase so far.
       course: round, training loss and means of test metrics of each segment so far.
       nonfinite: the number of messages that were not finite so far.
       stopped: the last segment, at `Callback.end`, if the run ended early, not by an interruption,
@@ -283,14 +269,10 @@ class RunLoop:
         callbacks: Callbacks,
         keep: int | None,
     ) -> tuple[SimulationState, History]:
-        """Run up to the last round; return the last state and the last segments.
+        """Run up to the last round; return the last state and the last `keep` segments.
 
-        Args:
-          state: state to start from; its buffers are reused.
-          eval_every: rounds between evaluations, counted over the life of the state; None for one
-            evaluation at the end.
-          callbacks: called in this order.
-          keep: number of segments to return; None for all.
+        The buffers of `state` are reused. `eval_every` counts rounds over the life of the state;
+        None is one evaluation at the end.
         """
         require_callbacks(callbacks)
         if keep is not None:
@@ -372,28 +354,20 @@ class RunLoop:
         return release_evaluation(state, evaluation, self.plan)
 
     def record(self, state: SimulationState, segment: Segment) -> Record:
-        """Return the record of an evaluation of a single run, see `records`.
-
-        Raises:
-          ValueError: if there are several runs.
-        """
+        """Return the record of an evaluation of a single run, see `records`."""
         if self.size is not None:
             raise ValueError(f"a callback of this kind takes a single run, got {self.size} runs")
         return self.records(state, segment)[0]
 
     def records(self, state: SimulationState, segment: Segment) -> list[Record]:
-        """Return the flat record of an evaluation of each run.
+        """Return the flat record of an evaluation of each run, to which callbacks may add.
 
-        All callbacks get the same records, to which they may add.
-
-        Returns:
-          For each run `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the
-          local losses during the segment, each participation with equal weight; None without
-          participants or losses), the evaluation's summary, `nonfinite` (messages of the segment
-          that were not finite and counted as zero; only if there were some), `private_` and the
-          name of a metric (the mean that the run released, if it does), and `epsilon`, an upper
-          bound on what was spent (zero-out, joint DP; inf without a guarantee): by RDP, which is
-          fast, and the tight value after the last planned round.
+        It has `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the local
+        losses of the segment, each participation with equal weight; None without any), the
+        evaluation's summary, `nonfinite` (messages that were not finite and counted as zero, if
+        any), `private_` and the name of a metric (the released mean, if any), and `epsilon`, an
+        upper bound on what was spent (zero-out, joint DP; inf without a guarantee): by RDP, which
+        is fast, and the tight value after the last planned round.
         """
         if self._recorded is not segment:
             columns = {"round": segment.round, "train_loss": _train_loss(segment)}
@@ -409,9 +383,9 @@ class RunLoop:
         return self._records
 
     def epsilon(self, state: SimulationState, adjacency: Adjacency = "zero_out") -> list[float]:
-        """Compute the tight ε of each run so far, for joint DP; inf without a guarantee.
+        """Compute the tight ε of each run so far, in up to a second; with a budget, what it spent.
 
-        It may take a second. A run with a budget shows what it spent of it.
+        It is for joint DP, and inf without a guarantee.
         """
         return [
             _spent(charges, self.delta, adjacency, accountant=self.accountant)
@@ -438,11 +412,7 @@ class RunLoop:
 
 
 def require_callbacks(callbacks: Any) -> None:
-    """Check that an argument is a list of callbacks.
-
-    Raises:
-      ValueError: naming what it is.
-    """
+    """Check that an argument is a list of callbacks."""
     if not isinstance(callbacks, Sequence):
         raise ValueError(f"callbacks must be a list, got {described(callbacks)}")
     for each in callbacks:

@@ -1,4 +1,4 @@
-"""Several processes that compute one run together: start, agreement and end.
+"""Devices of a run, and several processes that compute it together: start, agreement and end.
 
 Every process runs the same program on the devices of all of them (`jax.distributed`), so all must
 take the same decisions (to stop, to keep a checkpoint): values that may differ between processes go
@@ -35,10 +35,7 @@ def use_all_cores() -> None:
 
 
 def use_devices(wanted: int | None) -> None:
-    """Use `wanted` devices of this process, cores of a CPU or GPUs; by default all.
-
-    Call it before JAX computes anything, as `use_all_cores`, and `require` afterwards.
-    """
+    """Use `wanted` cores of a CPU or GPUs, by default all; call `require` after JAX computes."""
     cores = os.cpu_count() or 1
     # JAX may have computed already, as in a notebook or in tests.
     with contextlib.suppress(RuntimeError):
@@ -83,16 +80,15 @@ def grid_of(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
 
 
 def divided(axis: str, place: int = 0) -> Any:
-    """Return the spec of an array divided along one of its axes, by default the first."""
+    """Return the spec of an array divided along the axis at `place`."""
     return PartitionSpec(*[None] * place, axis)
 
 
 def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Any:
     """Return a function of whole arrays, given the function of each device's part.
 
-    `inputs` and `outputs` are specs as prefixes of pytrees; the function sums over devices itself.
-    It may contain scans over rounds and gradients of a client. Derivatives in replicated values
-    must not be summed over the devices, hence `check_vma=False`.
+    The function sums over devices itself. Derivatives in replicated values must not be summed over
+    the devices, hence `check_vma=False`.
     """
     return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
@@ -108,7 +104,6 @@ _FIRST_WAITS = 5
 _LENGTH = 8192
 _PIECE = 64 * 2**20
 """Bytes that one process sends to the others at once."""
-_AXIS = "devices"
 _kept: Callable[[], str] | None = None
 """Says what is kept if another process is lost."""
 
@@ -122,14 +117,18 @@ def join(
 ) -> None:
     """Join the other processes of a run; call it before JAX computes.
 
-    Args:
-      coordinator: "host:port" of the first process; None takes all three from the environment of
-        a cluster (Slurm, Open MPI and others that `jax.distributed.initialize` knows).
-      processes: number of processes.
-      process: index of this process, from 0.
+    `coordinator` is "host:port" of the first of `processes`, and `process` this one's index from 0;
+    without a coordinator they come from the environment of a cluster (Slurm, Open MPI and others
+    that `jax.distributed.initialize` knows).
     """
     if coordinator is not None and process == 0:
-        _require_free(int(coordinator.rpartition(":")[2]))
+        port = int(coordinator.rpartition(":")[2])
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("", port))
+            except OSError as error:
+                raise ValueError(f"port {port} of the coordinator: {error.strerror}") from None
     with contextlib.suppress(AttributeError):  # JAX's service would take SIGTERM for itself
         jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -157,21 +156,10 @@ def join(
     # Devices connect when they first compute together. CPUs (Gloo) give up if one of them is 30
     # seconds late, as after a long compilation; once connected, they wait without a limit.
     multihost_utils.sync_global_devices("join")
-    mesh = mesh_of(devices, _AXIS)
-    whole = NamedSharding(mesh, SAME)
-    parts = jax.make_array_from_callback(
-        (len(devices),), NamedSharding(mesh, divided(_AXIS)), lambda _: np.zeros(1)
-    )
-    jax.block_until_ready(jax.jit(lambda leaf: leaf, out_shardings=whole)(parts))
-
-
-def _require_free(port: int) -> None:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            raise ValueError(f"port {port} of the coordinator: {error.strerror}") from None
+    mesh = mesh_of(devices, "devices")
+    parts = placed(np.zeros(len(devices)), NamedSharding(mesh, divided("devices")))
+    together = jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, SAME))
+    jax.block_until_ready(together(parts))
 
 
 def when_lost(kept: Callable[[], str] | None) -> None:
@@ -255,10 +243,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Check that all processes are about to compute the same; all must call it together.
-
-    `facts` are fingerprints or names of settings, data and so on, by name.
-    """
+    """Check that all processes have the same facts by name, such as fingerprints of settings."""
     first, *others = said = from_all({"facts": dict(facts)})
     for index, each in enumerate(said):
         if "refused" in each:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
-from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.data.batch import UnprotectedError
+from fedjaxsim.data.minibatches import ClientData, Minibatches, loss_of, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import Account, costs_of
 from fedjaxsim.engine.layout import Layout, Workload
@@ -28,7 +29,7 @@ from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import Examples, PrivacyEvent
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, Release
 from fedjaxsim.privacy.messages import widened
@@ -45,7 +46,7 @@ class Draw(NamedTuple):
       rate: () the probability p with which each client was drawn, which is charged.
       clients: the round's key for clients; client `id` uses `fold_in(key, id)`.
       order: the run's key for the orders in which minibatches are consumed.
-      noise: the key of the mechanism's noise in this round; of all rounds if it is correlated.
+      noise: the key of the noise in this round; of all rounds if it is correlated.
     """
 
     cohort: Cohort
@@ -68,12 +69,10 @@ class ClientMetrics(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """The runs of a batched program.
+    """The runs of a batched program, made of `program` of one run.
 
-    Attributes:
-      program: the program of one run.
-      axes: the axis of each hyperparameter that differs between runs, 0 or None; None for seeds.
-      size: S; None for seeds, whose number is that of the keys.
+    `axes` has the axis of each hyperparameter, 0 if it differs between the `size` runs, else None.
+    Both are None for seeds, whose number is that of the keys.
     """
 
     program: "Program"
@@ -100,11 +99,9 @@ class Program:
     """A run as pure functions, and the parts that they are made of.
 
     Attributes:
-      algorithm: four functions for one client.
+      algorithm: functions for one client, as from `algorithm_of_run`.
       mechanism: the only way from messages to the server.
-      sampling: the sampler of cohorts.
       measure: `(params, data, most_rows) -> ClientMetrics` of one client.
-      minibatches: of the local steps.
       workload: the facts from which choices for speed follow.
       partition: the clients whose states this program holds.
       accounts: the scheme and the event of each account; see `engine/accounts.py`.
@@ -372,16 +369,12 @@ class Program:
         )
 
     def _charged(
-        self,
-        state: SimulationState,
-        hparams: Hyperparameters,
-        drawn: Draw,
-        noise_multiplier: jax.Array,
+        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, z: jax.Array
     ) -> Ledger:
-        """Return the ledger after the round."""
+        """Return the ledger after a round with noise multiplier z."""
         if not any(event.releases for _, event in self.accounts):
             return state.privacy
-        costs = costs_of(self.algorithm, self.examples, hparams, (noise_multiplier, drawn.rate))
+        costs = costs_of(self.algorithm, self.examples, hparams, (z, drawn.rate))
         privacy = ledger.drew(state.privacy, state.key, state.round)
         for (scheme, event), cost in zip(self.accounts, costs, strict=True):
             if event.releases:
@@ -432,22 +425,38 @@ def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
 
 
 def algorithm_of_run(
-    algorithm: Algorithm, sampler: Sampler, fields: Mapping[str, Any]
+    algorithm: Algorithm, sampler: Sampler, fields: Mapping[str, Any], event: PrivacyEvent | None
 ) -> Algorithm:
     """Return the algorithm with functions that take the hyperparameters of a whole run.
 
     `init`, with a further argument `client_id`, `client` and `predict` read that client's values.
     The server and ε of examples read none of them; the server reads any sampler's `answer_rate`.
+    Clients report the loss, and protect examples if `event`, from `example_event`, says so; one
+    that takes more gradients of a minibatch than it counts raises ValueError.
     """
     records, with_data = algorithm.hyperparameters, algorithm.predict_with_data
-    algorithm = algorithm.on_fields(fields)
+    algorithm, examples = algorithm.on_fields(fields), algorithm.task.examples
+    silos = event.silos if isinstance(event, Examples) else None
 
     def init(key, hparams, client_id):
         return algorithm.init(key, client_values(records, hparams, client_id))
 
     def client(shared, personal, data, hparams, context):
+        protection = None
+        if silos is not None:
+            protection = examples.of_client(data.count, silos.size, hparams, silos.noise)
+        # Here, since a sweep maps this function over settings.
+        view = view_here(data, protection)
         own = client_values(records, hparams, context.client_id)
-        return algorithm.client(shared, personal, data, own, context)
+        returned = algorithm.client(shared, personal, view, own, context)
+        if silos is not None and view.tickets > silos.gradients:
+            raise UnprotectedError(
+                f"the algorithm takes {view.tickets} gradients of a minibatch with hyperparameters "
+                f"of these shapes, and {silos.gradients} with numbers: examples cannot be private"
+            )
+        if not isinstance(returned, tuple) or not isinstance(returned[-1], dict):
+            return returned  # the checks of a round say what is wrong
+        return (*returned[:-1], loss_of(view) | returned[-1])
 
     def server(shared, release, hparams, round_):
         known = server_values(records, hparams)

@@ -42,11 +42,9 @@ _LARGEST_UNIT = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Shard(AllClients):
-    """The clients of one of several devices: ids from size·index on, inside `jax.shard_map`.
+    """The clients of one of several devices on a mesh axis, ids from size·index on.
 
-    Attributes:
-      axis: name of the mesh axis over which the clients are divided.
-      devices: number of devices on it.
+    Its methods are for use inside `jax.shard_map`.
     """
 
     axis: str
@@ -68,10 +66,7 @@ class Shard(AllClients):
         return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
-        """Return the cohort's clients of this device, in min(capacity, size) slots.
-
-        `min(capacity, size)` slots suffice, so sharding adds no overflow.
-        """
+        """Return the cohort's clients of this device; `capacity` slots add no overflow."""
         if full:
             ids, exist = self.ids()
             return CohortSlots(jnp.arange(self.size, dtype=jnp.int32), ids, exist)
@@ -96,10 +91,7 @@ def shard(program: Program, mesh: Mesh) -> "Sharded":
 
     Args:
       program: a program of one run or, as from `batch`, of several.
-      mesh: with an axis "clients" and, for several runs, perhaps an axis "runs".
-
-    Raises:
-      ValueError: if the mesh has other axes, or its "runs" do not divide those of the program.
+      mesh: with an axis "clients" and, for several runs, perhaps an axis "runs" that divides them.
     """
     if set(mesh.axis_names) not in ({CLIENTS}, {CLIENTS, RUNS}):
         raise ValueError(f"the mesh must have axes {CLIENTS!r} and {RUNS!r}, got {mesh.axis_names}")
@@ -287,7 +279,10 @@ def specs_of_rows(rows: Rows) -> Any:
 def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:
     """Return the first row of each device's piece of the rows, and the length of a piece."""
     size = -(-population.num_clients // devices)
-    first, last = _spans(population)
+    starts = np.stack([ranges.start for ranges in population.splits.values()])
+    counts = np.stack([ranges.count for ranges in population.splits.values()])
+    first = np.where(counts > 0, starts, population.num_rows).min(axis=0)
+    last = np.where(counts > 0, starts + counts, 0).max(axis=0)
     spans = [(first[k : k + size], last[k : k + size]) for k in range(0, len(first), size)]
     begins = [int(np.min(low)) for low, _ in spans]
     longest = max(int(np.max(high)) - begin for begin, (_, high) in zip(begins, spans, strict=True))
@@ -296,11 +291,3 @@ def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:
     longest = min(-(-longest // unit) * unit, population.num_rows)
     begins = [min(begin, population.num_rows - longest) for begin in begins]
     return begins + [0] * (devices - len(begins)), longest
-
-
-def _spans(population: Population) -> tuple[np.ndarray, np.ndarray]:
-    """Return each client's first row and the one after its last, (m,), over all splits."""
-    starts = np.stack([r.start for r in population.splits.values()])
-    counts = np.stack([r.count for r in population.splits.values()])
-    first = np.where(counts > 0, starts, population.num_rows).min(axis=0)
-    return first, np.where(counts > 0, starts + counts, 0).max(axis=0)

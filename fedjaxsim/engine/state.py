@@ -22,20 +22,10 @@ PyTree = Any
 
 
 class StatePart(NamedTuple):
-    """A field's owner, and whether it varies between runs.
-
-    Attributes:
-      owner: "clients", whose leaves are (m, ...), or "server".
-      varies: whether it differs between runs of one key that differ in hyperparameters.
-    """
+    """A field's owner, and whether it varies between runs of one key and other hyperparameters."""
 
     owner: Literal["clients", "server"]
     varies: bool
-
-    @property
-    def runs_axis(self) -> int:
-        """The axis of runs of a part that varies."""
-        return 1 if self.owner == "clients" else 0
 
 
 @register_dataclass
@@ -87,10 +77,9 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class AllClients:
-    """All clients of a simulation; a client's id is the index of its state.
+    """All m clients of a simulation; a client's id is the index of its state.
 
-    Attributes:
-      num_clients: m, in all partitions together.
+    Partitions of one device's clients, or of those fetched for a round, replace its methods.
     """
 
     num_clients: int
@@ -111,12 +100,7 @@ class AllClients:
         return ids, jnp.ones(self.num_clients, bool)
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
-        """Return the cohort's clients with states in this partition.
-
-        Args:
-          cohort: the drawn clients.
-          full: static; whether all clients take part.
-        """
+        """Return the cohort's clients with states here; `full`, static: all clients take part."""
         del full
         return CohortSlots(cohort.ids, cohort.ids, cohort.mask)
 
@@ -165,7 +149,7 @@ def state_of(state: SimulationState, run: int) -> SimulationState:
     def of_run(part, tree):
         if not part.varies:
             return tree
-        index = (*[slice(None)] * part.runs_axis, run)
+        index = (slice(None), run) if part.owner == "clients" else run
         return jax.tree.map(lambda leaf: leaf[index], tree)
 
     return map_parts(of_run, state)

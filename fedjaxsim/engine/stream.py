@@ -11,6 +11,7 @@ memory. Between calls every state has been written, so checkpoints are complete.
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
@@ -41,11 +42,7 @@ BUFFERS = 3
 
 @dataclasses.dataclass(frozen=True)
 class StreamedClients(AllClients):
-    """Clients whose states and rows were fetched to one device.
-
-    Attributes:
-      fetched: (s,) sorted int32 ids; m is padding and comes last.
-    """
+    """Clients whose states and rows were fetched: (s,) sorted int32 ids, padded with m."""
 
     fetched: jax.Array
 
@@ -75,9 +72,8 @@ class HostRows(NamedTuple):
 
     Attributes:
       fields: arrays (N, ...), which may be mapped files.
-      ranges: each client's rows.
-      training: each client's training rows, which are gathered, too; None if nobody reads them.
       empty: `Rows` of no client, with the static fields of the population's rows.
+      training: each client's training rows, which are gathered, too; None if nobody reads them.
     """
 
     fields: dict[str, np.ndarray]
@@ -99,12 +95,7 @@ class HostRows(NamedTuple):
         return buffers
 
     def of(self, ids: np.ndarray, buffers: dict[str, np.ndarray]) -> Rows:
-        """Gather the rows of some clients.
-
-        Args:
-          ids: (s,) sorted int32; padding comes last.
-          buffers: as from `buffers`, with room for them; they become the fields.
-        """
+        """Gather the rows of clients, (s,) sorted ids with padding, into `buffers`."""
         found = ids[: np.searchsorted(ids, len(self.ranges.count))]
         splits = [self.ranges] if self.training is None else [self.ranges, self.training]
         ranges = [Ranges(each.start[found], each.count[found]) for each in splits]
@@ -146,13 +137,8 @@ def stream(program: Program) -> Program:
     """Keep rows and states on the host, and a cohort's on the first device.
 
     The compiled functions are not pure: they change the personal states, numpy arrays, in place.
-    There is no `step`, since cohorts are drawn and read many rounds ahead.
-
-    Args:
-      program: the program of one run on one device.
-
-    Raises:
-      ValueError: if all clients take part in every round, or the program holds several runs.
+    There is no `step`, since cohorts are drawn and read many rounds ahead. The program is of one
+    run with samples of clients.
     """
     if program.sampling.scheme.kind == "full":
         raise ValueError("full participation cannot be streamed: sample clients")
@@ -178,28 +164,39 @@ class Streamed(Program):
         """Return functions of states whose clients' parts are numpy arrays."""
         program = Program(**self.parts())
         clients = program.num_clients
-        records = program.algorithm.hyperparameters
-        start = jax.jit(init_of(program))
+        everybody = np.arange(clients, dtype=np.int32)
         work, measure = map(jax.jit, functions_of_fetched(program))
-        draw = jax.jit(draws_of(program), static_argnames="count")
+
+        @jax.jit
+        def start(key, hparams, ids):
+            return _of_fetched(program, ids).init(key, hparams)
+
+        @functools.partial(jax.jit, static_argnames="count")
+        def draw(state, first, hparams, count):
+            """Draw `count` rounds, leaves (count, ...)."""
+
+            def one(round_):
+                return program.draw(dataclasses.replace(state, round=round_), hparams)
+
+            return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.int32))
+
+        def write(on_host: PyTree, ids: np.ndarray, states: PyTree) -> None:
+            there = slice(np.searchsorted(ids, clients))
+            for host, new in zip(jax.tree.leaves(on_host), jax.tree.leaves(states), strict=True):
+                host[ids[there]] = np.asarray(new)[there]
 
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
-            state = start(key, hparams, np.zeros(1, np.int32))
+            state = start(key, hparams, everybody[:1])
             first = state.of_clients
-            if per_client(records, hparams):
-                blocks = blocks_of(np.arange(clients, dtype=np.int32), clients, bytes_of(first))
-                each = [
-                    jax.tree.map(np.asarray, start(key, hparams, ids).of_clients) for ids in blocks
-                ]
-                whole = jax.tree.map(lambda *parts: np.concatenate(parts)[:clients], *each)
-                return state.with_clients(whole)
-
-            def for_all(leaf):
-                # By rows: NumPy would copy a broadcast array by columns.
-                whole = np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape[1:]))
-                return np.array(whole, order="C")
-
-            return state.with_clients(jax.tree.map(for_all, first))
+            on_host = jax.tree.map(
+                lambda leaf: np.empty((clients, *leaf.shape[1:]), leaf.dtype), first
+            )
+            if per_client(program.algorithm.hyperparameters, hparams):
+                for ids in blocks_of(everybody, clients, bytes_of(first)):
+                    write(on_host, ids, start(key, hparams, ids).of_clients)
+            else:  # all clients begin alike
+                jax.tree.map(lambda host, leaf: np.copyto(host, np.asarray(leaf)), on_host, first)
+            return state.with_clients(on_host)
 
         def rounds(
             state: SimulationState, hparams: Hyperparameters, rows: HostRows, rounds: int
@@ -239,13 +236,6 @@ class Streamed(Program):
                 again = (before[index] == ids) & (ids < clients)
                 return turn._replace(states=_of(on_host, ids), earlier=np.where(again, index, -1))
 
-            def write(ids: np.ndarray, states: PyTree) -> None:
-                there = slice(np.searchsorted(ids, clients))
-                for host, new in zip(
-                    jax.tree.leaves(on_host), jax.tree.leaves(states), strict=True
-                ):
-                    host[ids[there]] = np.asarray(new)[there]
-
             history, writes = [], []
             ring = [rows.buffers(room) for _ in range(min(BUFFERS, rounds))]
             with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as keeper:
@@ -263,7 +253,7 @@ class Streamed(Program):
                     following = None
                     if round_ + 1 < last:
                         following = keeper.submit(fetch, reads.popleft().result(), ids)
-                    writes.append(keeper.submit(write, ids, after.of_clients))
+                    writes.append(keeper.submit(write, on_host, ids, after.of_clients))
                     turn = turn if following is None else following.result()
             for written in writes:
                 written.result()  # raises the error of a write
@@ -276,11 +266,8 @@ class Streamed(Program):
             rows: HostRows,
             sample: np.ndarray | None = None,
         ) -> ClientMetrics:
-            leaves = jax.tree.leaves(state.of_clients)
-            chosen = np.arange(clients, dtype=np.int32) if sample is None else sample
-            count = len(chosen)
-            state_bytes = sum(leaf.nbytes for leaf in leaves) // clients
-            blocks = blocks_of(chosen, clients, state_bytes)
+            chosen = everybody if sample is None else sample
+            blocks = blocks_of(chosen, clients, bytes_of(state.of_clients) // clients)
             each = rows.ranges.count
             each = each if rows.training is None else each + rows.training.count
             counts = [int(each[ids[ids < clients]].sum()) for ids in blocks]
@@ -294,7 +281,7 @@ class Streamed(Program):
                 measured = measure(state.with_clients(states), hparams, fetched)
                 # Wait: a device would start on all blocks at once.
                 found.append(jax.tree.map(np.asarray, measured))
-            return jax.tree.map(lambda *each: np.concatenate(each)[:count], *found)
+            return jax.tree.map(lambda *each: np.concatenate(each)[: len(chosen)], *found)
 
         return Functions(init, _refuse, rounds, evaluate)
 
@@ -309,55 +296,20 @@ def _of(states: PyTree, ids: np.ndarray) -> PyTree:
     return jax.tree.map(of, states)
 
 
-def draws_of(program: Program) -> Callable[..., Draw]:
-    """Return `(state, first, hparams, count) -> Draw` of `count` rounds, (count, ...)."""
-
-    def draws(state: SimulationState, first: int, hparams: Hyperparameters, count: int) -> Draw:
-        def one(round_):
-            return program.draw(dataclasses.replace(state, round=round_), hparams)
-
-        return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.int32))
-
-    return draws
-
-
-def block_of(clients: int, state_bytes: int) -> int:
-    """Return the number of clients evaluated at once, for `state_bytes` a client."""
-    return min(clients, BLOCK, max(2, BLOCK_BYTES // max(1, state_bytes)))
-
-
 def blocks_of(ids: np.ndarray, clients: int, state_bytes: int) -> np.ndarray:
     """Return ids in blocks of one size, (blocks, size); m is padding."""
-    size = block_of(len(ids), state_bytes)
+    size = min(len(ids), BLOCK, max(2, BLOCK_BYTES // max(1, state_bytes)))
     return np.pad(ids, (0, -len(ids) % size), constant_values=clients).reshape(-1, size)
 
 
-def init_of(program: Program) -> Callable[..., SimulationState]:
-    """Return `(key, hparams, ids) -> state` with the personal states of these clients."""
-
-    def init(key: jax.Array, hparams: Hyperparameters, ids: jax.Array) -> SimulationState:
-        of_ids = StreamedClients(program.num_clients, ids)
-        return dataclasses.replace(program, partition=of_ids).init(key, hparams)
-
-    return init
-
-
 def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a program's round and evaluation on fetched clients.
+    """Return a program's round and evaluation of states with the fetched clients' parts.
 
-    Returns:
-      `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> ClientMetrics`,
-      of states with the fetched clients' parts.
+    They are `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> metrics`.
     """
 
-    def of_fetched(rows: Rows) -> Program:
-        assert rows.ids is not None
-        return dataclasses.replace(
-            program, partition=StreamedClients(program.num_clients, rows.ids)
-        )
-
     def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
-        part = of_fetched(turn.rows)
+        part = _of_fetched(program, turn.rows.ids)
 
         def newest(fetched, earlier):
             stays = (turn.earlier < 0).reshape(-1, *[1] * (fetched.ndim - 1))
@@ -368,22 +320,24 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
         return part.drawn_round(state, hparams, turn.rows, drawn)
 
     def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
-        return of_fetched(rows).evaluate(state, hparams, rows)
+        return _of_fetched(program, rows.ids).evaluate(state, hparams, rows)
 
     return work, measure
+
+
+def _of_fetched(program: Program, ids: Any) -> Program:
+    return dataclasses.replace(program, partition=StreamedClients(program.num_clients, ids))
 
 
 def _ahead(function: Any, arguments: Iterable[Any]) -> Iterator[Any]:
     """Yield a function's results, computing the next one meanwhile."""
     with ThreadPoolExecutor(1) as thread:
-        waiting = None
+        waiting = collections.deque()
         for argument in arguments:
-            following = thread.submit(function, argument)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = following
-        if waiting is not None:
-            yield waiting.result()
+            waiting.append(thread.submit(function, argument))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        yield waiting.popleft().result()
 
 
 def _refuse(*_: Any) -> NoReturn:

@@ -1,6 +1,6 @@
-"""The models that clients predict with after a run, and what they say of rows."""
+"""The models of a trained state: what they say of rows, and the start of another run from them."""
 
-import functools
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from fedjaxsim.engine.purity import check_captured, check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.work import map_clients
+from fedjaxsim.engine.work import row_of
 from fedjaxsim.hyperparameters import Hyperparameters, client_values
 from fedjaxsim.models.model import bound
 
@@ -29,19 +29,8 @@ def models_of(
     program: Program, population: Population, state: SimulationState, hparams: Hyperparameters
 ) -> PyTree:
     """Return the parameters that each client predicts with, leaves (m, ...)."""
-    rows = _training(program, population)
-
-    def models(state, hparams, rows):
-        choose = program.choose_layout(state, evaluates=True)
-        layout = choose()
-
-        def one(personal, client_id):
-            with bound(program.algorithm.task.frozen, rows.frozen):
-                return program.predict(state, personal, hparams, client_id, rows, layout)
-
-        return map_clients(one, state.personal, jnp.arange(program.num_clients), choose, rows)
-
-    return to_host(jax.jit(models)(_on_host(state), hparams, rows))
+    kept: Any = dataclasses.replace(program, measure=lambda params, data, most_rows: params)
+    return to_host(jax.jit(kept.evaluate)(_on_host(state), hparams, _training(program, population)))
 
 
 def predictions_of(
@@ -60,13 +49,23 @@ def predictions_of(
         )
     says = task.predict
     rows, clients = _training(program, trained), _clients_of_rows(trained, population)
-    fields = jax.tree.map(jnp.asarray, _fields(trained, population))
+    fields = dict(population.fields)
+    named, given = trained.columns.get("x"), population.columns.get("x")
+    if trained is not population and named is not None and given is not None and given != named:
+        fields["x"] = named.aligned(fields["x"], given)  # in the units of the training rows
+    fields = jax.tree.map(jnp.asarray, fields)
     published = program.algorithm.warm_start.published(state.shared)
     strangers = bool(np.any(clients < 0))
-    _check_strangers(program, trained, population, published)
-    row = jax.eval_shape(functools.partial(_row, 0), state.personal)
-    models = bytes_of(jax.eval_shape(task.init, jax.random.key(0))) + bytes_of(row)
-    size = max(1, min(1024, _AT_ONCE // max(1, models)))
+    if strangers and (published is None or program.algorithm.predict_with_data is not None):
+        known = set(map(str, trained.names.tolist()))
+        unknown = [name for name in population.names.tolist() if str(name) not in known]
+        raise ValueError(
+            f"client {unknown[0]!r} took no part in the run ({len(unknown)} such clients), which "
+            "published no model that a new client could predict with: `start_new_clients` gives "
+            "new clients a state"
+        )
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    size = max(1, min(1024, _AT_ONCE // max(1, bytes_of((model, row_of(state.personal))))))
 
     def all_rows(state, hparams, rows, fields, clients):
         layout = program.choose_layout(state, evaluates=True)()
@@ -74,7 +73,7 @@ def predictions_of(
         def one(each):
             fields, client = each
             known = jnp.maximum(client, 0)
-            personal = _row(known, state.personal)
+            personal = jax.tree.map(lambda leaf: leaf[known], state.personal)
             with bound(task.frozen, rows.frozen):
                 params = program.predict(state, personal, hparams, known, rows, layout)
                 if published is not None and strangers:
@@ -125,37 +124,10 @@ def coefficients_of(population: Population, models: PyTree) -> dict[str, np.ndar
 def _on_host(state: SimulationState) -> SimulationState:
     """Return the parts of a state that predictions read, of whatever devices, on the host."""
     unread: Any = ()
-    words = to_host(jax.random.key_data(state.key))
+    words = jax.random.key_data(state.key)
+    round_, shared, personal, words = to_host((state.round, state.shared, state.personal, words))
     key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(state.key))
-    shared, personal = to_host((state.shared, state.personal))
-    return SimulationState(to_host(state.round), shared, personal, unread, unread, key)
-
-
-def _fields(trained: Population, population: Population) -> dict[str, Any]:
-    """Return the fields of rows in the units of the training rows, columns found by name."""
-    fields, named = dict(population.fields), trained.columns.get("x")
-    given = population.columns.get("x")
-    if trained is not population and named is not None and given is not None and given != named:
-        fields["x"] = named.aligned(fields["x"], given)
-    return fields
-
-
-def _check_strangers(
-    program: Program, trained: Population, population: Population, published: PyTree
-) -> None:
-    """Check that clients who took no part can have the published model."""
-    known = set(map(str, trained.names.tolist()))
-    unknown = [name for name in population.names.tolist() if str(name) not in known]
-    if unknown and (published is None or program.algorithm.predict_with_data is not None):
-        raise ValueError(
-            f"client {unknown[0]!r} took no part in the run ({len(unknown)} such clients), which "
-            "published no model that a new client could predict with: `start_new_clients` gives "
-            "new clients a state"
-        )
-
-
-def _row(index: Any, personal: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[index], personal)
+    return SimulationState(round_, shared, personal, unread, unread, key)
 
 
 def _training(program: Program, population: Population) -> Rows:

@@ -15,7 +15,7 @@ from problems import classification
 import fedjaxsim as fjs
 from fedjaxsim import models
 from fedjaxsim.algorithm import WarmStart
-from fedjaxsim.engine.checks import _ARGUMENTS
+from fedjaxsim.engine.checks import _PARTS
 from fedjaxsim.privacy.samplers import Sampler
 
 POPULATION, TASK = classification([4, 5, 6, 7])
@@ -173,7 +173,7 @@ def test_the_arguments_that_are_checked_are_those_of_the_protocols():
             for field, hint in kind.__annotations__.items()
             if "Callable" in str(hint) or getattr(hint, "_is_protocol", False)
         }
-        assert set(_ARGUMENTS[name]) == functions
+        assert set(_PARTS[name][2]) == functions
 
 
 def test_parts_of_another_kind():

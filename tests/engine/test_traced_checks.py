@@ -75,7 +75,7 @@ def other_client(change):
         ),
         (
             lambda personal, message, metrics: (personal, message, {"norms": jnp.ones(3)}),
-            "'norms' of shape (3,)",
+            "an array float32[3] for 'norms'",
         ),
         (
             lambda personal, message, metrics: (personal, message, {"name": "loss"}),
