@@ -328,9 +328,6 @@ def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetric
     return measure
 
 
-_PLACES = 1
-
-
 @dataclasses.dataclass(frozen=True)
 class EvaluationPlan:
     """The evaluations that a run releases.
@@ -357,11 +354,6 @@ class EvaluationPlan:
             )
         checks.positive(largest=self.largest)
         checks.count(0, bins=self.bins)
-
-    @property
-    def norm(self) -> float:
-        """The largest norm of what a client sends: its share of `largest`, and a bin."""
-        return 2.0**0.5 if self.bins else 1.0
 
     def spend(self, num_clients: int, evaluations: int = 1) -> PrivacySpend:
         """Return the charges of some evaluations.
@@ -393,7 +385,8 @@ class PrivateMetric(NamedTuple):
 @functools.cache
 def _released(plan: EvaluationPlan, better: bool):
     """Return `(values, key) -> sums / m` of a plan, compiled."""
-    noise = {"clip_norm": plan.norm, "noise_multiplier": plan.noise_multiplier}
+    # A client sends its share of `largest`, and a bin.
+    norm, z = 2.0**0.5 if plan.bins else 1.0, plan.noise_multiplier
 
     def release(values, key):
         # A client without a finite value sends nothing, which counts as the worst value: a model
@@ -405,7 +398,7 @@ def _released(plan: EvaluationPlan, better: bool):
         place = jnp.minimum(jnp.clip(values / plan.largest, 0, 1) * plan.bins, plan.bins - 1)
         bins = jax.nn.one_hot(place.astype(jnp.int32), plan.bins)
         sent = {"mean": share, "histogram": jnp.where(has[:, None], bins, 0.0)}
-        return release_once(gaussian(), sent, has, key, **noise)
+        return release_once(gaussian(), sent, has, key, clip_norm=norm, noise_multiplier=z)
 
     return jax.jit(release)
 
@@ -464,7 +457,7 @@ def prepare_release(
     larger_is_better(plan.metric, records)
     spend = plan.spend(num_clients)
     noise = np.array(plan.noise_multiplier, np.float32)
-    privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, _PLACES)
+    privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, 1)
     privacy = ledger.with_room(privacy, spend.scheme, spend.event, noise, 1.0)
     return dataclasses.replace(state, privacy=ledger.with_stream(privacy, _key_of(state)))
 

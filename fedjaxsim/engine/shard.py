@@ -111,9 +111,10 @@ class Sharded(Program):
 
     def init(self, key, hparams):
         """Initialize each device's clients and runs."""
-        specs = self.specs(jax.eval_shape(self._whole().init, key, hparams))
+        on_one_device = (Seeds if self._seeds else Program)(**self.parts())
+        specs = self.specs(jax.eval_shape(on_one_device.init, key, hparams))
         whole = across(self._local().init, self.mesh, (self._keys, self._hparams), specs)
-        return self._without_padding(whole(key, hparams))
+        return map_clients_leaves(self._unpadded, whole(key, hparams))
 
     def step(self, state, hparams, rows):
         """Run one round on all devices."""
@@ -149,10 +150,6 @@ class Sharded(Program):
 
     # --- one device's part ------------------------------------------------------------------------
 
-    def _whole(self) -> Program:
-        """Return the program on one device."""
-        return (Seeds if self._seeds else Program)(**self.parts())
-
     def _local(self) -> Program:
         """Return the program of one device's clients and runs, for use inside `jax.shard_map`."""
         one = self if self.runs is None else self.runs.program
@@ -178,7 +175,7 @@ class Sharded(Program):
             local, self.mesh, (specs, self._hparams, specs_of_rows(rows)), (specs, of_runs, SAME)
         )
         state, varies, shared = whole(self._with_padding(state), hparams, rows)
-        return self._without_padding(state), varies | shared
+        return map_clients_leaves(self._unpadded, state), varies | shared
 
     # --- how arrays are divided -------------------------------------------------------------------
 
@@ -223,9 +220,6 @@ class Sharded(Program):
             return jnp.pad(leaf, [(0, extra * (place == axis)) for place in range(leaf.ndim)])
 
         return state if extra == 0 else map_clients_leaves(pad, state)
-
-    def _without_padding(self, state: SimulationState) -> SimulationState:
-        return state if self._partition.even else map_clients_leaves(self._unpadded, state)
 
     def _unpadded(self, leaf: jax.Array) -> jax.Array:
         if self._partition.even:

@@ -136,11 +136,9 @@ def map_clients_leaves(
     function: Callable[[jax.Array], jax.Array], state: SimulationState
 ) -> SimulationState:
     """Apply a function to every leaf that belongs to clients."""
-
-    def of(part, tree):
-        return jax.tree.map(function, tree) if part.owner == "clients" else tree
-
-    return map_parts(of, state)
+    return map_parts(
+        lambda part, tree: jax.tree.map(function, tree) if part.owner == "clients" else tree, state
+    )
 
 
 def state_of(state: SimulationState, run: int) -> SimulationState:
