@@ -3,7 +3,10 @@
 `Simulation.run(…, callbacks=[…])` calls them, or functions `(state, segment)`, after evaluations.
 """
 
+import contextlib
+import importlib
 import math
+import os
 import re
 import sys
 import time
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import checks, metrics
+from fedjaxsim import checks, extras, metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Callback as Callback
@@ -25,7 +28,6 @@ from fedjaxsim.engine.loop import RunLoop as RunLoop
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.loggers import Logger as Logger
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
@@ -40,6 +42,8 @@ _BETWEEN, _SHARE = 60.0, 20
 """Default cadence of checkpoints: seconds between them, and times the duration of writing one."""
 SMALL = 64 * 10**6
 """Bytes of a state that is copied, and written while the next rounds compute."""
+LOGGERS = "tensorboard", "wandb", "mlflow", "trackio"
+_PROJECT = "fedjaxsim"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -69,19 +73,19 @@ class Progress(Callback):
         self.show(self.run.records(state, segment), speed)
 
     def show(self, records: Sequence[Record], speed: float | None) -> None:
-        """Show the records of all runs.
-
-        Args:
-          records: records of one evaluation, one for each run.
-          speed: rounds per second without compilation; None before the first round.
-        """
+        """Show an evaluation's record of each run, with the rounds/s without compilation."""
         alone, done = self.run.size is None, records[0]["round"]
-        words = in_words(strict(records[0]), speed) if alone else describe_best(records, speed)
+        words = in_words(strict(records[0]), speed) if alone else _describe_best(records, speed)
         line = f"{self._title}  {done}/{self.run.rounds}  {words}"
         self._bar.show(line, completed=done, words=words)
 
+    def end(self, state: SimulationState) -> None:
+        """Show the last evaluation on all clients, if the run ended after one of a sample."""
+        if self.run.stopped is not None:
+            self.segment(state, self.run.stopped)
 
-def describe_best(records: Sequence[Record], speed: float | None) -> str:
+
+def _describe_best(records: Sequence[Record], speed: float | None) -> str:
     """Describe an evaluation of several runs, as in `best accuracy 0.81  400 run-rounds/s`."""
     words = []
     for key, metric in metrics.in_tables():
@@ -95,6 +99,80 @@ def describe_best(records: Sequence[Record], speed: float | None) -> str:
     if speed is not None:
         words.append(f"{number(len(records) * speed)} run-rounds/s")
     return "  ".join(words)
+
+
+class Logger(Callback):
+    """Send each evaluation to a logger.
+
+    It gets the finite numbers of the record (see `RunLoop.records`), and `rounds/NAME`, the mean of
+    each per-round metric over the segment.
+
+    Args:
+      name: "tensorboard", "wandb", "mlflow" or "trackio". Environment variables of wandb
+        (WANDB_MODE, WANDB_PROJECT) and mlflow (MLFLOW_TRACKING_URI) apply.
+      title: name of the run.
+      settings: settings of the run, by name.
+      directory: parent of tensorboard's folder `tensorboard`; the others need none.
+    """
+
+    everywhere, initial = False, True
+
+    def __init__(
+        self,
+        name: str,
+        title: str = "run",
+        settings: Mapping[str, Any] | None = None,
+        directory: Path | str | None = None,
+    ):
+        checks.one_of(LOGGERS, log=name)
+        extras.require(name)
+        if name == "tensorboard" and directory is None:
+            raise ValueError("log tensorboard needs a directory for its files (out)")
+        self._name, self._title = name, title
+        self._settings, self._directory = dict(settings or {}), Path(directory or ".")
+
+    def start(self, state: SimulationState) -> None:
+        """Open the log."""
+        self._write = self._opened(self.run.closing)
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Log an evaluation."""
+        record = self.run.record(state, segment)
+        values = {name: value for name, value in record.items() if name != "round"}
+        values |= {f"rounds/{k}": each.mean() for k, each in segment.metrics.items() if len(each)}
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        finite = {name: value for name, value in known.items() if math.isfinite(value)}
+        self._write(finite, step=segment.round)
+
+    def end(self, state: SimulationState) -> None:
+        """Log the last evaluation on all clients, if the run ended after one of a sample."""
+        if self.run.stopped is not None:
+            self.segment(state, self.run.stopped)
+
+    def _opened(self, closing: contextlib.ExitStack) -> Callable[..., Any]:
+        """Open a log; return the function that writes values by name at a `step`."""
+        if self._name == "tensorboard":
+            from tensorboardX import SummaryWriter
+
+            writer = SummaryWriter(str(self._directory / "tensorboard"))
+            closing.callback(writer.close)
+
+            def write(values: Mapping[str, float], step: int) -> None:
+                for name, value in values.items():
+                    writer.add_scalar(name, value, step)
+                writer.flush()
+
+            return write
+        library = importlib.import_module(self._name)
+        if self._name == "mlflow":
+            library.start_run(run_name=self._title)
+            library.log_params(self._settings)
+            closing.callback(library.end_run)
+            return library.log_metrics
+        project = os.environ.get("WANDB_PROJECT", _PROJECT) if self._name == "wandb" else _PROJECT
+        library.init(project=project, name=self._title, config=self._settings)
+        closing.callback(library.finish)
+        return library.log
 
 
 class Validation(Callback):
@@ -141,8 +219,7 @@ class Patience(Callback):
       released: whether it reads the metric that the run releases, and nothing else.
 
     Attributes:
-      memory: values of the last evaluations after the best one before them, with a sign such that
-        larger is better.
+      memory: the best value before the last evaluations, and theirs; the larger, the better.
     """
 
     initial = True
@@ -216,11 +293,7 @@ class Cadence(NamedTuple):
 
     @classmethod
     def parse(cls, text: "Cadence | str | int | None") -> "Cadence":
-        """Read `--checkpoint-every`: rounds as in `10`, time as in `30s`, `5min`, `2h`.
-
-        Raises:
-          ValueError: for any other text.
-        """
+        """Read `--checkpoint-every`: rounds as in `10`, time as in `30s`, `5min`, `2h`."""
         if text is None or isinstance(text, Cadence):
             return text or cls()
         found = re.fullmatch(r"(\d+(?:\.\d+)?) *(rounds|s|min|h|)", str(text).strip())
@@ -230,18 +303,11 @@ class Cadence(NamedTuple):
                 "checkpoint-every must be rounds, as in 10, or time, as in 30s, 5min or 2h, got "
                 f"{text!r}"
             )
-        if of_rounds:
-            return cls(rounds=int(found[1]))
-        return cls(seconds=float(found[1]) * _UNITS[found[2]])
+        amount = float(found[1])
+        return cls(int(amount)) if of_rounds else cls(seconds=amount * _UNITS[found[2]])
 
     def is_due(self, rounds: int, seconds: float, writing: float) -> bool:
-        """Return whether a checkpoint is due.
-
-        Args:
-          rounds: rounds since the last one.
-          seconds: time since the last one.
-          writing: time that writing the last one took.
-        """
+        """Return whether a checkpoint is due; writing the last one took `writing` seconds."""
         if self.rounds is not None:
             return rounds >= self.rounds
         wait = max(_BETWEEN, _SHARE * writing) if self.seconds is None else self.seconds
@@ -261,9 +327,6 @@ class Checkpoints(Callback):
         the time.
       note: other values of JSON to keep.
       keep_last: whether the state after the last round is kept.
-
-    Raises:
-      ValueError: for another text in `every`, or if callbacks are no list.
     """
 
     def __init__(
@@ -286,11 +349,8 @@ class Checkpoints(Callback):
     def restore(self, state: SimulationState) -> SimulationState:
         """Return the last state that was kept, and set the memory of the callbacks.
 
-        Args:
-          state: the state before the first round, from `init`; returned if the folder is empty.
-
-        Raises:
-          ValueError: if the checkpoint is damaged, or belongs to another run.
+        An empty folder returns `state`, from `init`. Raises ValueError if the checkpoint is
+        damaged, or belongs to another run.
         """
         last = self._folder.last()
         if last is None:
@@ -323,7 +383,6 @@ class Checkpoints(Callback):
         return timed
 
     def _finish(self, seconds: float | None = None) -> None:
-        """Wait for the checkpoint that is being written, and note how long it took."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             seconds = writing.result()

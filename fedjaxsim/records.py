@@ -23,34 +23,26 @@ _NONE = -1
 
 
 class Records(Callback):
-    """Keep the records of all evaluations.
-
-    Attributes:
-      rows: the records (see `Run.records`) of all evaluations.
-    """
+    """Keep the records of all evaluations in `rows` (see `Run.records`)."""
 
     initial = True
 
     def __init__(self):
-        self.rows = list[Record]()
+        self.memory = list[Record]()
 
     @property
-    def memory(self) -> Any:
+    def rows(self) -> list[Record]:
         """The records."""
-        return {"rows": self.rows}
-
-    @memory.setter
-    def memory(self, kept: Any) -> None:
-        self.rows = kept["rows"]
+        return self.memory
 
     def start(self, state: SimulationState) -> None:
         """Forget evaluations after `state`."""
         done = int(state.round)
-        self.rows = [row for row in self.rows if 0 < done >= row["round"]]
+        self.memory = [row for row in self.memory if 0 < done >= row["round"]]
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Add an evaluation."""
-        self.rows += self.run.records(state, segment)
+        self.memory += self.run.records(state, segment)
 
 
 class MetricsFile(Callback):
@@ -84,11 +76,7 @@ class MetricsFile(Callback):
 
     @property
     def rows(self) -> list[Record]:
-        """The records, read from the file; null is NaN, but for a loss without participants.
-
-        Raises:
-          ValueError: if lines are missing or damaged.
-        """
+        """The records, read from the file; null is NaN, but for a loss without participants."""
         rows = [json.loads(line) for line in divided(self._path, self._last)[0]]
         return rows if self._exact else [_with_nan(row, self._bad) for row in rows]
 
@@ -132,7 +120,7 @@ class MetricsFile(Callback):
     def end(self, state: SimulationState) -> None:
         """Replace the last evaluation, if the run ended after one of a sample."""
         if self.run.stopped is not None and is_first():
-            kept, _ = divided(self._path, self._last - 1)
+            kept = [line for line in self._lines() if last_round([line]) < self._last]
             added = lines(self.run.records(state, self.run.stopped), exact=self._exact)
             store.write(self._path, b"".join([*kept, added, *self._later]))
 
@@ -165,11 +153,6 @@ def comparison(
 
     Returns:
       A matplotlib figure; `figure.savefig("both.pdf")` writes it.
-
-    Raises:
-      ValueError: if there is no run, one has no evaluations or is several runs in one program, or
-        no run has numbers in a column.
-      MissingExtraError: if matplotlib is not installed.
     """
     from fedjaxsim.report.figures import comparison_figure
 
@@ -177,12 +160,11 @@ def comparison(
 
 
 class RunsReport(NamedTuple):
-    """A table of runs, which prints itself, in notebooks too.
+    """Table of runs, which prints itself, in notebooks too.
 
-    Attributes:
-      rows: a row per label: its mean over seeds with a 95 % interval, its difference from the first
-        label on the seeds that both have, with p (see `fedjaxsim compare`), and its largest
-        `epsilon`, `epsilon_replace` and `delta`.
+    Each of `rows` is a label: its mean over seeds with a 95 % interval, its difference from the
+    first label on the seeds that both have, with p (see `fedjaxsim compare`), and its largest
+    `epsilon`, `epsilon_replace` and `delta`.
     """
 
     rows: list[Record]
@@ -210,12 +192,8 @@ def report(
 ) -> RunsReport:
     """Make the table of runs of `fedjaxsim compare`: means over seeds, differences and ε.
 
-    Args:
-      runs: as in `comparison`; the differences are from the first label.
-      metric: a column of the records; by default the metric that judges the first run.
-
-    Raises:
-      ValueError: as `comparison`, or if the first run has no such column.
+    The differences are from the first of `runs`, which are as in `comparison`. `metric` is a column
+    of the records; by default the one that judges the first run.
     """
     found = _systems(runs, "report")
     columns = found[0].first.rows[-1]
@@ -231,7 +209,6 @@ def report(
 
 
 def _systems(runs: Mapping[str, Any], what: str) -> list[System]:
-    """Return runs by label as systems, a run per seed."""
     if not isinstance(runs, Mapping):
         raise ValueError(f"runs must be a dict of Records by label, got a {type(runs).__name__}")
     if not runs:
@@ -262,10 +239,7 @@ def _got(each: Any) -> str:
 
 
 def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
-    """Return the check that a checkpoint's note belongs to the `MetricsFile` at a path.
-
-    The check raises ValueError if the file lacks lines before the checkpoint.
-    """
+    """Return the check that a checkpoint's note belongs to the `MetricsFile` at a path."""
 
     def check(note: Mapping[str, Any]) -> None:
         kept = note.get("memory", {}).get(MetricsFile.__name__)
@@ -276,14 +250,10 @@ def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
 
 
 def divided(path: Path, last: int) -> tuple[list[bytes], list[bytes]]:
-    """Return the whole lines of a file up to a round, and those after it.
+    """Return the whole lines of a file (none if it is missing) up to a round, and those after it.
 
-    Args:
-      path: the file of a `MetricsFile`; one that is missing counts as empty.
-      last: the round; -1 for none.
-
-    Raises:
-      ValueError: if no line is of that round, or one is no record.
+    Round -1 is before all lines. Raises ValueError if no line is of that round, or one is no
+    record.
     """
     content = path.read_bytes() if path.is_file() else b""
     *found, _ = content.split(b"\n")  # the last one is empty, or was cut

@@ -1,7 +1,10 @@
 """Evaluations of a sample of clients: who is in it, what reads it, and what it costs."""
 
 import functools
+import sys
+from importlib.machinery import ModuleSpec
 from threading import Event
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -9,7 +12,15 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from problems import classification, read_by, simulation_of
 
-from fedjaxsim.callbacks import MetricsFile, Patience, Records, StopOnInterrupt, Validation
+from fedjaxsim.callbacks import (
+    Logger,
+    MetricsFile,
+    Patience,
+    Progress,
+    Records,
+    StopOnInterrupt,
+    Validation,
+)
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
@@ -41,15 +52,14 @@ def in_memory():
     return simulation()
 
 
-def run(sim, callbacks=(), **options):
+def run(sim, callbacks=(), rounds=2, **options):
     hparams = read_by(sim, **VALUES, sampling_rate=0.6)
     state, history = sim.run(
         sim.init(SEED, hparams),
         hparams,
-        2,
-        eval_every=1,
+        rounds,
         callbacks=callbacks,
-        **{"eval_clients": SIZE} | options,
+        **{"eval_every": 1, "eval_clients": SIZE} | options,
     )
     return state, hparams, history
 
@@ -136,25 +146,36 @@ def test_the_end_is_of_all_clients_and_what_comes_before_is_marked(in_memory):
 
 
 @pytest.mark.parametrize("keep", [None, 0])
-def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path, keep):
+def test_a_run_that_stops_early_ends_with_all_clients(
+    in_memory, tmp_path, keep, monkeypatch, capsys
+):
     patience, kept, file = Patience(1), Records(), MetricsFile(tmp_path / "rows.jsonl")
+    logged = MagicMock(__spec__=ModuleSpec("trackio", None))
+    monkeypatch.setitem(sys.modules, "trackio", logged)
 
     def stop(state, segment):
         return False
 
-    watching = [Validation(), patience, kept, file, stop]
-    state, hparams, history = run(in_memory, watching, keep=keep)
+    watching = [Validation(), patience, kept, file, Logger("trackio"), Progress(), stop]
+    state, hparams, history = run(in_memory, watching, 6, keep=keep, eval_every=3)
     whole = in_memory.evaluate(state, hparams)
-    assert [segment.round for segment in history] == ([1] if keep is None else [])
+    assert [segment.round for segment in history] == ([3] if keep is None else [])
     for segment in history:
         assert segment.evaluation.clients is None
         np.testing.assert_array_equal(segment.evaluation.values["loss"], whole.values["loss"])
     validated = in_memory.evaluate(state, hparams, "validation")
     for rows in (kept.rows, file.rows):
-        assert [row["round"] for row in rows] == [0, 1]
+        assert [row["round"] for row in rows] == [0, 3]
         assert rows[-1]["test_loss"] == pytest.approx(whole.mean("loss"), rel=1e-12)
         assert rows[-1]["validation_loss"] == pytest.approx(validated.mean("loss"), rel=1e-12)
         assert "sampled_clients" not in rows[-1]
+    *_, (values, step) = [(call.args[0], call.kwargs) for call in logged.log.call_args_list]
+    assert step == {"step": 3}
+    assert values["test_loss"] == pytest.approx(whole.mean("loss"), rel=1e-12)
+    sampled, last = [x for x in capsys.readouterr().out.splitlines() if "3/6" in x]
+    assert "sampled" in sampled
+    assert "sampled" not in last
+    assert f"accuracy {whole.mean('accuracy'):.2g}" in last
 
 
 def test_an_interrupted_run_has_the_records_of_one_that_was_not(in_memory, tmp_path):
