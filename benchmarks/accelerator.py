@@ -39,7 +39,7 @@ from work import work_of
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.kernels import winograd
-from fedjaxsim.models import convolution, network
+from fedjaxsim.models import network
 from fedjaxsim.report.progress import number, print_rows
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
@@ -221,12 +221,12 @@ def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _in_tiles(x: jax.Array, kernel: jax.Array) -> jax.Array:
     tile = winograd.best_tile(x.shape, kernel.shape)
     if x.shape[3] == 1 or tile is None:
-        return convolution.conv2d(x, kernel)
+        return network.conv2d(x, kernel)
     return winograd.conv2d(x, kernel, tile)
 
 
 CONVOLUTIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "default": convolution.conv2d,
+    "default": network.conv2d,
     "Winograd": _in_tiles,
     "lax.conv": _direct,
 }

@@ -4,6 +4,7 @@ The message has the name, what is allowed, and the value. An array passes if all
 """
 
 import difflib
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -47,6 +48,17 @@ def one_of(allowed: Iterable[Any], /, **values: Any) -> None:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             listed = ", ".join(map(str, known))
             raise ValueError(f"{name} must be one of {listed}, got {value!r}{hint}")
+
+
+def described(value: Any) -> str:
+    """Return a value in a few words, for messages."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array {value.dtype}{list(value.shape)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isfunction(value):
+        return f"the function {value.__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _require(

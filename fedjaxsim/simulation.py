@@ -27,7 +27,6 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine import accounts, trained
 from fedjaxsim.engine.checks import (
     check_parts,
-    described,
     require_key,
     require_same_shapes,
     require_state,
@@ -822,9 +821,8 @@ class Simulation:
         ids = np.asarray(clients)
         whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
         if not whole or np.any(np.diff(ids) <= 0) or ids[0] < 0 or ids[-1] >= self.num_clients:
-            raise ValueError(
-                f"clients must be increasing ids below {self.num_clients}, got {described(clients)}"
-            )
+            got = checks.described(clients)
+            raise ValueError(f"clients must be increasing ids below {self.num_clients}, got {got}")
         return ids.astype(np.int32)
 
     def check_in_memory(self) -> None:

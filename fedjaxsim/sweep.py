@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjaxsim.checks import described
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.checks import described, require_state
+from fedjaxsim.engine.checks import require_state
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.processes import grid_of, require_devices, to_host

@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
+from fedjaxsim.checks import described
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout
@@ -141,17 +142,6 @@ def require_key(key: Any) -> jax.Array:
     if isinstance(key, jax.Array) and str(key.dtype) == "key<fry>":
         return key
     raise ValueError(f"key must be a seed, such as 0, or jax.random.key(0), got {described(key)}")
-
-
-def described(value: Any) -> str:
-    """Return a value in a few words, for messages."""
-    if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
-        return f"an array {value.dtype}{list(value.shape)}"
-    if value is None:
-        return "None"
-    if inspect.isfunction(value):
-        return f"the function {value.__name__}"
-    return f"a {type(value).__name__}"
 
 
 def trace_round(

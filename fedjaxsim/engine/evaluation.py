@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks, keys, notebook
+from fedjaxsim.checks import described
 from fedjaxsim.data.describe import majority_accuracy
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.state import SimulationState

@@ -17,7 +17,8 @@ import numpy as np
 
 from fedjaxsim import checks, notebook
 from fedjaxsim.algorithm import Metrics
-from fedjaxsim.engine.checks import check_arguments, described
+from fedjaxsim.checks import described
+from fedjaxsim.engine.checks import check_arguments
 from fedjaxsim.engine.evaluation import (
     Evaluation,
     EvaluationPlan,

@@ -13,9 +13,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
+
 PyTree = Any
 STATISTICS = "statistics"
 """The top-level name in the params of a model for its running statistics, if it keeps any."""
+
+
+_READERS = {
+    "flax.linen": "from_flax(module, input_shape)",
+    "flax.nnx": "from_nnx(lambda rngs: …)",
+    "equinox": "from_equinox(lambda key: …)",
+}
+"""The function that makes a model of a library's modules."""
 
 
 class FrozenWeights:
@@ -27,7 +37,6 @@ class FrozenWeights:
     """
 
     def __init__(self, weights: dict[str, jax.Array]):
-        """Keep the weights."""
         self.weights = weights
         self._current = ContextVar("frozen weights", default=weights)
 
@@ -106,27 +115,41 @@ class Model(NamedTuple):
     dense: Dense | None = None
 
 
+def require_model(who: str, model: Any) -> Model:
+    """Return the model that a function got or returned, such as who "softmax needs"."""
+    if isinstance(model, Model):
+        return model
+    raise refused(who, "a Model, such as fjs.Model(init, apply)", model)
+
+
+def refused(who: str, wanted: str, given: Any) -> ValueError:
+    """Return the error of an argument; it names the function that makes a model of a module."""
+    reader = reader_of(given)
+    hint = f"; fjs.models.{reader} makes a model" if reader else ""
+    return ValueError(f"{who} {wanted}, got {checks.described(given)}{hint}")
+
+
+def reader_of(module: Any) -> str | None:
+    """Return how to make a model of a module, or of a class of modules."""
+    for base in (module if isinstance(module, type) else type(module)).__mro__:
+        for library, reader in _READERS.items():
+            if f"{base.__module__}.".startswith(f"{library}."):
+                return reader
+    return None
+
+
 def as_floats(x: jax.Array) -> jax.Array:
     """Convert integers to floats, of weak type: products take the type of the parameters."""
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x * 1.0
 
 
-def require_shape(input_shape: Any) -> tuple[int, ...]:
-    """Return the shape of one example; raise ValueError if it is no sequence of integers."""
-    example = "the shape of one example without the batch axis, such as (64,)"
-    return _integers("input_shape", input_shape, example)
-
-
-def require_widths(hidden: Any) -> tuple[int, ...]:
-    """Return widths of layers; raise ValueError if they are no sequence of integers."""
-    return _integers("hidden", hidden, "the width of each hidden layer, such as (64,)")
-
-
-def _integers(name: str, sizes: Any, example: str) -> tuple[int, ...]:
+def sizes(**values: Any) -> tuple[int, ...]:
+    """Return a shape or widths of layers, by name; raise ValueError if they are no integers."""
+    ((name, given),) = values.items()
     try:
-        return tuple(map(operator.index, sizes))
+        return tuple(map(operator.index, given))
     except TypeError:
-        raise ValueError(f"{name} must be {example}, got {sizes!r}") from None
+        raise ValueError(f"{name} must be integers, such as (64,), got {given!r}") from None
 
 
 def in_bfloat16(model: Model) -> Model:
@@ -166,7 +189,7 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
       num_outputs: c, rows of W, the "kernel": (c, d) float32.
       bias: Whether there is an intercept b, the "bias": (c,).
     """
-    num_features = math.prod(require_shape(input_shape))
+    num_features = math.prod(sizes(input_shape=input_shape))
 
     def features(x):
         if math.prod(x.shape[1:]) != num_features:

@@ -7,7 +7,7 @@ default, are float64 where JAX computes in float64.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
@@ -18,14 +18,20 @@ from flax.errors import InvalidRngError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjaxsim.extras import importing
-from fedjaxsim.models.check_kinds import require_maker, require_module
-from fedjaxsim.models.frozen import with_frozen
-from fedjaxsim.models.model import STATISTICS, Model, require_shape
+from fedjaxsim.models.model import (
+    STATISTICS,
+    FrozenWeights,
+    Model,
+    reader_of,
+    refused,
+    sizes,
+)
 
 if TYPE_CHECKING:
     import equinox
     from flax import nnx
 
+PyTree = Any
 _STATISTICS = (
     "running statistics of BatchNorm are the only ones that are moved, so use its layer, or "
     "GroupNorm or LayerNorm, which have none"
@@ -54,11 +60,12 @@ def from_flax(
       dtype: type of the examples, such as `jnp.int32` for tokens.
 
     Raises:
-      ValueError: if it is no such module, has other variables, or has BatchNorm or random layers
-        that nothing switches off.
+      ValueError: for other variables, or BatchNorm or random layers that nothing switches off.
     """
-    require_module("from_flax", module)
-    input_shape = require_shape(input_shape)
+    if not isinstance(module, nn.Module):
+        wanted = "an instance of a flax.linen module, such as nn.Dense(10)"
+        raise refused("from_flax needs", wanted, module)
+    input_shape = sizes(input_shape=input_shape)
     taken = inspect.signature(module.__call__).parameters
     training: dict[str, Any] = {k: v for k, v in _TRAINING.items() if k in taken}
     mode: dict[str, Any] = {name: not value for name, value in training.items()}
@@ -145,11 +152,11 @@ def from_nnx(
         `trainable`.
 
     Raises:
-      ValueError: if `make` is no such function, or the module has other variables; as `trainable`.
+      ValueError: if the module has other variables; as `trainable`.
     """
     from flax import nnx
 
-    require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
+    _require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     read = nnx.Param if wrt is None else (nnx.Param, nnx.BatchStat)
     kinds = (read, nnx.BatchStat, nnx.RngState)
@@ -219,13 +226,13 @@ def from_equinox(
         returns them, so it loads their values; see `trainable`.
 
     Raises:
-      ValueError: if `make` is no such function, or the module keeps state that is not given, or
-        has dropout and its call takes no `key`; as `trainable`.
+      ValueError: if the module keeps state that is not given, or has dropout and its call takes no
+        `key`; as `trainable`.
     """
     with importing("equinox"):
         import equinox as eqx
 
-    require_maker("from_equinox", make, "lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)")
+    _require_maker("from_equinox", make, "lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)")
 
     def parts(key):
         made: Any = make(key)
@@ -307,6 +314,77 @@ def from_equinox(
     return model if wrt is None else _partly(model, lambda key: named(parts(key)[0], wrt))
 
 
+def trainable(model: Model, params: PyTree, where: Callable[[str], bool]) -> Model:
+    """Make a model of which clients train one part, such as adapters or the last layers.
+
+    Running statistics (BatchNorm) are part of the frozen part, and batches normalized by them.
+    Only the trained part is kept by clients, sent, bounded and noised. The frozen part exists once,
+    whatever the number of clients. Both start from `params`, whatever the seed, and must be made
+    without the clients' data: a guarantee states that assumption.
+
+    `jax.jit` and `jax.checkpoint` belong around the apply of the whole model, not of the result:
+    they would keep the frozen weights of one program for the next, and JAX raises an error.
+
+    Args:
+      model: the whole model.
+      params: its parameters, such as pretrained ones.
+      where: `(name) -> bool`, whether a parameter is trained, by its path, such as "Dense_1/bias".
+
+    Raises:
+      ValueError: if `where` selects nothing, or the model has a frozen part already.
+    """
+    trained = [name for name, _ in _named(params) if where(name)]
+
+    def init(key):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.array(leaf) if _name(path) in trained else None, params
+        )
+
+    return _with_frozen(model, params, trained, init)
+
+
+def _with_frozen(
+    model: Model, params: PyTree, trained: Collection[str], init: Callable[[jax.Array], PyTree]
+) -> Model:
+    """Make a model of which the parameters named in `trained` are trained, from `init`."""
+    if model.frozen is not None:
+        raise ValueError("the model has a frozen part already: give the whole model")
+    # Running statistics are frozen with the rest: batches are normalized by them, not by their own.
+    if any(name.split("/")[0] == STATISTICS for name in trained):
+        raise ValueError("running statistics (BatchNorm) of a model with a frozen part stay fixed")
+    names, structure = [name for name, _ in _named(params)], jax.tree.structure(params)
+    if not trained:
+        raise ValueError(f"at least one parameter must be trained, of {', '.join(names)}")
+    frozen = FrozenWeights({k: jnp.asarray(v) for k, v in _named(params) if k not in trained})
+
+    def whole(part):
+        known = dict(_named(part)) | frozen.current
+        return jax.tree.unflatten(structure, [known[name] for name in names])
+
+    def train(part, x, weight, keys):
+        assert model.train is not None
+        return model.train(whole(part), x, weight, keys)
+
+    def representation(part, x):
+        assert model.representation is not None
+        return model.representation(whole(part), x)
+
+    layer = model.output_layer
+    return Model(
+        init,
+        lambda part, x: model.apply(whole(part), x),
+        None if any(name.split("/")[0] == layer for name in frozen.weights) else layer,
+        representation=None if model.representation is None else representation,
+        frozen=frozen,
+        train=None if model.train is None or model.keeps_statistics else train,
+    )
+
+
+def _require_maker(name: str, make: Any, example: str) -> None:
+    if not callable(make) or (reader_of(make) and not isinstance(make, type)):
+        raise refused(f"{name} needs", f"a function that makes the module, such as {example}", make)
+
+
 def _precise(params: Any) -> Any:
     """Convert float32 to the floats that JAX has, float64 under `jax_enable_x64`."""
     usual = jnp.result_type(float)
@@ -336,7 +414,7 @@ def _partly(model: Model, init: Callable[[jax.Array], Any]) -> Model:
     """Freeze the parameters that `init` does not return, at the values that key 0 gives them."""
     key = jax.random.key(0)
     names = flatten_dict(jax.eval_shape(init, key), sep="/")
-    return with_frozen(model, model.init(key), names, init)
+    return _with_frozen(model, model.init(key), names, init)
 
 
 def _draws(call: Callable[[jax.Array], Any]) -> bool:
@@ -373,5 +451,13 @@ def _strings(path: Iterable[Any]) -> tuple[str, ...]:
     return tuple(map(str, path))
 
 
+def _named(tree: PyTree) -> list[tuple[str, Any]]:
+    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def _names(path: Any) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
+    return tuple(_name(path).split("/"))

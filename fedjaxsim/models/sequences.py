@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.kernels import backend
-from fedjaxsim.models.model import Model, require_shape, require_widths
+from fedjaxsim.models.model import Model, sizes
 from fedjaxsim.models.modules import from_flax
 
 _FEW_TOKENS = 1024
@@ -153,7 +153,7 @@ def gru(
       ValueError: if examples are not (L,).
     """
     length = _length("gru", input_shape)
-    module = _OfTokens(length, require_widths(hidden), num_outputs, num_tokens, None, last, padding)
+    module = _OfTokens(length, sizes(hidden=hidden), num_outputs, num_tokens, None, last, padding)
     return from_flax(module, input_shape, "output", dtype=jnp.int32)
 
 
@@ -181,7 +181,7 @@ def transformer(
     Raises:
       ValueError: if examples are not (L,), or widths differ or are no multiples of the heads.
     """
-    hidden = require_widths(hidden)
+    hidden = sizes(hidden=hidden)
     if len(set(hidden)) != 1 or hidden[0] % heads:
         raise ValueError(
             f"a transformer's blocks must have one width, a multiple of its {heads} heads, got "
@@ -193,7 +193,7 @@ def transformer(
 
 
 def _length(name: str, input_shape: Sequence[int]) -> int:
-    input_shape = require_shape(input_shape)
+    input_shape = sizes(input_shape=input_shape)
     if len(input_shape) != 1:
         raise ValueError(
             f"{name} needs rows of tokens, x of shape (n, L), got examples of shape "

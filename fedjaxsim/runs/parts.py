@@ -335,7 +335,7 @@ def make_own(
         ) from None
     made = calling(name, lambda: factory(*args, **given, **settings))
     if role == "model":
-        from fedjaxsim.models.check_kinds import require_model  # needs JAX, as the factory does
+        from fedjaxsim.models.model import require_model  # needs JAX, as the factory does
 
         return require_model(f"{name} must return", made)
     if not isinstance(made, kind):

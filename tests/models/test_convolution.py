@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from fedjaxsim.kernels import winograd
 from fedjaxsim.kernels.backend import Backend, planning_for
-from fedjaxsim.models import convolution
-from fedjaxsim.models.convolution import conv2d, max_pool2d
-from fedjaxsim.models.network import cnn
+from fedjaxsim.models import network
+from fedjaxsim.models.network import cnn, conv2d, max_pool2d
 
 # What conv2d chooses from: by the backend, for one input channel, and by size.
-IN_CACHE, WIDE = convolution._conv_in_cache, convolution._conv_wide
-ONE_CHANNEL = convolution._conv_one_channel
+IN_CACHE, WIDE = network._conv_in_cache, network._conv_wide
+ONE_CHANNEL = network._conv_one_channel
 WINOGRAD = partial(winograd.conv2d, tile=(2, 3))
 # The second layer of the papers' CNN: ten images, 32 channels, 64 features.
 SECOND_LAYER = (10, 12, 12, 32), (5, 5, 32, 64)
