@@ -32,7 +32,7 @@ from fedjaxsim.bench.measure import seconds
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.sweep import SimulationBatch
-from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import known_regression
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8)

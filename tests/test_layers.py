@@ -7,12 +7,12 @@ import fedjaxsim
 
 PACKAGE = Path(fedjaxsim.__file__).parent
 LAYERS = (
-    ("__init__",),
+    ("__init__", "__main__"),
     ("cli",),
     ("tune", "bench"),
     ("runs",),
     ("callbacks",),
-    ("records", "loggers"),
+    ("records",),
     ("report",),
     ("testing", "audit", "gradients", "sweep"),
     ("simulation",),

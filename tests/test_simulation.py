@@ -15,7 +15,7 @@ from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.samplers import Sampling, full_participation, passes, poisson
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import known_regression
 
 PRIVATE = {
     "learning_rate": 0.1,

@@ -28,8 +28,7 @@ from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch, grid
-from fedjaxsim.tasks.known_risk import known_regression
-from fedjaxsim.tasks.task import softmax
+from fedjaxsim.tasks.task import known_regression, softmax
 
 THOROUGH = pytest.mark.thorough
 BASE = {

@@ -37,8 +37,7 @@ from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_p
 from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own, make_own
 from fedjaxsim.runs.settings import SCALES, RunConfig, flag
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.known_risk import known_regression
-from fedjaxsim.tasks.task import Task
+from fedjaxsim.tasks.task import Task, known_regression
 
 _TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-rows": unit_rows}
 _OF_CLASSES = ("softmax", "one-vs-all")

@@ -1,9 +1,9 @@
 # The public names of `fedjaxsim.tasks`, for type checkers and `lazy_loader`.
-from .augmentation import augmented as augmented
-from .known_risk import known_regression as known_regression
 from .streaming_metrics import StreamingMetric as StreamingMetric
 from .task import Metric as Metric
 from .task import Task as Task
+from .task import augmented as augmented
+from .task import known_regression as known_regression
 from .task import logistic as logistic
 from .task import multilabel as multilabel
 from .task import one_vs_all as one_vs_all

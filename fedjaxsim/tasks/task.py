@@ -12,10 +12,11 @@ import optax
 
 from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch, ProtectedBatch
+from fedjaxsim.data.synthetic import feature_variances
+from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.metrics import Metric as Metric
-from fedjaxsim.models.model import STATISTICS, Dense, FrozenWeights, Model
-from fedjaxsim.tasks.outputs import with_checks
+from fedjaxsim.models.model import STATISTICS, Dense, FrozenWeights, Model, linear, require_model
 from fedjaxsim.tasks.streaming_metrics import (
     StreamingMetric,
     area_under_roc,
@@ -24,15 +25,13 @@ from fedjaxsim.tasks.streaming_metrics import (
 )
 
 PyTree = Any
-Divergence = Callable[[jax.Array, jax.Array], jax.Array]
-"""(outputs (b, c), other outputs) -> (b,)."""
 OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
-"""(outputs (b, c), labels) -> (b,)."""
-
-
+"""(outputs (b, c), labels or other outputs) -> (b,)."""
 Says = Callable[[jax.Array], dict[str, jax.Array]]
 """(outputs (b, ...)) -> what a task says of rows, by name."""
 Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
+Augment = Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
+"""(key, fields of an example) -> its fields in this step."""
 
 
 class Layers(NamedTuple):
@@ -115,24 +114,15 @@ class Task(NamedTuple):
 
         The loss itself is no result: the mean over a client's minibatches is its metric "loss". If
         examples are protected the gradient is clipped, summed and noised; see `private_examples`.
-
-        Args:
-          params: where.
-          batch: a minibatch, from `data.fold`.
         """
         return batch.gradient(self, params)
 
     def with_outputs(self, apply: Callable[[Any, jax.Array], jax.Array]) -> "Task":
-        """Return the task of an algorithm whose clients predict with more than parameters.
+        """Return the softmax task of an algorithm whose clients predict with more than parameters.
 
-        `apply` makes the outputs of evaluations and predictions from what `predict` returns, or
-        `predict_with_data` if there is one; the loss stays that of parameters.
-
-        Args:
-          apply: `(predictor, x (b, ...)) -> outputs (b, c)`, with any pytree as predictor.
-
-        Raises:
-          ValueError: if the task is no softmax classification.
+        `apply`, `(predictor, x (b, ...)) -> outputs (b, c)`, makes the outputs of evaluations and
+        predictions from what `predict` returns, any pytree, or `predict_with_data` if there is one;
+        the loss stays that of parameters.
         """
         if self.model is None or self.on_model is None:
             raise ValueError(
@@ -150,26 +140,13 @@ class Task(NamedTuple):
     def tracked(self, params: PyTree, moved: PyTree, batch: Batch) -> PyTree:
         """Return `moved`, the parameters after a step, with the running statistics after it.
 
-        They are replaced: no gradient, pull or optimizer moves them.
-
-        Args:
-          params: before the step.
-          moved: after it.
-          batch: the step's minibatch.
+        They are replaced: no gradient, pull or optimizer moves them. `params` are those before it.
         """
         return moved if self.track is None else self.track(params, moved, batch)
 
 
 def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:
-    """Check that rows suit a task.
-
-    Args:
-      task: its `check` sees shapes and types, and its `labels` are compared here.
-      fields: rows by name, each (N, ...).
-
-    Raises:
-      ValueError: if they do not suit it.
-    """
+    """Check that rows, by name, each (N, ...), suit a task's `check` and `labels`."""
     task.check({name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in fields.items()})
     if not task.labels:
         return
@@ -192,6 +169,80 @@ def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:
     )
 
 
+def augmented(task: Task, augment: Augment) -> Task:
+    """Make a task whose examples are changed at random in training: cropped, flipped, noised.
+
+    Evaluations read them as they are. `augment`, `(key, fields) -> fields` of one example, keeps
+    the shapes; the key is of the example, the client, the round and the step.
+    """
+
+    def changed(batch: Batch) -> Batch:
+        if batch.keys is None:
+            return batch
+        keys, own = jax.vmap(threefry.split)(batch.keys)  # random layers have others
+        return batch._replace(fields=jax.vmap(augment)(keys, batch.fields), keys=own)
+
+    def loss(params, batch):
+        return task.loss(params, changed(batch))
+
+    def track(params, moved, batch):
+        assert task.track is not None
+        return task.track(params, moved, changed(batch))
+
+    def on_model(model):
+        assert task.on_model is not None
+        return augmented(task.on_model(model), augment)
+
+    return task._replace(
+        loss=loss,
+        track=None if task.track is None else track,
+        on_model=None if task.on_model is None else on_model,
+        linear=None,
+        layers=None,
+    )
+
+
+def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = False) -> Model:
+    """Return the model of task `name`; traced with other parameters or outputs, it raises."""
+    model = require_model(f"{name} needs", model)
+    wanted = f"(b, {'L, ' if per_token else ''}{num_outputs})"
+
+    def checked(outputs, x):
+        shape: tuple[int, ...] = getattr(outputs, "shape", ())
+        if len(shape) != 2 + per_token or (shape[0], shape[-1]) != (len(x), num_outputs):
+            got = f"shape {shape}" if shape else checks.described(outputs)
+            raise ValueError(
+                f"{name} needs a model with outputs {wanted}, got {got} for {len(x)} rows"
+            )
+        return outputs
+
+    @functools.wraps(model.init)  # its arguments are checked when a simulation is made
+    def init(key):
+        params = model.init(key)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            dtype = jnp.result_type(leaf)
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ValueError(
+                    f"parameters of a model must be floating numbers, got {dtype} at "
+                    f"{jax.tree_util.keystr(path, simple=True, separator='/')}: close over "
+                    "constants in apply"
+                )
+        return params
+
+    def apply(params, x):
+        return checked(model.apply(params, x), x)
+
+    def train(params, x, weight, keys):
+        assert model.train is not None
+        outputs, statistics = model.train(params, x, weight, keys)
+        return checked(outputs, x), statistics
+
+    dense, training = model.dense, None if model.train is None else train
+    if dense is not None:
+        dense = dense._replace(of=apply) if dense.of is model.apply else None
+    return model._replace(init=init, apply=apply, train=training, dense=dense)
+
+
 def _assumed(model: Model) -> tuple[str, ...]:
     """Return what a guarantee assumes of a model."""
     if model.frozen is None:
@@ -199,11 +250,17 @@ def _assumed(model: Model) -> tuple[str, ...]:
     return ("The weights that the model starts from hold nothing of the clients' data.",)
 
 
-def _require_xy(fields: Mapping[str, jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
-    for name in ("x", "y"):
-        if name not in fields:
+def _check_of(wanted: str, suits: Callable[[jax.ShapeDtypeStruct], bool]) -> Check:
+    """Return the `Task.check` of fields x and y; `wanted` says which y suit."""
+
+    def check(fields):
+        if not {"x", "y"} <= {*fields}:
             raise ValueError(f"this task needs the fields 'x' and 'y', got {sorted(fields)}")
-    return fields["y"]
+        y = fields["y"]
+        if not suits(y):
+            raise ValueError(f"{wanted}, got {y.dtype} {y.shape}")
+
+    return check
 
 
 def _curvature_of_squares(model: Model) -> Callable[[float], float] | None:
@@ -234,7 +291,7 @@ def _task(
     model: Model,
     metrics: Mapping[str, OfOutputs],
     check: Check,
-    divergence: Divergence,
+    divergence: OfOutputs,
     says: Says,
 ) -> Task:
     """Make a task of functions of outputs and labels; the metric "loss" is the loss."""
@@ -254,14 +311,14 @@ def _task(
         x = batch.fields["x"]
         return divergence(model.apply(params, x), model.apply(other, x))
 
-    features, linear = model.features, None
+    features, fast = model.features, None
     if features is not None:
-        linear = Linear(lambda batch: features(batch.fields["x"]), loss)
+        fast = Linear(lambda batch: features(batch.fields["x"]), loss)
     layers, dense = None, model.dense
     if dense is not None and dense.of is model.apply and model.train is None:
         layers = Layers(loss_of, dense, lambda outputs, f: metrics["loss"](outputs, f["y"]))
     return Task(
-        model.init, loss_of, metrics_of, check, (), model.output_layer, linear, divergence=between,
+        model.init, loss_of, metrics_of, check, (), model.output_layer, fast, divergence=between,
         public=_assumed(model), frozen=model.frozen, track=_track_of(model), layers=layers,
         predict=_predict_of(model, says),
     )  # fmt: skip
@@ -278,20 +335,13 @@ def _classification(
     correct: OfOutputs,
     score: Callable[[jax.Array], jax.Array],
     check: Check,
-    divergence: Divergence,
+    divergence: OfOutputs,
     says: Says,
 ) -> Task:
     """Make a task with the metrics of a classification.
 
-    Args:
-      model: the model.
-      num_classes: c.
-      losses: `(outputs, labels) -> (b,)`.
-      correct: `(outputs, labels) -> (b,)`, 1 if right, else 0; NaN without a prediction.
-      score: for two classes, `(outputs) -> (b,)`, larger for the positive class.
-      check: see `Task`.
-      divergence: `(outputs, other outputs) -> (b,)`.
-      says: `(outputs) -> {name: (b,)}`, see `Task.predict`.
+    `correct` is 1 if right, else 0, and NaN without a prediction. For two classes `score` is (b,),
+    larger for the positive class.
     """
 
     def outputs_of(params, batch):
@@ -318,20 +368,17 @@ def _of_classes(
     model: Model,
     num_classes: int,
     losses: OfOutputs,
-    divergence: Divergence,
+    divergence: OfOutputs,
     probabilities: Callable[[jax.Array], jax.Array] | None,
 ) -> Task:
     """Make a classification in which the largest of c outputs wins."""
     checks.count(2, num_classes=num_classes)
-    model = with_checks(name, model, num_classes)
+    model = _with_checks(name, model, num_classes)
 
-    def check(fields):
-        y = _require_xy(fields)
-        if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1:
-            raise ValueError(
-                f"{name} needs integer labels (n,), got {y.dtype} {y.shape}; use squared for others"
-            )
-
+    check = _check_of(
+        f"{name} needs integer labels y (n,); squared takes others",
+        lambda y: np.issubdtype(y.dtype, np.integer) and y.ndim == 1,
+    )
     task = _classification(
         model, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0], check, divergence,
         functools.partial(_class_said, probabilities),
@@ -386,14 +433,10 @@ def _largest(outputs: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Compute −log softmax(logits)[label], (...); optax's function up to rounding.
+    """Compute −log softmax(logits)[label], (...), of logits (..., c); optax's up to rounding.
 
     A label's logit is chosen by comparison: the derivative of an index is a scatter, which a CPU
     writes number by number.
-
-    Args:
-      logits: (..., c).
-      labels: (...) integers in [0, c).
     """
     shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
@@ -425,7 +468,7 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
       num_classes: c.
     """
     checks.count(2, num_classes=num_classes)
-    model = with_checks("softmax_sequence", model, num_classes, per_token=True)
+    model = _with_checks("softmax_sequence", model, num_classes, per_token=True)
 
     def tokens(batch):
         return batch.fields["y"] >= 0
@@ -450,13 +493,10 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
             "accuracy": correct.sum(axis=1).astype(losses.dtype),
         }
 
-    def check(fields):
-        y = _require_xy(fields)
-        if y.dtype.kind != "i" or y.ndim != 2:
-            raise ValueError(
-                f"softmax_sequence needs integer labels (n, L), got {y.dtype} {y.shape}"
-            )
-
+    check = _check_of(
+        "softmax_sequence needs integer labels y (n, L)",
+        lambda y: y.dtype.kind == "i" and y.ndim == 2,
+    )
     return Task(
         model.init, loss, metrics, check, (range(-1, num_classes),), model.output_layer,
         public=_assumed(model), targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
@@ -509,7 +549,7 @@ def logistic(model: Model) -> Task:
     Args:
       model: outputs (b, 1): the log-odds of the positive class.
     """
-    model = with_checks("logistic", model, 1)
+    model = _with_checks("logistic", model, 1)
 
     def losses(logits, labels):
         positive = (labels > 0).astype(logits.dtype)
@@ -518,18 +558,15 @@ def logistic(model: Model) -> Task:
     def correct(logits, labels):
         return _judged((logits[:, 0] > 0) == (labels > 0), logits)
 
-    def check(fields):
-        y = _require_xy(fields)
-        if y.ndim != 1:
-            raise ValueError(f"logistic needs one label per row, y of shape (n,), got {y.shape}")
-
     def says(logits):
         odds = logits[:, 0]
         return {"prediction": _if_said(odds > 0, logits), "probability": jax.nn.sigmoid(odds)}
 
     task = _classification(
-        model, 2, losses, correct, lambda logits: logits[:, 0], check, _of_coins, says
-    )
+        model, 2, losses, correct, lambda logits: logits[:, 0],
+        _check_of("logistic needs one label per row, y (n,)", lambda y: y.ndim == 1),
+        _of_coins, says,
+    )  # fmt: skip
     return task._replace(labels=((-1, 1), (0, 1)))
 
 
@@ -545,7 +582,7 @@ def multilabel(model: Model, num_labels: int) -> Task:
       num_labels: k, at least 2.
     """
     checks.count(2, num_labels=num_labels)
-    model = with_checks("multilabel", model, num_labels)
+    model = _with_checks("multilabel", model, num_labels)
 
     def losses(logits, labels):
         each = optax.losses.sigmoid_binary_cross_entropy(logits, labels.astype(logits.dtype))
@@ -558,13 +595,10 @@ def multilabel(model: Model, num_labels: int) -> Task:
         wrong = jnp.mean((logits > 0) != (labels > 0), axis=-1, dtype=logits.dtype)
         return jnp.where(jnp.isnan(logits).any(axis=-1), jnp.nan, wrong)
 
-    def check(fields):
-        y = _require_xy(fields)
-        if y.dtype.kind != "i" or y.ndim != 2 or y.shape[1] != num_labels:
-            raise ValueError(
-                f"multilabel needs labels 0 and 1, y of shape (n, {num_labels}), got {y.dtype} "
-                f"{y.shape}"
-            )
+    check = _check_of(
+        f"multilabel needs integer labels 0 and 1, y (n, {num_labels})",
+        lambda y: y.dtype.kind == "i" and y.shape[1:] == (num_labels,),
+    )
 
     def says(logits):
         said = jnp.where(jnp.isnan(logits), -1, logits > 0).astype(jnp.int32)
@@ -589,7 +623,7 @@ def squared(model: Model, num_targets: int = 1) -> Task:
       num_targets: k; "y" is (n,) for one target, (n, k) for more.
     """
     checks.count(num_targets=num_targets)
-    model = with_checks("squared", model, num_targets)
+    model = _with_checks("squared", model, num_targets)
     several = num_targets > 1
 
     def errors(outputs, targets):
@@ -606,15 +640,10 @@ def squared(model: Model, num_targets: int = 1) -> Task:
 
     own = {f"squared_error_{j}": j for j in range(num_targets)} if several else {}
 
-    def check(fields):
-        y = _require_xy(fields)
-        if several and y.shape[1:] != (num_targets,):
-            raise ValueError(
-                f"squared needs {num_targets} targets per row, y of shape (n, {num_targets}), got "
-                f"{y.shape}"
-            )
-        if not several and y.ndim != 1:
-            raise ValueError(f"squared needs one target per row, y of shape (n,), got {y.shape}")
+    shape = (num_targets,) if several else ()
+    check = _check_of(
+        f"squared needs targets y of shape {shape} in each row", lambda y: y.shape[1:] == shape
+    )
 
     def says(outputs):
         return {"prediction": outputs if several else outputs[:, 0]}
@@ -630,3 +659,32 @@ def squared(model: Model, num_targets: int = 1) -> Task:
     }  # fmt: skip
     task = _task(model, metrics, check, _of_normals, says)
     return task._replace(curvature=_curvature_of_squares(model), records=records)
+
+
+def known_regression(num_features: int) -> Task:
+    """Linear regression with ½(prediction − y)², evaluated against the true parameters.
+
+    For `regression_stream`: training sees minibatches of x (b, d) and y (b,); evaluation reads the
+    clients' θ_i* and reports "excess_risk" = ‖θ − θ_i*‖²_Σ with Σ = diag(1, 1/2, …, 1/d), the
+    paper's form (Bietti et al. 2022, section 6): twice the excess of the expected loss. (The
+    authors' code also divides it by d.)
+
+    Args:
+      num_features: d. The model is {"kernel": (1, d)}, without bias, started at zero.
+    """
+    model = linear((num_features,), 1, bias=False)
+    variances = feature_variances(num_features)
+
+    def metrics(params, batch):
+        error = params["kernel"][0] - batch.fields["theta"]
+        return {"excess_risk": jnp.square(error) @ jnp.asarray(variances, error.dtype)}
+
+    def check(fields):
+        theta = fields.get("theta")
+        if theta is None or theta.shape[1:] != (num_features,):
+            raise ValueError(
+                f"known_regression needs the field 'theta' of shape (N, {num_features}), got "
+                + ", ".join(f"{name!r} {list(value.shape)}" for name, value in fields.items())
+            )
+
+    return squared(model)._replace(metrics=metrics, check=check, linear=None, curvature=None)

@@ -19,7 +19,7 @@ from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import known_regression
 from fedjaxsim.testing import check_billboard
 
 FEW = Minibatches(1000, epochs=20)

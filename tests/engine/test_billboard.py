@@ -24,7 +24,7 @@ from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import known_regression
 from fedjaxsim.testing import check_billboard
 
 M, VICTIM = 12, 4

@@ -14,7 +14,7 @@ from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_priv
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
-from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import known_regression
 from fedjaxsim.tune import SeedGradient, descend
 
 FEATURES, ROUNDS = 20, 30

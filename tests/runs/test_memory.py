@@ -15,8 +15,7 @@ from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.memory import bytes_per_run, traffic
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
-from fedjaxsim.tasks.known_risk import known_regression
-from fedjaxsim.tasks.task import softmax
+from fedjaxsim.tasks.task import known_regression, softmax
 
 pytestmark = pytest.mark.usefixtures("fully_optimized")
 

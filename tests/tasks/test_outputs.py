@@ -57,8 +57,7 @@ TOKENS = np.zeros((ROWS, 6), np.int32)
         ("num_classes must be an integer of at least 2, got 3.0",
          lambda: wrong(TWO, 3.0), (X, Y)),
         ("num_classes must be an integer of at least 2, got 1", lambda: softmax(TWO, 1), (X, Y)),
-        ("softmax needs a Model, made by fjs.models.from_flax(", lambda: wrong(nn.Dense(2), 2),
-         (X, Y)),
+        ("fjs.models.from_flax(module, input_shape)", lambda: wrong(nn.Dense(2), 2), (X, Y)),
     ],
 )  # fmt: skip
 def test_a_model_that_does_not_suit_its_task_is_refused(words, make, rows):

@@ -7,8 +7,7 @@ import pytest
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.models.model import linear
-from fedjaxsim.tasks.known_risk import known_regression
-from fedjaxsim.tasks.task import logistic, one_vs_all, softmax, squared
+from fedjaxsim.tasks.task import known_regression, logistic, one_vs_all, softmax, squared
 
 B, D, C = 5, 4, 3
 
