@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 
 class Extra(NamedTuple):
-    """An extra of the package.
-
-    Attributes:
-      subject: subject and verb of the error, as in "pictures need".
-      libraries: names of the modules that it installs.
-    """
+    """Extra of the package: the subject and verb of its error, and the modules that it installs."""
 
     subject: str
     libraries: tuple[str, ...]
@@ -41,15 +36,11 @@ _OTHERS = {"jax_cuda12_plugin": "jax_cuda13_plugin"}
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """A library of an extra that is not installed."""
+    """Error of a library that is not installed, with the command that installs it."""
 
 
 def require(name: str) -> None:
-    """Check that the libraries of the extra `name` are installed, without importing them.
-
-    Raises:
-      MissingExtraError: if one is not, with the command that installs it.
-    """
+    """Check that the libraries of the extra `name` are installed, without importing them."""
     for library in EXTRAS[name].libraries:
         either = library, _OTHERS.get(library, library)
         if not any(map(importlib.util.find_spec, either)):
@@ -67,11 +58,7 @@ def missing(name: str) -> str | None:
 
 @contextlib.contextmanager
 def importing(name: str) -> Iterator[None]:
-    """Import libraries of the extra `name` in a `with` block.
-
-    Raises:
-      MissingExtraError: if one of them is not installed.
-    """
+    """Import libraries of the extra `name` in a `with` block."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -30,7 +30,7 @@ _DIGITS = 100
 
 
 class Word(str):
-    """A word of a command line, in which numbers and lists are still to be read."""
+    """Word of a command line, in which numbers and lists are still to be read."""
 
 
 def flag(name: str) -> str:
@@ -40,18 +40,14 @@ def flag(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A typed key: an argument of a factory, a flag of a command, a key of a file.
+    """Typed key: an argument of a factory, a flag of a command, a key of a file.
 
     Attributes:
-      name: its name.
       hint: bool, int, float, str, Path, a `Literal` of strings, a number or such a literal, or a
         tuple of a plain type.
       default: default value, or `REQUIRED`.
-      help: its meaning.
       optional: whether None is allowed, as it is for a default of None.
       shown: its default in words, if that follows from other settings.
-      least: smallest allowed number.
-      most: largest allowed number.
       argument: name of the factory's argument.
       per_client: whether a number may also be a list of one per client, or a file of them.
     """
@@ -87,8 +83,7 @@ class Setting:
     def convert(self, value: Any, called: str | None = None) -> Any:
         """Convert a value of a file, of Python or of a command line (`Word`) to the type.
 
-        Raises:
-          ValueError: naming the setting as `called`, what is allowed and what was got.
+        A ValueError names the setting as `called`, what is allowed and what was got.
         """
         called = flag(self.name) if called is None else called
         if value is None or (isinstance(value, Word) and value == "None"):
@@ -178,14 +173,7 @@ def resolve(path: str) -> Factory:
 
 
 def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, **settings: Any):
-    """Call a factory.
-
-    Args:
-      factory: the function, or "module:function".
-      *args: positional arguments.
-      supplied: values by name; the factory gets those among its arguments.
-      **settings: keyword arguments.
-    """
+    """Call a factory, or "module:factory", with those of the `supplied` values that it takes."""
     function = resolve(factory) if isinstance(factory, str) else factory
     taken = inspect.signature(function).parameters
     known = {name: value for name, value in supplied.items() if name in taken}
@@ -195,9 +183,7 @@ def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, *
 def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Setting]:
     """Read the settings of a factory from its signature and docstring, by name.
 
-    Args:
-      factory: the function.
-      supplied: names of arguments that the caller passes; they are no settings.
+    Arguments named in `supplied` are passed by the caller: they are no settings.
     """
     hints = _hints(factory)
     texts = described(inspect.getdoc(factory) or "")

@@ -10,7 +10,6 @@ hyperparameters but arguments of the part's factory. So changing a hyperparamete
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.factories import settings_of
 
 Value = ArrayLike | Sequence[float]
@@ -37,7 +37,7 @@ _Part = TypeVar("_Part", bound=Any)
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """A number that a part of a simulation reads.
+    """Number that a part of a simulation reads.
 
     Attributes:
       name: its name in `Hyperparameters`, in files and, with dashes, on the command line.
@@ -49,14 +49,11 @@ class Hyperparameter:
       allowed: the allowed values in words, which follow "must" in an error.
       scale: "log" for a positive number that `fedjaxsim tune` may search on a logarithmic scale.
       schedule: whether it may have one value per round, shape (T,), instead of ().
-      per_client: whether it may have one value per client, shape (m,); `init`, `client` and
-        `predict` then read their client's, (), and nothing else may.
+      per_client: whether it may have one value per client, shape (m,), but no schedule; `init`,
+        `client` and `predict` then read their client's, (), and nothing else may.
       symbol: its symbol in figures; None for the name.
       label: its name in a figure's axis label; None for the symbol alone.
       meanings: the names of special values.
-
-    Raises:
-      ValueError: for both a schedule and a value per client, whose shapes would be the same.
     """
 
     name: str
@@ -77,15 +74,7 @@ class Hyperparameter:
             raise ValueError(f"{self.name} may have a value per round or per client, not both")
 
     def check(self, value: Value, clients: int | None = None) -> None:
-        """Check the shape, and the range where the value is known on the host.
-
-        Args:
-          value: the value.
-          clients: m, if known.
-
-        Raises:
-          ValueError: naming the hyperparameter, its value and what is allowed.
-        """
+        """Check the shape, for m `clients` if known, and the range if the value is on the host."""
         several = self.schedule or self.per_client
         of_each = "round" if self.schedule else "client" + (f" ({clients})" if clients else "")
         wanted = f"a number or one number per {of_each}" if several else "one number"
@@ -155,14 +144,9 @@ class Hyperparameters:
         return self._values.get(name, default)
 
     def replace(self, **changes: Value) -> Self:
-        """Return a copy with other values.
-
-        Raises:
-          ValueError: for a name that is not among them.
-        """
+        """Return a copy with other values; raise ValueError for a name that is not among them."""
         for name in changes:
-            if name not in self._values:
-                raise ValueError(unknown("hyperparameter", name, self._values))
+            checks.one_of(self._values, hyperparameter=name)
         return self.having(**changes)
 
     def having(self, **values: Value) -> Self:
@@ -170,17 +154,14 @@ class Hyperparameters:
         return type(self)(**(self._values | values))
 
     def as_arrays(self) -> Self:
-        """Return a copy with float arrays of the default precision.
-
-        So one compiled program serves Python numbers, numpy and JAX arrays.
-        """
+        """Return a copy with float arrays of the default precision, which share one program."""
         dtype = jnp.result_type(float)
 
         def as_array(leaf: Any) -> Any:
             done = isinstance(leaf, jax.Array) and leaf.dtype == dtype and not leaf.weak_type
             return leaf if done or leaf is None else jnp.asarray(leaf, dtype=dtype)
 
-        return type(self)(**{name: as_array(value) for name, value in self._values.items()})
+        return self.map(as_array)
 
     def map(self, function: Callable[..., Any], *others: "Hyperparameters") -> Self:
         """Apply `function(value, …)` to every value and the values of `others` of its name."""
@@ -211,11 +192,8 @@ def reads(
     """Declare the hyperparameters that the part made by a factory reads.
 
     The part gets them as its `hyperparameters`; the command line makes flags of them before the
-    factory is called.
-
-    Args:
-      *records: hyperparameters; or functions of the factory's keyword arguments that return some,
-        if an argument decides which ones are read.
+    factory is called. A function among `records` returns those that the factory's keyword arguments
+    decide on.
     """
 
     def decorate(factory: Callable[_P, _Part]) -> Callable[_P, _Part]:
@@ -305,8 +283,7 @@ def fill(
     Defaults in words follow from `rate`, `(hparams) -> p`, and `step`, `(hparams) -> η`.
     """
     for name in values:
-        if name not in records:
-            raise ValueError(unknown("hyperparameter", name, records))
+        checks.one_of(records, hyperparameter=name)
         records[name].check(values[name], clients)  # before defaults, one of which is a word
     missing = [n for n, record in records.items() if n not in values and record.default is None]
     if missing:
@@ -327,16 +304,6 @@ def fill(
     for name, value in complete.items():
         records[name].check(value, clients)
     return Hyperparameters(**complete)
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the message about an unknown name, with the nearest known one."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    if name == "epsilon":
-        hint = " (ε needs calibrate)"
-    return f"unknown {kind} {name!r}{hint}; this simulation reads {', '.join(known) or 'none'}"
 
 
 def on_host(value: Value) -> np.ndarray | None:

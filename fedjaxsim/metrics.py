@@ -72,11 +72,7 @@ def metric(name: str, own: Mapping[str, Metric] = MappingProxyType({})) -> Metri
 
 
 def larger_is_better(name: str, own: Mapping[str, Metric] = MappingProxyType({})) -> bool:
-    """Return the direction of a task's metric.
-
-    Raises:
-      ValueError: if it states none.
-    """
+    """Return the direction of a task's metric; raise ValueError if it states none."""
     known = metric(name, own).larger_is_better
     if known is None:
         raise ValueError(
@@ -103,10 +99,7 @@ def label(column: str) -> str:
 
 
 def judged_by(columns: Iterable[str]) -> str | None:
-    """Return the test column by which runs are judged, by the order of `METRICS`; None for none.
-
-    Columns of other metrics come last.
-    """
+    """Return the test column by which runs are judged, by the order of `METRICS`, others last."""
     columns = [column for column in columns if column.startswith("test_")]
     return next((f"test_{n}" for n in METRICS if f"test_{n}" in columns), next(iter(columns), None))
 

@@ -21,12 +21,7 @@ PATIENCE = 60.0
 
 
 class Stop(threading.Event):
-    """An event that a signal sets.
-
-    Attributes:
-      number: the signal; 0 before there is one.
-      late: ends the process, unless the event is read in time.
-    """
+    """Event that a signal sets, whose `number` it is; `late` ends the process unless it is read."""
 
     number = 0
     late: threading.Timer | None = None
@@ -40,11 +35,7 @@ class Stop(threading.Event):
 
 
 def stopped(numbers: Iterable[int]) -> tuple[str, int]:
-    """Return the name of the signal that stopped a command, and the command's exit code.
-
-    Args:
-      numbers: `Stop.number` of each process of the command.
-    """
+    """Return the name of the first signal of `Stop.number` of each process, and the exit code."""
     number = next(filter(None, numbers), int(signal.SIGINT))
     return NAMES[number], 128 + number
 
@@ -107,7 +98,6 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _listening(receive: Callable[[int], None]) -> Iterator[None]:
-    """Call a function, in a thread, with the number of each signal."""
     # nohup ignores SIGHUP, and shells ignore Ctrl-C for what they start in the background.
     heard = [
         number

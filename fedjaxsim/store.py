@@ -2,13 +2,13 @@
 
 `write` fills a temporary file, syncs it, renames it, and syncs the folder. `append` adds lines,
 which are durable after `sync`, and `whole_lines` drops a line that was cut. `hold` makes this
-process the only writer of a folder. A write that fails is a `StorageError`, of one line.
+process the only writer of a folder. A write that fails is a `StorageError`, of one line, and what
+was there stays as it was.
 """
 
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -25,7 +25,7 @@ _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 class StorageError(OSError):
-    """A file that cannot be written; the message names it and the cause."""
+    """Error of a file that cannot be written; it names the file and the cause."""
 
 
 _held: dict[Path, int] = {}
@@ -35,12 +35,7 @@ _held: dict[Path, int] = {}
 def write(path: Path, content: bytes | Callable[[], Iterable[Any]]) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part.
 
-    Args:
-      path: the file, in a folder that exists.
-      content: bytes, or a function that yields the parts, each with a buffer of bytes.
-
-    Raises:
-      StorageError: if that fails; the old content is kept.
+    `content` is bytes, or a function that yields buffers of bytes.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with _reported(path):
@@ -59,11 +54,7 @@ def write(path: Path, content: bytes | Callable[[], Iterable[Any]]) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append to a file that exists; not durable before `sync`.
-
-    Raises:
-      StorageError: if that fails; the file is as before.
-    """
+    """Append to a file that exists; not durable before `sync`."""
     with _reported(path), _opened(path, os.O_WRONLY | os.O_APPEND) as descriptor:
         size = os.fstat(descriptor).st_size
         try:
@@ -75,31 +66,19 @@ def append(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make what was appended to a file durable.
-
-    Raises:
-      StorageError: if that fails.
-    """
+    """Make what was appended to a file durable."""
     with _reported(path), _opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it exists.
-
-    Raises:
-      StorageError: if that fails.
-    """
+    """Remove a file or a folder, if it exists."""
     with _reported(path), contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path) if path.is_dir() else os.unlink(path)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, durably.
-
-    Raises:
-      StorageError: if that fails.
-    """
+    """Make a folder and those above it, durably."""
     with _reported(path):
         for folder in (*reversed(path.parents), path):
             if folder.is_dir():
@@ -119,9 +98,7 @@ def whole_lines(path: Path) -> list[bytes]:
 def hold(path: Path) -> None:
     """Make a folder and lock it until `release` or the end of the process, however it ends.
 
-    Raises:
-      StorageError: if the folder cannot be made or written to.
-      ValueError: if another process holds it, with its number, its machine and the time.
+    Raises ValueError if another process holds it, with its number, its machine and the time.
     """
     path = path.resolve()
     if path in _held:
@@ -134,23 +111,20 @@ def hold(path: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.read(descriptor, 4096)
+            holder = os.read(descriptor, 4096).decode(errors="replace")
             os.close(descriptor)
             if error.errno in _NO_LOCKS:  # a file system without locks
                 return
-            raise ValueError(f"{path} is in use by {_described(holder)}") from None
+            raise ValueError(f"{path} is in use by {holder or 'another process'}") from None
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(descriptor).st_ino == os.stat(lock).st_ino:
                 break
         os.close(descriptor)  # its holder has just removed it
-    own = {
-        "process": os.getpid(),
-        "host": socket.gethostname(),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    own = f"process {os.getpid()} on {socket.gethostname()} since {since}"
     with contextlib.suppress(OSError):  # the lock holds without its text
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(own).encode())
+        os.write(descriptor, own.encode())
     _held[path] = descriptor
     for left in (*path.glob(".*.*"), *path.glob("*/.*.*")):
         if len(left.name.rpartition(".")[2]) == 32:  # a temporary file of a killed process
@@ -165,14 +139,6 @@ def release() -> None:
         with contextlib.suppress(OSError):
             os.unlink(path / LOCK)
         os.close(descriptor)
-
-
-def _described(holder: bytes) -> str:
-    try:
-        found = json.loads(holder)
-        return f"process {found['process']} on {found['host']} since {found['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "another process"
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def test_an_error_names_file_and_cause_in_one_line(tmp_path):
 def test_a_folder_has_one_writer_until_it_releases_it(tmp_path):
     other = os.open(tmp_path / store.LOCK, os.O_RDWR | os.O_CREAT)
     fcntl.flock(other, fcntl.LOCK_EX)
-    os.write(other, b'{"process": 7, "host": "there", "since": "noon"}')
+    os.write(other, b"process 7 on there since noon")
     with pytest.raises(ValueError, match="process 7 on there since noon"):
         store.hold(tmp_path)
     os.close(other)  # as at the end of a process

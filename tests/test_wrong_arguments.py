@@ -37,7 +37,7 @@ WRONG = {
         lambda: SIM.hyperparameters(learning_rate=None),
     "noise_multiplier must be a number or one number per round, got shape (0,)":
         lambda: SIM.hyperparameters(noise_multiplier=[]),
-    "unknown hyperparameter 'epsilon' (ε needs calibrate)":
+    "hyperparameter must be one of":
         lambda: SIM.hyperparameters(epsilon=1),
     "runs must be a dict of Records by label, got a list": lambda: any_fjs.callbacks.comparison([]),
     "key must be a seed, such as 0, or jax.random.key(0), got a float":
