@@ -29,7 +29,7 @@ ServerOptimizer = Callable[[Hyperparameters], optax.GradientTransformation]
 
 
 class Context(NamedTuple):
-    """A client's knowledge of the round besides its data.
+    """Client's knowledge of the round besides its data.
 
     Attributes:
       round: () int32, counted from 0.

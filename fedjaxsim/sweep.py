@@ -26,7 +26,8 @@ class SimulationBatch:
 
     Each run equals `Simulation.run` with the same seed, up to rounding. The runs share cohorts,
     minibatches and the standard normal numbers behind the noise, so at most one of them may be
-    published under its guarantee. A run that diverges does not affect the others.
+    published under its guarantee. A run that diverges does not affect the others. Methods raise
+    ValueError as those of `Simulation`, for any of the settings.
 
     Args:
       simulation: the simulation.
@@ -37,13 +38,9 @@ class SimulationBatch:
       axes: the hyperparameters that may differ, as from `varying`; by default those that do.
 
     Attributes:
-      simulation, settings: as given.
       size: S.
       capacity: number of settings that the program holds, repetitions included.
       program: the batched and sharded program.
-
-    Raises:
-      ValueError: if there is no setting, one is out of range, or sampling rates differ.
     """
 
     def __init__(
@@ -72,18 +69,11 @@ class SimulationBatch:
     def with_runs(
         self, simulation: Simulation, settings: Sequence[Hyperparameters]
     ) -> "SimulationBatch":
-        """Return the same program for other runs, perhaps on another population.
+        """Return the same program for at most `capacity` other settings, perhaps on other data.
 
-        Compiled code is shared if the populations have equally many rows, and no client of the new
-        one has far more of them.
-
-        Args:
-          simulation: the simulation, or its `with_population`.
-          settings: at most `capacity`, which differ only in the hyperparameters of `axes`.
-
-        Raises:
-          ValueError: as `SimulationBatch`, for too many settings, or if they differ in other
-            hyperparameters.
+        They differ only in the hyperparameters of `axes`. Compiled code is shared if the
+        populations of `simulation` and its `with_population` have equally many rows, and no client
+        of the new one has far more of them.
         """
         self._check(simulation, settings)
         if len(settings) > self.capacity:
@@ -135,13 +125,8 @@ class SimulationBatch:
     def init(self, key: jax.Array | int) -> SimulationState:
         """Return the state before the first round, with an axis of runs in the parts that vary.
 
-        A report of any of several runs says that they share their noise.
-
-        Args:
-          key: as in `Simulation.init`.
-
-        Raises:
-          ValueError: as `Simulation.init`.
+        A report of any of several runs says that they share their noise. `key` is as in
+        `Simulation.init`.
         """
         key, _ = self.simulation.check_start(key, self.settings[0])
         state = with_public(self._compiled.init(key, self._hparams), self.simulation.public)
@@ -160,14 +145,10 @@ class SimulationBatch:
         keep: int | None = None,
         eval_clients: int | None = SAMPLE,
     ) -> tuple[SimulationState, History]:
-        """Run as `Simulation.run`, all runs at once.
+        """Run as `Simulation.run`, all runs at once; return the state and the history.
 
-        Returns:
-          The state and the history. Metrics of a segment are (rounds, S), or (rounds,) if the runs
-          share them; the values of its evaluation are (m, S).
-
-        Raises:
-          ValueError: as `Simulation.run`, for any of the settings.
+        Metrics of a segment are (rounds, S), or (rounds,) if the runs share them; the values of its
+        evaluation are (m, S).
         """
         require_state(state)
         done = int(state.round)
@@ -196,11 +177,7 @@ class SimulationBatch:
     def evaluate(
         self, state: SimulationState, split: str = "test", clients: np.ndarray | None = None
     ) -> Evaluation:
-        """Compute per-client metrics of all runs, (m, S), or of k `clients` by id, (k, S).
-
-        Raises:
-          ValueError: as `Simulation.evaluate`.
-        """
+        """Compute per-client metrics of all runs, (m, S), or of k `clients` by id, (k, S)."""
         require_state(state)
         clients = self.simulation.check_evaluated(split, clients)
         rows = self._rows[split]
@@ -210,15 +187,10 @@ class SimulationBatch:
 
 
 def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
-    """Return the numbers of devices that divide the settings and the clients.
+    """Return the numbers of devices that divide S settings and m clients.
 
     All devices divide the settings if these are enough; otherwise the load of a device, settings
     times clients, is the least possible.
-
-    Args:
-      devices: number of devices.
-      settings: S.
-      clients: m.
     """
     if settings >= devices:
         return devices, 1

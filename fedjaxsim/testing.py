@@ -25,7 +25,7 @@ PyTree = Any
 
 
 class NothingTestedError(ValueError):
-    """A `check_billboard` in which other data changed nothing."""
+    """Error of a `check_billboard` in which other data changed nothing."""
 
 
 def check_billboard(
@@ -65,10 +65,8 @@ def check_billboard(
       build: the function `(population) -> Simulation` that made the simulation, if it reads data.
 
     Raises:
-      AssertionError: naming the dependency on the client's data: the round, the function or the
-        path of the leaf, and the client who holds it.
+      AssertionError: naming the round, the function or leaf, and the client who holds it.
       NothingTestedError: if the changed data had no effect, as of a client who was never drawn.
-      ValueError: if a client does not exist, or the arguments do not suit the simulation.
     """
     m = simulation.num_clients
     for client in clients or ():
@@ -140,7 +138,7 @@ class _Tape(NamedTuple):
       computed: releases and next states computed from the messages, leaves (rounds, ...).
       sent: uint32 digests of the clients' messages before the mechanism, leaves (rounds, m).
       present: the clients who took part, (rounds, m) bool.
-      recording: () bool; whether `played` is recorded, else it is played back.
+      recording: () bool; if not, `played` is played back.
     """
 
     inner: PyTree
@@ -248,23 +246,22 @@ def _compare(
 ) -> None:
     """Compare two pytrees; `by_client` ones, (m, ...), without one client or with `all_clients`."""
 
-    def require(same: bool, what: str) -> None:
-        if not same:
+    def require(a: Any, b: Any, what: str) -> None:
+        if a != b:
             raise AssertionError(
                 f"{when}: {what} depends on the data of client {client} other than by the releases"
             )
 
-    same = jax.tree.structure(one) == jax.tree.structure(two)
-    require(same, f"the structure of `{name}`")
+    require(jax.tree.structure(one), jax.tree.structure(two), f"the structure of `{name}`")
     paths = jax.tree_util.tree_leaves_with_path(one)
     for (path, a), b in zip(paths, jax.tree.leaves(two), strict=True):
         where = f"`{name}`" + (f" at {jax.tree_util.keystr(path)}" if path else "")
         if not by_client:
-            require(_bits(a) == _bits(b), where)
+            require(_bits(a), _bits(b), where)
             continue
         for k, (x, y) in enumerate(zip(_host(a), _host(b), strict=True)):
             if all_clients or k != client:
-                require(_bits(x) == _bits(y), f"{where} of client {k}")
+                require(_bits(x), _bits(y), f"{where} of client {k}")
 
 
 def _at(tree: PyTree, index: int) -> PyTree:

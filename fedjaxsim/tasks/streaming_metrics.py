@@ -30,15 +30,11 @@ def balanced_accuracy(
     label: Callable[[Batch], jax.Array],
     num_classes: int,
 ) -> StreamingMetric:
-    """Return the mean recall over the classes that occur in the client's rows.
+    """Return the mean recall over the classes, labels in [0, c), that occur in the client's rows.
 
     It equals `sklearn.metrics.balanced_accuracy_score` (Brodersen, Ong, Stephan, Buhmann 2010).
-
-    Args:
-      correct: `(params, batch) -> (b,)`, 1 if the predicted class is right, else 0; NaN, and so the
-        metric, if the model predicts none.
-      label: `(batch) -> (b,)` integers in [0, c).
-      num_classes: c.
+    `correct` is 1 if the predicted class is right, else 0, (b,); NaN, and so the metric, if the
+    model predicts none.
     """
 
     def start(most_rows):
@@ -71,11 +67,8 @@ def micro_f1(
 ) -> StreamingMetric:
     """Return 2 TP/(2 TP + FP + FN) over all labels of a client's rows; 0 without any.
 
-    It equals `sklearn.metrics.f1_score(average="micro")`. It is NaN if a score is.
-
-    Args:
-      scores: `(params, batch) -> (b, k)`, above 0 for a predicted label.
-      positive: `(batch) -> (b, k)` bool.
+    It equals `sklearn.metrics.f1_score(average="micro")`. `scores` and `positive` are (b, k); a
+    label is predicted if its score is above 0. It is NaN if a score is.
     """
 
     def start(most_rows):
@@ -105,12 +98,8 @@ def area_under_roc(
     """Return the share of pairs of a positive and a negative row with the positive scored higher.
 
     Ties count one half, so this is the area under the ROC curve (Hanley, McNeil 1982), equal to
-    `sklearn.metrics.roc_auc_score`. It is NaN for a client with rows of one class only, or with a
-    score that is NaN.
-
-    Args:
-      score: `(params, batch) -> (b,)`, larger for the positive class.
-      positive: `(batch) -> (b,)` bool.
+    `sklearn.metrics.roc_auc_score`. `score` and `positive` are (b,). It is NaN for a client with
+    rows of one class only, or with a score that is NaN.
     """
 
     def start(most_rows):
@@ -144,7 +133,6 @@ def area_under_roc(
 
 
 def _any_nan(values: jax.Array, batch: Batch) -> jax.Array:
-    """Return whether the value of a real row is NaN, ()."""
     return jnp.any(jnp.isnan(values) & (batch.weight > 0))
 
 

@@ -208,7 +208,7 @@ def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = F
     wanted = f"(b, {'L, ' if per_token else ''}{num_outputs})"
 
     def checked(outputs, x):
-        shape: tuple[int, ...] = getattr(outputs, "shape", ())
+        shape: Any = getattr(outputs, "shape", ())
         if len(shape) != 2 + per_token or (shape[0], shape[-1]) != (len(x), num_outputs):
             got = f"shape {shape}" if shape else checks.described(outputs)
             raise ValueError(
