@@ -101,11 +101,9 @@ def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
     parameters. Flat inputs are read as square grey images.
 
     Args:
-      input_shape: (d,) with d a square number, (side, side) or (side, side, channels).
+      input_shape: (d,) with d a square number, (side, side) or (side, side, channels), with a side
+        of 16, 20, 24, 28, ….
       num_outputs: c.
-
-    Raises:
-      ValueError: if the images are not square with sides 16, 20, 24, 28, ….
     """
     input_shape = sizes(input_shape=input_shape)
     if len(input_shape) == 1:
@@ -125,15 +123,8 @@ def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
 def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Compute a 2-D convolution without padding and with stride 1.
 
-    Args:
-      x: (b, height, width, channels).
-      kernel: (kh, kw, channels, features).
-
-    Returns:
-      (b, height − kh + 1, width − kw + 1, features).
-
-    Raises:
-      ValueError: if the shapes differ from these, or the kernel is larger than the image.
+    x is (b, height, width, channels), the kernel (kh, kw, channels, features), and the result
+    (b, height − kh + 1, width − kw + 1, features).
     """
     fits = x.ndim == kernel.ndim == 4 and x.shape[3] == kernel.shape[2]
     if not fits or x.shape[1] < kernel.shape[0] or x.shape[2] < kernel.shape[1]:
@@ -153,19 +144,10 @@ def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def max_pool2d(x: jax.Array) -> jax.Array:
-    """Compute 2×2 max pooling with stride 2.
+    """Compute 2×2 max pooling of x (b, height, width, channels), both even, with stride 2.
 
     With ties in a window the first value in row order gets the derivative, as in
     `flax.linen.max_pool`.
-
-    Args:
-      x: (b, height, width, channels).
-
-    Returns:
-      (b, height/2, width/2, channels).
-
-    Raises:
-      ValueError: if x does not have four axes with even height and width.
     """
     if x.ndim != 4 or x.shape[1] % 2 or x.shape[2] % 2:
         raise ValueError(

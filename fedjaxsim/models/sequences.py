@@ -148,9 +148,6 @@ def gru(
       hidden: the units of each layer.
       last: whether outputs are (b, c), at the last token of each row; else (b, L, c).
       padding: the token that pads shorter rows, if there is one; only read with `last`.
-
-    Raises:
-      ValueError: if examples are not (L,).
     """
     length = _length("gru", input_shape)
     module = _OfTokens(length, sizes(hidden=hidden), num_outputs, num_tokens, None, last, padding)
@@ -177,9 +174,6 @@ def transformer(
       heads: number of attention heads; divides the width.
       last: see `gru`.
       padding: see `gru`.
-
-    Raises:
-      ValueError: if examples are not (L,), or widths differ or are no multiples of the heads.
     """
     hidden = sizes(hidden=hidden)
     if len(set(hidden)) != 1 or hidden[0] % heads:
