@@ -441,8 +441,8 @@ class Simulation:
         require_same_shapes("personal states", new.personal, personal)
         privacy = ledger.next_stage(jax.tree.map(jnp.copy, privacy), new.key)
         new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
-        new = self.with_account(new, hparams, begins=True)
-        return self.with_room(new, hparams, np.size(hparams.get("noise_multiplier", 0.0)))
+        rounds = np.size(hparams.get("noise_multiplier", 0.0))
+        return self.with_room(new, hparams, rounds, begins=True)
 
     def start_new_clients(
         self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"
@@ -717,10 +717,10 @@ class Simulation:
         return (OF_CLIENTS.format(", ".join(names)),) if names else ()
 
     def with_room(
-        self, state: SimulationState, hparams: Hyperparameters, rounds: int
+        self, state: SimulationState, hparams: Hyperparameters, rounds: int, begins: bool = False
     ) -> SimulationState:
-        """Return the state with ledger entries for `rounds` more rounds."""
-        state, done = self.with_account(state, hparams), int(state.round)
+        """Return the state with ledger entries for `rounds` more rounds, or for the first ones."""
+        state, done = self.with_account(state, hparams, begins), int(state.round)
         scheme, event = self.accounts[0]
         if not event.releases:
             return state
