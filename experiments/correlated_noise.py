@@ -62,17 +62,14 @@ def gains() -> list[dict[str, float]]:
     rows = []
     for rounds, groups in SEPARATIONS:
         independent = error(Correlated(), rounds, groups)
-        row = {"rounds": rounds, "groups": groups}
+        row: dict[str, float] = {"rounds": rounds, "groups": groups}
         for bands in (2, 4, 8, 16, 64):
-            powers = np.linspace(0.05, 1, 96)
-            events = [Correlated(bands=bands, power=float(p)) for p in powers]
-            found = [error(event, rounds, groups) for event in events]
+            powers = np.linspace(0.05, 1, 96).tolist()
+            found = [error(Correlated(bands=bands, power=p), rounds, groups) for p in powers]
             half = error(Correlated(bands=bands), rounds, groups)
-            row |= {
-                f"half_{bands}": independent / half,
-                f"best_{bands}": independent / min(found),
-                f"power_{bands}": float(powers[np.argmin(found)]),
-            }
+            row[f"half_{bands}"] = independent / half
+            row[f"best_{bands}"] = independent / min(found)
+            row[f"power_{bands}"] = powers[int(np.argmin(found))]
         rows.append(row | {"jax_privacy": independent / published(rounds, groups)})
     return rows
 
@@ -98,20 +95,17 @@ def accuracy(system: str, arm: str, population: fjs.Population, task: fjs.Task) 
         values["server_learning_rate"] = 1 / GROUPS  # its server adds up all releases
     values = {k: v for k, v in values.items() if k in simulation.records}
     grid = list(itertools.product(EPSILONS, RATES, CLIPS))
+    start = {"learning_rate": 0.1, "clip": 1.0, "noise_multiplier": 1.0, **values}
     calibrated = {}
     for epsilon in EPSILONS:
-        start = simulation.hyperparameters(
-            learning_rate=0.1, clip=1.0, noise_multiplier=1.0, **values
-        )
-        found = simulation.calibrate(start, epsilon=epsilon, rounds=ROUNDS, delta=DELTA)
+        found = simulation.hyperparameters(**start)
+        found = simulation.calibrate(found, epsilon=epsilon, rounds=ROUNDS, delta=DELTA)
         calibrated[epsilon] = float(found.noise_multiplier)
     settings = [
-        simulation.hyperparameters(
-            learning_rate=rate, clip=clip, noise_multiplier=calibrated[epsilon], **values
-        )
+        start | {"learning_rate": rate, "clip": clip, "noise_multiplier": calibrated[epsilon]}
         for epsilon, rate, clip in grid
     ]
-    batch = SimulationBatch(simulation, settings)
+    batch = SimulationBatch(simulation, [simulation.hyperparameters(**one) for one in settings])
 
     def run(seeds):
         found = []

@@ -7,7 +7,6 @@ view at the same δ. Where a paper prints no number of rounds, or no noise, the 
 substitute.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -19,30 +18,18 @@ from fedjaxsim.privacy.accounting import gaussian, rdp
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 
-Method = Literal["rdp", "clt", "per_step", "kov"]
-"""Moments accountant with Poisson sampling, central limit theorem, √(2 ln(1.25/δ))/σ for one step,
-and composition of pure-ε steps.
-"""
 
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """One published setting.
+class Claim(NamedTuple):
+    """One published setting: where it is printed, and its data set and hyperparameters.
 
     Attributes:
-      paper: short name.
-      source: table, figure or section.
-      setting: data set and hyperparameters as printed.
       epsilon: the paper's ε; None where it shows only a curve.
-      method: the paper's computation of ε.
-      sampling: the paper's sampling of cohorts.
-      clients: m.
-      cohort: q, exact or expected.
-      rounds: T.
+      method: moments accountant with Poisson sampling, central limit theorem, √(2 ln(1.25/δ))/σ for
+        one step, or composition of pure-ε steps.
+      sampling: the paper's sampling of `cohort` of the `clients`, exactly or on average.
       noise_multiplier: z, the noise on the sum of clipped messages over the clip norm; None for a
         kind of noise that guarantees nothing.
       sigma: σ of the paper's formula.
-      delta: δ.
       why: the reason why the sound numbers differ.
     """
 
@@ -50,7 +37,7 @@ class Claim:
     source: str
     setting: str
     epsilon: float | None
-    method: Method
+    method: Literal["rdp", "clt", "per_step", "kov"]
     sampling: Literal["fixed", "poisson", "full"]
     clients: int
     cohort: int
@@ -62,13 +49,10 @@ class Claim:
 
 
 class Verdict(NamedTuple):
-    """A claim, its ε by the paper's method, and the sound ε at the same δ; None for no guarantee.
+    """A claim, ε by its own method (None where it needs unprinted numbers), and sound ones.
 
-    Attributes:
-      claim: the row.
-      published: ε by the paper's method, computed here; None where it needs unprinted numbers.
-      zero_out: a sound ε when one client's messages become zero.
-      replace: a sound ε when one client's data is replaced, as the papers define neighbours.
+    At the same δ, one client's messages become zero, or its data are replaced, as the papers define
+    neighbours; None is no guarantee.
     """
 
     claim: Claim
@@ -104,10 +88,10 @@ def _pmtl(paper: str, source: str, setting: str, epsilon: float | None, z: float
     )
 
 
-def _pp_sgd(source: str, setting: str, users: int, rounds: int, z: float, sigma: float):
+def _pp_sgd(figure: str, setting: str, users: int, rounds: int, z: float, sigma: float):
     return Claim(
-        "PP-SGD", source, setting, None, "rdp", "fixed", users, 10, rounds, z, sigma, 1e-4,
-        _FIXED_PPSGD,
+        "PP-SGD", f"Figure {figure}, Appendix A", setting, None, "rdp", "fixed", users, 10, rounds,
+        z, sigma, 1e-4, _FIXED_PPSGD,
     )  # fmt: skip
 
 
@@ -139,47 +123,29 @@ CLAIMS: tuple[Claim, ...] = (
     _dpfedmtl("FEMNIST, σ = 9.69, K = 3 of 174, T = 1000", 0.5, 174, 3, 1000, 9.69),
     _dpfedmtl("CelebA, σ = 9.69, K = 20 of 9343, T = 400", 0.5, 9343, 20, 400, 9.69),
     Claim(
-        "DPFedMTL",
-        "Figure 3, §6.3",
+        "DPFedMTL", "Figure 3, §6.3",
         "CelebA, σ = 0.65, K = 20 of 9343, T = 400, if σ were relative to the true sensitivity",
-        8.0,
-        "clt",
-        "poisson",
-        9343,
-        20,
-        400,
-        0.65,
-        0.65,
-        1e-5,
+        8.0, "clt", "poisson", 9343, 20, 400, 0.65, 0.65, 1e-5,
         "The central limit theorem is no bound, and understates ε where few rounds cost much.",
     ),
     _mp_mtl("Figures 3 to 5, §5.4", "synthetic, m = 320, T by cross-validation", 320),
     _mp_mtl("Figure 9, §5.5", "School, m = 139, T by cross-validation", 139),
     _pp_sgd(
-        "Figure 1b, Appendix A",
+        "1b",
         "Stackoverflow, σ = 1 on the average as in the text (z = σQ), one pass of 2000 rounds",
-        500,
-        2000,
-        10.0,
-        1.0,
+        500, 2000, 10.0, 1.0,
     ),
     _pp_sgd(
-        "Figure 1b, Appendix A",
+        "1b",
         "Stackoverflow, σ = 1 on the sum as in the code (z = σ), one pass of 2000 rounds",
-        500,
-        2000,
-        1.0,
-        1.0,
+        500, 2000, 1.0, 1.0,
     ),
     _pp_sgd(
-        "Figure 1c, Appendix A",
+        "1c",
         "EMNIST linear, σ = 3 on the sum as in the code, 20 passes of 1000 rounds",
-        1000,
-        20000,
-        3.0,
-        3.0,
+        1000, 20000, 3.0, 3.0,
     ),
-)
+)  # fmt: skip
 
 
 def published(claim: Claim) -> float | None:
@@ -220,19 +186,12 @@ def main() -> None:
     """Print the table, and the reasons why numbers differ."""
     verdicts = table()
     reasons = list(dict.fromkeys(verdict.claim.why for verdict in verdicts))
-
-    def shown(epsilon: float | None) -> str:
-        return "none" if epsilon is None else f"{epsilon:.4g}"
-
     print("| paper, source | setting | ε stated | by its method | zero-out | replace | δ | why |")
     print("|---|---|---|---|---|---|---|---|")
-    for claim, by_method, zero_out, replace in verdicts:
-        numbers = " | ".join(map(shown, (claim.epsilon, by_method, zero_out, replace)))
-        number = reasons.index(claim.why) + 1
-        print(
-            f"| {claim.paper}, {claim.source} | {claim.setting} | {numbers} | {claim.delta:.2g} "
-            f"| {number} |"
-        )
+    for claim, *found in verdicts:
+        shown = ["none" if each is None else f"{each:.4g}" for each in (claim.epsilon, *found)]
+        cells = [f"{claim.paper}, {claim.source}", claim.setting, *shown, f"{claim.delta:.2g}"]
+        print(f"| {' | '.join([*cells, str(1 + reasons.index(claim.why))])} |")
     print()
     for number, reason in enumerate(reasons, 1):
         print(f"{number}. {reason}")

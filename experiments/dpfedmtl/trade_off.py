@@ -61,27 +61,21 @@ PANELS: dict[str, Callable[[Setting, float], np.ndarray]] = {
 
 
 def main(path: Path) -> None:
-    """Draws the figure."""
+    """Draw the figure."""
     check_path(path)
     with mpl.rc_context(STYLE):
         figure = picture("DPFedMTL, Figure 3: the errors left to any test", 7.4, 5.1)
         rows = figure.subplots(2, 3, sharex=True, sharey=True)
         for setting, row in zip(SETTINGS, rows, strict=True):
             p = f"{setting.cohort}/{setting.clients}"
-            row[0].set_ylabel(
-                f"{setting.name}, p = {p}, T = {setting.rounds}\ntype II error (miss)"
-            )
+            whose = f"{setting.name}, p = {p}, T = {setting.rounds}"
+            row[0].set_ylabel(f"{whose}\ntype II error (miss)")
             for (name, curve), axes in zip(PANELS.items(), row, strict=True):
                 axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls=(0, (1, 2)))
                 for index, sigma in enumerate(SIGMAS):
-                    axes.plot(
-                        TYPE_ONE,
-                        curve(setting, sigma),
-                        color=COLOURS[index],
-                        ls=DASHES[index % len(DASHES)],
-                        label=f"σ = {sigma:g}",
-                        clip_on=False,
-                    )
+                    style = {"color": COLOURS[index], "ls": DASHES[index % len(DASHES)]}
+                    label = f"σ = {sigma:g}"
+                    axes.plot(TYPE_ONE, curve(setting, sigma), **style, label=label, clip_on=False)
                 axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=name)
         for axes in rows[1]:
             axes.set_xlabel("type I error (false alarm)")

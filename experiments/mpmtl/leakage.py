@@ -1,15 +1,14 @@
 """What one task tells the others, and what noise leaves of that (MP-MTL, Figure 2).
 
-    python experiments/mpmtl/leakage.py --figure FILE
+    python experiments/mpmtl/leakage.py FILE.png
 
 Ten models of five parameters, uniform in [0, 1]; the last is 100 times as large. One release, and
 one low-rank map with ηλ = 50 and K = 100√5: what it makes of the others' models shows the tenth,
 unless the release is noised. Columns are divided by their norms.
 """
 
-import argparse
 import math
-from pathlib import Path
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +54,8 @@ def published(w: np.ndarray, mechanism: fjs.Mechanism, z: float, seed: int = 1) 
     return np.asarray(shrinkage(release, THRESHOLD)) @ w
 
 
-def main() -> None:
+def main(file: str) -> None:
     """Draw the figure, and print how alike the tenth model the others are."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--figure", type=Path, required=True, help="a .png file")
-    options = parser.parse_args()
     w = models()
     panels = {
         "models before": w,
@@ -80,8 +76,8 @@ def main() -> None:
             axes.set_xlabel("task")
             axes.set_xticks([0, TASKS - 1], ["1", str(TASKS)])
             axes.set_yticks([])
-        figure.savefig(options.figure, dpi=100)
+        figure.savefig(file, dpi=100)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -10,8 +10,8 @@ a digit, and `shakespeare-2.npz`, the next of 28 symbols after two. A data set t
 folder is left out. The command splits rows.
 """
 
-import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,19 +98,15 @@ READ: dict[str, Callable[[Path], fjs.Population]] = {
 }  # fmt: skip
 
 
-def main() -> None:
+def main(folder: Path, out: Path) -> None:
     """Write each data set that the folder holds."""
-    parser = argparse.ArgumentParser(description="Write data sets as .npz files.")
-    parser.add_argument("folder", type=Path, help="where school/, femnist/ … lie")
-    parser.add_argument("out", type=Path)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     for name, read in READ.items():
         try:
-            fjs.data.save_npz(args.out / f"{name}.npz", read(args.folder))
+            fjs.data.save_npz(out / f"{name}.npz", read(folder))
         except FileNotFoundError as error:
             print(f"left out {name}: {error}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

@@ -131,7 +131,7 @@ def of_systems(name: str, folder: Path) -> list[list[Any]]:
 
 
 class Rows(NamedTuple):
-    """Rows of all clients: features (n, d), targets (n,), the number of each row's client (n,)."""
+    """Rows of all clients: features (n, d), targets and numbers of clients (n,)."""
 
     x: np.ndarray
     y: np.ndarray
@@ -143,12 +143,6 @@ def rows_of(population: Population, split: str) -> Rows:
     owned, fields = population.splits[split], population.fields
     rows, clients = owned.all_rows(), np.repeat(np.arange(population.num_clients), owned.count)
     return Rows(fields["x"][rows].astype(float), fields["y"][rows].astype(float), clients)
-
-
-def pooled(train: Rows, test: Rows, classes: bool) -> np.ndarray:
-    """Return what one model of all rows predicts, ignoring clients, (n,)."""
-    model = make_pipeline(StandardScaler(), LogisticRegression() if classes else Ridge())
-    return model.fit(train.x, train.y).predict(test.x)
 
 
 def mixed(train: Rows, test: Rows, slopes: Sequence[int] = ()) -> np.ndarray | None:
@@ -184,7 +178,9 @@ def of_statistics(name: str, folder: Path, seeds: Sequence[int]) -> list[list[An
         population = population_of(run_config(**given, algorithm="local", seed=seed))
         train, test = rows_of(population, "train"), rows_of(population, "test")
         slopes = [population.columns["x"].names.index(n) for n in TABLES[name].slopes.split()]
-        methods = {"pooled": pooled(train, test, classes), "MixedLM": mixed(train, test)}
+        model = make_pipeline(StandardScaler(), LogisticRegression() if classes else Ridge())
+        pooled = model.fit(train.x, train.y).predict(test.x)
+        methods = {"pooled": pooled, "MixedLM": mixed(train, test)}
         if slopes:
             methods["MixedLM, slopes"] = mixed(train, test, slopes)
         for method, predicted in methods.items():
@@ -196,9 +192,8 @@ def error_of(predicted: np.ndarray | None, y: np.ndarray, classes: bool) -> floa
     """Return the nMSE, or the share of wrong classes 0 and 1, of predictions (n,)."""
     if predicted is None:
         return None
-    return float(
-        np.mean((predicted > 0.5) != y) if classes else np.mean((predicted - y) ** 2) / y.var()
-    )
+    wrong = (predicted > 0.5) != y if classes else (predicted - y) ** 2 / y.var()
+    return float(np.mean(wrong))
 
 
 Scores = dict[tuple[str, str], list[float]]

@@ -1,16 +1,12 @@
 """`fedjaxsim audit`."""
 
-from collections.abc import Callable
-from pathlib import Path
-
-from fedjaxsim.cli.flags import UNEVALUATED, without
+from fedjaxsim.cli.flags import UNEVALUATED, Work, without
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
 
 @without("audit_canaries", *UNEVALUATED)
 def audit(
-    config: Path | None = None,
     *,
     settings: RunConfig,
     canaries: int | None = None,
@@ -18,11 +14,10 @@ def audit(
     confidence: float = 0.99,
     json: bool = False,
     quiet: bool = False,
-) -> Callable[[], int]:
+) -> Work:
     """Attack simulations with canaries; the exit code is 1 if that refutes the reported ε.
 
     Args:
-      config: TOML file with the same settings; flags win over it.
       settings: The settings of each run.
       canaries: n, clients of each run that are canaries; half of the possible number by default.
       runs: Number of runs; time grows with it, and power with n times it.
@@ -30,7 +25,6 @@ def audit(
       json: Print JSON instead of text.
       quiet: Print the result and errors only.
     """
-    del config
     Machines().start()
     from fedjaxsim.audit import canaries as attack
     from fedjaxsim.report.files import print_json

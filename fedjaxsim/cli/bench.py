@@ -1,10 +1,7 @@
 """`fedjaxsim bench`."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 from fedjaxsim import checks
-from fedjaxsim.cli.flags import UNEVALUATED, without
+from fedjaxsim.cli.flags import UNEVALUATED, Work, without
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
@@ -15,18 +12,16 @@ _MEDIANS = {
 
 @without(*(name for name in UNEVALUATED if name != "eval_every"))
 def bench(
-    config: Path | None = None,
     *,
     settings: RunConfig,
     repeats: int = 5,
     devices: str = "all",
     json: bool = False,
     quiet: bool = False,
-) -> Callable[[], int]:
+) -> Work:
     """Measure the speed and memory of a run.
 
     Args:
-      config: TOML file with the same settings; flags win over it.
       settings: The settings of the run.
       repeats: Measurements.
       devices: Devices that share the clients, all or a number; of a CPU, its cores.
@@ -34,7 +29,6 @@ def bench(
       quiet: Print the result and errors only.
     """
     checks.count(repeats=repeats)
-    del config
     machines = Machines(devices=devices)
     machines.start()
     from fedjaxsim.bench.measure import Spread, machine, measure

@@ -1,11 +1,10 @@
 """`fedjaxsim data`."""
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjaxsim.cli.flags import without
+from fedjaxsim.cli.flags import Work, without
 from fedjaxsim.cli.messages import in_flags, one_line
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.settings import DATA, GROUPS, RunConfig, static_keys
@@ -18,7 +17,7 @@ def data(
     settings: RunConfig,
     out: Path | None = None,
     json: bool = False,
-) -> Callable[[], int]:
+) -> Work:
     """Show the clients of a run with their rows and labels, or keep them in a folder.
 
     A converted population is split already and kept on disk; a run maps it into memory with --data
@@ -40,13 +39,18 @@ def data(
         from fedjaxsim.report.plots import check_path
 
         check_path(out)
-    from fedjaxsim.data.describe import columns_in_words, describe, in_words
+    from fedjaxsim.data.describe import TABLES, columns_in_words, columns_of, describe, in_words
     from fedjaxsim.data.npz import save_folder
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing
-    from fedjaxsim.runs.build import population_of
+    from fedjaxsim.runs.assemble import given_ranges, population_of
 
-    columns = _columns(settings) if what == "show" else None
+    source, _, path = settings.data.partition(":")
+    columns = None
+    if what == "show" and source in TABLES and path:
+        public = settings.get("scale") not in ("all", "private")
+        scaled = [*given_ranges(settings)] if public else None
+        columns = columns_of(source, path, settings.arguments("data"), scaled)
     try:
         with doing(f"reading {settings.data}", quiet=json):
             population = population_of(settings)
@@ -66,10 +70,9 @@ def data(
             lines = [] if columns is None else [columns_in_words(columns)]
             print("\n".join([*lines, in_words(found)]))
         if what == "show" and out is not None:
-            from fedjaxsim.report import plots
-            from fedjaxsim.report.population import population_figure
+            from fedjaxsim.report import figures, plots
 
-            plots.save(population_figure(population), out)
+            plots.save(figures.population_figure(population), out)
         elif what == "convert" and not json:
             print(f"written to {out}, for --data folder:{out}")
         return 0
@@ -88,15 +91,3 @@ def _show_columns(columns: list[dict[str, Any]], why: str, *, json: bool) -> int
         print(columns_in_words(columns))
         print(f"clients, rows and labels are shown with such flags; without: {in_flags(why)}")
     return 0
-
-
-def _columns(settings: RunConfig) -> list[dict[str, Any]] | None:
-    """Describe the columns of a table; None of other data."""
-    from fedjaxsim.data.describe import TABLES, columns_of
-    from fedjaxsim.runs.assemble import given_ranges
-
-    source, _, path = settings.data.partition(":")
-    if source not in TABLES or not path:
-        return None
-    scaled = None if settings.get("scale") in ("all", "private") else [*given_ranges(settings)]
-    return columns_of(source, path, settings.arguments("data"), scaled)

@@ -2,22 +2,25 @@
 
 A command is a function that checks all input and returns the work, `() -> exit code`. A positional
 argument of it stands for words without dashes, a keyword-only one for a flag; an argument that is a
-dataclass stands for the flags of its fields, `settings` for the settings of a run.
+dataclass stands for the flags of its fields. `settings` stands for the settings of a run, which a
+TOML file may hold. Help imports no JAX.
 """
 
 import dataclasses
 import inspect
+import shutil
+import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from fedjaxsim.factories import Setting, Word, flag, resolve, settings_of
-from fedjaxsim.runs.settings import unknown
+from fedjaxsim.runs.parts import ROLES
+from fedjaxsim.runs.settings import DATA, GROUPS, IN_FILES_ONLY, RUN, Table, table_of, unknown
 
 Work = Callable[[], int]
 HELP = ("--help", "-h")
-
-
 UNEVALUATED = (
     "budget_epsilon", "eval_clients", "eval_every", "evaluate_privately", "evaluation_largest",
     "patience",
@@ -36,15 +39,7 @@ def without(*names: str) -> Callable[[Callable[..., Work]], Callable[..., Work]]
 
 
 class Command(NamedTuple):
-    """A command with its flags.
-
-    Attributes:
-      name: its words on the command line.
-      function: `(…) -> work`.
-      positionals: arguments without dashes, by parameter.
-      flags: all flags by name.
-      groups: classes of arguments that stand for several flags, by parameter.
-    """
+    """A command with its flags: words without dashes, flags and groups of flags by parameter."""
 
     name: str
     function: Callable[..., Work]
@@ -77,14 +72,14 @@ class Command(NamedTuple):
         return "settings" in inspect.signature(self.function).parameters
 
     @property
+    def takes_file(self) -> bool:
+        """Return whether its first word without dashes may be a file of settings."""
+        return self.takes_settings and not self.positionals
+
+    @property
     def without(self) -> frozenset[str]:
         """The settings of a run that it does not read."""
         return getattr(self.function, "without", frozenset())
-
-    @property
-    def summary(self) -> str:
-        """The first line of its description."""
-        return self.description.partition("\n")[0]
 
     @property
     def description(self) -> str:
@@ -125,7 +120,7 @@ def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str,
     left = list(words)
     while left:
         word = left.pop(0)
-        if not word.startswith("-") or _is_number(word):
+        if not word.startswith("-") or word[1:2].isdigit() or word[1:2] == ".":
             others.append(word)
             continue
         name, equals, value = word.removeprefix("--").partition("=")
@@ -151,13 +146,140 @@ def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str,
     return flags, others
 
 
-def _is_number(word: str) -> bool:
-    return word[1:2].isdigit() or word[1:2] == "."
-
-
 def require_known(command: Command, flags: Mapping[str, Any]) -> None:
     """Check that a command has all these flags; raise a ValueError that suggests the nearest."""
     for name in flags:
         if name not in command.flags:
             said = unknown(name, command.flags, "flag")
             raise ValueError(f"{said}; see fedjaxsim {command.name} --help")
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+USUAL = {
+    "learning_rate": "η, the local learning rate",
+    "clip": "C, the bound on the L2 norm of a message",
+    "noise_multiplier": "z, the noise on the sum of messages over C",
+    "sampling_rate": "p, the probability with which a client takes part in a round",
+    "lam": "λ, the pull to the shared model (pmtl, ditto, …)",
+    "mu": "μ, the weight of the proximal term (fedprox)",
+    "alpha": "concentration of --partition dirichlet",
+}
+"""Settings of parts that help shows without importing them."""
+_FILE = "TOML file with the same settings; flags win over it."
+_LEFT = 26
+"""Columns of flags."""
+_METAVARS: dict[Any, str] = {
+    int: "INT", float: "FLOAT", str: "NAME", Path: "PATH", int | Literal["all"]: "INT|all",
+}  # fmt: skip
+_OF_ALGORITHM = ("algorithm", "mechanism", "sampling")
+"""The roles that help for an algorithm shows: it sends, so they are its own, too."""
+
+
+def show_commands(commands: Sequence[Command]) -> None:
+    """Show the commands of the program."""
+    print("usage: fedjaxsim COMMAND [--flag VALUE ...]\n")
+    print("Private, personalized federated learning, simulated. See also --version.\n")
+    for command in commands:
+        _row(command.name, command.description.partition("\n")[0])
+    print("\nThe flags of a command: fedjaxsim COMMAND --help")
+
+
+def show(command: Command, words: Sequence[str]) -> None:
+    """Show the flags of a command; of one with settings, those of the parts that `words` name."""
+    if command.takes_settings:
+        flags, _ = split(words, {setting.name: setting for setting in (*DATA, *RUN)})
+        roles = [role for role in ROLES if isinstance(flags.get(role), str)]
+        if roles:
+            _show_parts(command, table_of(flags), roles)
+            return
+    places = [
+        name.upper() if each.required else f"[{name.upper()}]"
+        for name, each in command.positionals.items()
+    ] + ["[CONFIG]"] * command.takes_file
+    print(" ".join(["usage: fedjaxsim", command.name, *places, "[--flag VALUE ...]"]))
+    print(f"\n{command.description}\n")
+    for name, setting in command.positionals.items():
+        _row(name.upper(), _meaning(setting))
+    if command.takes_file:
+        _row("CONFIG", _FILE)
+    _section("flags of the command", command.flags.values())
+    if not command.takes_settings:
+        return
+    groups = {name: group.keys for name, group in GROUPS.items()}
+    privacy = ("target", "guarantee", "noise_schedule", "spending", "examples")
+    sections = {
+        "data": (*DATA, *groups["rows"]),
+        "parts and rounds": RUN,
+        "a client's round": (*groups["minibatches"], *groups["schedule"]),
+        "privacy": [each for name in privacy for each in groups[name]],
+    }
+    for title, keys in sections.items():
+        _section(title, (each for each in keys if each.name not in command.without))
+    if "algorithm" not in command.without:
+        every = f"all of them: fedjaxsim {command.name} --algorithm NAME --help"
+        print(f"\nflags of most parts; {every}")
+        print("(and --model, --mechanism, --sampling, --data or --partition NAME)")
+        for name, meaning in USUAL.items():
+            _row(f"--{flag(name)} FLOAT", meaning)
+
+
+def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
+    """Show all flags of the parts in some roles."""
+    named = " ".join(f"--{role} {table.parts[role].name}" for role in roles if role in table.parts)
+    print(f"usage: fedjaxsim {command.name} {named} [--flag VALUE ...]")
+    seen = {*command.without}
+    for role in dict.fromkeys((*(_OF_ALGORITHM if "algorithm" in roles else ()), *roles)):
+        if role not in table.parts:
+            continue
+        part = table.parts[role]
+        names = [record.name for record in part.all_records] + list(part.settings)
+        groups = [each.name for g in GROUPS.values() if g.role == role for each in g.keys]
+        every = dict.fromkeys((*names, *groups))
+        read = [name for name in every if name in table.keys and name not in seen]
+        seen.update(read)
+        summary = (inspect.getdoc(part.factory) or "").partition("\n")[0]
+        title = textwrap.fill(f"{role} {part.name}: {summary}", _width(), subsequent_indent="  ")
+        _section(title, (table.keys[name] for name in read))
+
+
+def _section(title: str, settings: Iterable[Setting]) -> None:
+    shown = [setting for setting in settings if setting.name not in IN_FILES_ONLY]
+    if shown:
+        print(f"\n{title}")
+    for setting in shown:
+        _row(f"--{flag(setting.name)} {_metavar(setting)}".rstrip(), _meaning(setting))
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.hint is bool:
+        return ""
+    if setting.item is not None:
+        return f"{_METAVARS.get(setting.item, 'NAME')},..."
+    return f"{{{','.join(setting.values)}}}" if setting.values else _METAVARS[setting.hint]
+
+
+def _meaning(setting: Setting) -> str:
+    if setting.required:
+        return f"{setting.help} (required)".strip()
+    default, shown = setting.default, setting.shown
+    if not shown and default not in (None, ()) and default is not False:
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return f"{setting.help} (default: {shown})" if shown else setting.help
+
+
+def _width() -> int:
+    return max(60, min(shutil.get_terminal_size().columns, 100))
+
+
+def _row(left: str, right: str) -> None:
+    """Print two columns; a long left one has a line for itself."""
+    lines = textwrap.wrap(right, _width() - _LEFT, break_on_hyphens=False) or [""]
+    head = f"  {left}"
+    if len(head) >= _LEFT:
+        print(head)
+    else:
+        print(f"{head:<{_LEFT}}{lines.pop(0)}")
+    for line in lines:
+        print(" " * _LEFT + line)

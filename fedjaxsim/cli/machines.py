@@ -54,13 +54,14 @@ class Machines:
     def start(self) -> None:
         """Check the flags, and start JAX before it computes."""
         self.validate()
-        from fedjaxsim.cli.multiprocess import start_jax
+        from fedjaxsim.cli.process import start_jax
 
-        start_jax(self.count, self.coordinator, self.processes, self.process, cluster=self.cluster)
+        several = self.coordinator, self.processes, self.process
+        start_jax(self.count, several, cluster=self.cluster)
 
     def together(self, prepare: Callable[[], Callable[[], int]]) -> Callable[[], int]:
-        """Prepare a command in all processes; see `multiprocess.in_all_processes`."""
-        from fedjaxsim.cli.multiprocess import in_all_processes
+        """Prepare a command in all processes; see `process.in_all_processes`."""
+        from fedjaxsim.cli.process import in_all_processes
 
         return in_all_processes(prepare, self.count)
 
@@ -77,16 +78,11 @@ class Machines:
         if self.cluster:
             raise ValueError("cluster and coordinator, processes, process exclude each other")
         if missing:
-            raise ValueError(
-                "several processes need --coordinator HOST:PORT, --processes N and --process I, or "
-                f"--cluster alone: {' and '.join(missing)} not given"
-            )
+            needed = "--coordinator HOST:PORT, --processes N and --process I, or --cluster alone"
+            raise ValueError(f"several processes need {needed}; not given: {', '.join(missing)}")
         coordinator, processes, process = three.values()
         port = re.fullmatch(r"\S+:(\d+)", coordinator)
         if port is None or not 0 < int(port[1]) < 2**16:
             raise ValueError(f"coordinator must be HOST:PORT, port 1 to 65535, got {coordinator!r}")
         checks.count(processes=processes)
-        if not 0 <= process < processes:
-            raise ValueError(
-                f"process must be 0 to {processes - 1} of {processes} processes, got {process}"
-            )
+        checks.count(0, processes - 1, process=process)

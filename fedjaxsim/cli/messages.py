@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
@@ -28,9 +29,8 @@ _SMALLER = (
     "smaller --chunk-size, --batch-size, models or data need less: fedjaxsim plan with the same "
     "settings shows where"
 )
-_MOST, _KEPT = 200, 80
-"""The most characters of an error, and the number that is kept at its end."""
-_PATH = re.compile(r"\S*/\S*")
+_MOST = 400
+"""The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
 _OF_CODE = re.compile(
     r"(?<![\w/.'\"=-])(?P<name>[a-z][a-z0-9]*(?:_[a-z0-9]+)+|[a-z]+(?=\(\)))(?P<call>\(\))?"
@@ -50,6 +50,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return exhausted or isinstance(error, MemoryError)
 
 
+def is_expected(error: BaseException) -> bool:
+    """Return whether an error needs no traceback: of files, memory, or a user's own code."""
+    known = isinstance(error, StorageError) or is_out_of_memory(error)
+    return known or own_line(error) is not None
+
+
 def refuse(error: Exception) -> int:
     """Print an error in one line and return the exit code: of a failed write, or of bad input.
 
@@ -66,11 +72,12 @@ def refuse(error: Exception) -> int:
         said = f"your code fails at {line}: {kind}{said and f': {said}'}"
     elif error.__cause__ is not None and (line := own_line(error.__cause__)) and line not in said:
         end = f" (at {line})"
-    whole = os.environ.get(_FILTERING) == "off"
+    whole = line is not None and os.environ.get(_FILTERING) == "off"
     if line is not None and not whole:
         end += f"; {_FILTERING}=off shows the whole traceback"
-    say(f"error: {shortened(said.removesuffix('.') if end else said, end) or kind}")
-    if line is not None and whole:
+    said = textwrap.shorten(said, _MOST, placeholder=" …") or kind
+    say(f"error: {said.removesuffix('.') if end else said}{end}")
+    if whole:
         traceback.print_exception(error)
     return UNWRITABLE if isinstance(error, StorageError) else 2
 
@@ -107,22 +114,6 @@ def _spellings() -> tuple[dict[str, str], dict[str, str]]:
 def say(text: str) -> None:
     """Print a line on stderr under the program's name."""
     print(f"fedjaxsim: {text}", file=sys.stderr)
-
-
-def shortened(text: str, end: str = "") -> str:
-    """Return a message of at most 200 characters, paths apart, cut before its end.
-
-    Args:
-      text: the message.
-      end: an end that follows it; by default its last 80 characters.
-    """
-    more = len(_PATH.sub("", text + end)) - _MOST
-    if more <= 0:
-        return text + end
-    if not end:
-        text, end = text[:-_KEPT], f" {text[-_KEPT:]}"
-        more += 1
-    return f"{text[: len(text) - more - 2]} …{end}"
 
 
 def one_line(text: object) -> str:
@@ -163,11 +154,7 @@ class _Output:
 def outputs_that_may_end(raised: type[OSError] | None) -> Iterator[list[OSError]]:
     """Go on without standard output or error when they are closed, full or without a reader.
 
-    Args:
-      raised: the error of standard output that is raised nevertheless.
-
-    Yields:
-      The error of standard output, once there is one.
+    Yields the error of standard output, once there is one; it is raised if it is a `raised`.
     """
     for number in range(3):  # a file opened later must not take the number of a closed stream
         with contextlib.suppress(OSError):

@@ -1,11 +1,9 @@
 """`fedjaxsim plan`."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim import checks
-from fedjaxsim.cli.flags import UNEVALUATED, without
+from fedjaxsim.cli.flags import UNEVALUATED, Work, without
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.runs.settings import RunConfig
 
@@ -16,32 +14,29 @@ if TYPE_CHECKING:
 
 @without(*UNEVALUATED)
 def plan(
-    config: Path | None = None,
     *,
     settings: RunConfig,
     device: Literal["h100", "a100", "v5e"] | None = None,
     devices: int | None = None,
     json: bool = False,
-) -> Callable[[], int]:
+) -> Work:
     """Compile a run, without running it, and print the memory that it needs.
 
     It reads the data; `--data random` gives any number of rows of any shape.
 
     Args:
-      config: TOML file with the same settings; flags win over it.
       settings: The settings of the run.
       device: Device to compile for, which need not be there; its compiler is an extra: cuda or tpu.
         By default this machine's.
       devices: Number of devices; by default all of this machine, or one of another kind.
       json: Print JSON, in bytes.
     """
-    del config
     if devices is not None:
         checks.count(devices=devices)
     if settings.streamed and (devices or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {devices}")
     wanted = devices if device is None else None
-    Machines("all" if wanted is None else str(wanted)).start()
+    Machines(str(wanted or "all")).start()
     from fedjaxsim.engine.processes import require
     from fedjaxsim.report.files import print_json
     from fedjaxsim.runs.build import prepare
@@ -126,16 +121,11 @@ _WORDS = {
 def _print(experiment: "Experiment", found: dict[str, Any]) -> None:
     from fedjaxsim.report.progress import bytes_text, print_rows
 
-    print(
-        f"{experiment.title}: {found['clients']:,} clients, cohorts of up to {found['cohort']:,}, "
-        f"{found['chunk_size']} at once ({found['chunk_map']})"
-    )
-    one = (
-        found["device"]
-        if found["devices"] == 1
-        else f"each of {found['devices']} {found['device']}"
-    )
+    cohort = f"{found['clients']:,} clients, cohorts of up to {found['cohort']:,}"
+    at_once = f"{found['chunk_size']} at once ({found['chunk_map']})"
+    print(f"{experiment.title}: {cohort}, {at_once}")
+    each = f"each of {found['devices']} " if found["devices"] > 1 else ""
     rows = [(words, bytes_text(found[name])) for name, words in _WORDS.items() if found[name]]
-    print_rows(("memory", f"{found['placement']}, {one}"), rows)
+    print_rows(("memory", f"{found['placement']}, {each}{found['device']}"), rows)
     if found["fits"] is not None:
         print("it fits" if found["fits"] else "it does not fit")

@@ -1,11 +1,12 @@
 """`fedjaxsim predict` and `fedjaxsim models`: what a run leaves, used."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedjaxsim.cli.flags import Work
 
-def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], int]:
+
+def predict(run: Path, *, out: Path, data: str | None = None) -> Work:
     """Predict rows, each by its client's model: client, split, row, target, prediction.
 
     A client is known by its name; one who took no part gets the model that the run published, if
@@ -26,33 +27,38 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
 
     check_table(out)
     found = trained(run)
-    experiment = found.experiment
-    rows, unsplit = experiment.simulation.population, {"test_fraction": 0, "validation_fraction": 0}
+    experiment, simulation = found.experiment, found.experiment.simulation
+    rows, unsplit = simulation.population, {"test_fraction": 0, "validation_fraction": 0}
     if data is not None:
         rows = population_of(experiment.config.replace(data=data, **unsplit))
 
+    def seven_digits(values: Any) -> Any:
+        """Round numbers to the digits that float32 has, so that a target is as it was read."""
+        if values.dtype.kind != "f":
+            return values
+        return np.char.mod("%.7g", values.astype(np.float64)).astype(np.float64)
+
     def work() -> int:
-        simulation = experiment.simulation
         said = simulation.predict(found.state, experiment.hparams, rows)
         counts = rows.counts.sum(axis=1)
-        classes = simulation.population.categories.get("y")
-        targets, own = rows.fields["y"], rows.categories.get("y")
-        y = rows.columns.get("y")
+        targets, own, y = rows.fields["y"], rows.categories.get("y"), rows.columns.get("y")
         if y is not None and y.scaled:
             targets = y.original(targets)
         first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        splits = np.tile(SPLITS, rows.num_clients)
+        splits = np.repeat(np.tile(SPLITS, rows.num_clients), rows.counts.ravel())
         table: dict[str, Any] = {
             "client": np.repeat(rows.names, counts),
-            **({"split": np.repeat(splits, rows.counts.ravel())} if data is None else {}),
+            **({"split": splits} if data is None else {}),
             "row": np.arange(rows.num_rows) - np.repeat(first, counts),
             "target": targets if own is None else np.array(own)[targets],
+            # Beside the prediction: what else a row has, such as probabilities.
+            **{k: each for k, each in said.items() if k == "prediction" or each.ndim == 1},
         }
-        prediction = said["prediction"]
+        classes = simulation.population.categories.get("y")
         if classes is not None:
-            prediction = np.where(prediction < 0, "", np.array(classes)[prediction])
-        table |= {"prediction": prediction} | _rest(said)
-        write_table(out, {name: _seven_digits(each) for name, each in table.items()})
+            numbers = said["prediction"]
+            table["prediction"] = np.where(numbers < 0, "", np.array(classes)[numbers])
+        write_table(out, {name: seven_digits(each) for name, each in table.items()})
         new = len(set(rows.names.tolist()) - set(simulation.population.names.tolist()))
         print(f"{rows.num_rows} predictions for {rows.num_clients} clients in {out}")
         if new:
@@ -63,21 +69,7 @@ def predict(run: Path, *, out: Path, data: str | None = None) -> Callable[[], in
     return work
 
 
-def _seven_digits(values: Any) -> Any:
-    """Round numbers to the digits that float32 has, so that a target is as it was read."""
-    import numpy as np
-
-    if values.dtype.kind != "f":
-        return values
-    return np.char.mod("%.7g", values.astype(np.float64)).astype(np.float64)
-
-
-def _rest(said: dict[str, Any]) -> dict[str, Any]:
-    """Return what predictions say besides, such as probabilities."""
-    return {name: each for name, each in said.items() if name != "prediction" and each.ndim == 1}
-
-
-def models(run: Path, *, out: Path) -> Callable[[], int]:
+def models(run: Path, *, out: Path) -> Work:
     """Write the linear models of a run's clients: a row per client and feature.
 
     Coefficients and the intercept are in the units of the data as they were read, whatever scaled

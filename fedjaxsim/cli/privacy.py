@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Literal
 
 from fedjaxsim import checks
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import (
     MOST_ROUNDS,
@@ -48,7 +48,7 @@ def privacy(
     noise_schedule: str | None = None,
     accountant: str | None = None,
     json: bool = False,
-) -> Callable[[], int]:
+) -> Work:
     """Compute the ε of a plan, or the noise, rounds or sampling rate that meets an ε.
 
     Without --epsilon, a plan has the ε of its noise, rounds and sampling. With it, leave out one of
@@ -70,19 +70,17 @@ def privacy(
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
     if cohorts.sampling == "poisson":
         plan["sampling_rate"] = cohorts.sampling_rate
+    needed = ", ".join(map(flag, plan))
     missing = [name for name, value in plan.items() if value is None]
     if epsilon is not None and not missing:
-        raise ValueError(
-            f"epsilon finds what a plan lacks: leave out one of {', '.join(map(flag, plan))}"
-        )
+        raise ValueError(f"epsilon finds what a plan lacks: leave out one of {needed}")
     if len(missing) != (0 if epsilon is None else 1):
-        needed = "all" if epsilon is None else "epsilon and all but one"
-        raise ValueError(
-            f"a plan has {needed} of {', '.join(map(flag, plan))}; not given: "
-            f"{', '.join(map(flag, missing))}"
-        )
+        all_of = "all" if epsilon is None else "epsilon and all but one"
+        absent = ", ".join(map(flag, missing))
+        raise ValueError(f"a plan has {all_of} of {needed}; not given: {absent}")
     if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
         cohorts = dataclasses.replace(cohorts, sampling_rate=1.0)
+    check_delta(delta)
     (scheme, share, assumed), schedule = _resolve(cohorts, delta), Schedule.parse(noise_schedule)
     check_noise_multiplier(noise_multiplier or 0.0, zero=True)
     checks.count(1, MOST_ROUNDS, rounds=1 if rounds is None else rounds)
@@ -92,18 +90,17 @@ def privacy(
     if epsilon is not None:
         if accountant is not None:
             raise ValueError("accountant has no effect with epsilon, which the tighter one meets")
-        known = {name: value for name, value in plan.items() if name not in missing}
-        solved = {
-            missing[0]: _solve(
-                missing[0],
-                epsilon,
-                delta,
-                schedule,
-                scheme=scheme,
-                adjacency=adjacency or "zero_out",
-                **known,
-            )
-        }
+        from fedjaxsim.privacy import calibration
+
+        [quantity] = missing
+        known = {name: value for name, value in plan.items() if name != quantity}
+        known |= {"scheme": scheme, "adjacency": adjacency or "zero_out"}
+        if quantity != "rounds":
+            known["noise_schedule"] = schedule
+        elif not schedule.is_constant:
+            why = "to solve for rounds, because other shares depend on their number"
+            raise ValueError(f"noise_schedule must be constant {why}, got {schedule}")
+        solved = {quantity: getattr(calibration, quantity)(epsilon, delta, **known)}
     z, T, p = (plan | solved).values()
     if T == 0:
         raise ValueError(f"not even one round meets epsilon {epsilon:g}")
@@ -127,45 +124,36 @@ def privacy(
     return work
 
 
-def _solve(quantity: str, epsilon: float, delta: float, schedule: Schedule, **plan: Any) -> Any:
-    """Return the noise multiplier, the rounds or the rate with which a plan meets an ε."""
-    from fedjaxsim.privacy import calibration
-
-    if quantity == "rounds" and not schedule.is_constant:
-        raise ValueError(
-            "noise_schedule must be constant to solve for rounds, because other shares depend on "
-            f"their number, got {schedule}"
-        )
-    if quantity != "rounds":
-        plan["noise_schedule"] = schedule
-    return getattr(calibration, quantity)(epsilon, delta, **plan)
-
-
 def _resolve(cohorts: Cohorts, delta: float) -> tuple[SamplingScheme, float, tuple[str, ...]]:
     """Return scheme, rate, and sentences on values filled in: ε does not depend on them."""
-    kind, p, m = cohorts.sampling, cohorts.sampling_rate, cohorts.clients
-    check_delta(delta)
+    kind, p, m, capacity = dataclasses.astuple(cohorts)
     if p is not None:
         checks.in_range(f"[{2.0**-32}, 1]", sampling_rate=p)
-    if m is None and cohorts.capacity is not None:
-        raise ValueError(f"capacity must come with clients, got {cohorts.capacity} alone")
+    if m is None and capacity is not None:
+        raise ValueError(f"capacity must come with clients, got {capacity} alone")
     assumed = ()
     if m is None:
         m = _any_clients(p if kind == "fixed" else None, delta)
         assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
     if kind == "fixed":
-        cohort = _cohort(cohorts, m)
-        return SamplingScheme(kind, m, cohort), cohort / m, assumed
-    capacity = m if cohorts.capacity is None else cohorts.capacity
+        if p is None and capacity is None:
+            raise ValueError("fixed sampling needs sampling_rate, or clients and capacity")
+        cohort = capacity if capacity is not None else max(1, round((p or 0.0) * m))
+        share = cohort / m
+        if p is not None and not math.isclose(p, share, rel_tol=1e-6):
+            allowed = f"a cohort's share of {m} clients, such as {cohort}/{m} = {share:.9g}"
+            raise ValueError(f"sampling_rate must be {allowed}, got {p}")
+        return SamplingScheme(kind, m, cohort), share, assumed
+    scheme = SamplingScheme(kind, m, m if capacity is None else capacity)
     if kind == "full":
         if p not in (None, 1):
             raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
-        return SamplingScheme(kind, m, capacity), 1.0, assumed
+        return scheme, 1.0, assumed
     if p is None:
         raise ValueError("sampling_rate must be given for poisson sampling, got none")
-    if capacity == m:
+    if scheme.capacity == m:
         assumed += ("Cohorts have room for all clients.",)
-    return SamplingScheme(kind, m, capacity), p, assumed
+    return scheme, p, assumed
 
 
 def _any_clients(share: float | None, delta: float) -> int:
@@ -174,20 +162,3 @@ def _any_clients(share: float | None, delta: float) -> int:
     unit = 1 if share is None else Fraction(share).limit_denominator(10**12).denominator
     suited = int(0.1 / max(delta, 1e-10) * (1 + 1e-12))
     return unit * max(1, suited // unit)
-
-
-def _cohort(cohorts: Cohorts, clients: int) -> int:
-    """Return the size q of cohorts of a fixed size."""
-    p, cohort = cohorts.sampling_rate, cohorts.capacity
-    if cohort is None:
-        if p is None:
-            raise ValueError(
-                "sampling_rate, or clients and capacity, must be given for fixed, got none"
-            )
-        cohort = max(1, round(p * clients))
-    if p is not None and not math.isclose(p, cohort / clients, rel_tol=1e-6):
-        raise ValueError(
-            f"sampling_rate must be a cohort's share of {clients} clients, such as "
-            f"{cohort}/{clients} = {cohort / clients:.9g}, got {p}"
-        )
-    return cohort

@@ -5,41 +5,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjaxsim.cli.flags import HELP, Command, Work, require_known, split
+from fedjaxsim.cli.flags import HELP, Command, Work, require_known, show, show_commands, split
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
-    is_out_of_memory,
+    is_expected,
     one_line,
     outputs_that_may_end,
     refuse,
     say,
 )
 from fedjaxsim.factories import flag, settings_of
-from fedjaxsim.runs.parts import ROLES, is_own, own_line
+from fedjaxsim.runs.parts import ROLES, is_own
 from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown
 from fedjaxsim.runs.settings_files import OUTPUT, read_raw, resolve
 from fedjaxsim.signals import end_on_signal
-from fedjaxsim.store import StorageError, release
+from fedjaxsim.store import release
 
-_HERE = "fedjaxsim.cli"
-COMMANDS = {
-    "run": f"{_HERE}.run:run",
-    "resume": f"{_HERE}.run:resume",
-    "sweep": f"{_HERE}.sweep:sweep",
-    "tune": f"{_HERE}.tune:tune",
-    "compare": f"{_HERE}.compare:compare",
-    "report": f"{_HERE}.report:report",
-    "predict": f"{_HERE}.predict:predict",
-    "models": f"{_HERE}.predict:models",
-    "data": f"{_HERE}.data:data",
-    "demo": f"{_HERE}.demo:demo",
-    "plan": f"{_HERE}.plan:plan",
-    "privacy": f"{_HERE}.privacy:privacy",
-    "audit": f"{_HERE}.audit:audit",
-    "bench": f"{_HERE}.bench:bench",
-}
+_FILES = {
+    "run": ("run", "resume"), "sweep": ("sweep", "demo"), "tune": ("tune",),
+    "compare": ("compare", "report"), "predict": ("predict", "models"), "data": ("data",),
+    "plan": ("plan",), "privacy": ("privacy",), "audit": ("audit",), "bench": ("bench",),
+}  # fmt: skip
+COMMANDS = {name: f"fedjaxsim.cli.{file}:{name}" for file, of in _FILES.items() for name in of}
 """The functions of commands, as "module:function"; see `flags`."""
 _LASTING = ("run", "resume", "sweep", "tune", "demo")
 """Commands whose result is in files: they go on without a reader of their output."""
@@ -65,17 +54,11 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
     """Parse a command line, with the settings of the TOML file that it names.
 
     A flag without effect is refused. A file may serve several systems, so a setting without effect
-    there gives a note.
-
-    Args:
-      arguments: words after the program's name.
-      notes: list to which notes for the user are added.
+    there is added to `notes`.
     """
     name, words = _name_of(arguments), arguments[1:]
     command = Command.find(name, COMMANDS[name])
     if any(word in HELP for word in words):
-        from fedjaxsim.cli.help import show
-
         show(command, [word for word in words if word not in HELP])
         raise SystemExit(0)
     if command.takes_settings:
@@ -97,8 +80,6 @@ def _name_of(arguments: Sequence[str]) -> str:
         raise ValueError("give a command: fedjaxsim --help lists them")
     name = arguments[0]
     if name in HELP:
-        from fedjaxsim.cli.help import show_commands
-
         show_commands([Command.find(each, path) for each, path in COMMANDS.items()])
         raise SystemExit(0)
     if name not in COMMANDS:
@@ -115,7 +96,7 @@ def _settings(
 ) -> tuple[RunConfig, dict[str, Any], list[str]]:
     """Return the settings of a run in a command line, its other flags, and its other words."""
     flags, others = split(words, static_keys() | command.flags)
-    path = Path(others[0]) if others and "config" in command.positionals else None
+    path = Path(others[0]) if others and command.takes_file else None
     raw = {} if path is None else read_raw(path)
     given = raw | flags
     if any(is_own(str(given.get(role, ""))) for role in ROLES):
@@ -127,14 +108,11 @@ def _settings(
     asked = {name: value for name, value in flags.items() if name not in own}
     earlier = Path(own["from"]) if "from" in own else None
     without = dict.fromkeys((*command.without, *OUTPUT), f"has no effect on {command.name}")
-    return resolve(asked, path, earlier, notes, without), own, others
+    return resolve(asked, path, earlier, notes, without), own, others[path is not None :]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; an error of the user is one line on stderr.
-
-    Args:
-      arguments: words after the program's name; by default the process's.
+    """Run the program on words, by default the process's; an error of the user is one line.
 
     Returns:
       The exit code: 0; 1 if its output could not be written; 2 for bad input, an error in a user's
@@ -177,8 +155,7 @@ def _main(arguments: Sequence[str]) -> int:
         say("interrupted")
         return INTERRUPTED
     except Exception as error:
-        expected = isinstance(error, StorageError) or is_out_of_memory(error)
-        if own_line(error) is None and not expected:
+        if not is_expected(error):
             raise
         return refuse(error)
     finally:

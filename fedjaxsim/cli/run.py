@@ -1,14 +1,13 @@
 """`fedjaxsim run` and `fedjaxsim resume`."""
 
-from collections.abc import Callable
 from pathlib import Path
 
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course, Machines
 from fedjaxsim.runs.settings import RunConfig
 
 
 def run(
-    config: Path | None = None,
     *,
     settings: RunConfig,
     out: Path | None = None,
@@ -16,11 +15,10 @@ def run(
     from_: Path | None = None,
     course: Course,
     machines: Machines,
-) -> Callable[[], int]:
+) -> Work:
     """Run one federated simulation.
 
     Args:
-      config: TOML file with the same settings; flags win over it.
       settings: The settings of the run.
       out: Directory for the results.
       overwrite: Replace the run in the directory.
@@ -28,7 +26,6 @@ def run(
       course: Report, progress and checkpoints.
       machines: Devices.
     """
-    del config
     if settings.streamed and (machines.count or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
     machines.start()
@@ -43,7 +40,7 @@ def resume(
     rounds: int | None = None,
     course: Course,
     machines: Machines,
-) -> Callable[[], int]:
+) -> Work:
     """Resume an interrupted or killed run, or extend a finished one.
 
     Args:

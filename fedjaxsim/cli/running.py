@@ -1,9 +1,8 @@
-"""The commands `fedjaxsim run` and `fedjaxsim resume`."""
+"""The work of `fedjaxsim run` and `fedjaxsim resume`."""
 
 import math
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,17 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
-from fedjaxsim.cli.stopping import stoppable
+from fedjaxsim.cli.process import stoppable
 from fedjaxsim.divergence import warning_of, warning_of_messages
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.report.labels import short_name
-from fedjaxsim.report.progress import (
-    can_draw,
-    doing,
-    epsilon_text,
-    number,
-    print_guarantee,
-)
-from fedjaxsim.report.tables import print_table
+from fedjaxsim.report.progress import can_draw, doing, epsilon_text, number, print_guarantee
+from fedjaxsim.report.results import print_table
 from fedjaxsim.runs.assemble import doubts
 from fedjaxsim.runs.build import Experiment, check_own_code, prepare, versions
 from fedjaxsim.runs.directory import (
@@ -57,35 +51,31 @@ RESUME = "fedjaxsim resume"
 _RANGES = 3
 """Private ranges that are printed."""
 _VOTES = "the clients' votes on ranges of columns spend"
+_SAME_NOISE = "and would draw the same noise again"
+_ANEW = "begin anew with another seed and --out"
 
 
 def prepare_run(
     config: RunConfig, out: Path | None, start: Path | None, course: Course, overwrite: bool
-) -> Callable[[], int]:
+) -> Work:
     """Check all input of a run, or of a stage after that in `start`; return the work."""
     watched = _watched(course, out)
-    begin, earlier = None, []
-    if start is None:
-        experiment = _prepare(config, course)
-        check_own_code(experiment)
-        _agree(experiment, out=out is not None)
-        if experiment.simulation.algorithm.warm_start.required:
-            raise ValueError(
-                f"algorithm {config.algorithm} starts from the state of another run: give --from "
-                "DIR"
-            )
-    else:
+    if start is not None:
         if config.audit_canaries is not None:
             raise ValueError("audit-canaries is for one run, not for several stages: leave it out")
         if out is not None and out.resolve() == start.resolve():
             raise ValueError(f"out must be another directory than from, got {out} for both")
-        if config.clients_used == "held-out":
-            resolved = RunDirectory(start).config().get("resolved", {})
-            config = with_delta_of(config, resolved["delta"]) if "delta" in resolved else config
-        experiment = _prepare(config, course)
-        check_own_code(experiment)
-        _agree(experiment, RunDirectory(start), out=out is not None)
+        resolved = RunDirectory(start).config().get("resolved", {})
+        if config.clients_used == "held-out" and "delta" in resolved:
+            config = with_delta_of(config, resolved["delta"])
+    experiment = _prepare(config, course)
+    check_own_code(experiment)
+    _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
+    begin, earlier = None, []
+    if start is not None:
         begin, earlier = start_from(start, experiment)
+    elif experiment.simulation.algorithm.warm_start.required:
+        raise ValueError(f"algorithm {config.algorithm} starts from another run: give --from DIR")
     directory = None
     if out is not None:
         directory = RunDirectory.create(out, overwrite=overwrite)
@@ -107,7 +97,7 @@ def prepare_run(
     return work
 
 
-def prepare_resume(path: Path, rounds: int | None, course: Course) -> Callable[[], int]:
+def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     """Check that a run can resume, to a total of `rounds`; return the work."""
     if (kind := kind_of(path)) != "run":
         raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
@@ -115,59 +105,50 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Callable[[
     tables = directory.config()
     if processes.is_first():
         store.hold(path)
-    planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
+    resolved, earlier = tables.get("resolved", {}), tables.get("stages", [])
     config = read_toml(path / CONFIG)
     experiment = _prepare(config, course)
     _agree(experiment, directory, rounds=rounds)
-    facts = about(experiment)
+    facts, code = about(experiment), code_of(experiment)
     last = directory.checkpoints(facts).last()
     for what in FIXED if last is None else ():
-        if tables.get("resolved", {}).get(f"{what}_fingerprint", facts[what]) != facts[what]:
-            raise ValueError(
-                f"{path} began with other {what}, and would draw the same noise for what it may "
-                "have released: begin anew with another seed and --out"
-            )
+        if resolved.get(f"{what}_fingerprint", facts[what]) != facts[what]:
+            raise ValueError(f"{path} began with other {what}, {_SAME_NOISE}: {_ANEW}")
     if earlier and last is None:
-        raise ValueError(
-            f"{path} has no checkpoint yet: run the original command again with --overwrite"
-        )
+        raise ValueError(f"{path} has no checkpoint: run the first command again with --overwrite")
     done = 0 if last is None else last.round
     released = max(done, directory.released())
-    code = code_of(experiment)
-    if released > done and tables.get("resolved", {}).get("code_fingerprint", code) != code:
-        raise ValueError(
-            f"{path} released round {released} with other code of yours, or another trace, and "
-            "would draw the same noise again: restore it, or begin anew with another seed and --out"
-        )
+    if released > done and resolved.get("code_fingerprint", code) != code:
+        other = f"released round {released} with other code of yours, or another trace"
+        raise ValueError(f"{path} {other}, {_SAME_NOISE}: restore it, or {_ANEW}")
     if rounds is not None and rounds < max(released, 1):
         raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")
-    total: int = rounds or planned or config.rounds
+    planned: int = resolved.get("rounds") or config.rounds
+    total = rounds or planned
     at_end = released > done and released % config.eval_every
-    if experiment.evaluations is not None and at_end and total != (planned or config.rounds):
+    if experiment.evaluations is not None and at_end and total != planned:
         raise ValueError(
-            f"{path} released an evaluation of its last round, {released}, and has no checkpoint "
-            "of it: resume without --rounds first, so that it is charged"
+            f"{path} released an evaluation of round {released} and has no checkpoint of it: "
+            "resume without --rounds first, so that it is charged"
         )
-    if directory.is_finished() and directory.summary().get("stopped_early"):
-        raise ValueError(
-            f"{path} ran out of patience after {done} rounds: continue it with run --from"
-        )
-    if directory.is_finished() and directory.summary().get("budget_spent"):
-        raise ValueError(f"{path} spent its budget in {done} rounds, so there is nothing to resume")
-    if total == done and directory.is_finished():
-        raise ValueError(f"{path} has done its {done} rounds: extend it with --rounds N, N in all")
-    schedule = config.get("schedule", "constant")
-    if total > config.rounds and schedule != "constant":
-        raise ValueError(
-            f"rounds must be at most {config.rounds} with schedule {schedule}, as its learning "
-            f"rate is 0 then, got {total}"
-        )
-    if total > config.rounds and not config.noise_schedule.is_constant:
-        raise ValueError(
-            f"rounds must be at most {config.rounds} with noise_schedule {config.noise_schedule}, "
-            f"which is spread over them, got {total}; run --from {shlex.quote(str(path))} begins "
-            "another stage with new noise"
-        )
+    if directory.is_finished():
+        summary = directory.summary()
+        if summary.get("stopped_early"):
+            why = f"ran out of patience after {done} rounds: continue it with run --from"
+            raise ValueError(f"{path} {why}")
+        if summary.get("budget_spent"):
+            raise ValueError(f"{path} spent its budget in {done} rounds: nothing is left to resume")
+        if total == done:
+            raise ValueError(f"{path} has done its {done} rounds: extend it with --rounds N in all")
+    if total > config.rounds:
+        schedule = config.get("schedule", "constant")
+        why = ""
+        if schedule != "constant":
+            why = f"schedule {schedule}, as its learning rate is 0 then"
+        elif not config.noise_schedule.is_constant:
+            why = f"noise_schedule {config.noise_schedule}, or add a stage by run --from"
+        if why:
+            raise ValueError(f"rounds must be at most {config.rounds} with {why}, got {total}")
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)
     stage = Stage(experiment, directory, total, earlier=earlier)
@@ -181,10 +162,7 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Callable[[
         here, there = versions(), {} if last is None else last.note["versions"]
         if last is not None and there != here:
             other = ", ".join(f"{k} {v}" for k, v in there.items() if here.get(k) != v)
-            _warn(
-                f"{last.file} was written with {other}, so numbers may differ in their last "
-                "digits from an undisturbed run"
-            )
+            _warn(f"{last.file} was written with {other}: numbers may differ in their last digits")
         return _run(stage, explain=course.explain, **watched)
 
     return work

@@ -1,9 +1,12 @@
-"""`fedjaxsim sweep`."""
+"""`fedjaxsim sweep` and `fedjaxsim demo`."""
 
-from collections.abc import Callable
 from pathlib import Path
 
+from fedjaxsim import checks
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Machines
+
+DEMO = Path(__file__).parents[1] / "runs" / "demo.toml"
 
 
 def sweep(
@@ -18,7 +21,7 @@ def sweep(
     quiet: bool = False,
     checkpoint_every: str | None = None,
     machines: Machines,
-) -> Callable[[], int]:
+) -> Work:
     """Run a grid of settings as one program, and draw the best of each family.
 
     Args:
@@ -35,21 +38,32 @@ def sweep(
       machines: Devices.
     """
     machines.start()
-    from fedjaxsim.cli.sweeping import prepare_sweep
+    from fedjaxsim.cli.sweeping import prepare_selection, prepare_sweep
 
     if (select_privately is None) != (score_noise is None):
         raise ValueError("select-privately needs score-noise, and score-noise select-privately")
     if select_privately is not None and score_noise is not None:
-        from fedjaxsim.cli.selecting import prepare_selection
-
-        return prepare_selection(
-            config,
-            out,
-            data,
-            spec=select_privately,
-            noise=score_noise,
-            largest=score_largest,
-            overwrite=overwrite,
-        )
+        score = score_noise, score_largest
+        return prepare_selection(config, out, data, select_privately, score, overwrite=overwrite)
     how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
     return machines.together(lambda: prepare_sweep(config, out, data, **how))
+
+
+def demo(
+    *, out: Path, seed: int = 0, seeds: int = 3, overwrite: bool = False, quiet: bool = False
+) -> Work:
+    """Compare Ditto, PMTL, FedAvg and Local on digits over 100 clients, private and not.
+
+    Args:
+      out: Directory of the results; an interrupted demo resumes in it.
+      seed: First seed; the others follow it.
+      seeds: Seeds per method, each with another partition, other test rows and other noise.
+      overwrite: Replace the results in the directory.
+      quiet: Print the result and errors only.
+    """
+    checks.count(seeds=seeds)
+    Machines().start()
+    from fedjaxsim.cli.sweeping import prepare_sweep
+
+    of_seeds = range(seed, seed + seeds)
+    return prepare_sweep(DEMO, out, seeds=of_seeds, overwrite=overwrite, quiet=quiet)

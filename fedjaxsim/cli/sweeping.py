@@ -1,6 +1,7 @@
-"""The command `fedjaxsim sweep`: a file's runs, chunk by chunk, into a directory of results."""
+"""The work of `fedjaxsim sweep`: a file's runs, chunk by chunk, or the best of a random number."""
 
 import dataclasses
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,27 +11,41 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjaxsim import callbacks, checks, metrics
-from fedjaxsim.callbacks import Cadence
-from fedjaxsim.cli.stopping import stoppable
+from fedjaxsim import callbacks, checks, keys, metrics, store
+from fedjaxsim.callbacks import Cadence, StopOnInterrupt
+from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.messages import say
+from fedjaxsim.cli.process import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
-from fedjaxsim.report.progress import can_draw
-from fedjaxsim.report.results import Run, choosing
-from fedjaxsim.runs.build import Experiment, check_own_code, population_of, prepare, versions
-from fedjaxsim.runs.directory import fingerprint_of, settings_digest
+from fedjaxsim.engine.evaluation import EvaluationPlan
+from fedjaxsim.privacy import selection
+from fedjaxsim.privacy.assumptions import no_guarantee
+from fedjaxsim.privacy.guarantee import Guarantee, Report
+from fedjaxsim.report.files import make_directory, strict, write_json
+from fedjaxsim.report.progress import can_draw, print_guarantee
+from fedjaxsim.report.results import choosing
+from fedjaxsim.runs.build import (
+    Experiment,
+    check_own_code,
+    draws_of,
+    population_of,
+    prepare,
+    versions,
+)
+from fedjaxsim.runs.directory import GUARANTEE, fingerprint_of, settings_digest
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.sweep_results import (
     SEARCH,
-    Best,
     SweepDirectory,
     best_of,
+    default_figures,
     print_report,
     runs_of_sweep,
     write_report,
 )
-from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
+from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan, read_sweep
 from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
@@ -42,9 +57,8 @@ _GB = 10**9
 class Family:
     """Runs that differ in hyperparameters and seeds, for which one program is compiled.
 
-    Attributes:
-      simulation: simulation on the population of the first seed.
-      groups: for each seed, the experiments by the index of their run.
+    `simulation` is on the population of the first seed; `groups` has, for each seed, the
+    experiments by the index of their run.
     """
 
     simulation: Simulation
@@ -70,26 +84,13 @@ def prepare_sweep(
     data: str | None = None,
     *,
     seeds: Sequence[int] | None = None,
-    checkpoint_every: str | None,
-    overwrite: bool,
-    quiet: bool,
-) -> Callable[[], int]:
-    """Check all input of a sweep; return a function that runs it and gives the exit code.
+    **how: Any,
+) -> Work:
+    """Check all input of a sweep; return the work.
 
-    Args:
-      file: TOML file of the sweep.
-      out: directory of the results.
-      data: source of the clients, in place of the file's.
-      seeds: seeds of all runs, in place of the file's.
-      checkpoint_every: rounds or time, for `Cadence.parse`.
-      overwrite: whether results in the directory are replaced.
-      quiet: no progress bar.
+    `data` and `seeds` replace those of the file; `how` are the options of `_prepared`.
     """
     plan = read_plan(file, data, seeds)
-    how: Any = {
-        "checkpoint_every": checkpoint_every, "overwrite": overwrite,
-        "quiet": quiet,
-    }  # fmt: skip
     if isinstance(plan, SweepRuns):
         return _prepared(plan, out, **how)
     tuning = plan.tuning()
@@ -115,16 +116,18 @@ def _prepared(
     plan: SweepRuns,
     out: Path,
     *,
-    checkpoint_every: str | None,
-    overwrite: bool,
-    quiet: bool,
+    checkpoint_every: str | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
     chooses: bool = False,
-) -> Callable[[], int]:
-    """Check runs, and return a function that does them; runs that choose have no report."""
+) -> Work:
+    """Check runs, and return the work; runs that choose have no report."""
     cadence = Cadence.parse(checkpoint_every)
     families = families_of(plan)
     for family in families:
-        _check_metric(plan, family)
+        if plan.options.metric is not None:
+            known = next(iter(family.experiments.values())).metrics
+            checks.one_of(known, metric=plan.options.metric)
         if chooses and not _validates(family.simulation):
             raise ValueError("a search chooses on validation rows: set validation-fraction")
     fingerprint = "-".join(fingerprint_of(family.simulation.population) for family in families)
@@ -161,29 +164,22 @@ def _prepared(
             best = best_of(runs, plan.columns, plan.best_over, _judged(plan))
             write_report(plan, directory, runs, best, experiments)
             if draws:
-                _draw(plan, directory, runs, best)
+                from fedjaxsim.report import plots
+
+                for picture, figure in default_figures(plan, runs, best.metric).items():
+                    for ending in (".png", ".pdf"):
+                        plots.save(figure, (directory.path / picture).with_suffix(ending))
             print_report(plan, runs, best)
         print(f"files in {directory.path}")
         if not left:
             return 0
         name, code = stopped(processes.from_all(stop.number))
-        print(
-            f"stopped by {name} with {left} of {len(plan.runs)} runs to finish; "
-            "run the same command again to resume",
-            file=sys.stderr,
-        )
+        unfinished = f"{left} of {len(plan.runs)} runs to finish"
+        again = "run the same command again to resume"
+        print(f"stopped by {name} with {unfinished}; {again}", file=sys.stderr)
         return code
 
     return work
-
-
-def _draw(plan: SweepRuns, directory: SweepDirectory, runs: Sequence[Run], best: Best) -> None:
-    from fedjaxsim.report import plots
-    from fedjaxsim.runs.sweep_results import default_figures
-
-    for name, figure in default_figures(plan, runs, best.metric).items():
-        for ending in (".png", ".pdf"):
-            plots.save(figure, (directory.path / name).with_suffix(ending))
 
 
 def families_of(plan: SweepRuns) -> list[Family]:
@@ -201,14 +197,6 @@ def families_of(plan: SweepRuns) -> list[Family]:
 
 def _validates(simulation: Simulation) -> bool:
     return bool(simulation.population.splits["validation"].count.any())
-
-
-def _check_metric(plan: SweepRuns, family: Family) -> None:
-    """Check that the runs have the metric that they are judged by."""
-    wanted = plan.options.metric
-    names = next(iter(family.experiments.values())).metrics
-    if wanted is not None:
-        checks.one_of(names, metric=wanted)
 
 
 def _compute(
@@ -238,7 +226,7 @@ def _compute(
             recorded,
             progress,
             checkpoints,
-            callbacks.StopOnInterrupt(stop),
+            StopOnInterrupt(stop),
         ],
         delta=first.delta,
         keep=0,
@@ -297,3 +285,148 @@ def _cut(runs: Sequence[int], most: int) -> list[tuple[int, ...]]:
     """Cut runs into as few chunks as fit, of about one size."""
     count = -(-len(runs) // most)
     return [tuple(map(int, part)) for part in np.array_split(runs, count)] if count else []
+
+
+# --- the best of a random number of runs ----------------------------------------------------------
+
+
+SELECTION, MODEL = "selection.json", "model.npz"
+_UNREPLACED = "the price of a selection is known for zero-out"
+_ASSUMED = (
+    "Published are the best run's release, settings and score. The number of runs and all other "
+    "runs stay secret, as do metrics without noise."
+)
+
+
+def prepare_selection(
+    file: Path, out: Path, data: str | None, spec: str, score: tuple[float, float], *,
+    overwrite: bool,
+) -> Work:  # fmt: skip
+    """Check all input of a selection among the runs of a sweep's file; return the work.
+
+    `spec` is the distribution of the number of runs, for `selection.parse`; `score` has z of the
+    score that each run releases at its end, and the public bound of a client's score.
+    """
+    runs, plan = selection.parse(spec), read_sweep(file, data)
+    if "seed" in plan.keys:
+        raise ValueError("select-privately gives each run a seed of its own: leave out seed")
+    if processes.several():
+        raise ValueError("select-privately runs in one process: leave out processes")
+    candidates = _candidates(plan)
+    judged = [EvaluationPlan(score[0], each.judging, score[1]) for each in candidates]
+    report = _selection_report(runs, candidates, judged)
+    if report.find("zero_out").epsilon is None:
+        raise ValueError(f"there is nothing to select privately: {report.short()}")
+    make_directory(out, (SELECTION, MODEL, GUARANTEE), "selection", overwrite=overwrite)
+
+    def work() -> int:
+        seed = candidates[0].config.seed
+        rng = np.random.default_rng([seed, keys.SELECTION])
+        drawn = [int(rng.integers(len(candidates))) for _ in range(runs.draw(rng))]
+        # Without a bar or lines: a log would tell the number of runs, which is secret.
+        with stoppable(lambda: "nothing was selected") as stop:
+            best: tuple[float, int, Any, Any] | None = None
+            for number, index in enumerate(drawn):
+                if stop.is_set():
+                    break
+                # No plain run of the seed draws from this key.
+                key = jax.random.fold_in(_of_all_runs(seed), number)
+                found = _run(candidates[index], judged[index], key, stop)
+                if found is not None and (best is None or found[0] > best[0]):
+                    best = (found[0], index, *found[1:])
+            interrupted = stop.is_set()
+        if interrupted:
+            # The runs so far may not be published: how many finished is not a random number.
+            name, code = stopped([stop.number])
+            say(f"stopped by {name}: nothing was selected; run the same command again")
+            return code
+        content: dict[str, Any] = {"number_of_runs": spec, "candidates": len(candidates)}
+        if best is not None:
+            _, index, scored, shared = best
+            content |= {"settings": plan.values(index), f"private_{scored.name}": scored.mean}
+            leaves, _ = jax.tree_util.tree_flatten_with_path(shared)
+            arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+            stream = io.BytesIO()
+            np.savez(stream, allow_pickle=False, **arrays)
+            store.write(out / MODEL, stream.getvalue())
+        write_json(out / GUARANTEE, report.to_json())
+        write_json(out / SELECTION, strict(content))
+        print("  ".join(f"{key} {value}" for key, value in content.items()))
+        print_guarantee(report, out / GUARANTEE, explain=False)
+        print(f"files in {out}")
+        return 0
+
+    return work
+
+
+def _candidates(plan: SweepRuns) -> list[Experiment]:
+    """Prepare all runs, and check that each may be published."""
+    by_run = {k: each for family in families_of(plan) for k, each in family.experiments.items()}
+    found = [experiment for _, experiment in sorted(by_run.items())]
+    for experiment in found:
+        charges = (*experiment.simulation.prepared, experiment.planned())
+        if why := next(filter(None, map(no_guarantee, charges)), ""):
+            raise ValueError(f"a candidate has no guarantee: {why}")
+        if not _validates(experiment.simulation):
+            raise ValueError("select-privately needs rows to validate on: validation-fraction")
+    shared = {
+        "delta": {experiment.delta for experiment in found},
+        "number of clients": {experiment.simulation.num_clients for experiment in found},
+        "sampling": {experiment.simulation.sampler.scheme.kind for experiment in found},
+    }
+    for name, values in shared.items():
+        if len(values) > 1:
+            raise ValueError(f"candidates must have one {name}, got {sorted(values)}")
+    return found
+
+
+def _selection_report(
+    runs: selection.Runs, candidates: Sequence[Experiment], judged: Sequence[EvaluationPlan]
+) -> Report:
+    charges = [
+        [*each.simulation.prepared, each.planned(), plan.spend(each.simulation.num_clients)]
+        for each, plan in zip(candidates, judged, strict=True)
+    ]
+    first = candidates[0]
+    epsilon = selection.epsilon(runs, charges, first.delta)
+    public = [s for each in candidates for s in (*each.simulation.public, *each.config.public)]
+
+    def guarantee(of_run: Guarantee) -> Guarantee:
+        known = of_run.adjacency == "zero_out"
+        return dataclasses.replace(
+            of_run,
+            epsilon=epsilon if known else None,
+            accountant="rdp_selection",
+            status="upper_bound" if known else "none",
+            assumptions=tuple(dict.fromkeys((*of_run.assumptions, *public, _ASSUMED))),
+            reason="" if known else _UNREPLACED,
+        )
+
+    of_first = first.simulation.guarantee(first.init(), first.delta).guarantees
+    # The theorem gives examples no ε here.
+    found = tuple(guarantee(each) for each in of_first if each.unit == "client")
+    # Draws of a secret number of keys.
+    return Report(found, first.delta, draws=(draws_of(_of_all_runs(first.config.seed), 1),))
+
+
+def _of_all_runs(seed: int) -> jax.Array:
+    """Return the key that the keys of all runs come from."""
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), keys.SELECTION)
+
+
+def _run(experiment: Experiment, plan: EvaluationPlan, key: jax.Array, stop: Event) -> Any:
+    """Run one candidate; return its score (larger is better), release and server state."""
+    simulation, hparams = experiment.simulation, experiment.hparams
+    state, history = simulation.run(
+        simulation.init(key, hparams),
+        hparams,
+        experiment.config.rounds,
+        callbacks=[StopOnInterrupt(stop)],
+        keep=1,
+        evaluate_privately=plan,
+    )
+    score = history[-1].private if len(history) else None
+    if score is None:
+        return None
+    sign = 1 if score.larger_is_better else -1
+    return sign * score.mean, score, jax.tree.map(np.asarray, state.shared)

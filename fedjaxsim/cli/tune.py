@@ -1,12 +1,31 @@
 """`fedjaxsim tune`."""
 
-from collections.abc import Callable
+import dataclasses
 from pathlib import Path
 
-from fedjaxsim.cli.flags import without
+from fedjaxsim.cli.flags import Work, without
 from fedjaxsim.cli.machines import Machines
-from fedjaxsim.cli.question import Question
 from fedjaxsim.runs.settings import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Options that a tuning depends on, besides the settings of a run.
+
+    Attributes:
+      wrt: Positive hyperparameters to tune, as learning-rate,clip; without it, the error lists
+        those of the algorithm.
+      seeds: S, runs per point, whose mean is minimized; all points share the seeds.
+      steps: Most points to try besides the start.
+      metric: Smooth metric to minimize; by default loss.
+      public_data: Data to tune on instead of the run's; they are read without protection.
+    """
+
+    wrt: tuple[str, ...] = ()
+    seeds: int = 4
+    steps: int = 20
+    metric: str | None = None
+    public_data: str | None = None
 
 
 @without(
@@ -14,14 +33,13 @@ from fedjaxsim.runs.settings import RunConfig
     "streamed",
 )  # fmt: skip
 def tune(
-    config: Path | None = None,
     *,
     settings: RunConfig,
     out: Path,
     overwrite: bool = False,
     quiet: bool = False,
     question: Question,
-) -> Callable[[], int]:
+) -> Work:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
     Settings are those of `run`; tuned ones start there. Without --held-out-clients or
@@ -30,14 +48,12 @@ def tune(
     --out runs with the result.
 
     Args:
-      config: TOML file with the same settings; flags win over it.
       settings: The settings of the run.
       out: Directory for the results.
       overwrite: Replace the tuning in the directory.
       quiet: Print the result and errors only.
       question: What is tuned, and how.
     """
-    del config
     Machines().start()
     from fedjaxsim.cli.tuning import prepare_tune
 

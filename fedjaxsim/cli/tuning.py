@@ -1,4 +1,4 @@
-"""The command `fedjaxsim tune`: a descent and its test on fresh seeds.
+"""The work of `fedjaxsim tune`: a descent and its test on fresh seeds.
 
 A tuning's directory holds
 
@@ -11,17 +11,17 @@ import dataclasses
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optax
 
 from fedjaxsim import checks
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
-from fedjaxsim.cli.question import Question
-from fedjaxsim.cli.stopping import stoppable
+from fedjaxsim.cli.process import stoppable
+from fedjaxsim.cli.tune import Question
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.schedule import equally_costly
@@ -35,7 +35,6 @@ from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.signals import stopped
 from fedjaxsim.tune.descent import (
     NOT_FINITE,
-    OPTIMIZER,
     STOPPED,
     ObjectiveValue,
     Point,
@@ -45,10 +44,9 @@ from fedjaxsim.tune.descent import (
     descend,
 )
 from fedjaxsim.tune.report import TuneProgress, over_seeds, shown
-from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
+from fedjaxsim.tune.source import find_source, keys_of, metric_of
 
 PATH_JSON, PICTURE, TUNED = "path.json", "path.png", "tuned.toml"
-RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
 """Largest factor between a hyperparameter and its start."""
 _REASONS = {
@@ -60,34 +58,43 @@ _REASONS = {
 
 def prepare_tune(
     config: RunConfig, path: Path, question: Question, *, overwrite: bool, quiet: bool
-) -> Callable[[], int]:
-    """Check all input of a tuning; return a function that tunes and gives the exit code."""
+) -> Work:
+    """Check all input of a tuning; return the work."""
     names = _names(question.wrt, config)
     checks.count(2, seeds=question.seeds)
     checks.count(steps=question.steps)
     remember(config.records.values())
     source = find_source(config, question.public_data, clips="clip" in names)
-    start: Point = {}
+    start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
     for name in names:
         value = np.asarray(source.hparams.get(name), np.float64)[()]
         if not 0 < np.min(value) <= np.max(value) < math.inf:
-            raise ValueError(
-                f"{flag(name)} must be positive and finite to be tuned on a logarithmic scale, "
-                f"got {value}"
-            )
+            allowed = "positive and finite to be tuned on a logarithmic scale"
+            raise ValueError(f"{flag(name)} must be {allowed}, got {value}")
+        least, most = config.records[name].range
         start[name] = value
+        bounds[name] = max(least, np.min(value) / BOUNDS), min(most, np.max(value) * BOUNDS)
     check_own_code(source.final)
-    simulation = source.simulation
+    simulation, final = source.simulation, source.final
     metric = metric_of(simulation.task, simulation.population, question.metric)
     keys, fresh = keys_of(config.seed, question.seeds)
     measure = SeedGradient(
         simulation, source.hparams, config.rounds, names, keys, metric=metric, split=source.split
     )
-    asked = [config.settings(), dataclasses.asdict(question)]
-    data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
+    asked = dataclasses.asdict(question)
+    data = [fingerprint_of(each.population) for each in (simulation, final.simulation)]
+    noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
     record: Record = {
-        "fingerprint": settings_digest(asked, data),
-        **_facts(config, question, source),
+        "fingerprint": settings_digest([config.settings(), asked], data),
+        "statement": source.statement,
+        "shared_seed": SHARED_SEED,
+        "tuned_on": source.kind,
+        "split": source.split,
+        "rounds": config.rounds,
+        "clients": {"tuning": simulation.num_clients, "run": final.simulation.num_clients},
+        "noise_multiplier": {"tuning": equally_costly(noise), "run": final.noise_multiplier},
+        "asked": asked,
+        "versions": versions(),
         "draws": [draws_of(key, config.rounds)._asdict() for key in (*keys, *fresh)],
         "metric": metric,
         "mode": type(measure.mode).__name__.lower(),
@@ -97,8 +104,7 @@ def prepare_tune(
 
     def work() -> int:
         can_draw()
-        kept = "the steps so far are kept; the same command continues"
-        with stoppable(lambda: kept) as stop:
+        with stoppable(lambda: "the steps so far are kept; the same command continues") as stop:
             steps: list[Step] = []
 
             def remembered(point: Point) -> ObjectiveValue:
@@ -115,23 +121,9 @@ def prepare_tune(
                 progress.update(step)
                 return bool(known) or not stop.is_set()
 
-            bounds = {}
-            for name, value in start.items():
-                least, most = config.records[name].range
-                bounds[name] = (
-                    max(least, np.min(value) / BOUNDS),
-                    min(most, np.max(value) * BOUNDS),
-                )
+            how = {"bounds": bounds, "cost": measure.runs, "on_step": on_step}
             with TuneProgress(metric, question.steps, quiet=quiet) as progress:
-                trace = descend(
-                    remembered,
-                    start,
-                    steps=question.steps,
-                    optimizer=RULES[question.rule],
-                    bounds=bounds,
-                    cost=measure.runs,
-                    on_step=on_step,
-                )
+                trace = descend(remembered, start, steps=question.steps, **how)
             best, test = trace.best, None
             if best is not trace.steps[0] and not stop.is_set():
                 values = {
@@ -142,15 +134,15 @@ def prepare_tune(
                 gain = {"gain": fell.mean, "half": fell.half, "failed": fell.failed, "p": p}
                 test = {**values, **gain, "runs": 2 * measure.runs}
             ended = STOPPED if stop.is_set() else trace.stopped
-            tuned = tuned_settings(source.final.config, best.point)
-            tuned = tuned.replace(public=(*tuned.public, source.statement))
             if ended != NOT_FINITE:
+                tuned = tuned_settings(final.config, best.point)
+                tuned = tuned.replace(public=(*tuned.public, source.statement))
                 write_tables(path / TUNED, tuned.settings())
             if missing("plots") is None:
                 from fedjaxsim.report import plots
                 from fedjaxsim.tune.report import trace_figure
 
-                title = f"Tuning of {source.final.title}, {question.seeds} seeds"
+                title = f"Tuning of {final.title}, {question.seeds} seeds"
                 plots.save(trace_figure(trace, metric, title), path / PICTURE)
             record.update(stopped=ended, best=trace.steps.index(best), test=test)
             _write(path, record, trace.steps)  # the end, after all other files
@@ -165,8 +157,8 @@ def prepare_tune(
             if not stop.is_set():
                 return 0
             name, code = stopped([stop.number])
-            print(f"stopped by {name}; the path so far is kept", end="; ", file=sys.stderr)
-            print("run the same command again to resume", file=sys.stderr)
+            kept = "the path so far is kept; run the same command again to resume"
+            print(f"stopped by {name}; {kept}", file=sys.stderr)
             return code
 
     return work
@@ -183,31 +175,9 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise ValueError(f"wrt names {flag(name)} twice")
         if name not in tunable:
-            why = f" ({_REASONS[name]})" if name in _REASONS else ""
-            raise ValueError(
-                f"{flag(name)} cannot be tuned with {config.algorithm}{why}; it can be tuned in "
-                f"{allowed}"
-            )
+            why = f"{config.algorithm}{f' ({_REASONS[name]})' if name in _REASONS else ''}"
+            raise ValueError(f"{flag(name)} cannot be tuned with {why}; it can be {allowed}")
     return names
-
-
-def _facts(config: RunConfig, question: Question, source: Source) -> Record:
-    """Return the settings of the tuning, as the file of the path says them."""
-    noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
-    final, tuning = source.final.simulation.num_clients, source.simulation.num_clients
-    return {
-        "statement": source.statement,
-        "shared_seed": SHARED_SEED,
-        "tuned_on": source.kind,
-        "split": source.split,
-        "seeds": question.seeds,
-        "rounds": config.rounds,
-        "rule": question.rule,
-        "clients": {"tuning": tuning, "run": final},
-        "noise_multiplier": {"tuning": equally_costly(noise), "run": source.final.noise_multiplier},
-        "asked": dataclasses.asdict(question),
-        "versions": versions(),
-    }
 
 
 def _opened(path: Path, fingerprint: str, *, overwrite: bool) -> list[tuple[Point, ObjectiveValue]]:
@@ -225,8 +195,7 @@ def _opened(path: Path, fingerprint: str, *, overwrite: bool) -> list[tuple[Poin
                  {name: _array(values) for name, values in step["slopes"].items()}))
                 for step in saved["steps"]
             ]  # fmt: skip
-    names = (PATH_JSON, TUNED)
-    make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE])
+    make_directory(path, (PATH_JSON, TUNED), "tuning", overwrite=overwrite, pictures=[PICTURE])
     return []
 
 

@@ -1,4 +1,4 @@
-"""Figures of the table of results: curves over rounds, quality against ε, clients."""
+"""Figures of runs, of systems side by side, of sweeps and of populations."""
 
 import difflib
 import math
@@ -10,10 +10,11 @@ import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.data.describe import label_counts, readable
+from fedjaxsim.data.population import Population
 from fedjaxsim.extras import importing
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import (
-    MEANING,
     NOISE,
     Combination,
     algorithm_title,
@@ -25,17 +26,16 @@ from fedjaxsim.report.labels import (
 from fedjaxsim.report.plots import (
     COLOURS,
     DASHES,
-    EPSILON,
+    MARKERS,
     STYLE,
-    bounds_so_far,
     colours_of,
+    legend_above,
     line,
-    marked,
     marked_points,
     picture,
 )  # fmt: skip
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.results import System, best_first, curve, default_metric, grouped
+from fedjaxsim.report.results import System, curve, default_metric, grouped
 
 with importing("plots"):
     import matplotlib as mpl
@@ -44,23 +44,38 @@ with importing("plots"):
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+MEANING = "zero-out, joint DP"
+"""Adjacency and view of ε in figures."""
+_EPSILON = f"bound on ε spent (nats)\n{MEANING}"
 _INTERVAL = "mean over seeds, 95 %"
 
 Rows = Sequence[Record]
 """Rows of an envelope or a curve, of `report.results`."""
 
 
+class Look(NamedTuple):
+    """A line in figures: its label, and arguments of `Axes.plot`."""
+
+    label: str
+    style: dict[str, Any]
+
+    @property
+    def handle(self) -> Line2D:
+        """An entry of a legend."""
+        return Line2D([], [], label=self.label, **self.style)
+
+
 def _draw_curve(axes: Axes, rows: Rows, **style: Any) -> bool:
     """Draw values over rounds with their intervals; return whether there are intervals."""
-    value, half = (
-        np.array([math.nan if row[name] is None else row[name] for row in rows], float)
-        for name in ("value", "half")
-    )
+    rounds, value, half = _columns(rows, "round", "value", "half")
     known = bool(np.isfinite(half).any())
-    rounds = [row["round"] for row in rows]
-    band = _within(rows[0]["metric"], value, half) if known else None
-    line(axes, rounds, value, band, **style)
+    line(axes, rounds, value, _within(rows[0]["metric"], value, half) if known else None, **style)
     return known
+
+
+def _columns(rows: Rows, *names: str) -> list[np.ndarray]:
+    """Return columns of numbers, NaN for None."""
+    return [np.array([row[name] for row in rows], float) for name in names]
 
 
 def _within(metric: str, value: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,19 +84,47 @@ def _within(metric: str, value: np.ndarray, half: np.ndarray) -> tuple[np.ndarra
     return np.maximum(value - half, low), np.minimum(value + half, high)
 
 
-def _label(metric: str) -> str:
+def _label(metric: str, *, banded: bool) -> str:
     over = "pooled over clients" if metrics.of_column(metric).pooled else "mean over clients"
-    return f"{metrics.label(metric)}\n{over}"
+    return "\n".join([metrics.label(metric), over, *([_INTERVAL] if banded else [])])
 
 
-# --- systems side by side -------------------------------------------------------------------------
+def _marked(place: int) -> dict[str, Any]:
+    """Return a marker for the curve at `place`, for `line`."""
+    return {"marker": MARKERS[place % len(MARKERS)], "markevery": place % len(MARKERS)}
 
 
-class Look(NamedTuple):
-    """A system in figures: its label, and arguments of `Axes.plot`."""
+def _bounds_so_far(rows: Rows) -> list[float]:
+    """Return upper bounds on ε over rounds that never fall; NaN is no bound.
 
-    label: str
-    style: dict[str, Any]
+    What bounds the ε of a later round bounds that of an earlier one, so the tight value at the end
+    lowers the bounds of the loop before it.
+    """
+    [known] = _columns(rows, "epsilon")
+    return np.fmin.accumulate(known[::-1])[::-1].tolist()
+
+
+# --- one run, and systems side by side ------------------------------------------------------------
+
+
+@mpl.rc_context(STYLE)
+def run_figure(records: Rows, title: str) -> Figure:
+    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run."""
+    quality = metrics.judged_by(key for record in records for key in record) or "test_loss"
+    names = [name for name in ("train_loss", quality) if any(name in row for row in records)]
+    names += ["epsilon"] * bool(records[-1]["epsilon"])
+    figure = picture(title, 3.2 * len(names), 3.2)
+    panels = figure.subplots(1, len(names), sharex=True, squeeze=False)
+    for axes, name in zip(panels.flat, names, strict=True):
+        rows = [row for row in records if row.get(name) is not None]
+        [rounds, values], band = _columns(rows, "round", name), None
+        if all(row.get(f"{name}_p10") is not None for row in rows):
+            band = _columns(rows, f"{name}_p10", f"{name}_p90")
+        line(axes, rounds, _bounds_so_far(rows) if name == "epsilon" else values, band,
+             color=COLOURS[0])  # fmt: skip
+        label = _EPSILON if name == "epsilon" else _label(name, banded=False)
+        axes.set(xlabel="rounds", ylabel=label + "\n10–90 % of clients" * (band is not None))
+    return figure
 
 
 def looks(found: Sequence[System]) -> list[Look]:
@@ -100,25 +143,17 @@ def looks(found: Sequence[System]) -> list[Look]:
             colour = COLOURS[(COLOURS.index(colour) + rank) % len(COLOURS)]
             rank //= len(COLOURS)
         dashes = DASHES[(DASHES.index(dashes) + rank) % len(DASHES)]
-        style = {"color": colour, "ls": dashes} | (marked(place) if len(found) > 1 else {})
+        style = {"color": colour, "ls": dashes} | (_marked(place) if len(found) > 1 else {})
         styles.append(Look(label, style))
     return styles
-
-
-def _judged(found: Sequence[System]) -> str:
-    return default_metric([found[0].first])
 
 
 @mpl.rc_context(STYLE)
 def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> Figure:
     """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
 
-    Each data set has panels of its own. The title names the only one, and the ε of all systems or,
-    where they differ, its meaning.
-
-    Args:
-      found: systems, from `results.systems`.
-      columns: columns of the rows; by default the metric that judges the runs.
+    By default the column is the metric that judges the runs. Each data set has panels of its own.
+    The title names the only one, and the ε of all systems or, where they differ, its meaning.
 
     Raises:
       ValueError: if no run of a data set has numbers in a column.
@@ -130,7 +165,7 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     panels = [
         (name if len(of_data) > 1 else "", alike, column)
         for name, alike in of_data.items()
-        for column in columns or [_judged([system for system, _ in alike])]
+        for column in columns or [default_metric([alike[0][0].first])]
     ]
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
@@ -142,37 +177,34 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     figure = picture(title, width, height + 0.2 * -(-len(found) // entries))
     every = list(figure.subplots(down, across, squeeze=False).flat)
     for (name, alike, column), panel in zip(panels, every, strict=False):
-        rows = [curve(list(system.runs.values()), column) for system, _ in alike]
-        if column == "epsilon":
-            rows = [
-                [
-                    row | {"value": None if math.isnan(spent) else spent, "half": None}
-                    for row, spent in zip(of, by, strict=True)
-                ]
-                for of in rows
-                for by in [bounds_so_far([row["epsilon"] for row in of])]
-            ]
-        if not any(row["value"] is not None for of in rows for row in of):
-            raise _without_numbers(column, found)
-        bands = [
-            _draw_curve(panel, of, **look.style) for of, (_, look) in zip(rows, alike, strict=True)
-        ]
-        label = EPSILON if column == "epsilon" else _label(column)
-        panel.set(title=name, ylabel=f"{label}\n{_INTERVAL}" if any(bands) else label)
+        _draw_systems(panel, alike, column)
+        panel.set_title(name)
     for unused in every[len(panels) :]:
         unused.remove()
     for panel in every[max(0, len(panels) - across) : len(panels)]:
         panel.set_xlabel("rounds")
-    handles = [Line2D([], [], label=look.label, **look.style) for _, look in pairs]
-    if len(handles) > 1:
+    if len(pairs) > 1:
+        handles = [look.handle for _, look in pairs]
         figure.legend(handles=handles, loc="outside lower center", ncols=entries)
     return figure
 
 
-def _without_numbers(column: str, found: Sequence[System]) -> ValueError:
-    close = difflib.get_close_matches(column, found[0].first.rows[-1], n=1, cutoff=0.5)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return ValueError(f"a figure needs a column with numbers in metrics.jsonl, got {column}{hint}")
+def _draw_systems(axes: Axes, alike: Sequence[tuple[System, Look]], column: str) -> None:
+    """Draw a column of systems on the same data."""
+    banded = known = False
+    for system, look in alike:
+        rows = curve(list(system.runs.values()), column)
+        if column == "epsilon":
+            bounds = _bounds_so_far(rows)
+            rows = [row | {"value": e, "half": None} for row, e in zip(rows, bounds, strict=True)]
+        known |= any(row["value"] is not None and not math.isnan(row["value"]) for row in rows)
+        banded |= _draw_curve(axes, rows, **look.style)
+    if not known:
+        names = alike[0][0].first.rows[-1]
+        close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
+        got = f"{column} (did you mean {close[0]}?)" if close else column
+        raise ValueError(f"a figure needs a column with numbers in metrics.jsonl, got {got}")
+    axes.set_ylabel(_EPSILON if column == "epsilon" else _label(column, banded=banded))
 
 
 @mpl.rc_context(STYLE)
@@ -192,7 +224,7 @@ def clients_figure(runs: Sequence[tuple[Look, np.ndarray]], metric: str) -> Figu
     return figure
 
 
-def spent_by(system: System) -> str:
+def _spent_by(system: System) -> str:
     """Return the largest ε over the seeds of a system, as text."""
     spent = [run.rows[-1].get("epsilon") for run in system.runs.values()]
     return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
@@ -204,7 +236,7 @@ def _labels(found: Sequence[System]) -> list[str]:
     short, full = [], []
     for each in found:
         differs = {k: v for k, v in each.differs.items() if k not in ("epsilon", *NOISE)}
-        settings, spent = combination_label([*differs], [*differs.values()]), spent_by(each)
+        settings, spent = combination_label([*differs], [*differs.values()]), _spent_by(each)
         parts = [algorithm_title(each.algorithm), "" if spent == common else spent]
         short.append(", ".join(filter(None, parts)))
         full.append(", ".join(filter(None, [*parts, settings])))
@@ -221,7 +253,7 @@ def _spent(found: Sequence[System]) -> tuple[str, str]:
     Where they differ the first is the meaning and the second empty.
     """
     nothing, endless = epsilon_label(0.0), epsilon_label(None)
-    released = {text for each in found if (text := spent_by(each)) != nothing} or {nothing}
+    released = {text for each in found if (text := _spent_by(each)) != nothing} or {nothing}
     rows = [run.rows[-1] for each in found for run in each.runs.values()]
     deltas = {row["delta"] for row in rows if row.get("epsilon")}
     ends = " to ".join(map(number, sorted({min(deltas), max(deltas)}))) if deltas else ""
@@ -258,8 +290,30 @@ def line_styles(
             alone = len(keys) == 1 and not isinstance(values[0], str)
             label = value_label(keys[0], values[0]) if alone else combination_label(keys, values)
             style: Any = {"color": colour, "ls": DASHES[index % len(DASHES)]}
-            styles[values] = Look(label, style | marked(len(styles)))
+            styles[values] = Look(label, style | _marked(len(styles)))
     return {values: styles[values] for values in combinations}
+
+
+def _metric_and_styles(rows: Rows, keys: Sequence[str]) -> tuple[str, str, dict[Combination, Look]]:
+    """Return the metric, the scale of its axis, and the look of each combination of keys.
+
+    A positive metric may belong on a logarithmic axis. There must be a row.
+    """
+    if not rows:
+        raise ValueError("a figure needs at least one row of an envelope, got none")
+    metric = rows[0]["metric"]
+    values = [row["value"] for row in rows if row["value"] is not None]
+    logarithmic = metrics.of_column(metric).logarithmic and values and min(values) > 0
+    styles = line_styles(keys, [values for values, _ in grouped(rows, keys)])
+    return metric, "log" if logarithmic else "linear", styles
+
+
+def _legend_beside(figure: Figure, keys: Sequence[str], styles: dict[Combination, Look]) -> None:
+    """Add a legend beside the axes, if there are keys; the only key is its title."""
+    if keys:
+        title = key_label(keys[0]) if len(keys) == 1 else None
+        handles = [look.handle for look in styles.values()]
+        figure.legend(title=title, loc="outside right center", handles=handles)
 
 
 @mpl.rc_context(STYLE)
@@ -268,32 +322,33 @@ def envelope_figure(
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
-    Titles of panels name the ε spent at the end; bands are 95 % intervals over seeds.
-
-    Raises:
-      ValueError: if there is no row.
+    There are at most five panels in a row. Their titles name the largest ε spent at the end; bands
+    are 95 % intervals over seeds.
     """
-    metric = _require_rows(rows)
-    styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
-    figure, axes = _make_panels(rows, panels, title)
+    metric, scale, styles = _metric_and_styles(rows, lines)
+    groups = list(grouped(rows, panels))
+    down = math.ceil(len(groups) / 5)
+    across = math.ceil(len(groups) / down)
+    down = math.ceil(len(groups) / across)
+    width, height = 2.8 if across > 2 else 3.6, 2.3 if down > 1 else 2.7
+    figure = picture(title, max(width * across + 2.0, 5.0), height * down + 0.6)
+    every = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
+    for unused in every[len(groups) :]:
+        unused.remove()
     banded = False
-    for (_, of_panel), panel in axes:
-        for name, one in grouped(of_panel, lines):
+    for place, ((values, alike), panel) in enumerate(zip(groups, every, strict=False)):
+        for name, one in grouped(alike, lines):
             banded |= _draw_curve(panel, one, **styles[name].style)
-        panel.set_yscale(_scale_of(metric, rows))
+        label, end = combination_label(panels, values), max(row["round"] for row in alike)
+        spent = [row["epsilon"] for row in alike if row["round"] == end]
+        if None not in spent and max(spent) > 0:
+            label = f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
+        panel.set(title=label, yscale=scale)
+        panel.tick_params(labelbottom=place + across >= len(groups))
     figure.supxlabel("rounds")
-    figure.supylabel(_label(metric) + (f"\n{_INTERVAL}" if banded else ""), ma="center")
-    if lines:
-        shown = [Line2D([], [], label=look.label, **look.style) for look in styles.values()]
-        _legend_beside(figure, lines, handles=shown)
+    figure.supylabel(_label(metric, banded=banded), ma="center")
+    _legend_beside(figure, lines, styles)
     return figure
-
-
-def _require_rows(rows: Rows) -> str:
-    """Return the metric of some rows; raise ValueError if there are none."""
-    if not rows:
-        raise ValueError("a figure needs at least one row of an envelope, got none")
-    return rows[0]["metric"]
 
 
 @mpl.rc_context(STYLE)
@@ -304,13 +359,11 @@ def trade_off_figure(
 
     Runs without noise are at ε = ∞ to the right; runs that release nothing are a level line, since
     they fit every ε (Bietti et al. 2022, figure 2). Bars are 95 % intervals over seeds.
-
-    Raises:
-      ValueError: if there is no row.
     """
-    metric = _require_rows(rows)
-    styles = line_styles(family, [values for values, _ in grouped(rows, family)])
-    known = [row for row in best_first(rows, metric) if row["value"] is not None]
+    metric, scale, styles = _metric_and_styles(rows, family)
+    best_first = bool(metrics.of_column(metric).larger_is_better)
+    known = [row for row in rows if row["value"] is not None]
+    known.sort(key=lambda row: row["value"], reverse=best_first)
     spent = sorted(row["epsilon"] for row in known if row["epsilon"])
     low, high = (spent[0], spent[-1]) if spent else (1.0, 1.0)
     infinite = high * max(2.0, (high / low) ** 0.2) if spent else 1.0
@@ -318,22 +371,19 @@ def trade_off_figure(
     points = dict(grouped([row for row in known if row["at"] > 0], family))
     levels = dict(grouped([row for row in known if row["at"] == 0], family))
     # Room for the legend beside the axes.
-    longest = max(len(style.label) for style in styles.values())
+    longest = max(len(look.label) for look in styles.values())
     figure = picture(textwrap.fill(title, 64), 5.2 + 0.075 * longest, 3.8)
     axes = figure.subplots()
-    axes.set(xscale="log", yscale=_scale_of(metric, rows))
     banded = any(row["half"] is not None for row in known)
-    label = _label(metric) + (f"\n{_INTERVAL}" if banded else "")
-    axes.set(xlabel=f"ε ({MEANING}) at the end of training, nats", ylabel=label)
+    axes.set(xscale="log", yscale=scale, ylabel=_label(metric, banded=banded))
+    axes.set_xlabel(f"ε ({MEANING}) at the end of training, nats")
     for values, look in styles.items():
         style: Any = {"color": look.style["color"], "ls": look.style["ls"], "label": look.label}
         if values in levels:
             axes.axhline(levels[values][0]["value"], **style)
         if values in points:
             _draw_points(axes, points[values], infinite, marker=look.style["marker"], **style)
-    if family:
-        shown = [Line2D([], [], label=look.label, **look.style) for look in styles.values()]
-        _legend_beside(figure, family, handles=shown)
+    _legend_beside(figure, family, styles)
     ticks: list[float] = []
     if spent:
         # Room for the markers at both ends.
@@ -357,20 +407,20 @@ def _with_places(rows: Rows, noise: Sequence[str], infinite: float) -> list[Reco
     A run that spends nothing is drawn at the ε of other runs with its noise.
     """
     own = [infinite if row["epsilon"] is None else row["epsilon"] for row in rows]
+    places = [tuple(row[key] for key in noise) for row in rows]
     of_others: dict[Combination, float] = {}
-    for row, at in zip(rows, own, strict=True):
-        place = tuple(row[key] for key in noise)
+    for place, at in zip(places, own, strict=True):
         of_others[place] = max(at, of_others.get(place, 0.0))
     return [
-        row | {"at": at or of_others[tuple(row[key] for key in noise)]}
-        for row, at in zip(rows, own, strict=True)
+        row | {"at": at or of_others[place]}
+        for row, place, at in zip(rows, places, own, strict=True)
     ]
 
 
 def _draw_points(axes: Axes, rows: Rows, infinite: float, **style: Any) -> None:
     """Draw points joined by a line, dotted on its way to ∞.
 
-    Only the first point at ∞ is drawn: others have too little noise for any accountant.
+    Only the first point at ∞ is drawn, the best: others have too little noise for any accountant.
     """
     beyond = [row for row in rows if row["at"] == infinite][:1]
     finite = sorted((row for row in rows if row["at"] < infinite), key=lambda row: row["at"])
@@ -380,51 +430,85 @@ def _draw_points(axes: Axes, rows: Rows, infinite: float, **style: Any) -> None:
     ):
         axes.plot([row["at"] for row in part], [row["value"] for row in part], **looks)
     bars = [row for row in (*finite, *beyond) if row["half"] is not None]
-    x, y, half = (np.array([row[name] for row in bars], float) for name in ("at", "value", "half"))
-    looks = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2), "ls": "none"}
     if bars:
+        x, y, half = _columns(bars, "at", "value", "half")
         low, high = _within(bars[0]["metric"], y, half)
-        axes.errorbar(x, y, (y - low, high - y), **looks)
+        axes.errorbar(x, y, (y - low, high - y), lw=0.8, color=style["color"], ls="none")
 
 
-# --- axes -----------------------------------------------------------------------------------------
+# --- populations ----------------------------------------------------------------------------------
 
 
-def _scale_of(metric: str, rows: Rows) -> str:
-    """Return "log" for a positive metric that belongs on a logarithmic axis, else "linear"."""
-    values = [row["value"] for row in rows if row["value"] is not None]
-    positive = bool(values) and min(values) > 0
-    return "log" if metrics.of_column(metric).logarithmic and positive else "linear"
+_NAMED = 30
+"""Most clients with names."""
+_MOST_LABELS = 64
+"""Most rows of labels; the rarest labels share the last one."""
+_OTHERS = "others"
 
 
-def _legend_beside(figure: Figure, keys: Sequence[str], **given: Any) -> None:
-    """Add a legend beside the axes; its title is the key, where there is one."""
-    title = key_label(keys[0]) if len(keys) == 1 else None
-    figure.legend(title=title, loc="outside right center", **given)
+@mpl.rc_context(STYLE)
+def population_figure(population: Population) -> Figure:
+    """Draw the rows of each client, above the shares of labels or the range of targets.
+
+    Few clients are named; many are sorted by their most frequent label, or by their median target.
+    """
+    y, sizes = population.fields.get("y"), population.counts.sum(axis=1)
+    height, ratios = (2.4, [1]) if y is None else (4.8, [1, 2])
+    figure = picture(f"Data of {len(sizes)} clients", 9.6, height)
+    panels = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+    order, by = np.arange(len(sizes)), ""
+    if y is not None and y.dtype.kind in "iu":
+        order, by = _draw_shares(panels[1], population), ", sorted by their most frequent label"
+    elif y is not None:
+        order, by = _draw_ranges(panels[1], population), ", sorted by the median of their targets"
+    edges = np.arange(len(sizes) + 1) - 0.5
+    # Steps, since bars of many clients would be thinner than a line.
+    panels[0].stairs(sizes[order], edges, fill=True, color=COLOURS[0], alpha=0.8)
+    panels[0].set(ylabel="rows", xlim=(edges[0], edges[-1]))
+    panels[0].grid(visible=False, axis="x")
+    if len(order) > _NAMED:
+        panels[-1].set(xlabel=f"{len(order)} clients{by}", xticks=[])
+    else:
+        names = [str(name) for name in population.names[order]]
+        panels[-1].set_xticks(range(len(names)), names)
+        panels[-1].tick_params(axis="x", rotation=90 if sum(map(len, names)) > 80 else 0)
+        panels[-1].set_xlabel("client")
+    return figure
 
 
-def _make_panels(
-    rows: Rows, keys: Sequence[str], title: str
-) -> tuple[Figure, list[tuple[tuple[Combination, list[Record]], Axes]]]:
-    """Make a panel for the rows of each combination, at most five in a row."""
-    groups = list(grouped(rows, keys))
-    in_a_row = math.ceil(len(groups) / math.ceil(len(groups) / 5))
-    above = math.ceil(len(groups) / in_a_row)
-    width, height = 2.8 if in_a_row > 2 else 3.6, 2.3 if above > 1 else 2.7
-    figure = picture(title, max(width * in_a_row + 2.0, 5.0), height * above + 0.6)
-    axes = list(figure.subplots(above, in_a_row, sharex=True, sharey=True, squeeze=False).flat)
-    for unused in axes[len(groups) :]:
-        unused.remove()
-    for place, ((values, of_panel), panel) in enumerate(zip(groups, axes, strict=False)):
-        panel.set_title(_with_spent(combination_label(keys, values), of_panel))
-        panel.tick_params(labelbottom=place + in_a_row >= len(groups))
-    return figure, list(zip(groups, axes, strict=False))
+def _draw_shares(axes: Axes, population: Population) -> np.ndarray:
+    """Draw the share of each label in the rows of clients; return the order of clients, (m,)."""
+    labels, counts = label_counts(population)
+    categories = population.categories.get("y")
+    names = [str(k) if categories is None else readable(categories[k]) for k in labels]
+    if len(labels) > _MOST_LABELS:
+        kept = np.sort(np.argsort(-counts.sum(axis=0), kind="stable")[: _MOST_LABELS - 1])
+        rest = counts.sum(axis=1) - counts[:, kept].sum(axis=1)
+        counts = np.column_stack([counts[:, kept], rest])
+        names = [*(names[k] for k in kept), _OTHERS]
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    order = np.arange(len(shares))
+    if len(shares) > _NAMED:
+        order = np.lexsort((-shares.max(axis=1), np.argmax(shares, axis=1)))
+    image = axes.imshow(shares[order].T, "Blues", aspect="auto", interpolation="nearest", vmin=0)
+    axes.grid(visible=False)
+    ticks = list(range(0, len(names), -(-len(names) // 16)))
+    if names[-1] == _OTHERS:
+        ticks[-1] = len(names) - 1
+    axes.set_yticks(ticks, [names[k] for k in ticks])
+    axes.set_ylabel("label")
+    axes.figure.colorbar(image, ax=axes, pad=0.01, label="share of the client's labels")
+    return order
 
 
-def _with_spent(label: str, rows: Rows) -> str:
-    """Add the ε of the last round to the title of a panel, the largest where lines differ."""
-    end = max(row["round"] for row in rows)
-    spent = [row["epsilon"] for row in rows if row["round"] == end]
-    if None in spent or not max(spent) > 0:
-        return label
-    return f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
+def _draw_ranges(axes: Axes, population: Population) -> np.ndarray:
+    """Draw the targets of each client; return the order of clients, (m,)."""
+    targets = [population.rows(k)["y"].ravel() for k in range(population.num_clients)]
+    low, middle, high = np.array([np.percentile(one, (10, 50, 90)) for one in targets]).T
+    x = np.arange(len(targets))
+    order = np.argsort(middle, kind="stable") if len(targets) > _NAMED else x
+    axes.vlines(x, low[order], high[order], color=COLOURS[0], alpha=0.35, label="10–90 % of rows")
+    axes.plot(x, middle[order], ".", ms=3, color=COLOURS[0], label="median")
+    axes.set_ylabel("target")
+    legend_above(axes)
+    return order

@@ -24,11 +24,8 @@ def make_directory(
 ) -> None:
     """Make and hold a directory for results of a `kind`, which `names` of files and folders show.
 
-    With `overwrite`, existing results and `pictures` are removed; other files stay.
-
-    Raises:
-      ValueError: if the path is a file or cannot be made, another process holds it, or it has
-        results and may not be overwritten.
+    With `overwrite`, existing results and `pictures` are removed; other files stay. A directory
+    that cannot be made or held, or has results otherwise, is a ValueError.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} must be a directory, and is a file")
@@ -36,10 +33,8 @@ def make_directory(
         store.hold(path)
         present = [name for name in names if (path / name).exists()]
         if present and not overwrite:
-            raise ValueError(
-                f"{path} already holds a {kind} ({', '.join(present)}): choose another directory "
-                "or say --overwrite"
-            )
+            what = f"{path} already holds a {kind} ({', '.join(present)})"
+            raise ValueError(f"{what}: choose another directory or say --overwrite")
         for old in (path / name for name in (*present, *pictures) if overwrite):
             store.remove(old)
     except store.StorageError as error:
@@ -83,19 +78,18 @@ def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
     """Write a table; numbers that are not finite stay empty."""
     arrays = [np.asarray(each) for each in columns.values()]
 
+    def of_lines(rows: Iterable[Iterable[Any]]) -> bytes:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        return text.getvalue().encode()
+
     def parts() -> Iterator[bytes]:
-        yield _csv_lines([list(columns)])
+        yield of_lines([list(columns)])
         for begin in range(0, max(map(len, arrays)), _BLOCK):
             block = (strict(each[begin : begin + _BLOCK]) for each in arrays)
-            yield _csv_lines(zip(*block, strict=True))
+            yield of_lines(zip(*block, strict=True))
 
     store.write(path, parts)
-
-
-def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
 
 
 def read_json(path: Path) -> Any:
@@ -119,12 +113,7 @@ def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
 
 
 def check_table(path: Path) -> None:
-    """Check that a table can be written there, before it is computed.
-
-    Raises:
-      ValueError: for another ending, or a folder that does not exist.
-      MissingExtraError: if pyarrow is missing.
-    """
+    """Check that a table can be written there, before it is computed; pyarrow may be missing."""
     if path.suffix not in (".parquet", ".csv") or not path.parent.is_dir():
         raise ValueError(f"out must be .parquet or .csv, in a folder that exists, got {path}")
     if path.suffix == ".parquet":

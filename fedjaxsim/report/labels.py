@@ -18,8 +18,6 @@ Combination = tuple[Any, ...]
 """Values of several keys; None where a run's table does not set one."""
 NOISE = ("noise_multiplier", "target_epsilon")
 """Columns that set the noise of a run."""
-MEANING = "zero-out, joint DP"
-"""Adjacency and view of ε in figures."""
 
 
 def algorithm_title(name: str) -> str:
@@ -60,12 +58,16 @@ def ends(value: Any) -> Any:
 
 
 def value_label(key: str, value: Any) -> str:
-    """Format a value with its meaning, as in `0 (local)`."""
-    named, value = meaning(key, value), ends(value)
+    """Format a value with its meaning, as in `0 (local)`, a level of personalization."""
+    named: str | None = None
+    value = ends(value)
+    if not isinstance(value, list):  # as of one-hot columns
+        found = (each.meanings[value] for each in _named(key) if value in each.meanings)
+        named = next(found, "no noise" if (key, value) == ("target_epsilon", math.inf) else None)
     if value is None:
         text = "not set"
     elif key == "algorithm":
-        text = short_name(value)
+        text = short_name(str(value))
     elif isinstance(value, float):
         text = "∞" if math.isinf(value) else number(value)
     else:
@@ -88,7 +90,6 @@ def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:
 
 
 _SYMBOLS = {"target_epsilon": "ε", "batch_size": "b", "delta": "δ"}
-_MEANINGS = {("target_epsilon", math.inf): "no noise"}
 
 
 def remember(records: Iterable["Hyperparameter"]) -> None:
@@ -98,15 +99,8 @@ def remember(records: Iterable["Hyperparameter"]) -> None:
 
 def key_label(key: str) -> str:
     """Return the symbol of a key in axes and legends, or its name."""
-    return _last(key, "symbol") or _SYMBOLS.get(key, key.replace("_", " "))
-
-
-def meaning(key: str, value: Any) -> str | None:
-    """Return the name of a special value, such as `local` for a level of personalization of 0."""
-    if isinstance(value, list):  # as of one-hot columns
-        return None
-    found = (each.meanings[value] for each in _named(key) if value in each.meanings)
-    return next(found, _MEANINGS.get((key, value)))
+    symbols = (each.symbol for each in _named(key) if each.symbol)
+    return next(symbols, _SYMBOLS.get(key, key.replace("_", " ")))
 
 
 @functools.cache
@@ -122,8 +116,3 @@ def _records() -> list["Hyperparameter"]:
 def _named(key: str) -> list["Hyperparameter"]:
     """Return the records with a name, the last one first."""
     return [each for each in reversed(_records()) if key == each.name]
-
-
-def _last(key: str, attribute: str) -> str | None:
-    found = (getattr(each, attribute) for each in _named(key))
-    return next((value for value in found if value is not None), None)

@@ -67,10 +67,7 @@ def in_words(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
 
 def print_guarantee(report: "Report", file: Path | None, *, explain: bool) -> None:
     """Print the guarantee of a run in one line that names the file of the rest, or all of it."""
-    if explain:
-        print(report)
-    else:
-        print(f"privacy: {report.short()}; in full: {file or '--explain'}")
+    print(report if explain else f"privacy: {report.short()}; in full: {file or '--explain'}")
 
 
 def can_draw() -> bool:
@@ -92,8 +89,7 @@ def print_rows(
 ) -> None:
     """Print a table, at full width where there is no terminal.
 
-    The first `left` columns are flush left. With `no_wrap`, the first column keeps its width on a
-    narrow terminal. `padding` of cells is rich's.
+    The first `left` columns are flush left; with `no_wrap`, the first one keeps its width.
     """
     looks: dict[str, Any] = {"title_justify": "left", "box": rich.box.SIMPLE_HEAD}
     table = Table(title=title, show_edge=False, padding=padding, **looks)
@@ -116,15 +112,8 @@ class Bar:
     """A bar on a terminal or in a notebook; elsewhere lines; if quiet, nothing.
 
     Both announce compilation. Lines go to the logger "fedjaxsim" if it has a handler and its
-    level is INFO.
-
-    Args:
-      title: name of the work.
-      total: amount of work.
-      before: rich's formats of the columns before the bar.
-      after: rich's formats of the columns after the bar.
-      words: first words at the end of the bar.
-      quiet: whether nothing is printed.
+    level is INFO. `after` are rich's formats of columns after the bar, `words` the first ones
+    at its end.
     """
 
     def __init__(
@@ -132,7 +121,6 @@ class Bar:
         title: str,
         total: int,
         *,
-        before: Sequence[str] = ("{task.description}",),
         after: Sequence[str] = (),
         words: str = "starting",
         quiet: bool = False,
@@ -145,7 +133,7 @@ class Bar:
             self._bar = DisplayedBar(title, total, words)
         elif console.is_terminal and not quiet:
             self._bar = Progress(
-                *map(TextColumn, before),
+                TextColumn("{task.description}"),
                 BarColumn(bar_width=12),
                 *map(TextColumn, after),
                 TimeRemainingColumn(compact=True),

@@ -14,20 +14,18 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.divergence import is_finite
-from fedjaxsim.metrics import METRICS, judged_by, of_column
+from fedjaxsim.metrics import MAJORITY, METRICS, in_tables, judged_by, of_column
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, ends, short_name
-from fedjaxsim.report.progress import decimals, number
+from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 
-LEVEL = 0.95
-"""Level of the intervals for the mean over seeds."""
 SPENT = ("epsilon", "epsilon_replace", "delta")
 LAST_COLUMNS = (*SPENT, "failed")
 """The columns of a row after the metrics."""
@@ -39,14 +37,10 @@ _NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A run in the table.
+    """A run in the table, by the name of its folder or its number in a sweep.
 
-    Attributes:
-      name: name of its folder, or its number in a sweep.
-      settings: its settings without the seed.
-      seed: its seed.
-      rows: its evaluations, in the order of rounds.
-      config, summary, clients, report: the other files of a run's folder, where it has one.
+    `settings` are without the seed, `rows` its evaluations in the order of rounds. `config`,
+    `summary`, `clients` and `report` are the other files of its folder, where it has one.
     """
 
     name: str
@@ -148,14 +142,9 @@ def systems(runs: Sequence[Run]) -> list[System]:
 
 
 class Estimate(NamedTuple):
-    """A value over seeds.
+    """A value over seeds: its mean, half of its 95 % interval, and the sample standard deviation.
 
-    Attributes:
-      mean: the mean; None if a seed failed or has no value.
-      half: half of the 95 % interval of the mean; None without a mean, and for one seed.
-      deviation: the sample standard deviation over seeds; None where `half` is.
-      seeds: the number of seeds.
-      failed: how many of them failed.
+    The mean is None if a seed failed or has no value; the others are None then, and for one seed.
     """
 
     mean: float | None
@@ -193,17 +182,17 @@ def estimate(values: Sequence[float | None]) -> Estimate:
 
 @functools.cache
 def _quantile(freedom: int) -> float:
+    """Return the quantile of 95 % intervals."""
     from scipy import stats
 
-    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    return float(stats.t.ppf(0.975, freedom))
 
 
 class Difference(NamedTuple):
     """A system's value minus the first system's, on the seeds that both have.
 
-    Attributes:
-      estimate: of the differences; no mean with fewer than two common seeds.
-      p: two-sided p value of Student's paired t test; None where no differences vary.
+    There is no mean with fewer than two of them; p is two-sided, of Student's paired t test, and
+    None where no differences vary.
     """
 
     estimate: Estimate
@@ -306,16 +295,11 @@ def curve(runs: Sequence[Run], column: str) -> list[Record]:
 def metric_columns(runs: Sequence[Run]) -> list[str]:
     """Return the columns of the training loss and of metrics."""
     names = dict.fromkeys(itertools.chain(*(run.rows[-1] for run in runs)))
-    splits = ("train_", "validation_", "test_")
-    return [name for name in names if name.startswith(splits)]
+    return [name for name in names if name.startswith(("train_", "validation_", "test_"))]
 
 
 def default_metric(runs: Sequence[Run]) -> str:
-    """Return the test column by which runs are judged.
-
-    Raises:
-      ValueError: if the table holds none.
-    """
+    """Return the test column by which runs are judged; there must be one."""
     names = metric_columns(runs)
     found = judged_by(names)
     if found is None:
@@ -332,26 +316,17 @@ def choosing(runs: Sequence[Run], metric: str) -> str:
 def envelope(
     runs: Sequence[Run], keys: Sequence[str], best_over: Sequence[str], metric: str
 ) -> list[Record]:
-    """Compute the best value over some keys, for each combination of the others and each round.
+    """Compute the best value over `best_over`, for each combination of the other keys and round.
 
     The best has the best mean over seeds on validation rows (see `choosing`), and the value is that
     on `metric`'s rows. Without validation rows the choice is optimistic; in no case does a run's ε
-    cover it.
-
-    Args:
-      runs: the table; settings that a run does not have are None.
-      keys: settings that tell runs apart.
-      best_over: those of the keys over which the best is taken; none gives all means over seeds.
-      metric: column of the values.
+    cover it. If `best_over` is empty, all means over seeds are returned.
 
     Returns:
-      Rows, one per combination and round, sorted by the other keys: these, `round`, `metric`, the
-      estimate (`value`, `half`, `deviation`, `seeds`), how many of the combination's `runs` have
-      `failed`, the keys of `best_over` (the first best setting), and its `epsilon`,
-      `epsilon_replace` and `delta`. Without a best, all of it but counts is None.
-
-    Raises:
-      ValueError: if no run has the metric, or a key of `best_over` is not among the keys.
+      Rows sorted by the other keys: these, `round`, `metric`, the estimate (`value`, `half`,
+      `deviation`, `seeds`), how many of the combination's `runs` have `failed`, the first best
+      setting, and its `epsilon`, `epsilon_replace` and `delta`. Without a best, all of it but
+      counts is None.
     """
     checks.one_of(metric_columns(runs), metric=metric)
     unknown = [name for name in best_over if name not in keys]
@@ -397,18 +372,6 @@ def last(rows: Sequence[Record], keys: Sequence[str]) -> list[Record]:
     return [alike[-1] for _, alike in grouped(rows, keys)]
 
 
-def best_first(rows: Sequence[Record], metric: str) -> list[Record]:
-    """Sort rows by `value`, the best first and those without one last; equal rows stay in order.
-
-    Rows of a metric without a direction have no best and stay in order.
-    """
-    upwards = of_column(metric).larger_is_better
-    if upwards is None:
-        return [*rows]
-    sign = -1 if upwards else 1
-    return sorted(rows, key=lambda row: math.inf if row["value"] is None else sign * row["value"])
-
-
 def grouped(
     rows: Sequence[Record], keys: Sequence[str]
 ) -> Iterator[tuple[Combination, list[Record]]]:
@@ -417,3 +380,71 @@ def grouped(
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     yield from ((place, groups[place]) for place in sorted(groups, key=_order))
+
+
+# --- runs side by side ----------------------------------------------------------------------------
+
+
+class RunsTable(NamedTuple):
+    """Runs side by side: headings, a line of texts for each, and notes."""
+
+    headings: list[str]
+    lines: list[list[str]]
+    notes: list[str]
+
+
+def among(names: Sequence[str], runs: Collection[Any]) -> str:
+    """Return the names of some of the runs in brackets; "" for all of them."""
+    return "" if len(names) == len(runs) else f" ({', '.join(names)})"
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Print runs side by side, one line each; `rows` as for `runs_table`."""
+    headings, lines, notes = runs_table(rows)
+    left = 1 + ("data" in headings)
+    print_rows(headings, lines, title, left=left, padding=0)  # 80 columns are enough then
+    for note in notes:
+        print(note)
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
+    """Make a line for each summary of a run; its entry `run` is the name.
+
+    Where data sets differ, a column names them.
+    """
+    data = [data_label(row.get("data", ""), row.get("clients")) for row in rows]
+    qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
+    columns = [("run", [row["run"] for row in rows])]
+    if len(set(data)) > 1:
+        columns.append(("data", data))
+    for key, one in qualities:
+        for end in one.in_tables:
+            heading = end[1:] or one.title + "\npooled" * one.pooled
+            columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
+    columns += [
+        ("ε\nzero-out", [epsilon_text(row["epsilon"]) for row in rows]),
+        ("ε\nreplace", [epsilon_text(row["epsilon_replace"]) for row in rows]),
+        ("δ", [number(row["delta"]) for row in rows]),
+        ("rounds", [_rounds(row) for row in rows]),
+        ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),
+    ]
+    headings, texts = zip(*columns, strict=True)
+    lines = [list(line) for line in zip(*texts, strict=True)]
+    notes = []
+    meanings = {f"test_{MAJORITY}": "accuracy of always saying the most frequent label"}
+    meanings["test_failed"] = "clients whose model predicts NaN, which leaves a run without a value"
+    meanings |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
+    for key, words in meanings.items():
+        known: dict[str, list[str]] = {}
+        for row in rows:
+            if row.get(key):
+                known.setdefault(number(row[key]), []).append(row["run"])
+        found = [f"{value}{among(runs, rows)}" for value, runs in known.items()]
+        if found:
+            notes.append(f"{words}: {', '.join(found)}")
+    return RunsTable([*headings], lines, notes)
+
+
+def _rounds(row: Mapping[str, Any]) -> str:
+    left = any(row.get(why) for why in ("interrupted", "stopped_early", "budget_spent"))
+    return f"{row['rounds']} of {row['rounds_planned']}" if left else str(row["rounds"])

@@ -202,9 +202,9 @@ def execute(
                 files.write_clients(_clients(simulation.population, evaluation, report))
             write_json(files.path / GUARANTEE, report.to_json())
             if missing("plots") is None:
-                from fedjaxsim.report import plots
+                from fedjaxsim.report import figures, plots
 
-                figure = plots.run_figure(strict(rows), _figure_title(experiment))
+                figure = figures.run_figure(strict(rows), _figure_title(experiment))
                 plots.save(figure, files.path / CURVES)
     summary |= {f"{phase}_seconds": value for phase, value in clock.seconds.items()}
     if files is not None:

@@ -21,9 +21,9 @@ from fedjaxsim.report.results import (
     compared,
     default_metric,
     headings,
+    runs_table,
     systems,
 )
-from fedjaxsim.report.tables import runs_table
 from fedjaxsim.runs.directory import CONFIG, drawn_twice, named, runs_of
 
 _ENDINGS = {
@@ -54,7 +54,7 @@ def runs_page(paths: Sequence[Path]) -> bytes:
         f"{run.name} {words.format(run.summary[key])}"
         for run in runs for key, words in _ENDINGS.items() if run.summary.get(key)
     ]  # fmt: skip
-    curves = figures.comparison_figure(of_seeds) if several else plots.run_figure(first.rows, "")
+    curves = figures.comparison_figure(of_seeds) if several else figures.run_figure(first.rows, "")
     privacy: dict[str, list[str]] = {}
     for run in runs:
         privacy.setdefault(str(run.report), []).append(run.name)

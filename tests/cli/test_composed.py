@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.cli.help import USUAL
+from fedjaxsim.cli.flags import USUAL
 from fedjaxsim.runs.settings import readers
 
 SMALL = [

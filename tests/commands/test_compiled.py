@@ -13,7 +13,7 @@ import jax
 import pytest
 from problems import HANGS
 
-from fedjaxsim.cli import compiled
+from fedjaxsim.cli import process
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings_files import read_toml
@@ -46,7 +46,7 @@ def environment(cache: Path) -> dict[str, str]:
     """Return the environment of a process with a folder for programs that compile quickly."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("JAX_")}
     quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return kept | quick | {compiled.VARIABLE: str(cache)}
+    return kept | quick | {process.CACHE: str(cache)}
 
 
 def run(cache: Path, out: Path) -> Finished:
@@ -100,7 +100,7 @@ def test_a_second_run_compiles_nothing(runs):
 def test_a_broken_file_is_named_and_written_anew(tmp_path):
     small = """
 import jax
-from fedjaxsim.cli.compiled import keep_compiled_programs
+from fedjaxsim.cli.process import keep_compiled_programs
 keep_compiled_programs()
 print(jax.jit(lambda x: x * 2)(21))
 """
@@ -134,8 +134,8 @@ print(jax.jit(lambda x: x * 2)(21))
 
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(compiled.VARIABLE, str(tmp_path / "file" / "cache"))
-    compiled.keep_compiled_programs()
+    monkeypatch.setenv(process.CACHE, str(tmp_path / "file" / "cache"))
+    process.keep_compiled_programs()
     error = capsys.readouterr().err
     assert error.startswith("fedjaxsim: warning: compiled programs are not kept: ")
     assert error.count("\n") == 1
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys
 
 def test_a_warning_is_said_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # and restored
-    compiled._watch_files(tmp_path)
+    process._watch_files(tmp_path)
     for text in ("one", "one", "two"):
         warnings.showwarning(UserWarning(text), UserWarning, "fedjaxsim/simulation.py", 1)
     lines = capsys.readouterr().err.splitlines()
@@ -152,12 +152,12 @@ def test_a_warning_is_said_once(tmp_path, monkeypatch, capsys):
 
 def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
     def folder(chosen: str | None, cache: str | None) -> Path | None:
-        for name, value in ((compiled.VARIABLE, chosen), ("XDG_CACHE_HOME", cache)):
+        for name, value in ((process.CACHE, chosen), ("XDG_CACHE_HOME", cache)):
             if value is None:
                 monkeypatch.delenv(name, raising=False)
             else:
                 monkeypatch.setenv(name, value)
-        found = compiled.cache_folder()
+        found = process.cache_folder()
         return None if found is None else found.parent
 
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -175,9 +175,9 @@ def test_what_was_not_used_for_longest_is_removed_first(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(10))
         os.utime(path, (10_000 - age, 10_000 - age))
-    compiled.prune(tmp_path, 30)
+    process.prune(tmp_path, 30)
     assert len(programs(tmp_path)) == 3
-    compiled.prune(tmp_path, 29)
+    process.prune(tmp_path, 29)
     assert {path.name for path in programs(tmp_path)} == {"newest", "middle"}
-    compiled.prune(tmp_path, 9)
+    process.prune(tmp_path, 9)
     assert programs(tmp_path) == []

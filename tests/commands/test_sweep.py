@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim.callbacks import Progress
-from fedjaxsim.cli import main, stopping
+from fedjaxsim.cli import main, process
 from fedjaxsim.cli import sweeping as command
 from fedjaxsim.cli.sweeping import _cut
 from fedjaxsim.signals import Stop
@@ -136,7 +136,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
             stop.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stop_on_signal", interrupted)
+        patch.setattr(process, "stop_on_signal", interrupted)
         patch.setattr(Progress, "show", show_and_stop)
         assert sweep(tmp_path, BASE + GRID) == 130
     assert "24 of 24 runs to finish" in capsys.readouterr().err
@@ -175,7 +175,7 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
             yield stop
 
         with monkeypatch.context() as patch:
-            patch.setattr(stopping, "stop_on_signal", interrupted)
+            patch.setattr(process, "stop_on_signal", interrupted)
             patch.setattr(Progress, "show", show_and_stop)
             assert sweep(tmp_path, BASE + grid) == 130
     assert sweep(tmp_path, BASE + grid) == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjaxsim.cli import main, stopping
+from fedjaxsim.cli import main, process
 from fedjaxsim.cli.program import parse
 from fedjaxsim.cli.tuning import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
@@ -83,7 +83,9 @@ def test_the_statement_is_everywhere(finished):
     assert statement in printed
     draws = read(folder)["draws"]
     # Those of the tuning, and as many fresh ones.
-    assert len({each["digest"] for each in draws}) == len(draws) == 2 * read(folder)["seeds"]
+    assert (
+        len({each["digest"] for each in draws}) == len(draws) == 2 * read(folder)["asked"]["seeds"]
+    )
     assert "at most one of them may be published" in read(folder)["shared_seed"]
     assert read(folder)["shared_seed"] in printed
     assert read_toml(folder / "tuned.toml").public == (statement,)
@@ -116,7 +118,7 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     finished, tmp_path, monkeypatch, capsys
 ):
     folder, _ = finished
-    listening = stopping.stop_on_signal
+    listening = process.stop_on_signal
     events = []
 
     class Caught:
@@ -135,7 +137,7 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
         if step.runs > 6:
             events[0].set()
 
-    monkeypatch.setattr(stopping, "stop_on_signal", Caught)
+    monkeypatch.setattr(process, "stop_on_signal", Caught)
     monkeypatch.setattr(TuneProgress, "update", update)
     assert main([*SMALL, *PRIVATE, "--out", str(tmp_path)]) == 130
     path = read(tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjaxsim.data import Population
 from fedjaxsim.data.describe import describe, in_words
-from fedjaxsim.report.population import population_figure
+from fedjaxsim.report.figures import population_figure
 
 
 def drawn(population) -> list[Any]:

@@ -15,7 +15,7 @@ from fedjaxsim.report.progress import (
     epsilon_text,
     in_words,
 )
-from fedjaxsim.report.tables import print_table
+from fedjaxsim.report.results import print_table
 
 RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1.2341}
 

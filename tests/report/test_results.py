@@ -15,7 +15,6 @@ from fedjaxsim.metrics import METRICS, Metric, judged_by, label, of_column
 from fedjaxsim.report.files import lines
 from fedjaxsim.report.results import (
     Run,
-    best_first,
     choosing,
     compared,
     curve,
@@ -274,7 +273,6 @@ def test_where_every_setting_fails_there_is_no_best():
     for name in ("value", "half", "learning_rate", "epsilon", "delta"):
         assert row[name] is None
     assert (row["noise_multiplier"], row["round"], row["failed"]) == (2.0, 5, 2)
-    assert [each["value"] for each in best_first([row, {"value": 0.1}], "test_loss")] == [0.1, None]
 
 
 def test_a_single_seed_has_no_interval_and_ties_go_to_the_first_setting():

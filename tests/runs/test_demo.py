@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjaxsim.cli import demo, main
+from fedjaxsim.cli import main, sweep
 from fedjaxsim.report.results import estimate
 from fedjaxsim.runs.sweep_results import read_runs
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_all_runs_share_what_makes_them_comparable():
-    plan = read_plan(demo.DEMO, seeds=[3])
+    plan = read_plan(sweep.DEMO, seeds=[3])
     assert isinstance(plan, SweepRuns)
     assert len(plan.runs) == 7
     own = {"algorithm": "pmtl", "message": "offset", "epsilon": None}
@@ -31,7 +31,7 @@ def test_all_runs_share_what_makes_them_comparable():
 def test_settings_are_those_that_the_comparison_chose():
     found = json.loads((ROOT / "experiments/results/compare-digits.json").read_text())
     at = [level["epsilon"] or math.inf for level in found["levels"]]
-    plan = read_plan(demo.DEMO, seeds=[0])
+    plan = read_plan(sweep.DEMO, seeds=[0])
     assert isinstance(plan, SweepRuns)
     for config in plan.runs:
         name = "pmtl-offset" if config.algorithm == "pmtl" else config.algorithm
@@ -49,7 +49,7 @@ def small(monkeypatch, tmp_path):
         'data = "digits"\nclients = 8\nrounds = 2\neval-every = 2\nlocal-steps = 1\n'
         'algorithm = "local"\n[sweep]\nlearning-rate = 0.5\nseed = [0, 1, 2]\n'
     )
-    monkeypatch.setattr(demo, "DEMO", file)
+    monkeypatch.setattr(sweep, "DEMO", file)
 
 
 @pytest.mark.usefixtures("small")

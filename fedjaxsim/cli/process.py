@@ -1,0 +1,211 @@
+"""The process of a command: how JAX starts in it, alone or beside others, and how its work ends.
+
+Compiled programs are kept in the user's cache folder by JAX's persistent compilation cache. They
+are trusted and made for one kind of CPU, so the folder is the user's own and has one for each kind.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from fedjaxsim import store
+from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.messages import (
+    INTERRUPTED,
+    REFUSED,
+    is_expected,
+    is_out_of_memory,
+    one_line,
+    refuse,
+    say,
+)
+from fedjaxsim.engine import processes
+from fedjaxsim.signals import Stop, stop_on_signal
+
+Result = TypeVar("Result")
+CACHE = "FEDJAXSIM_COMPILATION_CACHE"
+"""Environment variable: `off`, or a folder in place of the user's cache folder."""
+_MOST_BYTES = 2**30
+"""Most bytes kept from one start to the next."""
+_ERROR = re.compile(r"Error (\w+) persistent compilation cache entry for '([^']+)': (.*)")
+_CONSEQUENCE = {
+    "reading": "is compiled again, as its file cannot be read",
+    "writing": "is not kept, as its file cannot be written",
+}
+
+
+def start_jax(
+    devices_wanted: int | None, several: tuple[Any, Any, Any], *, cluster: bool = False
+) -> None:
+    """Set JAX up before it computes, on `devices_wanted` devices, all if None.
+
+    `several` has the coordinator's HOST:PORT, the number of processes and this one's index; None in
+    all for one process, and if `cluster` says that a cluster manager provides them.
+    """
+    processes.use_devices(devices_wanted)
+    # Reading a user's own part starts JAX before the command does.
+    if not jax.distributed.is_initialized() and (cluster or several[0] is not None):
+        processes.join(*several)
+    keep_compiled_programs()
+
+
+def in_all_processes(prepare: Callable[[], Work], devices_wanted: int | None) -> Work:
+    """Prepare a command in all processes: none starts what one refuses, or waits for a dead one.
+
+    `prepare` checks all input, calls `processes.agree` before anything is written or computed, and
+    returns the work.
+    """
+    if not processes.several():
+        processes.require(devices_wanted)
+        return prepare()
+    if not processes.is_first():
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+
+    def checked() -> Work:
+        try:
+            processes.require(devices_wanted)
+            work = prepare()
+            processes.agree({})  # no process has refused since
+        except processes.DisagreeError:
+            raise
+        except REFUSED as error:
+            if not processes.is_loss(error):
+                processes.refuse(one_line(error))
+            raise
+        return work
+
+    def done() -> int:
+        code = work()
+        processes.from_all("done")  # the first process writes for longer than the others
+        return code
+
+    work = _or_leave(checked, REFUSED)
+    return lambda: _or_leave(done)
+
+
+def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ...] = ()) -> Result:
+    """Return the result of `function`; print an error outside `passing` and end the process."""
+    try:
+        return function()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            say("interrupted")
+            processes.leave(INTERRUPTED)
+        if isinstance(error, Exception):
+            if processes.is_loss(error):
+                processes.lose(one_line(error))
+            if isinstance(error, passing) and not is_out_of_memory(error):
+                raise
+            if is_expected(error):
+                processes.leave(refuse(error))
+        traceback.print_exc()
+        processes.leave(1)
+
+
+@contextlib.contextmanager
+def stoppable(kept: Callable[[], str]) -> Iterator[Stop]:
+    """Yield the event that a signal sets.
+
+    `kept` says what a failed write, or the loss of a process, leaves, and how to continue.
+    """
+    with stop_on_signal() as stop:
+        processes.when_lost(kept)
+        try:
+            yield stop
+        except store.StorageError as error:
+            raise store.StorageError(f"{error}; {kept()}") from error
+
+
+# --- compiled programs ----------------------------------------------------------------------------
+
+
+def keep_compiled_programs() -> None:
+    """Turn the cache on before JAX compiles, unless the user has chosen another one or none.
+
+    An unusable folder gives a warning.
+    """
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
+        return
+    try:
+        folder = cache_folder()
+        if folder is None:
+            return
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write to {folder}")
+    except (OSError, RuntimeError) as error:
+        say(f"warning: compiled programs are not kept: {error}")
+        return
+    prune(folder, _MOST_BYTES)
+    settings.update("jax_compilation_cache_dir", str(folder))
+    # Many small programs take as long to compile as a large one.
+    settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    _watch_files(folder)
+
+
+def cache_folder() -> Path | None:
+    """Return the folder for programs of this kind of CPU; None if the user wants none."""
+    chosen = os.environ.get(CACHE, "")
+    if chosen.lower() == "off":
+        return None
+    words = {platform.machine(), platform.processor()}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        words |= {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    kind_of_cpu = hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:16]
+    if chosen:
+        return Path(chosen).expanduser() / kind_of_cpu
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():  # The XDG specification ignores relative ones.
+        root = Path.home() / ".cache"
+    return root / "fedjaxsim" / "compiled" / kind_of_cpu
+
+
+def prune(folder: Path, most_bytes: int) -> None:
+    """Remove the least recently used files below a folder until at most `most_bytes` are left.
+
+    JAX's own limit needs a package for locks and takes a lock for every program.
+    """
+    # Other programs may remove the same files meanwhile.
+    with contextlib.suppress(OSError):
+        known = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
+        left = sum(status.st_size for _, status in known)
+        for path, status in sorted(known, key=lambda each: max(each[1].st_atime, each[1].st_mtime)):
+            if left <= most_bytes:
+                return
+            path.unlink(missing_ok=True)
+            left -= status.st_size
+
+
+def _watch_files(folder: Path) -> None:
+    """Shorten warnings to one line each, and remove files of JAX that are broken.
+
+    JAX continues without a file that it cannot read, and never overwrites it.
+    """
+    usual, said = warnings.showwarning, set[str]()
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        error, text = _ERROR.match(str(message)), f"warning: {message}"
+        if error is not None:
+            action, program, reason = error.groups()
+            for path in folder.glob(f"{program}-*"):
+                path.unlink(missing_ok=True)
+            say(f"warning: the compiled {program} {_CONSEQUENCE[action]} in {folder}: {reason}")
+        elif not issubclass(category, UserWarning) or "fedjaxsim" not in filename:
+            usual(message, category, filename, lineno, file, line)
+        elif text not in said:  # a plan is checked before the run and at its start
+            said.add(text)
+            say(text)
+
+    warnings.showwarning = show
