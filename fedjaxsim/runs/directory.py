@@ -232,14 +232,12 @@ def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> 
     found = []
     for name, each in directories.items():
         config, summary, rows = each.config(), each.summary(), each.metrics()
-        of_all = {"delta": summary["delta"]}
         table = [
-            row | of_all | {"failed": bad} for row, bad in zip(rows, failures(rows), strict=True)
+            {**row, "delta": summary["delta"], "failed": failed}
+            for row, failed in zip(rows, failures(rows), strict=True)
         ]
         table[-1]["epsilon_replace"] = summary["epsilon_replace"]
-        more: dict[str, Any] = {}
-        if whole:
-            more = {"clients": each.clients(), "report": each.report()}
+        more: Any = {"clients": each.clients(), "report": each.report()} if whole else {}
         seed = config.get("seed", 0)
         found.append(Run(name, without_seed(config), seed, table, config, summary, **more))
     return found

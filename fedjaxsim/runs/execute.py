@@ -399,9 +399,10 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
     """
     directory = RunDirectory(path)
     tables, config = directory.config(), read_toml(path / CONFIG)
-    new = _new_clients(config, experiment.config)
+    new = (config.clients_used, experiment.config.clients_used) == ("kept", "held-out")
     last = trained(path, None if new else experiment.simulation.population)
     before, state = last.experiment, last.state
+    simulation, hparams = experiment.simulation, experiment.hparams
     if last.skipped or directory.released() > last.round:
         # A stage from an older state would not be charged for the rounds since.
         least = max(directory.released(), last.round)
@@ -409,32 +410,24 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
             f"{path} released {least} rounds, and its last whole checkpoint is of round "
             f"{last.round}: first run fedjaxsim resume {shlex.quote(str(path))} --rounds {least}"
         )
-    alike = config.algorithm == experiment.config.algorithm
-    alike = alike and not experiment.simulation.algorithm.warm_start.required
-    if alike and not new and _shapes(before) == _shapes(experiment):
-        state = experiment.simulation.start_from(state, experiment.hparams)
+    if new:
+        earlier, later = (each.simulation.population.names for each in (before, experiment))
+        if np.isin(later, earlier).any():
+            raise ValueError(
+                "held-out clients of the stage took part in the run before: data, seed and "
+                "held-out-clients must be as there"
+            )
+        state = simulation.start_new_clients(state, hparams, before.simulation)
+    elif (
+        config.algorithm == experiment.config.algorithm
+        and not simulation.algorithm.warm_start.required
+        and _shapes(before) == _shapes(experiment)
+    ):
+        state = simulation.start_from(state, hparams)
     else:
-        state = _begin(state, before, experiment)
+        state = simulation.start_from(state, hparams, before.simulation, before.hparams)
     state = experiment.with_budget(state)
     return state, [*tables.get("stages", []), stage_of(before, last.round, path)]
-
-
-def _begin(state: SimulationState, before: Experiment, experiment: Experiment) -> SimulationState:
-    simulation, hparams = experiment.simulation, experiment.hparams
-    if not _new_clients(before.config, experiment.config):
-        return simulation.start_from(state, hparams, before.simulation, before.hparams)
-    earlier, later = (each.simulation.population.names for each in (before, experiment))
-    if np.isin(later, earlier).any():
-        raise ValueError(
-            "held-out clients of the stage took part in the run before: data, seed and "
-            "held-out-clients must be as there"
-        )
-    return simulation.start_new_clients(state, hparams, before.simulation)
-
-
-def _new_clients(before: RunConfig, config: RunConfig) -> bool:
-    """Return whether a stage is of clients who were held out of the run before."""
-    return (before.clients_used, config.clients_used) == ("kept", "held-out")
 
 
 def with_delta_of(config: RunConfig, delta: float) -> RunConfig:

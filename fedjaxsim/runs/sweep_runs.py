@@ -100,14 +100,13 @@ class SweepOptions:
     def validate(self, keys: Sequence[str]) -> None:
         """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
         checks.positive(memory=self.memory)
-        allowed, names = [flag(key) for key in keys if key != "seed"], self.best_over or ()
-        for index, name in enumerate(names):
-            if flag(name) == "seed":
-                raise ValueError("best-over cannot hold seed: over seeds, values are averaged")
-            if flag(name) not in allowed:
-                raise ValueError(f"best-over takes swept keys ({', '.join(allowed)}), got {name!r}")
-            if flag(name) in map(flag, names[:index]):
-                raise ValueError(f"best-over names {name!r} twice")
+        allowed = [flag(key) for key in keys if key != "seed"]  # over seeds, values are averaged
+        names = [flag(name) for name in self.best_over or ()]
+        for name in names:
+            if name not in allowed or names.count(name) > 1:
+                raise ValueError(
+                    f"best-over takes swept keys ({', '.join(allowed)}), each once, got {name!r}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,10 +141,10 @@ class SweepRuns:
 
     @property
     def best_over(self) -> tuple[str, ...]:
-        """The columns over which the best is taken value.
+        """The columns over which the best value is taken.
 
-        The options name them; by default the learning rate where it is swept, else every
-        hyperparameter but the level of personalization and the settings of privacy.
+        By default the learning rate if it is swept, else every hyperparameter but the level of
+        personalization and the settings of privacy.
         """
         if self.options.best_over is not None:
             names = [name.replace("-", "_") for name in self.options.best_over]
@@ -162,22 +161,22 @@ class SweepRuns:
         Several words, widths or clients' values become one string with commas. In a column with
         such strings numbers are strings, too.
         """
-        cells = self._cells(run)
         return {
             name: str(cell) if name in self._of_words and cell is not None else cell
-            for name, cell in cells.items()
+            for name, cell in self._cells[run].items()
         }
 
-    def _cells(self, run: int) -> dict[str, Any]:
-        config, given = self.runs[run], self.given[run]
-        return {
-            column_of(key): _cell(config.get(key)) if key in given else None for key in self.keys
-        }
+    @functools.cached_property
+    def _cells(self) -> list[dict[str, Any]]:
+        return [
+            {column_of(key): _cell(run.get(key)) if key in given else None for key in self.keys}
+            for run, given in zip(self.runs, self.given, strict=True)
+        ]
 
     @functools.cached_property
     def _of_words(self) -> frozenset[str]:
         """The columns in which the value of some run is a string."""
-        cells = itertools.chain.from_iterable(self._cells(k).items() for k in range(len(self.runs)))
+        cells = itertools.chain.from_iterable(each.items() for each in self._cells)
         return frozenset(name for name, cell in cells if isinstance(cell, str))
 
     def families(self) -> list[list[tuple[int, ...]]]:
@@ -307,6 +306,11 @@ class Candidate(NamedTuple):
         """The values by column."""
         return {column_of(key): _cell(value) for key, value in {**self.place, **self.point}.items()}
 
+    def table(self, seeds: Sequence[int]) -> Table:
+        """Return a table of its runs with some seeds."""
+        values = {**self.place, **self.point}
+        return {key: (value,) for key, value in values.items()} | {"seed": tuple(seeds)}
+
 
 @dataclasses.dataclass(frozen=True)
 class Search:
@@ -390,10 +394,9 @@ class Search:
 
     def tuning(self) -> SweepRuns:
         """Return the runs that choose, evaluated at their end."""
-        tables = [_table(each, self.seeds) for each in self.candidates]
-        plan = resolve_sweep(self.base, tables, self._options())
-        rounds = max(run.rounds for run in plan.runs)
-        return resolve_sweep({**self.base, "eval_every": rounds}, tables, self._options())
+        tables = [each.table(self.seeds) for each in self.candidates]
+        rounds = max(run.rounds for run in self._resolve(tables).runs)
+        return self._resolve(tables, eval_every=rounds)
 
     def chosen(self, best: Sequence[Values], metric: str) -> SweepRuns:
         """Return the runs of the best candidates, whose values by column are in `best`."""
@@ -410,16 +413,12 @@ class Search:
             f"{', '.join(map(flag, self.keys))} were chosen for each combination among {points} "
             f"points, by the mean {metric} over seeds {', '.join(map(str, self.seeds))}."
         )
-        tables = [_table(each, each.seeds) for each in kept]
-        return dataclasses.replace(resolve_sweep(self.base, tables, self._options()), choice=choice)
+        plan = self._resolve([each.table(each.seeds) for each in kept])
+        return dataclasses.replace(plan, choice=choice)
 
-    def _options(self) -> SweepOptions:
-        return dataclasses.replace(self.options, best_over=self.keys)
-
-
-def _table(candidate: Candidate, seeds: tuple[int, ...]) -> Table:
-    values = {**candidate.place, **candidate.point}
-    return {**{key: (value,) for key, value in values.items()}, "seed": seeds}
+    def _resolve(self, tables: Sequence[Table], **changes: Any) -> SweepRuns:
+        options = dataclasses.replace(self.options, best_over=self.keys)
+        return resolve_sweep({**self.base, **changes}, tables, options)
 
 
 # --- files ----------------------------------------------------------------------------------------
