@@ -1,4 +1,4 @@
-"""Assemble the population and the simulation that settings name; errors are as in `prepare`."""
+"""Assemble the population and the simulation that settings name, and check that they fit."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -261,6 +261,8 @@ def _algorithm(
         return algorithm
     return compressed(algorithm, _part(config, "compression", Compression))
 
+
+# --- checks of data and models --------------------------------------------------------------------
 
 _CLASSES = ("digits", "leaf")
 """Data whose labels are classes."""

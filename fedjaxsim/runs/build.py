@@ -354,6 +354,8 @@ def _check_memory(experiment: Experiment) -> None:
             )
 
 
+# --- the check of users' code ---------------------------------------------------------------------
+
 _CLIENTS, _ROWS, _ROUNDS = 5, 6, 2
 """Clients and rounds of the check, and rows of each client in each split."""
 

@@ -265,6 +265,9 @@ def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
     raise ValueError(f"{path} is damaged: it does not hold what a run writes")
 
 
+# --- fingerprints ---------------------------------------------------------------------------------
+
+
 def fingerprint_of(population: Population) -> str:
     """Return a hash of all rows and of the clients that have them."""
     generate = population.generate

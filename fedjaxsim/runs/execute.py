@@ -1,4 +1,4 @@
-"""Execute one run: from a built experiment to its files."""
+"""Execute one run, or a stage after another run: from a built experiment to its files."""
 
 import collections
 import shlex
@@ -354,6 +354,8 @@ def _figure_title(experiment: Experiment) -> str:
         privacy += f" on average, noise-schedule {config.noise_schedule}"
     return f"{experiment.title}, {experiment.simulation.num_clients} clients, {privacy}"
 
+
+# --- stages ---------------------------------------------------------------------------------------
 
 PERSONAL = (
     "A client's model is its own, and so are predictions by it: the run's guarantee covers it "

@@ -1,4 +1,4 @@
-"""The parts of a run by name, with the settings and hyperparameters of each."""
+"""The parts of a run by name, the package's and users', with their settings."""
 
 import dataclasses
 import difflib
@@ -260,6 +260,8 @@ def absolute(data: str) -> str:
         return data
     return f"{kind}:{Path(path).absolute()}"
 
+
+# --- users' parts ---------------------------------------------------------------------------------
 
 _TAKES = {
     "algorithm": "task", "model": "shape, outputs", "loss": "model, outputs", "mechanism": "",
