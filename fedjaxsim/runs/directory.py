@@ -30,7 +30,6 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables, reading
-from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import failures
 from fedjaxsim.extras import missing
 from fedjaxsim.report.files import (
@@ -46,6 +45,7 @@ from fedjaxsim.report.results import Run, without_seed
 from fedjaxsim.runs.settings_files import CONFIG, kind_of, looking_at
 
 if TYPE_CHECKING:
+    from fedjaxsim.data.population import Population
     from fedjaxsim.privacy.events import Drawn
     from fedjaxsim.privacy.guarantee import Report
 
@@ -268,7 +268,7 @@ def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
 # --- fingerprints ---------------------------------------------------------------------------------
 
 
-def fingerprint_of(population: Population) -> str:
+def fingerprint_of(population: "Population") -> str:
     """Return a hash of all rows and of the clients that have them."""
     generate = population.generate
     found = hashlib.sha256(getattr(generate, "__qualname__", repr(generate)).encode())
