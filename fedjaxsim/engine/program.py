@@ -203,19 +203,20 @@ class Program:
         choose = self.choose_layout(state, evaluates=True)
         layout = choose()
 
-        def one(personal, client_id):
+        def one(personal, client_id, most_rows):
             with bound(self.algorithm.task.frozen, rows.frozen):
                 params = self.predict(state, personal, hparams, client_id, rows, layout)
                 data = rows.of(client_id, state.key, self.minibatches, layout)
-                return self.measure(params, data, rows.most_rows)
+                return self.measure(params, data, most_rows)
 
+        # Client m, who is none, has no rows.
         if clients is None:
-            ids, _ = self.partition.ids()
+            ids, exist = self.partition.ids()
+            ids = jnp.where(exist, ids, self.num_clients)
             return map_clients(one, state.personal, ids, choose, rows)
         count = clients.shape[0]
         sample = Cohort(clients, jnp.ones(count, bool), jnp.zeros((), jnp.int32))
         slots, ids, mask = self.partition.slots_of(sample, full=False)
-        # Client m, who is none, has no rows.
         personal = jax.tree.map(lambda leaf: leaf[jnp.where(mask, slots, 0)], state.personal)
         found = map_clients(one, personal, jnp.where(mask, ids, self.num_clients), choose, rows)
         place = jnp.where(mask, jnp.searchsorted(clients, ids), count)

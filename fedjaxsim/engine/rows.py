@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import register_dataclass
 
 from fedjaxsim.algorithm import Algorithm
@@ -12,6 +13,9 @@ from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches, reader
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import LARGEST_PASS, Layout
 from fedjaxsim.kernels.permutation import FEW_ROWS
+
+RARE = 8
+"""Clients with many rows are few if they are at most an eighth."""
 
 
 @register_dataclass
@@ -27,6 +31,8 @@ class Rows:
       generate: static; the population's function for fresh minibatches, or None.
       pass_size: static; rows in a batch of an exact pass.
       most_rows: static; a bound on a client's rows, the padding of its last batch included.
+      tail: static; pairs of a number of clients, which rises, and a bound on the rows of every
+        client but so many, the longest; empty unless few clients are long.
       training: the clients' training rows, where `fields` are these ones; None if the split is
         theirs, or nobody reads them.
       frozen: the frozen weights of the model, which all clients read; or None.
@@ -39,6 +45,7 @@ class Rows:
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
     pass_size: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
     most_rows: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
+    tail: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"static": True})
     training: "Rows | None" = None
     frozen: dict[str, jax.Array] | None = None
 
@@ -60,6 +67,7 @@ class Rows:
         if split != "train":  # minibatches need a closer bound
             most = 1 << 2 * ((rows.most_rows - 1).bit_length() + 1 >> 1)
             rows = dataclasses.replace(rows, most_rows=most)
+        rows = dataclasses.replace(rows, tail=_tail(ranges.count, rows.most_rows))
         if algorithm is None:
             return rows
         frozen, training = algorithm.task.frozen, None
@@ -92,10 +100,10 @@ class Rows:
         ids: Any = None,
     ) -> "Rows":
         """Return rows, or their shapes, of clients with at most `largest` rows each."""
-        # Rounded up to a power of two, so other data rarely recompile.
-        pass_size = max(1, min(LARGEST_PASS, largest))
-        most_rows = max(LARGEST_PASS, 1 << (largest - 1).bit_length())
-        return cls(fields, start, count, ids, generate, pass_size, most_rows)
+        # Rounded up to a power of two, so other data rarely recompile; whole passes fit the bound.
+        power = 1 << max(0, largest - 1).bit_length()
+        most_rows = max(LARGEST_PASS, power)
+        return cls(fields, start, count, ids, generate, min(LARGEST_PASS, power), most_rows)
 
     def bounded_as(self, other: "Rows") -> "Rows":
         """Return the rows with the static bounds of `other` that hold, to share its compiled code.
@@ -103,16 +111,15 @@ class Rows:
         That changes no result beyond rounding, where no minibatch draws its examples by coins.
         """
         most = other.most_rows
-        alike = (most <= FEW_ROWS) == (
-            self.most_rows <= FEW_ROWS
-        )  # else rows are shuffled otherwise
+        # Else rows are shuffled otherwise.
+        holds = most >= self.most_rows and (most <= FEW_ROWS) == (self.most_rows <= FEW_ROWS)
         training = self.training
         if training is not None and other.training is not None:
             training = training.bounded_as(other.training)
         return dataclasses.replace(
             self,
             pass_size=other.pass_size,
-            most_rows=most if alike and most >= self.most_rows else self.most_rows,
+            most_rows=most if holds else self.most_rows,
             training=training,
         )
 
@@ -173,6 +180,18 @@ class Rows:
         if self.ids is None:
             return client_ids
         return jnp.searchsorted(self.ids, client_ids, method="compare_all")
+
+
+def _tail(count: np.ndarray, most_rows: int) -> tuple[tuple[int, int], ...]:
+    """Return the `tail` of clients; numbers are rounded up to powers of four to share programs."""
+    found, bound = [], LARGEST_PASS
+    while bound < most_rows:
+        longer = int(np.sum(count > bound))
+        longest = 1 << 2 * ((longer - 1).bit_length() + 1 >> 1)
+        if longer > 0 and longest <= len(count) // RARE:
+            found.insert(0, (longest, bound))
+        bound *= 16
+    return tuple(found)
 
 
 @jax.custom_batching.custom_vmap

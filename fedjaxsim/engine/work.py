@@ -7,7 +7,7 @@ accumulator and scattered back before the next.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine.factorizations import factorize_one_by_one
 from fedjaxsim.engine.layout import LEAST_IN_BATCH, Layout
-from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.rows import RARE, Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend, products
@@ -27,6 +27,8 @@ from fedjaxsim.privacy.messages import Messages, along_clients
 PyTree = Any
 CLIENT_ID = jax.ShapeDtypeStruct((), jnp.int32)
 """The shape of a client's id."""
+_LONGEST = 64
+"""Most clients, the longest of all, that are evaluated in batches of `LEAST_IN_BATCH`."""
 
 factorize_one_by_one()
 
@@ -229,27 +231,67 @@ def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, total
 
 
 def map_clients(
-    function: Callable[[PyTree, jax.Array], PyTree],
+    function: Callable[[PyTree, jax.Array, int], PyTree],
     store: PyTree,
     ids: jax.Array,
     choose: Callable[..., Layout],
-    rows: PyTree = (),
+    rows: Rows,
+    *,
+    sort: bool = True,
 ) -> PyTree:
-    """Map `(personal, client_id) -> outputs` over clients, in chunks; outputs are (s, ...).
+    """Map `(personal, client_id, most_rows) -> outputs` over clients; outputs are (s, ...).
 
     Args:
-      function: of one client.
+      function: of one client; `most_rows` is a static bound on its rows, as in `Rows`.
       store: the clients' personal states, leaves (s, ...).
-      ids: (s,) int32 client ids.
+      ids: (s,) int32 client ids, which are distinct or m.
       choose: as in `work`.
-      rows: all rows on the device, which leave less of its memory.
+      rows: the rows that `function` reads. All clients of a batch wait for its longest, so batches
+        are of clients with similar numbers of rows.
+      sort: static; reverse mode wants clients in their own order, as it would add to the whole
+        store in every batch.
     """
+
+    def of_client(personal, client_id):
+        return function(personal, client_id, rows.most_rows)
 
     def memory():
         row = row_of(store)
-        work = jax.make_jaxpr(function)(row, CLIENT_ID)
+        work = jax.make_jaxpr(of_client)(row, CLIENT_ID)
         return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row)
 
     layout = choose(slots=ids.shape[0], memory=memory)
-    batch = None if layout.scans else layout.chunk_size
-    return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=batch)
+    size = None if layout.scans else layout.chunk_size
+    if not sort or (layout.scans and not rows.tail):
+        return jax.lax.map(lambda args: of_client(*args), (store, ids), batch_size=size)
+    batches, slots = -(-rows.counts(ids) // rows.pass_size), jnp.arange(ids.shape[0])
+    order = jax.lax.cond(
+        jnp.all(batches == batches[0]),
+        lambda: slots,
+        lambda: jnp.argsort(batches, descending=True).astype(slots.dtype),
+    )
+
+    def of_ranks(first, last, size, most_rows):
+        def of_slot(slot):
+            personal = jax.tree.map(lambda leaf: leaf[slot], store)
+            return function(personal, ids[slot], most_rows)
+
+        return jax.lax.map(of_slot, order[first:last], batch_size=size)
+
+    found = [of_ranks(*tier) for tier in _tiers(len(order), size, rows)]
+    places = jnp.zeros_like(order).at[order].set(slots, unique_indices=True)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[places], *found)
+
+
+def _tiers(count: int, size: int | None, rows: Rows) -> Iterator[tuple[int, int, int | None, int]]:
+    """Yield ranks from and to, the size of their batches and a bound on the rows of a client."""
+    first, most = 0, rows.most_rows
+    for longest, bound in rows.tail:
+        if longest > count // RARE:
+            break
+        if longest > first:
+            small = size and longest <= _LONGEST
+            yield first, longest, LEAST_IN_BATCH if small else size, most
+            first = longest
+        most = bound
+    yield first, count, size, most

@@ -20,6 +20,7 @@ from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.whole_run import mean_metric
 from fedjaxsim.metrics import Metric
 from fedjaxsim.models.model import linear
@@ -251,6 +252,56 @@ def test_folds_are_those_of_each_clients_own_rows(layout):
     assert summary["test_auc_undefined"] == 1
     assert np.isfinite(summary["test_auc"])
     assert summary["test_largest_loss"] == np.mean(evaluation.values["largest_loss"][[0, 1, 3, 4]])
+
+
+LONG = {77: 700, 140: 300, 5: 40}
+"""Clients with many test rows, of 160."""
+
+
+@functools.cache
+def long_tailed() -> tuple[Population, Any]:
+    rng = np.random.default_rng(2)
+    test = np.array([LONG.get(k, 1 + k % 3) for k in range(160)])
+    x = (np.round(8 * rng.normal(size=(160 + test.sum(), 2))) / 8).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=len(x)) > 0).astype(np.int32)
+    clients = Population.from_flat({"x": x, "y": y}, np.stack([1 + 0 * test, 0 * test, test], 1))
+    sim = Simulation(pmtl(OWN), clients, full_participation(), Minibatches(4, steps=2))
+    return clients, with_models(sim.init(0, sim.hyperparameters(**VALUES)))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"chunk_map": "vmap"},
+        pytest.param({"chunk_map": "scan"}, marks=pytest.mark.thorough),
+        pytest.param({"devices": jax.devices()[:2]}, marks=pytest.mark.thorough),
+    ],
+)
+def test_every_client_beside_long_ones_has_its_own_values(layout):
+    clients, state = long_tailed()
+    sim = Simulation(pmtl(OWN), clients, full_participation(), Minibatches(4, steps=2), **layout)
+    found = sim.evaluate(state, sim.hyperparameters(**VALUES)).values
+    for k in (*LONG, 0, 1, 2, 80, 159):
+        rows = clients.rows(k, "test")
+        kernel, bias = (
+            np.asarray(state.personal["kernel"][k]),
+            np.asarray(state.personal["bias"][k]),
+        )
+        score = (rows["x"] @ kernel.T + bias)[:, 0]
+        loss = np.mean(np.log1p(np.exp(np.where(rows["y"] > 0, -score, score))))
+        np.testing.assert_allclose(found["loss"][k], loss, rtol=1e-5, err_msg=str(k))
+        if len(set(rows["y"])) > 1:
+            np.testing.assert_allclose(found["auc"][k], roc_auc_score(rows["y"], score), rtol=1e-6)
+    # Three have more than 16 rows, two more than 256; numbers are rounded up to powers of four.
+    assert sim.rows["test"].tail == ((4, 256), (4, 16))
+
+
+def test_whole_passes_fit_the_bound_of_rows_that_share_a_program():
+    for most in range(1, 70):
+        first = Rows.sized({}, [0], [most], most)
+        for largest in range(1, 70):
+            rows = Rows.sized({}, [0], [largest], largest).bounded_as(first)
+            assert -(-largest // rows.pass_size) * rows.pass_size <= rows.most_rows
 
 
 @pytest.mark.thorough
