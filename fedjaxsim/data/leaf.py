@@ -64,30 +64,24 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
     """Return the JSON files of each split in a folder or zip."""
     entries = _entries(folder)
-    while len(entries) == 1 and (only := next(iter(entries.values()))).is_dir():
-        folder, entries = only, _entries(only)
-    splits = {split_called(name): each for name, each in entries.items() if each.is_dir()}
+    while len(entries) == 1 and entries[0].is_dir():
+        folder, entries = entries[0], _entries(entries[0])
+    splits = {split_called(each.name): each for each in entries if each.is_dir()}
+    parts = {"train": folder}
     if 0 in splits and len(splits) > 1 + (None in splits):
-        found = {SPLITS[k]: _json_files(each) for k, each in splits.items() if k is not None}
-    else:
-        found = {"train": _json_files(folder)}
-    for files in found.values():
-        if not files:
-            raise ValueError(f"{folder} holds no *.json files to read")
+        parts = {SPLITS[k]: each for k, each in splits.items() if k is not None}
+    found = {}
+    for name, part in parts.items():
+        found[name] = [each for each in _entries(part) if each.name.endswith(".json")]
+        if not found[name]:
+            raise ValueError(f"{part} holds no *.json files to read")
     return found
 
 
-def _entries(folder: Traversable) -> dict[str, Traversable]:
-    return {each.name: each for each in folder.iterdir() if not _is_litter(each.name)}
-
-
-def _json_files(folder: Traversable) -> list[Traversable]:
-    files = [e for e in folder.iterdir() if e.name.endswith(".json") and not _is_litter(e.name)]
-    return sorted(files, key=lambda file: file.name)
-
-
-def _is_litter(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+def _entries(folder: Traversable) -> list[Traversable]:
+    """List a folder by name, without hidden files and those of macOS."""
+    shown = [e for e in folder.iterdir() if not e.name.startswith((".", "__MACOSX"))]
+    return sorted(shown, key=lambda each: each.name)
 
 
 def _read_all(files: Iterable[Traversable]) -> Users:
@@ -136,8 +130,8 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
     x, y = found["x"], found["y"]
     if isinstance(x, np.ndarray) and x.dtype.kind == "f":
         found["x"] = to_float32(x)
-    if isinstance(y, np.ndarray) and y.size == len(y) and y.dtype.kind != "U":
-        found["y"] = y.reshape(-1)  # but a list of one word stays a list
+    if isinstance(y, np.ndarray) and y.size == len(y):
+        found["y"] = y.reshape(-1)
     return found
 
 
