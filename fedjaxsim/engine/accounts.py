@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.data.batch import UnprotectedError
 from fedjaxsim.data.columns import Preparation
-from fedjaxsim.data.minibatches import ClientData, Minibatches, reader, view_here
+from fedjaxsim.data.minibatches import ClientData, Minibatches, UnprotectedError, reader, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
-from fedjaxsim.data.batch import UnprotectedError
-from fedjaxsim.data.minibatches import ClientData, Minibatches, loss_of, view_here
+from fedjaxsim.data.minibatches import ClientData, Minibatches, UnprotectedError, loss_of, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import Account, costs_of
 from fedjaxsim.engine.layout import Layout, Workload

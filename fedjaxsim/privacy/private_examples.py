@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.batch import Batch, Reader
+from fedjaxsim.data.minibatches import Batch, Reader
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.privacy.entries import check_delta, check_epsilon, least_count

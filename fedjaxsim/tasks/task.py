@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from fedjaxsim import checks
-from fedjaxsim.data.batch import Batch, ProtectedBatch
+from fedjaxsim.data.minibatches import Batch, ProtectedBatch
 from fedjaxsim.data.synthetic import feature_variances
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.linear_steps import Linear

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 import fedjaxsim as fjs
 from fedjaxsim.audit.one_run import of_scores
-from fedjaxsim.data.batch import UnprotectedError
+from fedjaxsim.data.minibatches import UnprotectedError
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend, Silos

@@ -11,8 +11,7 @@ import pytest
 from flax import nnx
 
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.data.batch import Batch
-from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.models import from_equinox, from_flax, from_nnx, linear
 from fedjaxsim.privacy.private_examples import GradientNoise

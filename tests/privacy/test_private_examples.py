@@ -17,8 +17,7 @@ import fedjaxsim as fjs
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.audit.one_run import of_scores
-from fedjaxsim.data.batch import UnprotectedError
-from fedjaxsim.data.minibatches import view_here
+from fedjaxsim.data.minibatches import UnprotectedError, view_here
 from fedjaxsim.engine.accounts import gradients_of, require_protection
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
