@@ -788,12 +788,7 @@ class Simulation:
         """Check that a run can go on for `rounds` rounds after `done`; traced noise is skipped."""
         counts = {"rounds": rounds, "eval_every": eval_every, "eval_clients": eval_clients}
         checks.count(**{name: each for name, each in counts.items() if each is not None})
-        most, last = self.sampler.rounds, done + rounds
-        if most is not None and last > most:
-            raise ValueError(
-                f"the sampler serves {most} rounds in all, got {done} done and {rounds} more"
-            )
-        z = hparams.get("noise_multiplier", 0.0)
+        last, z = done + rounds, hparams.get("noise_multiplier", 0.0)
         forgets = self.algorithm.noise_adds_up
         known = not isinstance(z, core.Tracer)
         if forgets and known and last > _MANY_ROUNDS and np.any(np.asarray(z) > 0):

@@ -26,7 +26,7 @@ from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.entries import MOST_ROUNDS
-from fedjaxsim.privacy.events import Gaussian, PrivacySpend
+from fedjaxsim.privacy.events import Gaussian
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.simulation import Simulation, SimulationState
 
@@ -245,7 +245,9 @@ def result(state: SimulationState, report: Report) -> OneRunResult:
     reported, sent = report.find("zero_out").epsilon, np.asarray(state.shared.sent)
     adapts = jax.tree.leaves(state.mechanism)
     independent = not adapts and all(isinstance(c.event, Gaussian) for c in report.charges)
-    allowed = None if reported is None or not independent else _allowed(report.charges)
+    allowed = None
+    if reported is not None and independent:
+        allowed = composition.profile(report.charges, "zero_out").delta(0.0)
     return of_scores(scores, sent, report.delta, reported, allowed)
 
 
@@ -301,8 +303,3 @@ def lower_bound(
         middle = (low + high) / 2
         low, high = (middle, high) if p_value(middle) <= significance else (low, middle)
     return low
-
-
-def _allowed(charges: tuple[PrivacySpend, ...]) -> float:
-    """Return the largest advantage of a test for one client that a guarantee allows, δ(0)."""
-    return composition.profile(charges, "zero_out").delta(0.0)

@@ -24,8 +24,8 @@ class Cohorts:
     """Sampling of cohorts, as asked for.
 
     Attributes:
-      sampling: Sampling of cohorts: independent, of exactly q clients, or all. K passes cost
-        what K rounds of all clients do.
+      sampling: Sampling of cohorts: independent, of exactly q clients, or all. K passes of
+        fixed groups in turn cost what K rounds of all clients do.
       sampling_rate: p (poisson), or the cohort's share q/m of the clients (fixed).
       clients: m; ε depends on it only through a capacity or a share.
       capacity: Places in a cohort (poisson; by default enough for all), or its size q (fixed).

@@ -37,7 +37,6 @@ from .samplers import fixed_groups as fixed_groups
 from .samplers import fixed_size as fixed_size
 from .samplers import full_participation as full_participation
 from .samplers import intermittent as intermittent
-from .samplers import passes as passes
 from .samplers import poisson as poisson
 from .samplers import recorded as recorded
 

@@ -131,8 +131,6 @@ def _of_sampling(charged: PrivacySpend) -> str:
         "charged probability, and sums are divided by a public number.",
         "fixed": f"Cohorts of exactly {scheme.capacity} of {m} clients; other clients' "
         "participation reveals a client's own, so sampling hides nothing in joint_dp.",
-        "capped": f"No client takes part more than {scheme.max_participations} times; the "
-        "schedule is public, so sampling hides nothing.",
         "groups": f"{scheme.groups} fixed groups of the {m} clients take part in turn; the groups "
         "are public, so sampling hides nothing.",
         "full": f"All {m} clients take part in every round.",
@@ -166,8 +164,3 @@ def no_guarantee(charged: PrivacySpend) -> str:
     if charged.event.of_whole_run and len(set(noise)) > 1:
         return "correlated noise needs one noise multiplier in all rounds of a stage"
     return ""
-
-
-def not_certified(delta: float) -> str:
-    """Return why an accountant certified no ε."""
-    return f"δ = {delta:.3g} is below what the accountant resolves for this number of rounds"

@@ -159,15 +159,13 @@ def noise_multiplier(
             "that are public cost nothing"
         )
 
-    def cost(z):
+    def cost(z, accountant=accountant, schedule=noise_schedule):
         plan = (z, p, rounds, delta, scheme, event, adjacency)
-        return spent(*plan, accountant, noise_schedule, before)
-
-    def bound(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, "rdp", CONSTANT, before)
+        return spent(*plan, accountant, schedule, before)
 
     # A schedule changes this z little.
     guess = p * math.sqrt(rounds) / epsilon + 0.5
+    bound = functools.partial(cost, accountant="rdp", schedule=CONSTANT)
     start = _search(bound, epsilon, guess, -1.0, tolerance=0.05)
     z = _search(cost, epsilon, start or 1.0, -1.2, least=SMALLEST_NOISE)
     if z is None:
@@ -199,24 +197,19 @@ def rounds(
     check_noise_multiplier(noise_multiplier)
     p = _as_drawn(sampling_rate)
 
-    def cost(count):
-        return spent(noise_multiplier, p, int(count), delta, scheme, event, adjacency)
-
-    def bound(count):
+    def cost(count, accountant=None):
         plan = (noise_multiplier, p, int(count), delta, scheme, event, adjacency)
-        return spent(*plan, "rdp")
+        return spent(*plan, accountant)
 
-    return _most_rounds(cost, bound, epsilon, MOST_ROUNDS)
+    return _most_rounds(cost, epsilon, MOST_ROUNDS)
 
 
-def _most_rounds(
-    cost: Callable[[float], float], bound: Callable[[float], float], epsilon: float, most: int
-) -> int:
-    """Find the largest number of rounds, up to `most`, with `cost` ≤ ε; `bound` is a fast bound."""
+def _most_rounds(cost: Callable[..., float], epsilon: float, most: int) -> int:
+    """Find the largest number of rounds, up to `most`, with `cost(rounds[, accountant])` ≤ ε."""
     if cost(1) > epsilon:
         return 0
     start = 1
-    while start < most // 2 and bound(2 * start) <= epsilon:
+    while start < most // 2 and cost(2 * start, "rdp") <= epsilon:
         start *= 2
     good = int(_search(cost, epsilon, start, 0.7, most=most, least=1) or 1)
     if good > _FEW_ROUNDS or good == most:
@@ -246,7 +239,7 @@ def budget(
     def cost(count, accountant=accountant):
         return guarantee.spent(plan(int(count)), delta, accountant=accountant)
 
-    rounds = _most_rounds(cost, lambda count: cost(count, "rdp"), epsilon, most)
+    rounds = _most_rounds(cost, epsilon, most)
     if not rounds:
         raise ValueError(
             f"a budget of ε = {epsilon:g}, δ = {delta:.3g} has no room for a round: the budget or "
@@ -283,15 +276,13 @@ def sampling_rate(
         raise ValueError(f"scheme must be poisson to have a sampling rate, got {scheme.kind!r}")
     check_noise_multiplier(noise_multiplier)
 
-    def cost(p):
+    def cost(p, accountant=None, schedule=noise_schedule):
         plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency)
-        return spent(*plan, noise_schedule=noise_schedule)
-
-    def bound(p):
-        return spent(noise_multiplier, p, rounds, delta, scheme, event, adjacency, "rdp")
+        return spent(*plan, accountant, schedule)
 
     # A schedule changes this p little.
     guess = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
+    bound = functools.partial(cost, accountant="rdp", schedule=CONSTANT)
     start = _search(bound, epsilon, guess, 1.0, most=1.0, tolerance=0.05)
     p = _search(cost, epsilon, start or guess, 1.0, most=1.0)
     if p is None or p < 2.0**-32:

@@ -24,7 +24,6 @@ SAMPLERS = {
     "poisson": f"{_SAMPLERS}:poisson",
     "full": f"{_SAMPLERS}:full_participation",
     "fixed": f"{_SAMPLERS}:fixed_size",
-    "passes": f"{_SAMPLERS}:passes",
     "groups": f"{_SAMPLERS}:fixed_groups",
 }
 AVAILABILITIES = {

@@ -5,12 +5,11 @@ On the host, without JAX and numpy, so that the command line can check a plan at
 
 import bisect
 import dataclasses
-import math
 from typing import Literal, NamedTuple, get_args
 
 from fedjaxsim import checks
 
-SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
+SchemeKind = Literal["poisson", "fixed", "groups", "full"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 Unit = Literal["client", "example"]
@@ -31,25 +30,21 @@ class SamplingScheme:
 
     Attributes:
       kind: "poisson": each client independently with the charged probability p; "fixed": a
-        uniformly random cohort of exactly `capacity` clients; "capped": cohorts of a public
-        schedule (such as passes over the population) with at most `max_participations` rounds per
-        client in the whole run; "groups": `groups` fixed groups of clients in turn; "full": all
-        clients, in every round.
+        uniformly random cohort of exactly `capacity` clients; "groups": `groups` fixed groups of
+        clients in turn; "full": all clients, in every round.
       clients: m, the size of the population, public.
       capacity: B, the largest cohort that a round can hold. A larger Poisson cohort loses uniformly
         random members.
-      max_participations: the cap of a "capped" scheme; None for every other kind.
       groups: the number of groups of a "groups" scheme, whose clients take part in every
         `groups`-th round; None for every other kind.
 
     Raises:
-      ValueError: for an unknown kind, impossible sizes, or a cap or groups with another kind.
+      ValueError: for an unknown kind, impossible sizes, or groups with another kind.
     """
 
     kind: SchemeKind
     clients: int
     capacity: int
-    max_participations: int | None = None
     groups: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,16 +55,13 @@ class SamplingScheme:
             raise ValueError(
                 f"capacity must be {self.clients} for full participation, got {self.capacity}"
             )
-        most = {"max_participations": ("capped", math.inf), "groups": ("groups", self.clients)}
-        for name, (kind, limit) in most.items():
-            value = getattr(self, name)
-            if (self.kind == kind) != (value is not None):
-                raise ValueError(
-                    f"{name} must be given for a {kind} scheme and for no other, got {value} for "
-                    f"kind {self.kind!r}"
-                )
-            if value is not None:
-                checks.count(1, limit, **{name: value})
+        if (self.kind == "groups") != (self.groups is not None):
+            raise ValueError(
+                f"groups must be given for a groups scheme and for no other, got {self.groups} for "
+                f"kind {self.kind!r}"
+            )
+        if self.groups is not None:
+            checks.count(1, self.clients, groups=self.groups)
 
     def inclusions(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
         """Return (weight, p) of what others may know in a round, p a client's chance to be in then.

@@ -95,12 +95,9 @@ class PrivacyEvent:
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
         """Return the rounds that may cost one client something: the costliest that it can meet."""
-        left = scheme.max_participations
-        if scheme.groups is not None:
-            left = math.ceil(sum(entry.rounds for entry in entries) / scheme.groups)
-        if left is None:
+        if scheme.groups is None:
             return list(entries)
-        chosen = []
+        left, chosen = math.ceil(sum(entry.rounds for entry in entries) / scheme.groups), []
         for entry in sorted(entries):
             chosen.append(entry._replace(rounds=min(entry.rounds, left)))
             left -= chosen[-1].rounds
@@ -361,7 +358,7 @@ class Drawn(NamedTuple):
 
 def in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
     """Return whether the cost of rounds depends on their order."""
-    return scheme.kind in ("capped", "groups") or event.of_whole_run
+    return scheme.kind == "groups" or event.of_whole_run
 
 
 def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:

@@ -22,7 +22,6 @@ from fedjaxsim.privacy.assumptions import (
     SECRET_SEED,
     SIMULATION,
     no_guarantee,
-    not_certified,
     of_charges,
     tiny_silos,
 )
@@ -48,11 +47,9 @@ from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons, round_up
 
 _FEW = 64
 """Number of different rounds that `bound` prices one by one."""
-ADJACENCY_TEXT = {
+_MEANINGS = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
     "replace": "one client's whole data is replaced",
-}
-VIEW_TEXT = {
     "joint_dp": "against all other clients together, who know when they took part",
     "released_sequence": "against a reader of what the server published",
 }
@@ -102,26 +99,6 @@ class Guarantee:
         if self.epsilon is None:
             return "∞"
         return f"{_STATUS_TEXT[self.status]} {round_up(self.epsilon):.5g}"
-
-    @property
-    def meaning(self) -> tuple[str, str]:
-        """The neighbouring inputs and the adversary, in words."""
-        if self.unit == "example":
-            change = "is replaced" if self.adjacency == "replace" else "becomes none"
-            return f"one example of a client {change}", "against all who see its messages"
-        return ADJACENCY_TEXT[self.adjacency], VIEW_TEXT[self.view]
-
-    def largest_power(self, false_positives: float) -> float:
-        """Return the largest true positive rate of any test at the false positive rate α.
-
-        The smaller of e^ε α + δ and 1 − e^−ε (1 − α − δ) (Wasserman and Zhou, 2010; Kairouz, Oh and
-        Viswanath, 2015); 1 where nothing is guaranteed.
-        """
-        if self.epsilon is None:
-            return 1.0
-        steep = min(self.epsilon, 700.0)  # e^700 is about the largest double
-        low = math.exp(steep) * false_positives + self.delta
-        return min(1.0, low, 1 - math.exp(-steep) * (1 - false_positives - self.delta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,8 +244,7 @@ class Report:
         lines += [f"  {guarantee}" for guarantee in self.guarantees]
         if self.examples is not None:
             lines += [f"  one example, {text}" for text in self.examples.in_words()]
-        meanings = {**ADJACENCY_TEXT, **VIEW_TEXT}
-        lines += [f"  {name}: {text}" for name, text in meanings.items()]
+        lines += [f"  {name}: {text}" for name, text in _MEANINGS.items()]
         return "\n".join([*lines, *(f"  - {sentence}" for sentence in self._sentences())])
 
 
@@ -288,11 +264,9 @@ def spent(
     accountant: str | None = None,
 ) -> float:
     """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant)."""
-    costly = _costly([charged for charged in charges if charged.event.unit == "client"])
-    if not costly:
-        return 0.0
-    if any(map(no_guarantee, costly)):
-        return math.inf
+    costly = _costly(charges, "client")
+    if not costly or any(map(no_guarantee, costly)):
+        return math.inf if costly else 0.0
     return _certified(costly, delta, accountant, adjacency)[0]
 
 
@@ -301,11 +275,9 @@ def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
 
     Each new (z, p) costs some milliseconds once, so a run can ask after every evaluation.
     """
-    costly = _costly([charged for charged in charges if charged.event.unit == "client"])
-    if not costly:
-        return 0.0
-    if any(map(no_guarantee, costly)):
-        return math.inf
+    costly = _costly(charges, "client")
+    if not costly or any(map(no_guarantee, costly)):
+        return math.inf if costly else 0.0
     total = composition.rdp_of(list(map(_on_grid, costly)), "zero_out", rdp.ORDERS)
     return with_failure(rdp.profile(total), composition.any_overflow(costly)).epsilon(delta)
 
@@ -320,13 +292,10 @@ def _on_grid(charged: PrivacySpend) -> PrivacySpend:
     return charged._replace(entries=tuple(Entry(*kind, n) for kind, n in rounds.items()))
 
 
-def _costly(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
-    """Return the charges with a cost."""
-    return [
-        charged
-        for charged in charges
-        if charged.event.releases and (charged.entries or charged.overflowed)
-    ]
+def _costly(charges: Sequence[PrivacySpend], unit: Unit) -> list[PrivacySpend]:
+    """Return the charges of a unit with a cost."""
+    found = [each for each in charges if each.event.unit == unit and each.event.releases]
+    return [each for each in found if each.entries or each.overflowed]
 
 
 def _with_rounds(charged: PrivacySpend, more: int) -> PrivacySpend:
@@ -401,17 +370,14 @@ def report(
         does not describe a scheme and its event.
     """
     check_delta(delta)
-    examples = [
-        each for each in charges if each.event.unit == "example" and each in _costly(charges)
-    ]
+    examples, costly = _costly(charges, "example"), _costly(charges, "client")
     charges = [each for each in charges if each.event.unit == "client"]
     released = [charged for charged in charges if charged.event.releases]
-    if len(released) < len(charges) and _costly(charges):
+    if len(released) < len(charges) and costly:
         assumed = (*assumed, NO_RELEASE)
     if accountant is not None:
         for charged in released:
             composition.require_match(accountant, charged.scheme, charged.event)
-    costly = _costly(charges)
     reason = next(filter(None, map(no_guarantee, costly)), "")
     limited, allowed = (), costly
     if limit is not None and costly:
@@ -420,7 +386,7 @@ def report(
         released = allowed = list(limit.planned)
     sentences = of_charges(released, (*(limited or (PLANNED,)), *assumed), delta)
     rounds = [each for each in charges if not isinstance(each.event, Prepared)]
-    described = _costly(rounds) or rounds or charges
+    described = _costly(rounds, "client") or rounds or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
     def guarantees(adjacency: Adjacency) -> list[Guarantee]:
@@ -431,7 +397,8 @@ def report(
             epsilon, name, status = _certified(allowed, delta, accountant, adjacency)
             status = status if limit is None else "upper_bound"
         if epsilon is not None and math.isinf(epsilon):
-            epsilon, status, why = None, "none", not_certified(delta)
+            epsilon, status = None, "none"
+            why = f"δ = {delta:.3g} is below what the accountant resolves for this number of rounds"
         # The accountants' ε is for joint DP, which bounds that of the released sequence.
         rest = sampling, name, status, sentences, why
         return [Guarantee(epsilon, delta, adjacency, view, *rest) for view in VIEWS]
@@ -475,16 +442,13 @@ def compose_reports(
         raise ValueError(f"reports must be about the same clients, got {sorted(clients)} of them")
     if any(one.draws is None for one in reports):
         raise ValueError("a report lacks its draws: take it from `guarantee`")
-    if (
-        len({any(charged.event.unit == "example" for charged in one.charges) for one in reports})
-        > 1
-    ):
+    protects = {any(each.event.unit == "example" for each in one.charges) for one in reports}
+    if len(protects) > 1:
         raise ValueError(
             "some runs protect examples and the others do not: no ε of examples holds for all"
         )
     drawn = {f"report {number}": one.draws or () for number, one in enumerate(reports, 1)}
-    shared = drawn_twice(drawn)
-    if shared:
+    if shared := drawn_twice(drawn):
         raise ValueError(f"{shared} Run the others again, each with its own seed.")
     return report(
         [charged for one in reports for charged in one.charges],

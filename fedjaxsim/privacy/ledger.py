@@ -41,8 +41,8 @@ class Charges:
 
     Places with `rounds` > 0 come first; z and p of others mean nothing. If a round could not be
     entered, the account is `overflowed`, and no ε is reported. `next_round` is the first round that
-    may be charged next; None unless the cost depends on the order of rounds: a cap holds for rounds
-    in order, each once, and fixed groups and correlated noise take rounds without a gap.
+    may be charged next; None unless the cost depends on the order of rounds: fixed groups and
+    correlated noise take each once, without a gap.
     """
 
     scheme: SamplingScheme = dataclasses.field(metadata={"static": True})
@@ -285,9 +285,7 @@ def charge(
     next_round = charges.next_round
     if next_round is not None:
         number = jnp.asarray(round_, jnp.int32)
-        # A repeated round may break the cap.
-        capped = charges.scheme.kind == "capped"
-        missing |= number < next_round if capped else number != next_round
+        missing |= number != next_round
         next_round = jnp.maximum(next_round, number + 1)
     return dataclasses.replace(
         charges,

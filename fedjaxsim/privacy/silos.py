@@ -20,7 +20,6 @@ from fedjaxsim.privacy.accounting.profile import (
     NOTHING,
     UNPROTECTED,
     Profile,
-    largest_of,
     with_failure,
 )
 from fedjaxsim.privacy.assumptions import default_delta
@@ -156,8 +155,8 @@ def epsilons(
         of_all = [profile(taken, adjacency, also) for taken in spent]
         found = [one.epsilon(own) for one, own in zip(of_all, deltas.tolist(), strict=True)]
         each[adjacency], epsilon = np.array(found), max(found)
-        together = largest_of([profile(kind, adjacency, also) for kind in {*spent}])
-        largest[adjacency] = epsilon, together.delta(epsilon) if epsilon < math.inf else 1.0
+        together = (profile(kind, adjacency, also).delta(epsilon) for kind in {*spent})
+        largest[adjacency] = epsilon, max(together) if epsilon < math.inf else 1.0
     return ExampleEpsilons(counts, deltas, each["zero_out"], each["replace"], largest)
 
 

@@ -92,7 +92,7 @@ _WITH_RECORDS = ("algorithm", "mechanism", "sampling")
 """The roles with hyperparameters."""
 SETTINGS = {"num_clients": "clients", "bias": "intercept", "variance": "feature_noise"}
 """Names of settings that differ from the factory's argument."""
-_BOUNDED = ("clients", "cohort", "max_participations", "groups", "bands")
+_BOUNDED = ("clients", "cohort", "groups", "bands")
 _BOUNDS = {name: {"most": 2**31 - 1} for name in _BOUNDED} | {"hidden": {"least": 1, "most": 10**6}}
 """Smallest and largest numbers of settings; sums over a run fit into int32."""
 

@@ -39,7 +39,7 @@ def test_help_names_settings_that_parts_have():
         ("--algorithm fedprox --sampling full", "--mu --clip", "--lam --sampling-rate"),
         ("--model mlp", "--hidden", "--lam --rounds"),
         ("--mechanism adaptive", "--target-quantile --noise-multiplier", "--lam"),
-        ("--sampling passes", "--cohort --max-participations", "--sampling-rate"),
+        ("--sampling fixed", "--cohort", "--sampling-rate"),
         ("--data csv", "--target --client --drop", "--alpha --rounds"),
         ("--partition dirichlet", "--alpha --clients", "--target"),
         ("--data synthetic --partition iid", "--offset-scale", "--alpha"),
@@ -73,7 +73,7 @@ def test_help_of_ones_own_part_has_its_words(capsys):
     [
         ("run --mu 1", "mu", "fedprox"),
         ("run --hidden 4", "hidden", "mlp"),
-        ("run --cohort 4", "cohort", "passes"),
+        ("run --cohort 4", "cohort", "fixed"),
         ("run --count-noise 1", "count-noise", "adaptive"),
         ("run --target y", "target", "csv"),
         ("run --partition iid --alpha 1", "alpha", "dirichlet"),

@@ -14,7 +14,7 @@ from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.mechanisms.sums import client_noise
-from fedjaxsim.privacy.samplers import fixed_size, passes
+from fedjaxsim.privacy.samplers import fixed_groups, fixed_size
 
 M, DELTA = 12, 1e-3
 
@@ -101,7 +101,7 @@ def test_another_sampler_does_not_make_charges_cheaper(full, fixed, poisson):
         return [report.find(*place).epsilon for place in places]
 
     own = epsilons(fixed.guarantee(state, DELTA))
-    for other in (poisson, full, simulation(passes(cohort=3, max_participations=1))):
+    for other in (poisson, full):
         assert epsilons(other.guarantee(state, DELTA)) == own
     # Going on under another sampler costs more, in every view, whoever reads it.
     continued = run(poisson, copied(state), 5)
@@ -126,19 +126,17 @@ def test_rounds_of_a_mechanism_without_guarantee_have_none_for_any_reader(full):
 
 
 @pytest.mark.thorough
-def test_a_cap_does_not_survive_a_second_start():
-    capped = simulation(passes(cohort=3, max_participations=1))
-    state = run(capped, begin(capped), 4)
-    assert epsilon(capped, state) == pytest.approx(gdp.epsilon(DELTA, 1 / 4), rel=1e-6)
-    again = dataclasses.replace(begin(capped, 1), privacy=state.privacy)
-    again = run(capped, again, 1)
-    assert epsilon(capped, again) is None
-    # The second half of another key's pass has clients of the first half of this one's: it is
-    # charged to a cap of its own.
-    half = run(capped, begin(capped), 2)
-    stage = capped.start_from(half, given(capped))
-    stage = dataclasses.replace(stage, round=jnp.int32(2))
-    found = epsilon(capped, run(capped, stage, 2))
+def test_groups_do_not_survive_a_second_start():
+    groups = simulation(fixed_groups(groups=4))
+    state = run(groups, begin(groups), 4)
+    assert epsilon(groups, state) == pytest.approx(gdp.epsilon(DELTA, 1 / 4), rel=1e-6)
+    again = dataclasses.replace(begin(groups, 1), privacy=state.privacy)
+    again = run(groups, again, 1)
+    assert epsilon(groups, again) is None
+    # Another key's groups have clients of this one's first two: they have an account of their own.
+    half = run(groups, begin(groups), 2)
+    stage = run(groups, groups.start_from(half, given(groups)), 2)
+    found = epsilon(groups, stage)
     assert found == pytest.approx(gdp.epsilon(DELTA, np.sqrt(2) / 4), rel=1e-3)
 
 

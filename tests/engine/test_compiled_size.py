@@ -18,7 +18,7 @@ from problems import LAWFUL, classification, least_squares, read_by, simulation_
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.privacy.samplers import full_participation, passes, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 
 pytestmark = pytest.mark.usefixtures("unrolled")
 HOW = {
@@ -109,14 +109,6 @@ def test_clients_and_chunks_add_no_operations(chunk_map):
 def test_cohorts_add_no_operations():
     rates = (0.05, 0.1)  # cohorts that may lose members have an operation for it
     few, many = (operations_of("fedavg", HOW["steps"](1), 60, poisson(rate)) for rate in rates)
-    assert few == many < MOST
-
-
-def test_passes_over_the_population_add_no_operations():
-    few, many = (
-        operations_of("fedavg", HOW["steps"](1), 6, passes(cohort=2, max_participations=cap))
-        for cap in (1, 20)
-    )
     assert few == many < MOST
 
 

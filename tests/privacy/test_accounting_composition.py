@@ -15,7 +15,7 @@ from plans import charged, poisson, profile_of
 from scipy.stats import binom, norm
 
 from fedjaxsim.privacy.accounting import composition, gaussian
-from fedjaxsim.privacy.accounting.profile import largest_of, of_pairs, with_failure
+from fedjaxsim.privacy.accounting.profile import of_pairs, with_failure
 from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
@@ -31,7 +31,7 @@ from fedjaxsim.privacy.events import (
 PURE = Pure()
 POISSON = SamplingScheme("poisson", 205, 205)
 FIXED = SamplingScheme("fixed", 205, 100)
-CAPPED = SamplingScheme("capped", 205, 100, max_participations=5)
+GROUPS = SamplingScheme("groups", 205, 41, groups=5)
 EVERYONE = SamplingScheme("full", 205, 205)
 DELTA = 1e-5
 
@@ -100,11 +100,8 @@ def test_rounds_that_cannot_come_from_the_scheme_are_refused(entry, scheme, mess
         ({"kind": "poisson", "clients": 0, "capacity": 1}, "clients"),
         ({"kind": "poisson", "clients": 5, "capacity": 6}, "capacity"),
         ({"kind": "full", "clients": 5, "capacity": 4}, "capacity"),
-        ({"kind": "capped", "clients": 5, "capacity": 4}, "max_participations"),
-        (
-            {"kind": "capped", "clients": 5, "capacity": 4, "max_participations": 0},
-            "max_participations",
-        ),
+        ({"kind": "groups", "clients": 5, "capacity": 4}, "groups"),
+        ({"kind": "groups", "clients": 5, "capacity": 4, "groups": 6}, "groups"),
     ],
 )
 def test_schemes_are_validated(arguments, message):
@@ -171,13 +168,6 @@ def test_two_steps_between_neighbours_are_group_privacy():
         assert both.epsilon(delta) < epsilon < 1.2 * both.epsilon(delta)
         assert pairs.delta(epsilon) == pytest.approx(delta, rel=1e-6)
         assert one.delta(epsilon / 2) * (1 + math.exp(epsilon / 2)) == pytest.approx(delta)
-
-
-def test_what_holds_for_all_is_the_largest_delta_at_one_epsilon():
-    found = largest_of([gaussian.profile(0.4), gaussian.profile(1.0)])
-    assert found.delta(1.0) == gaussian.delta(1.0, 1.0)
-    assert found.epsilon(1e-5) == gaussian.epsilon(1e-5, 1.0)
-    assert largest_of([]).epsilon(1e-5) == 0
 
 
 @pytest.mark.parametrize(
@@ -298,14 +288,13 @@ def test_the_price_of_truncated_cohorts_lies_between_bounds_by_enumeration():
     assert max(bound(ours * 0.99, np.floor, sign) for sign in (1, -1)) > delta
 
 
-def test_a_capped_client_may_meet_the_costliest_rounds():
-    entries = [Entry(4.0, 0.1, 10), Entry(1.0, 0.1, 2), Entry(2.0, 0.1, 1)]
-    capped = SamplingScheme("capped", 205, 100, max_participations=4)
+def test_a_client_of_a_group_may_meet_the_costliest_rounds():
+    entries = [Entry(4.0, 0.2, 17), Entry(1.0, 0.2, 2), Entry(2.0, 0.2, 1)]  # it meets four of 20
     # Least noise first.
-    costliest = [Entry(1.0, 0.1, 2), Entry(2.0, 0.1, 1), Entry(4.0, 0.1, 1)]
-    assert GAUSSIAN.met(entries, capped) == PURE.met(entries, capped) == costliest
+    costliest = [Entry(1.0, 0.2, 2), Entry(2.0, 0.2, 1), Entry(4.0, 0.2, 1)]
+    assert GAUSSIAN.met(entries, GROUPS) == PURE.met(entries, GROUPS) == costliest
     assert GAUSSIAN.met(entries, POISSON) == entries
-    found = profile_of(charged(CAPPED, GAUSSIAN, (3.0, 100 / 205, 1000)), adjacency="replace")
+    found = profile_of(charged(GROUPS, GAUSSIAN, (3.0, 0.2, 25)), adjacency="replace")
     assert found.epsilon(1e-5) == gaussian.epsilon(1e-5, 2 * math.sqrt(5) / 3)
 
 
@@ -320,7 +309,7 @@ def test_full_participation_composes_exactly_under_any_scheme(adjacency):
     plan = [
         charged(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)),
         charged(POISSON, GAUSSIAN, (5.0, 1.0, 5)),
-        charged(CAPPED, GAUSSIAN, (3.0, 0.1, 20)),  # five of them are met
+        charged(GROUPS, GAUSSIAN, (3.0, 0.2, 20), (4.0, 0.2, 5)),  # five of the first are met
     ]
     assert composition.exact_mu(plan, adjacency) == pytest.approx(mu)
     found, status = composition.profiles(plan, adjacency)

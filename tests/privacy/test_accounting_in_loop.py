@@ -116,7 +116,7 @@ def test_charges_of_unlike_kinds_add_up():
 def test_other_schemes_are_bounds_on_their_accountants():
     for scheme in (
         SamplingScheme("fixed", 1000, 100),
-        SamplingScheme("capped", 1000, 100, max_participations=45),
+        SamplingScheme("groups", 1000, 100, groups=10),
     ):
         charges = account((5.0, 0.1, 400), scheme=scheme)
         for adjacency in ("zero_out", "replace"):

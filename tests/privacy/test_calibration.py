@@ -85,10 +85,10 @@ def test_capacity_is_part_of_the_price():
     assert_meets(calibration.spent(dear, float(np.float32(0.1)), 100, 1e-5, small), 0.5)
 
 
-def test_fixed_and_capped_cohorts():
+def test_cohorts_of_a_fixed_size_and_groups():
     for scheme in (
         SamplingScheme("fixed", 205, 20),
-        SamplingScheme("capped", 205, 20, max_participations=3),
+        SamplingScheme("groups", 205, 21, groups=10),
     ):
         z = calibration.noise_multiplier(
             1.0, 1e-5, rounds=100, sampling_rate=20 / 205, scheme=scheme
@@ -108,9 +108,8 @@ def test_rounds_are_the_most_that_fit():
 
 
 def test_rounds_at_the_ends():
-    capped = SamplingScheme("capped", 10, 5, max_participations=2)
-    plan = {"sampling_rate": 0.5, "scheme": capped}
-    assert calibration.rounds(1.0, 1e-5, noise_multiplier=50.0, **plan) == 2**31 - 1
+    plan = {"sampling_rate": 0.5, "scheme": SamplingScheme("groups", 10, 5, groups=2)}
+    assert calibration.rounds(1.0, 1e-5, noise_multiplier=1e7, **plan) == 2**31 - 1
     assert calibration.rounds(1.0, 1e-5, noise_multiplier=0.5, **plan) == 0
 
 

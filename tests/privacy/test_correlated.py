@@ -222,7 +222,6 @@ def test_independent_noise_of_fixed_groups_costs_the_rounds_of_one_group():
     [
         fjs.poisson(0.25),
         fjs.privacy.fixed_size(cohort=2),
-        fjs.privacy.passes(cohort=5, max_participations=3),
     ],
 )
 def test_samplers_that_promise_no_separation_are_refused(sampling):

@@ -105,16 +105,17 @@ def test_places_are_validated():
         empty(0)
 
 
-def test_a_cap_holds_for_rounds_in_their_order_each_once():
-    capped = SamplingScheme("capped", 100, 10, max_participations=2)
+def test_groups_take_rounds_in_their_order_each_once():
+    groups = SamplingScheme("groups", 100, 10, groups=10)
 
     def overflowed(rounds):
-        account = empty(1, capped)
+        account = empty(1, groups)
         for round_ in rounds:
             account = charge(account, 1.0, 0.1, round_)
         return bool(account.overflowed)
 
-    assert not overflowed([0, 1, 2, 7])
+    assert not overflowed([0, 1, 2])
+    assert overflowed([0, 1, 2, 7])
     assert overflowed([0, 1, 1])
     assert overflowed([0, 1, 0])  # another state with the same account
 

@@ -99,7 +99,7 @@ def sums(mechanism, released):
 )
 def test_gaussian_losses_are_normal_with_the_stated_mu(mechanism, message, other):
     # The log ratio of N(a, s²) and N(b, s²) under the first is N(μ²/2, μ²), μ = ‖a − b‖/s.
-    mu = (mechanism.event.zero_out if other is NOTHING else mechanism.event.replace) / Z
+    mu = (1 if other is NOTHING else mechanism.event.replace) / Z
     accumulator = add(mechanism, message)
     x = sums(mechanism, releases(mechanism, accumulator))
     a, b = coordinates(accumulator.total), coordinates(add(mechanism, other).total)
@@ -159,7 +159,7 @@ def test_pure_losses_are_bounded_by_epsilon_and_have_their_distribution(mechanis
     accumulator = add(mechanism, message)
     released = releases(mechanism, accumulator)
     charged = float(released.noise_multiplier[0])
-    adjacency = mechanism.event.zero_out if other[0] == other[1] == 0 else mechanism.event.replace
+    adjacency = 1 if other[0] == other[1] == 0 else mechanism.event.replace
     epsilon = adjacency / charged
     x = sums(mechanism, released)
     a, b = coordinates(accumulator.total), coordinates(add(mechanism, other).total)

@@ -13,7 +13,7 @@ from problems import least_squares
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.samplers import fixed_size, passes
+from fedjaxsim.privacy.samplers import fixed_groups, fixed_size
 from fedjaxsim.simulation import Simulation
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here
@@ -72,25 +72,11 @@ def test_a_cohort_of_m_is_the_population():
     assert set(draws(fixed_size(cohort=1).for_clients(1), 1).ravel()) == {0}
 
 
-def test_every_pass_visits_every_client_once_until_the_cap():
-    m, q, cap = 23, 5, 3
-    sampling = passes(cohort=q, max_participations=cap).for_clients(m)
-    assert sampling.rounds == 15  # five cohorts a pass, the last one of three
-    ids = draws(sampling, 25)
-    orders = [ids[5 * k : 5 * k + 5].ravel() for k in range(5)]
-    for order in orders[:cap]:
-        np.testing.assert_array_equal(np.sort(order[order >= 0]), np.arange(m))
-        assert np.all(order[:m] >= 0)
-    assert len({tuple(order) for order in orders[:cap]}) == cap
-    assert np.all(ids[15:] == -1)
-    assert sampling.scheme.max_participations == cap
-
-
 def test_the_rate_is_the_share_of_the_clients():
     population, task = least_squares([2] * 206)
-    for sampling in (fixed_size(cohort=100), passes(cohort=100, max_participations=2)):
+    for sampling, share in ((fixed_size(cohort=100), 100 / 206), (fixed_groups(groups=2), 1 / 2)):
         drawn = sampling.for_clients(206)
-        np.testing.assert_allclose(float(drawn.rate(HPARAMS)), 100 / 206, rtol=1e-7)
+        np.testing.assert_allclose(float(drawn.rate(HPARAMS)), share, rtol=1e-7)
         # No hyperparameter could say another one.
         simulation = Simulation(fedavg(task), population, sampling)
         for rate in (100 / 206, 0.5):
@@ -104,6 +90,6 @@ def test_sizes_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="cohort"):
         fixed_size(cohort=11).for_clients(10)
     with pytest.raises(ValueError, match="cohort"):
-        passes(cohort=0, max_participations=1).for_clients(10)
-    with pytest.raises(ValueError, match="max_participations"):
-        passes(cohort=2, max_participations=0).for_clients(10)
+        fixed_size(cohort=0).for_clients(10)
+    with pytest.raises(ValueError, match="groups"):
+        fixed_groups(groups=11).for_clients(10)

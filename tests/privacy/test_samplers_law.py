@@ -5,7 +5,7 @@ import pytest
 from problems import least_squares, read_by
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.samplers import fixed_groups, fixed_size, full_participation, passes, poisson
+from fedjaxsim.privacy.samplers import fixed_groups, fixed_size, full_participation, poisson
 from fedjaxsim.privacy.samplers.law import check_law
 
 M, P = 100, 0.05
@@ -20,7 +20,6 @@ FIXED = fixed_size(cohort=5).for_clients(M)
         poisson(P),
         fixed_size(cohort=5),
         pytest.param(fixed_size(cohort=90), marks=pytest.mark.thorough),
-        passes(cohort=30, max_participations=3),
         fixed_groups(groups=7),
         pytest.param(full_participation(), marks=pytest.mark.thorough),
     ],
@@ -79,10 +78,6 @@ LIARS = {
     ),
     "sizes that vary": (FIXED._replace(draw=POISSON.draw), "sizes vary"),
     "half of the clients": (FULL._replace(draw=POISSON.draw), "lacks a client"),
-    "more than the cap": (
-        passes(cohort=30, max_participations=3).for_clients(M)._replace(draw=FIXED.draw),
-        "participations",
-    ),
     "groups that are drawn anew": (
         fixed_groups(groups=20).for_clients(M)._replace(draw=FIXED.draw),
         "other rounds",

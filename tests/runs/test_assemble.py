@@ -27,7 +27,6 @@ SMALL = ["--clients", str(CLIENTS), "--rounds", "2", "--local-steps", "1"]
 DELTA = ["--delta", "1e-3"]
 NEEDS = {
     "fixed": ["--cohort", "5"],
-    "passes": ["--cohort", "10", "--max-participations", "1"],
     "groups": ["--groups", "4"],
 }
 
@@ -70,15 +69,13 @@ def test_every_mechanism_has_a_flag(name):
     assert found.hparams.get("count_noise") == count_noise
 
 
-@pytest.mark.parametrize(
-    ("name", "rate"), list(zip(SAMPLERS, (0.3, 1.0, 0.25, 0.5, 0.25), strict=True))
-)
+@pytest.mark.parametrize(("name", "rate"), list(zip(SAMPLERS, (0.3, 1.0, 0.25, 0.25), strict=True)))
 def test_every_sampler_has_a_flag(name, rate):
     given = ["--sampling-rate", "0.3"] if name == "poisson" else NEEDS.get(name, [])
     found = experiment(*SMALL, "--sampling", name, *given, "--epsilon", "2")
     assert found.simulation.sampler.rate(found.hparams) == rate
     scheme = found.simulation.sampler.scheme
-    assert scheme.kind == {"passes": "capped"}.get(name, name)
+    assert scheme.kind == name
     assert found.noise_multiplier > 0
 
 
@@ -95,9 +92,9 @@ def test_a_pure_release_costs_one_over_z(ran):
 
 
 @pytest.mark.thorough
-def test_in_one_pass_every_client_is_in_one_release(ran):
-    # Two rounds, but each client meets one of them: the Gaussian mechanism of sensitivity 1 at z.
-    summary, _ = ran("--sampling", "passes", *NEEDS["passes"], "--noise-multiplier", "2")
+def test_in_two_groups_every_client_is_in_one_of_two_releases(ran):
+    # The Gaussian mechanism of sensitivity 1 at z.
+    summary, _ = ran("--sampling", "groups", "--groups", "2", "--noise-multiplier", "2")
     epsilon, z = summary["epsilon"], 2.0
     spent = norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z)
     assert spent == pytest.approx(1e-3, rel=1e-3)
@@ -193,14 +190,10 @@ def test_they_may_be_swept(tmp_path):
         ("--target-quantile 1 --mechanism adaptive", "target-quantile"),
         ("--mechanism plain-mean --clip 1", "clip .*plain-mean"),
         ("--sampling fixed", "cohort must be given"),
-        ("--sampling passes --cohort 5", "max-participations must be given"),
+        ("--sampling groups", "groups must be given"),
         ("--sampling fixed --cohort 21", "cohort"),
         ("--sampling fixed --cohort 5 --sampling-rate 0.25", "sampling-rate"),
-        ("--cohort 5", "cohort .*poisson.*fixed or passes"),
-        (
-            "--sampling passes --cohort 10 --max-participations 1 --rounds 3",
-            "2 rounds",
-        ),
+        ("--cohort 5", "cohort .*poisson.*fixed"),
         ("--accountant tight", "accountant .*'tight'"),
     ],
 )

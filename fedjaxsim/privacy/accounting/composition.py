@@ -181,11 +181,8 @@ def profiles(
         return {accountant or "pld": UNPROTECTED}, "exact"
     mu, rest = _closed(met, adjacency)
     if accountant != "rdp" and not rest:
-        capped = any(
-            scheme.max_participations is not None or (scheme.groups and len(entries) > 1)
-            for scheme, _, entries, *_ in charges
-        )
-        return {"gaussian": gaussian.profile(mu)}, "upper_bound" if capped else "exact"
+        unknown = any(scheme.groups and len(entries) > 1 for scheme, _, entries, *_ in charges)
+        return {"gaussian": gaussian.profile(mu)}, "upper_bound" if unknown else "exact"
     known = {}
     if accountant != "rdp":
         known["pld"] = _lazy(functools.partial(_convolved, met, adjacency, coarse))

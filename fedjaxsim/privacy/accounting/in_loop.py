@@ -151,10 +151,9 @@ def _rdp(charges: Charges, adjacency: Adjacency) -> jax.Array:
     if isinstance(event, Correlated):
         squared = _squared_sensitivity(total, event, scheme.groups or 1)
         return squared.astype(z.dtype) * costliest
-    if scheme.max_participations is not None or scheme.groups is not None:
-        # Any rounds of a client cost at most the costliest round as often as allowed.
-        total = jnp.minimum(total, scheme.max_participations or -(-total // (scheme.groups or 1)))
-        return total.astype(z.dtype) * costliest
+    if scheme.groups is not None:
+        # Rounds of a client cost at most the costliest round as often as it takes part.
+        return (-(-total // scheme.groups)).astype(z.dtype) * costliest
     return jnp.sum(jnp.where(counts > 0, counts.astype(z.dtype) * each, 0), axis=0)
 
 

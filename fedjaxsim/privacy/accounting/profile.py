@@ -54,17 +54,6 @@ def smallest_of(profiles: Sequence[Profile]) -> Profile:
     )
 
 
-def largest_of(profiles: Sequence[Profile]) -> Profile:
-    """Return the profile of several mechanisms on data apart: the largest δ at each ε.
-
-    Its `epsilon` is the least ε at one public δ that holds for all.
-    """
-    return Profile(
-        lambda epsilon: max((each.delta(epsilon) for each in profiles), default=0.0),
-        lambda delta: max((each.epsilon(delta) for each in profiles), default=0.0),
-    )
-
-
 def of_pairs(profile: Profile) -> Profile:
     """Return the profile between neighbours of neighbours (group privacy).
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import betainc
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
@@ -62,12 +61,12 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
     A sampler whose law is another one may pass: what depends on more than two clients or rounds at
     once is not tested. The keys are fixed, so the answer is always the same.
     """
+    from scipy.stats import binom  # slow to import
+
     scheme, rate = sampler.scheme, float(sampler.rate(hparams))
     m, kind = scheme.clients, scheme.kind
     checks.in_range("[0, 1]", **{"the sampler's rate": rate})
-    rounds = min(_MOST_ROUNDS, max(2, math.ceil(1 / max(rate, 1e-9))), sampler.rounds or m + 2)
-    if scheme.max_participations is not None:
-        rounds = min((scheme.max_participations + 1) * math.ceil(m / scheme.capacity), 256)
+    rounds = min(_MOST_ROUNDS, max(2, math.ceil(1 / max(rate, 1e-9))), m + 2)
     rounds += rounds % 2
     if scheme.groups is not None:
         rounds = 2 * scheme.groups
@@ -75,14 +74,6 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
     drawn = _drawn(sampler, hparams, keys, rounds)
     if kind == "full" and not drawn.all():
         raise ValueError("the sampler's scheme is 'full', but a cohort lacks a client")
-    if scheme.max_participations is not None:
-        most = int(drawn.sum(axis=1).max())
-        if most > scheme.max_participations:
-            raise ValueError(
-                f"the sampler's scheme allows {scheme.max_participations} participations of a "
-                f"client, but one takes part {most} times in {rounds} rounds"
-            )
-        return
     if scheme.groups is not None:
         first, second = np.split(drawn, 2, axis=1)
         if np.any(first.sum(axis=1) != 1) or np.any(first != second):
@@ -97,7 +88,9 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
         return
     for event, successes, trials, probability in _counts(drawn, scheme, rate):
         values = successes.ravel()
-        chance = 2 * np.minimum(*_tails(values, trials, probability)) * values.size
+        # Both tails; `binom.sf` of the next smaller number is that of this one or more.
+        tails = binom.cdf(values, trials, probability), binom.sf(values - 1, trials, probability)
+        chance = 2 * np.minimum(*tails) * values.size
         if chance.min() < _LEVEL:
             worst = int(values[np.argmin(chance)])
             raise ValueError(
@@ -154,11 +147,3 @@ def _counts(drawn: np.ndarray, scheme: SamplingScheme, p: float) -> Iterator[_Co
         if independent:
             larger = excess(size, m, p)
             yield count(f"a cohort has more than {size} clients", sizes > size, larger)
-
-
-def _tails(successes: np.ndarray, trials: int, p: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return P(Bin(n, p) ≤ k) and P(Bin(n, p) ≥ k)."""
-    k, n = successes.astype(np.float64), float(trials)
-    least = np.where(k < n, betainc(np.maximum(n - k, 1), k + 1, 1 - p), 1.0)
-    most = np.where(k > 0, betainc(np.maximum(k, 1), n - k + 1, p), 1.0)
-    return least, most
