@@ -142,7 +142,7 @@ class Gaussian(PrivacyEvent):
         if xp is np:
             from fedjaxsim.privacy.accounting.rdp import gaussian
         else:
-            from fedjaxsim.privacy.accounting.in_loop import gaussian
+            from fedjaxsim.privacy.accounting.rdp_in_jit import gaussian
         return gaussian(entry, self.replace, adjacency, tuple(orders))
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
