@@ -32,7 +32,7 @@ class Rows:
       pass_size: static; rows in a batch of an exact pass.
       most_rows: static; a bound on a client's rows, the padding of its last batch included.
       tail: static; pairs of a number of clients, which rises, and a bound on the rows of every
-        client but so many, the longest; empty unless few clients are long.
+        client beyond these, the longest; empty unless few clients are long.
       training: the clients' training rows, where `fields` are these ones; None if the split is
         theirs, or nobody reads them.
       frozen: the frozen weights of the model, which all clients read; or None.
