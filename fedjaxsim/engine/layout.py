@@ -38,6 +38,9 @@ the best choice takes more, clients run one after another."""
 STEP = 3.0
 """The fixed time of a batch's step, in steps of one client of the batch."""
 _IN_SCAN, _IN_BATCH = 16, 64
+NARROW = range(32, 80)
+"""Numbers in a row that a CPU copies one by one at LLVM's default optimization level, since a loop
+of so few steps is unrolled; one level lower it copies whole vectors, three times faster."""
 PART_OF_MEMORY = 4
 """Client work on an accelerator may use a quarter of the memory left by rows and states."""
 MOST_AT_ONCE = 2**16 - 1
@@ -113,6 +116,7 @@ class Workload:
       rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
         writes into the clients' states in place. No effect otherwise.
       most_rows: a static bound on a client's rows, which reverse mode needs.
+      narrow_rows: whether a CPU runs the rounds, and rows have a length in `NARROW`.
     """
 
     chunk_size: int | None = None
@@ -126,6 +130,7 @@ class Workload:
     capped: bool = False
     rematerialize: bool = False
     most_rows: int | None = None
+    narrow_rows: bool = False
 
     def __post_init__(self):
         if self.chunk_size is not None:
@@ -249,7 +254,12 @@ def workload_of(
     if minibatches.epochs is not None:
         steps = -(-population.splits["train"].count // minibatches.size)
     linear, by_length = task.linear is not None, bool(np.ptp(steps) > 0)
-    known = Workload(chunk_size, chunk_map, model, linear, by_length=by_length)
+    fields = population.fields.values()
+    narrow = any(field.ndim == 2 and field.shape[1] in NARROW for field in fields)
+    known = Workload(
+        chunk_size, chunk_map, model, linear, by_length=by_length,
+        narrow_rows=narrow and backend.platform() == "cpu",
+    )  # fmt: skip
     if known.chosen or backend.platform() != "cpu":
         return known
     lengths = expected_lengths(steps, _expected_cohort(sampling, population.num_clients))

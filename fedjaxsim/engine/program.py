@@ -256,12 +256,11 @@ class Program:
 
     def compiled(self) -> Functions:
         """Return the four functions compiled; `rounds` reuses the buffers of its state."""
-        return Functions(
-            jax.jit(self.init),
-            jax.jit(self.step),
-            jax.jit(self.rounds, static_argnames="rounds", donate_argnums=0),
-            jax.jit(self.evaluate),
+        options = {"xla_backend_optimization_level": 2} if self.workload.narrow_rows else None
+        rounds = jax.jit(
+            self.rounds, static_argnames="rounds", donate_argnums=0, compiler_options=options
         )
+        return Functions(jax.jit(self.init), jax.jit(self.step), rounds, jax.jit(self.evaluate))
 
     # --- the three parts of a round ---------------------------------------------------------------
 
