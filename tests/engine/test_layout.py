@@ -418,3 +418,19 @@ def test_rounds_of_everyone_copy_no_states():
     states = r"f32\[150,3,400\]"
     assert re.search(states + r"\S* dynamic-update-slice\(", text)
     assert not re.search(states + r"\S* (copy|transpose)\(", text)
+
+
+def test_rounds_on_narrow_rows_compile_at_another_level_with_the_same_bits():
+    rng = np.random.default_rng(0)
+    fields = {"x": rng.normal(size=(60, 40)).astype(np.float32), "y": rng.integers(0, 3, 60)}
+    clients = Population.from_flat(fields, [10, 20, 30])
+    task = softmax(linear_model((40,), 3), num_classes=3)
+    sim = Simulation(fedavg(task), clients, poisson(0.5), Minibatches(4, steps=2))
+    hparams = read_by(sim, **VALUES)
+    assert sim.program.workload.narrow_rows
+    workload = dataclasses.replace(sim.program.workload, narrow_rows=False)
+    states = [
+        program.compiled().rounds(sim.init(0, hparams), hparams, sim.rows["train"], rounds=3)[0]
+        for program in (sim.program, dataclasses.replace(sim.program, workload=workload))
+    ]
+    chex.assert_trees_all_equal(*states)
