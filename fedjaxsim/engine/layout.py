@@ -40,7 +40,8 @@ STEP = 3.0
 _IN_SCAN, _IN_BATCH = 16, 64
 NARROW = range(32, 80)
 """Numbers in a row that a CPU copies one by one at LLVM's default optimization level, since a loop
-of so few steps is unrolled; one level lower it copies whole vectors, three times faster."""
+of so few steps is unrolled; one level lower it copies whole vectors, three times faster. Results
+differ by rounding."""
 PART_OF_MEMORY = 4
 """Client work on an accelerator may use a quarter of the memory left by rows and states."""
 MOST_AT_ONCE = 2**16 - 1

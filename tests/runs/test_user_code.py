@@ -202,7 +202,7 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
         ("--algorithm mycode:nothing", r"nothing returns None: does it lack a `return`\?"),
         (
             "--model mycode:module",
-            "must return a Model, made by .*from_flax.*a Dense",
+            "must return a Model.*got a Dense.*from_flax",
         ),
         ("--algorithm mycode:seven", "mycode:seven .*Algorithm.*int"),
         ("--algorithm mycode:broken", "mycode.py:17: KeyError: 'key'"),
