@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_float32
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
@@ -193,8 +194,10 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
         _require_complete(table[name])
     kinds = [kind_of(table[name]) for name in features]
     texts_alone = roles.x is not None and kinds == ["text"]
-    if roles.length is not None and not texts_alone:
-        raise ValueError("length cuts texts: name their column as x")
+    if roles.length is not None:
+        checks.count(length=roles.length)
+        if not texts_alone:
+            raise ValueError("length cuts texts: name their column as x")
     public = []
     if pixels is not None:
         arrays = {"x": pixels}
@@ -423,11 +426,11 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
     kind, values = kind_of(column), column.to_numpy()
     if kind == "list":
         return _padded(column, "y")
-    if kind == "text":
+    if kind == "number" or values.dtype.kind in "iuf":  # pandas has categoricals of numbers
+        found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
+    elif kind == "text":
         names, classes = distinct(_texts(column))
         found = {"y": classes.astype(np.int32), "categories.y": names}
-    elif kind == "number":
-        found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
     else:
         raise ValueError(
             f"the target {column.name!r} must hold numbers or text, got {column.dtype}"

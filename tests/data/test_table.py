@@ -129,6 +129,13 @@ def test_categories_and_numbers_of_pandas_count_as_text_and_numbers():
     assert_array_equal(population.fields["x"], [[2], [1]])
 
 
+def test_a_target_of_categories_that_are_numbers_keeps_the_numbers():
+    frame = pd.DataFrame({"who": ["a", "a", "b"], "x": [1, 2, 3], "y": pd.Categorical([1, 2, 10])})
+    population = from_dataframe(frame, client="who", target="y")
+    assert_array_equal(population.fields["y"], [1, 2, 10])
+    assert population.categories == {}
+
+
 def test_the_names_of_clients_stay_as_they_are_written(tmp_path):
     (tmp_path / "a.csv").write_text("who,x,y\n007,1,0\n7,2,1\nNA,3,1\n")
     population = load_csv(tmp_path / "a.csv", client="who", target="y")
@@ -163,6 +170,7 @@ def test_a_table_without_clients_is_divided(tmp_path):
             "'part'.*'train' in row 1",
         ),
         ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "'part'.*'many' in row 3"),
+        ({}, {"x": "part", "length": -1}, "length must be .* got -1"),
         ({}, {"drop": "part"}, r"drop must be a list of columns, got 'part'"),
         ({"age": [1, None, 2, None, 2]}, {}, "'age' has 2 missing values in 5 rows.* in row 2"),
         ({"part": [1, None, 3, None, 5]}, {}, "'part'.* missing"),
