@@ -297,7 +297,7 @@ def check_data(config: RunConfig, population: Population) -> None:
     numbers = [model for model in MODELS if model not in OF_TOKENS]
     if "x" in population.categories and config.model in numbers:
         raise ValueError(
-            f"the features are text, whose characters or words model {config.model} would take for "
+            f"the features are text, whose characters model {config.model} would take for "
             f"numbers: model must be {', '.join(OF_TOKENS)} or one of your own, MODULE:FACTORY"
         )
     x = population.fields.get("x")
