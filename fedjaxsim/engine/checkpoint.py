@@ -35,9 +35,7 @@ KEPT = 3
 _ENDING = ".state"
 _DIGEST = hashlib.sha256
 _DIGEST_BYTES = 32
-_DAMAGE = (
-    ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError, SyntaxError,
-)  # fmt: skip
+_DAMAGE = ValueError, KeyError, AttributeError, OSError, RecursionError, SyntaxError
 """Errors of a header that is no header; numpy parses the names of types."""
 _BLOCK = 1 << 20
 """Bytes that are read, or written and hashed, at once."""
@@ -250,6 +248,8 @@ class CheckpointFolder:
                 self.check(found.note)
         except FileNotFoundError:
             raise
+        except TypeError as error:  # the digest fits, so it is whole, with other fields
+            raise ValueError(f"{file} was written by another version of fedjaxsim") from error
         except _DAMAGE as error:
             raise ValueError(f"{file} is damaged ({error})") from error
         other = [name for name, value in self.about.items() if found.about.get(name) != value]

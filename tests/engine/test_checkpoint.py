@@ -1,5 +1,6 @@
 """The one format of states in files."""
 
+import hashlib
 import json
 import logging
 import math
@@ -123,6 +124,17 @@ def test_damage_anywhere_is_noticed_and_the_one_before_is_read(tmp_path):
         last(checkpoints)
     file.write_bytes(good)
     assert same(last(checkpoints).state(state(0)), state(2))
+
+
+def test_a_whole_checkpoint_with_other_fields_is_of_another_version(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path)
+    checkpoints.save(1, state(1), {})
+    file = tmp_path / "1.state"
+    content = file.read_bytes()[: -hashlib.sha256().digest_size]
+    content = content.replace(b'"round"', b'"more": 1, "round"', 1)
+    file.write_bytes(content + hashlib.sha256(content).digest())
+    with pytest.raises(ValueError, match=r"1\.state was written by another version"):
+        last(checkpoints)
 
 
 def test_a_file_that_belongs_to_a_checkpoint_is_checked_with_it(tmp_path):
