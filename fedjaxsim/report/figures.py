@@ -123,7 +123,11 @@ def run_figure(records: Rows, title: str) -> Figure:
         line(axes, rounds, _bounds_so_far(rows) if name == "epsilon" else values, band,
              color=COLOURS[0])  # fmt: skip
         label = _EPSILON if name == "epsilon" else _label(name, banded=False)
-        axes.set(xlabel="rounds", ylabel=label + "\n10–90 % of clients" * (band is not None))
+        label += "\n10–90 % of clients" * (band is not None)
+        sampled = max((row.get(metrics.SAMPLED) or 0 for row in rows), default=0)
+        if name == quality and sampled:
+            label += f"\n{sampled:,} sampled clients, all at the end"
+        axes.set(xlabel="rounds", ylabel=label)
     return figure
 
 

@@ -7,7 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedjaxsim.report.figures import envelope_figure, line_styles, trade_off_figure
+from fedjaxsim.report.figures import (
+    envelope_figure,
+    line_styles,
+    run_figure,
+    trade_off_figure,
+)
 from fedjaxsim.report.labels import combination_label
 from fedjaxsim.report.plots import save
 from fedjaxsim.report.results import Run, envelope, last
@@ -293,3 +298,11 @@ def test_other_sweeps_are_drawn_too(tmp_path):
     for tables in sweeps:
         for figure in default(*tables).values():
             assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_a_run_says_that_its_evaluations_are_of_a_sample():
+    rows = [{"round": t, "test_accuracy": 0.5, "epsilon": 0.0} for t in ROUNDS]
+    [whole] = run_figure(rows, "").axes
+    [sampled] = run_figure([rows[0] | {"sampled_clients": 1500}, *rows[1:]], "").axes
+    assert "sampled" not in whole.get_ylabel()
+    assert "1,500 sampled clients" in sampled.get_ylabel()
