@@ -52,10 +52,10 @@ def one_of(allowed: Iterable[Any], /, **values: Any) -> None:
 
 def described(value: Any) -> str:
     """Return a value in a few words, for messages."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"an array {value.dtype}{list(value.shape)}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array {value.dtype}{list(value.shape)}"
     if inspect.isfunction(value):
         return f"the function {value.__name__}"
     return "None" if value is None else f"a {type(value).__name__}"

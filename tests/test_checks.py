@@ -54,3 +54,17 @@ def test_a_check_passes_what_is_allowed_and_names_what_is_not(check, good, bad):
 def test_the_message_says_name_range_and_value(check, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ones((2, 3), np.float32), "an array float32[2, 3]"),
+        (np.float32, "the class float32"),
+        (np.ndarray, "the class ndarray"),
+        (None, "None"),
+        ([1], "a list"),
+    ],
+)
+def test_values_are_described_in_a_few_words(value, words):
+    assert checks.described(value) == words

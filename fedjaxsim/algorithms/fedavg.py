@@ -124,9 +124,9 @@ def fedprox(
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
-    """FedProx: local SGD on ℓ_k(v) + (μ/2)‖v − w‖² from the global w; one model for all.
+    """FedProx (Li et al. 2020): local SGD on ℓ_k(v) + (μ/2)‖v − w‖²; one model for all.
 
-    Everything else is FedAvg.
+    Steps start from the global w. Everything else is FedAvg.
 
     Args:
       task: model and loss.
@@ -154,9 +154,10 @@ def qffl(
 ) -> Algorithm:
     """q-FFL: clients with larger losses count more; one model for all (q-FedAvg, Algorithm 2).
 
-    The objective is Σ_k F_k(w)^(q+1)/(q+1). Client k of the cohort takes FedAvg's local steps from
-    w and sends F_k(w)^q (v − w), F_k(w) being the mean loss of all its rows at w. The weight F_k^q
-    depends on its data, so it is part of the message and bounded with it.
+    The objective is Σ_k F_k(w)^(q+1)/(q+1) (Li, Sanjabi, Beirami, Smith 2020). Client k of the
+    cohort takes FedAvg's local steps from w and sends F_k(w)^q (v − w), F_k(w) being the mean loss
+    of all its rows at w. The weight F_k^q depends on its data, so it is part of the message and
+    bounded with it.
 
     The paper divides the sum by Σ_k h_k with h_k = q F_k^(q−1) ‖Δw_k‖² + F_k^q/η, which depends on
     data, too. Here the divisor is fixed, the expected cohort: `hparams.server_learning_rate` is the

@@ -116,10 +116,16 @@ class Rows:
         training = self.training
         if training is not None and other.training is not None:
             training = training.bounded_as(other.training)
+        # More than `bound` rows are more than those of any smaller bound.
+        few = (
+            self.most_rows <= bound or any(n <= longest and b <= bound for n, b in self.tail)
+            for longest, bound in other.tail
+        )
         return dataclasses.replace(
             self,
             pass_size=other.pass_size,
             most_rows=most if holds else self.most_rows,
+            tail=other.tail if holds and all(few) else self.tail,
             training=training,
         )
 

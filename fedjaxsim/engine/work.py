@@ -291,7 +291,7 @@ def _tiers(count: int, size: int | None, rows: Rows) -> Iterator[tuple[int, int,
             break
         if longest > first:
             small = size and longest <= _LONGEST
-            yield first, longest, LEAST_IN_BATCH if small else size, most
+            yield first, longest, min(LEAST_IN_BATCH, size) if small else size, most
             first = longest
         most = bound
     yield first, count, size, most

@@ -201,6 +201,8 @@ def epsilon_by_sampling_rate(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute ε of a run of T rounds by the in-jit RDP bound, and dε/dp at its noise, both ().
 
+    The noise multiplier of `hparams` is () or (T,), and δ by default `default_delta(m)`.
+
     Raises:
       ValueError: if ε does not depend on p (sampling is not Poisson, p is 1, or nothing private is
         released), or the run could not be done.

@@ -66,6 +66,9 @@ def scale_privately(
 
     By default z is the most that m clients allow: the noise of a share may not exceed 0.03. A
     `target` is y of a regression, to be scaled, too. The seed is to be kept secret.
+
+    Raises:
+      ValueError: if x is not (N, d), the target holds classes, or clients are too few for that z.
     """
     checks.count(0, seed=seed)
     free = unbounded(population, target=target)

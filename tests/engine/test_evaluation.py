@@ -304,6 +304,24 @@ def test_whole_passes_fit_the_bound_of_rows_that_share_a_program():
             assert -(-largest // rows.pass_size) * rows.pass_size <= rows.most_rows
 
 
+def with_lengths(lengths: dict[int, int]) -> Rows:
+    count = np.array([lengths.get(k, 1) for k in range(160)])
+    fields = {"x": np.zeros((count.sum(), 1), np.float32)}
+    clients = Population.from_flat(fields, np.stack([count, 0 * count, 0 * count], 1))
+    return Rows.place(clients, "train", fields)
+
+
+def test_rows_share_the_tail_of_a_program_if_no_more_clients_are_long():
+    first = with_lengths(dict.fromkeys(range(5), 700))
+    assert first.tail == ((16, 256), (16, 16))
+    fewer = with_lengths({7: 600, 8: 20})
+    assert fewer.tail == ((1, 256), (4, 16))
+    assert fewer.bounded_as(first).tail == first.tail
+    assert first.bounded_as(fewer).tail == first.tail  # more of its clients are long
+    many = with_lengths(dict.fromkeys(range(80), 700))
+    assert many.tail == fewer.bounded_as(many).tail == ()
+
+
 @pytest.mark.thorough
 def test_folds_of_many_runs_are_those_of_each_alone():
     sim, _ = drawn()

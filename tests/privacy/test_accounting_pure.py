@@ -140,8 +140,10 @@ def test_between_messages_that_are_not_opposite_the_worst_densities_are_found_by
     assert largest <= found < largest * 1.005
 
 
-@pytest.mark.parametrize("kind", ["fixed", "full"])
+@pytest.mark.parametrize("kind", ["fixed", "full", "groups"])
 def test_without_independent_cohorts_nothing_is_amplified(kind):
-    scheme = SamplingScheme(kind, 10, 10 if kind == "full" else 5)
-    plan = charged(scheme, PURE, (0.5, scheme.capacity / 10, 3))
+    groups = 2 if kind == "groups" else None
+    scheme = SamplingScheme(kind, 10, 10 if kind == "full" else 5, groups)
+    # A client takes part in three rounds.
+    plan = charged(scheme, PURE, (0.5, scheme.capacity / 10, 3 * (groups or 1)))
     assert profile_of(plan, accountant="rdp").epsilon(1e-9) == pytest.approx(6.0)

@@ -1,4 +1,4 @@
-"""Cohorts of a fixed size, and passes over the population."""
+"""Cohorts of a fixed size, and fixed groups."""
 
 import itertools
 
