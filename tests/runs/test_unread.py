@@ -258,7 +258,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
             {},
             [
                 "hidden has no effect with model linear, only with mlp or gru or transformer",
-                "cohort has no effect with sampling poisson, only with fixed or passes",
+                "cohort has no effect with sampling poisson, only with fixed",
             ],
         ),
         (
