@@ -15,7 +15,7 @@ from fedjaxsim.privacy.entries import UNITS, Adjacency, Entry, SamplingScheme, U
 _KINDS: "dict[str, type[PrivacyEvent]]" = {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyEvent:
     """The cost of one release; a mechanism of one's own brings a subclass, a frozen dataclass.
 
@@ -320,7 +320,7 @@ class Prepared(Gaussian):
 
 GAUSSIAN = Gaussian()
 """Release of a sum of clipped vectors with Gaussian noise."""
-EXAMPLE = Pure(1.0, unit="example")
+EXAMPLE = Pure(replace=1.0, unit="example")
 """Noise of a client on its own message, which protects each of its examples."""
 
 
