@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine.factorizations import factorize_one_by_one
-from fedjaxsim.engine.layout import LEAST_IN_BATCH, Layout
+from fedjaxsim.engine.layout import LEAST_IN_BATCH, MOST_AT_ONCE, Layout
 from fedjaxsim.engine.rows import RARE, Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -291,8 +291,8 @@ def _tiers(count: int, size: int | None, rows: Rows) -> Iterator[tuple[int, int,
         if longest > count // RARE:
             break
         if longest > first:
-            small = size and longest <= _LONGEST
-            yield first, longest, min(LEAST_IN_BATCH, size) if small else size, most
+            small = LEAST_IN_BATCH if longest <= _LONGEST else MOST_AT_ONCE
+            yield first, longest, None if size is None else min(small, size), most
             first = longest
         most = bound
     yield first, count, size, most
