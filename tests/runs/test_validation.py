@@ -70,7 +70,7 @@ def test_text_is_no_number_to_a_model(tmp_path, capsys):
     data = {user: {"x": ["ab", "bc"], "y": ["c", "d"]} for user in "ab"}
     (tmp_path / "a.json").write_text(json.dumps({**users, "user_data": data}))
     assert main(["run", "--data", f"leaf:{tmp_path}/a.json", "--test-fraction", "0.5"]) == 2
-    assert "words model linear would take for numbers" in capsys.readouterr().err
+    assert "whose characters model linear would take for numbers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("labels", "per_token"), [(["bb", "ca"], True), (["b", "c"], False)])
