@@ -21,7 +21,7 @@ import numpy as np
 from jax_privacy.matrix_factorization import toeplitz
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.accounting.gaussian import prefix_error, squared_sensitivity
+from fedjaxsim.privacy.accounting.gaussian import coefficients, squared_sensitivity
 from fedjaxsim.privacy.events import Correlated
 from fedjaxsim.sweep import SimulationBatch
 
@@ -43,6 +43,14 @@ ARMS = {
     ),
 }
 SYSTEMS = {"FedAvg": fjs.fedavg, "PMTL": functools.partial(fjs.pmtl, message="update")}
+
+
+def prefix_error(bands: int, power: float, rounds: int) -> float:
+    """Compute the root mean square over rounds of the noise on sums of releases, at zC = 1."""
+    padded = np.zeros(rounds)
+    d = coefficients(bands, power)[:rounds]
+    padded[: len(d)] = d
+    return math.sqrt(np.mean(np.cumsum(np.cumsum(padded) ** 2)))
 
 
 def gains() -> list[dict[str, float]]:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from scipy.special import ndtr, ndtri
 
-from fedjaxsim.privacy.accounting import composition, gaussian
+from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.accounting.profile import Profile
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.samplers import poisson
@@ -21,6 +23,19 @@ from fedjaxsim.report.plots import COLOURS, DASHES, STYLE, check_path, picture
 SIGMAS = (0.0, 0.11, 0.65, 2.42, 9.69)
 TYPE_ONE = (1 - np.cos(np.linspace(0, np.pi, 161))) / 2
 """Closer together at both ends, where curves are steep."""
+
+
+def curve_of(profile: Profile) -> np.ndarray:
+    """Return the type II errors that a privacy profile allows at least (Dong, Roth and Su 2022).
+
+    Each (ε, δ(ε)) allows nothing below the lines 1 − δ − e^ε α and e^−ε (1 − δ − α).
+    """
+    curve = np.zeros_like(TYPE_ONE)
+    for epsilon in min(profile.epsilon(1e-8), 50.0) * np.linspace(0, 1, 129) ** 1.5:
+        reached = 1 - profile.delta(epsilon)
+        steep, flat = reached - np.exp(epsilon) * TYPE_ONE, np.exp(-epsilon) * (reached - TYPE_ONE)
+        curve = np.maximum(curve, np.maximum(steep, flat))
+    return curve
 
 
 class Setting(NamedTuple):
@@ -38,14 +53,16 @@ class Setting(NamedTuple):
         p = self.cohort / self.clients
         entries = [Entry(noise_multiplier, p, self.rounds)]
         scheme = poisson(max_rate=1.0).for_clients(self.clients).scheme
-        return composition.trade_off([PrivacySpend(scheme, GAUSSIAN, tuple(entries))], TYPE_ONE)
+        charged = PrivacySpend(scheme, GAUSSIAN, tuple(entries))
+        return curve_of(composition.profile([charged], "zero_out"))
 
     def by_limit(self, sigma: float) -> np.ndarray:
         """Theorem 4.2, with its √T counted once."""
         if sigma == 0:
             return np.zeros_like(TYPE_ONE)
         p = self.cohort / self.clients
-        return gaussian.trade_off(p * math.sqrt(self.rounds * math.expm1(sigma**-2)), TYPE_ONE)
+        mu = p * math.sqrt(self.rounds * math.expm1(sigma**-2))
+        return ndtr(-ndtri(TYPE_ONE) - mu)
 
     def of_own_scale(self, sigma: float) -> np.ndarray:
         """K clients with noise of 2σCK/M each: on their sum z = 2σK^1.5/M."""

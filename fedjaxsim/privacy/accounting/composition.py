@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs, smallest_of
-from fedjaxsim.privacy.accounting.profile import trade_off as profile_trade_off
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
@@ -194,27 +192,6 @@ def profiles(
 def profile(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> Profile:
     """Compute the smallest sound privacy profile of charges."""
     return smallest_of(list(profiles(charges, adjacency)[0].values()))
-
-
-def trade_off(
-    charges: Sequence[PrivacySpend], type_one: ArrayLike, adjacency: Adjacency = "zero_out"
-) -> np.ndarray:
-    """Compute the trade-off curve, (...): the smallest type II errors that any test may have.
-
-    They are errors of missing that one client's data was used, at type I errors in [0, 1] (Dong,
-    Roth and Su 2022).
-    """
-    checks.in_range("[0, 1]", type_one=np.asarray(type_one, np.float64))
-    costly = [each for each in charges if each.event.releases]
-    if (mu := exact_mu(costly, adjacency)) is not None:
-        return gaussian.trade_off(mu, type_one)
-    return profile_trade_off(profile(costly, adjacency), type_one)
-
-
-def exact_mu(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> float | None:
-    """Return μ if all charges together are one Gaussian release; else None."""
-    mu, rest = _closed(met_by_one_client(charges), adjacency)
-    return None if rest else mu
 
 
 def _closed(met: Sequence[_Rounds], adjacency: Adjacency) -> tuple[float, tuple[_Rounds, ...]]:

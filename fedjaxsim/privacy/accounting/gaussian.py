@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import erfcx, ndtr, ndtri
+from scipy.special import erfcx, ndtr
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting.losses import Pair, rounded
@@ -98,14 +98,6 @@ def profile(mu: float) -> Profile:
     if mu == 0:
         return NOTHING
     return Profile(lambda value: delta(value, mu), lambda value: epsilon(value, mu))
-
-
-def trade_off(mu: float, type_one: ArrayLike) -> np.ndarray:
-    """Return Φ(Φ⁻¹(1 − α) − μ), the exact trade-off curve of μ-GDP, for α in [0, 1], (...)."""
-    alphas = np.asarray(type_one, np.float64)
-    if mu == 0:
-        return 1 - alphas
-    return np.zeros_like(alphas) if mu == np.inf else ndtr(-ndtri(alphas) - mu)
 
 
 def _log_mixture(exponent: float, p: float) -> float:
@@ -205,14 +197,3 @@ def as_one_release(spent: Sequence[Entry], bands: int, power: float, groups: int
     squared = squared_sensitivity(bands, power, sum(entry.rounds for entry in spent), groups)
     least = min(entry.noise_multiplier for entry in spent)
     return [Entry(least / math.sqrt(squared), 1.0, 1)]
-
-
-def prefix_error(bands: int, power: float, rounds: int) -> float:
-    """Compute the root mean square over rounds of the noise on the sum of all releases, at zC = 1.
-
-    A model that adds up its releases, as in federated averaging, keeps this noise.
-    """
-    padded = np.zeros(rounds)
-    d = coefficients(bands, power)[:rounds]
-    padded[: len(d)] = d
-    return math.sqrt(np.mean(np.cumsum(np.cumsum(padded) ** 2)))

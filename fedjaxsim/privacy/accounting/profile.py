@@ -4,12 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-_SLOPES = 129
-"""Lines below a trade-off curve."""
-
 
 class Profile(NamedTuple):
     """The trade-off of ε and δ for one composed sequence of releases.
@@ -104,19 +98,3 @@ def with_failure(profile: Profile, probability: float) -> Profile:
         return smallest(delta, target, high, low)
 
     return Profile(delta, epsilon)
-
-
-def trade_off(profile: Profile, type_one: ArrayLike) -> np.ndarray:
-    """Compute the trade-off curve, (...), that a privacy profile certifies from below.
-
-    Each (ε, δ(ε)) allows nothing below the lines 1 − δ − e^ε α and e^−ε (1 − δ − α); the curve is
-    their maximum on a grid of ε that is denser near 0 and ends where δ is 1e-8.
-    """
-    alphas = np.asarray(type_one, np.float64)
-    end = min(profile.epsilon(1e-8), 50.0)
-    curve = np.zeros_like(alphas)
-    for epsilon in end * np.linspace(0, 1, _SLOPES) ** 1.5:
-        reached = 1 - profile.delta(epsilon)
-        steep, flat = reached - np.exp(epsilon) * alphas, np.exp(-epsilon) * (reached - alphas)
-        curve = np.maximum(curve, np.maximum(steep, flat))
-    return curve
