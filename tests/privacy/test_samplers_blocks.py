@@ -31,7 +31,7 @@ def membership(p, seed=0):
     return member, int(np.count_nonzero(cohort.overflow))
 
 
-@pytest.mark.parametrize(("first", "block"), [(5, 2**10), (13, 2**18), (25, 2**22)])
+@pytest.mark.parametrize(("first", "block"), [(5, 2**7), (13, 2**15), (25, 2**22)])
 def test_the_table_is_the_poisson_distribution_of_its_hit_rate(first, block):
     table = blocks._distribution_functions(first)
     numbers = np.sum(table.astype(np.float64) * 2.0 ** -np.array([32, 64, 96, 128]), axis=-1)

@@ -1,7 +1,7 @@
 """Poisson sampling in time proportional to the cohort, with exact inclusion probabilities.
 
 A coin per client is exact but takes time proportional to the population. Here a block of B ids, of
-which at most 32 are drawn on average, costs one small number, and a drawn client a few more:
+which at most four are drawn on average, costs one small number, and a drawn client two more:
 
 1. Points fall on ids as a Poisson process: a block gets a Poisson(Bλ) number of them, each on a
    uniformly random id of the block (log₂ B random bits). By Poisson splitting each id is hit at
@@ -41,8 +41,8 @@ def _first_row(largest_rate: float) -> int:
 
 
 def _block_bits(first: int) -> int:
-    """Return log₂ B, for at most 32 points on average. Keys belong to these fixed blocks of ids."""
-    return min(first + 5, _LARGEST_BLOCK)
+    """Return log₂ B, for about four points at most. Random bits belong to these blocks of ids."""
+    return min(first + 2, _LARGEST_BLOCK)
 
 
 def _places(num_clients: int, first: int) -> int:
@@ -114,32 +114,35 @@ def draw(
     """Draw a Poisson sample of clients, with a key of the round for each step.
 
     Inclusion has probability `charged_rate`; `largest_rate` sets the number of slots. Returns ids,
-    (slots,) int32, increasing; whether each is drawn, (slots,) bool; and the number of points
+    (slots,) int32, block by block; whether each is drawn, (slots,) bool; and the number of points
     without a slot, () int32: positive with probability at most 1e-34.
     """
     first = _first_row(largest_rate)
     width = _block_bits(first)
     blocks, places = math.ceil(num_clients / 2**width), _places(num_clients, first)
     row, threshold = _row_and_threshold(rate, first)
-
-    def random_number(block):
-        return threefry.bits(threefry.fold_in(count_key, block), (1, _WORDS))
-
-    def random_point(block, rank):
-        key = threefry.fold_in(threefry.fold_in(point_key, block), rank)
-        position, coin = threefry.bits(key, (2,))
-        return block * 2**width + (position >> (32 - width)).astype(jnp.int32), coin
-
+    # A block, and a point of a block, are counters of one hash of the step's key.
+    number = jnp.arange(blocks, dtype=jnp.uint32)[:, None]
+    halves = threefry.words(
+        jax.random.key_data(count_key), number, jnp.arange(2, dtype=jnp.uint32)[None, :]
+    )
     table = jnp.asarray(_distribution_functions(first))[row - first]
-    reached = _at_least(jax.vmap(random_number)(jnp.arange(blocks)), table)
+    reached = _at_least(jnp.stack(halves, axis=-1).reshape(blocks, 1, _WORDS), table)
     counts = jnp.sum(reached, axis=1, dtype=jnp.int32)
     ends = jnp.cumsum(counts)
     slots = jnp.arange(places)
     block = jnp.minimum(jnp.searchsorted(ends, slots, side="right"), blocks - 1)
-    ids, coins = jax.vmap(random_point)(block, slots - ends[block] + counts[block])
+    position, coins = threefry.words(
+        jax.random.key_data(point_key),
+        block.astype(jnp.uint32),
+        (slots - ends[block] + counts[block]).astype(jnp.uint32),
+    )
+    ids = block * 2**width + (position >> (32 - width)).astype(jnp.int32)
     ids = jnp.where((slots < ends[-1]) & (ids < num_clients), ids, num_clients)
-    # The sort is stable, so an id hit twice keeps the coin of its first point.
-    ids, coins = jax.lax.sort((ids, coins), num_keys=1, is_stable=True)
-    new = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
-    drawn = new & (coins < threshold) & (ids < num_clients)
+    # An id hit twice keeps the coin of its first point; a block has no more points than the table.
+    before = jnp.pad(ids, (table.shape[0] - 1, 0), constant_values=-1)
+    again = jnp.zeros(places, bool)
+    for shift in range(1, table.shape[0]):
+        again |= ids == before[table.shape[0] - 1 - shift :][:places]
+    drawn = ~again & (coins < threshold) & (ids < num_clients)
     return ids, drawn, jnp.maximum(ends[-1] - places, 0)
