@@ -61,6 +61,7 @@ def test_wishart_noise_has_no_epsilon(claims):
         assert verdict.published is verdict.zero_out is verdict.replace is None
 
 
+@pytest.mark.thorough
 def test_no_setting_is_as_private_as_its_method_says(claims):
     cheap = [claim for claim in claims.CLAIMS if claim.sampling == "fixed"]
     for verdict in claims.table(cheap):

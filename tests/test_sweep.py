@@ -197,6 +197,7 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     )
 
 
+@pytest.mark.thorough
 def test_a_state_read_back_goes_on_as_the_run_would_have():
     many, half = three(), after(three(), 2)
     kept = jax.tree.map(

@@ -413,6 +413,7 @@ def test_its_files_use_public_names_only():
                 found = getattr(found, part)
 
 
+@pytest.mark.thorough
 def test_a_client_descends_the_validation_loss_in_its_own_lambda():
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)

@@ -88,6 +88,7 @@ def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
             np.testing.assert_array_equal(coefficients(state.shared), w_tilde)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("penalty", [*map(thorough, ("vanilla", "mean", "ewc")), "kl"])
 def test_a_client_alone_is_tuned_as_among_all(ended, penalty):
     with jax.enable_x64(True):

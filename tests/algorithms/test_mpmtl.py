@@ -329,6 +329,7 @@ def test_examples_are_protected_by_noise_of_the_right_law():
     assert np.mean(norms > 0.499) > 0.99
 
 
+@pytest.mark.thorough
 def test_the_noise_for_examples_has_an_account_of_its_own():
     sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram())
     hparams = sim.hyperparameters(**(PLAIN | {"clip": 1.0, "message_epsilon": 0.1}))

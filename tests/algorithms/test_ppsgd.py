@@ -245,6 +245,7 @@ def test_derivatives_in_the_learning_rate_and_the_level():
 # --- networks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_in_a_network_the_representation_is_shared_and_clipped_together_with_w():
     # 13 to 20 training rows in batches of 8: an epoch is one minibatch of all rows.
     population, _ = classification([16, 20, 25], features=3)

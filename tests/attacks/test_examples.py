@@ -115,6 +115,7 @@ def test_two_gradients_of_other_types_have_noise_of_their_own():
     assert_noised(sim, state, 0.0)
 
 
+@pytest.mark.thorough
 def test_gradients_of_one_loss_under_another_setting_have_noise_of_their_own():
     """The loss reads a context variable; once both gradients had the same noise."""
     scale = contextvars.ContextVar("scale", default=1.0)
@@ -131,6 +132,7 @@ def test_gradients_of_one_loss_under_another_setting_have_noise_of_their_own():
     assert_noised(sim, state, 2.0)
 
 
+@pytest.mark.thorough
 def test_gradients_of_two_frozen_parts_have_noise_of_their_own():
     whole = fjs.Model(init=None, apply=lambda p, x: (x @ p["body"] @ p["w"])[:, None])  # type: ignore[arg-type]
     weights = {"body": jnp.eye(D), "w": jnp.zeros(D)}

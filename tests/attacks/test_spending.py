@@ -60,6 +60,7 @@ def mine(task):
 """
 
 
+@pytest.mark.thorough
 def test_a_killed_run_resumes_with_the_code_alone_that_made_what_it_released(
     refused, tmp_path, monkeypatch
 ):

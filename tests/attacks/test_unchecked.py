@@ -101,6 +101,7 @@ def test_nothing_is_planned_for_an_epsilon(ask):
         ask()
 
 
+@pytest.mark.thorough
 def test_runs_and_sweeps_tell_infinity(capsys):
     lines = []
 

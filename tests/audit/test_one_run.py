@@ -104,6 +104,7 @@ def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
     assert audited.num_clients == 11
 
 
+@pytest.mark.thorough
 def test_real_clients_predict_with_their_data_as_without_canaries():
     population, task = classification([5, 9, 6])
     sim = fjs.Simulation(fjs.perfedavg(task), population, fjs.full_participation())

@@ -18,6 +18,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_full_disk_ends_a_run_in_one_line_and_it_goes_on_when_there_is_space(
     tmp_path, monkeypatch, capsys
 ):

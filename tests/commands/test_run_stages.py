@@ -111,6 +111,7 @@ TUNED = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_fine_tuning_starts_where_the_run_ended_and_costs_nothing(stages, tmp_path, capsys):
     out = tmp_path / "tuned"
     command = ["run", "--from", f"{stages}/second", *TUNED, "--quiet", "--out", str(out)]
@@ -152,6 +153,7 @@ def test_a_stage_without_a_release_takes_all_clients_and_a_constant_rate(stages,
     assert settings.batch_size == 4
 
 
+@pytest.mark.thorough
 def test_held_out_clients_start_from_what_was_published_and_cost_nothing(tmp_path, capsys, refused):
     first, second = tmp_path / "first", tmp_path / "second"
     assert main(["run", *FIRST, "--held-out-clients", "0.33", "--out", str(first)]) == 0

@@ -64,6 +64,7 @@ def test_a_run_ends_with_its_budget_and_says_so(budgeted):
     assert spent[-1] <= 4.0
 
 
+@pytest.mark.thorough
 def test_resumes_and_stages_keep_the_budget(budgeted, refused):
     assert "spent its budget" in refused(f"resume {budgeted}")
     assert "no room" in refused(f"run --from {budgeted} --out next")

@@ -259,6 +259,7 @@ seed = [0, 1]
 """
 
 
+@pytest.mark.thorough
 def test_a_search_chooses_on_validation_rows_of_other_seeds(tmp_path, capsys):
     assert sweep(tmp_path, DIGITS) == 0
     assert "among 3 points, by the mean validation accuracy" in capsys.readouterr().out

@@ -207,6 +207,7 @@ def test_a_part_of_the_steps_is_rounded_up_and_consumed(minibatches, most):
     np.testing.assert_array_equal(empty.shared, [0])
 
 
+@pytest.mark.thorough
 def test_a_silo_is_charged_for_the_minibatches_that_it_took():
     """Examples: 4, 2, 1 and no minibatches of four equal silos; a silent one releases nothing."""
     population, task = least_squares([4, 4, 4, 4])

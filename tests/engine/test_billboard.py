@@ -74,7 +74,7 @@ def test_the_law_does_not_depend_on_how_clients_are_mapped(chunk_map):
 @pytest.mark.parametrize(
     "simulation",
     [
-        lambda: build(local(TASK), no_release()),
+        thorough(lambda: build(local(TASK), no_release())),
         lambda: build(pmtl(TASK), adaptive_clipping(), Minibatches(4, steps=2, passes=2)),
         thorough(lambda: build(pmtl(TASK), devices=jax.devices()[:2])),
         lambda: Simulation(

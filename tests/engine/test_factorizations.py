@@ -103,7 +103,13 @@ def test_factorizations_of_clients_servers_and_settings_end_on_two_devices(name)
     assert printed.split("\n")[:2] == ["clients end", "settings end"]
 
 
-@pytest.mark.parametrize("name", FACTORIZATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("solve", "cholesky") else [pytest.mark.thorough])
+        for name in FACTORIZATIONS
+    ],
+)
 def test_a_mapped_factorization_is_that_of_each_matrix(name):
     factorize_one_by_one()
     function, many = (

@@ -85,6 +85,7 @@ def test_new_clients_who_would_send_or_find_nothing_published_are_refused(ended)
         new.start_new_clients(nothing, read_by(new, **VALUES), alone)
 
 
+@pytest.mark.thorough
 def test_nearest_neighbours_on_a_published_model_are_knn_per():
     population, task = classification([12, 9, 15, 11])
     there, new = hold_out(population, 0.5, seed=0)

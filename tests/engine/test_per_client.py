@@ -60,6 +60,7 @@ def outcome(sim):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "where",
     [

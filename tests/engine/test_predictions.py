@@ -54,6 +54,7 @@ def test_mean_squared_error_of_predictions_is_that_of_the_evaluation():
     np.testing.assert_allclose(errors.mean(), np.average(values, weights=counts), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_streamed_run_has_the_models_and_predictions_of_one_in_memory():
     population, task = least_squares([4, 2, 7], test=0.3)
     sampling, minibatches = fjs.poisson(), fjs.Minibatches(3, epochs=1)

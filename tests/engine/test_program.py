@@ -88,6 +88,7 @@ def test_chunks_change_nothing(size, chunk_map):
         chex.assert_trees_all_close(first.evaluation.values, second.evaluation.values, rtol=1e-11)
 
 
+@pytest.mark.thorough
 def test_the_program_of_an_accelerator_gives_the_same_numbers():
     # One batch, also of a round without clients, and local steps and noise without loops.
     with jax.enable_x64(True):

@@ -92,6 +92,7 @@ def test_few_clients_are_all_evaluated():
 # --- the same on every placement ------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "placement", [pytest.param("two devices", marks=pytest.mark.thorough), "streamed"]
 )

@@ -80,7 +80,7 @@ def test_every_part_of_the_state_is_declared():
     assert set(PARTS) == {field.name for field in dataclasses.fields(SimulationState)}
 
 
-@pytest.mark.parametrize("name", every_system("pmtl", "dpfedmtl", "finetune"))
+@pytest.mark.parametrize("name", every_system("pmtl"))
 def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
     system = SYSTEMS[name]
     factory = functools.partial(algorithm_of, name, num_clients=POPULATION.num_clients)

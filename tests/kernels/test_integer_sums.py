@@ -95,6 +95,7 @@ def test_one_client_moves_an_exact_sum_by_its_message_and_a_float_sum_by_many_cl
     assert moved(fjs.gaussian(exact_sums=True)) <= 0.75
 
 
+@pytest.mark.thorough
 def test_the_server_state_is_the_same_to_the_bit_on_two_devices():
     population, task = classification([6, 9, 11, 4, 8])
 

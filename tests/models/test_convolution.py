@@ -69,6 +69,7 @@ def test_conv2d_takes_tiles_for_the_second_layer_of_the_cnn_on_a_cpu_only():
         assert_close(conv2d(pixels.astype(jnp.int32), kernel), lax_conv(pixels, kernel))
 
 
+@pytest.mark.thorough
 def test_tiles_round_at_most_ten_times_as_much_as_the_direct_form():
     x, kernel = (value.astype(jnp.float32) for value in draw(6, *SECOND_LAYER))
     with jax.enable_x64(True):

@@ -138,6 +138,7 @@ def test_a_run_with_dropout_is_the_same_on_every_layout():
     assert np.abs(ends[0] - ends[1]).max() > 1e-4
 
 
+@pytest.mark.thorough
 def test_protected_examples_draw_each_for_itself():
     drop = nn.Dropout(RATE, deterministic=False)
 

@@ -41,6 +41,7 @@ def make(name, **settings):
     return factory((LENGTH,), CLASSES, TOKENS, hidden, **settings)
 
 
+@pytest.mark.thorough
 def test_a_gpu_adds_no_derivative_of_an_embedding_in_changing_order():
     """A product's order is fixed; a scatter's is not."""
     model = gru((6,), 3, 5, (4,))

@@ -237,6 +237,7 @@ def test_an_algorithm_that_would_send_statistics_is_refused():
     sim.init(0, sim.hyperparameters())
 
 
+@pytest.mark.thorough
 def test_statistics_of_no_rows_and_of_half_precision_are_numbers():
     model = linen()
     params, x = model.init(jax.random.key(0)), jnp.ones((3, 2))

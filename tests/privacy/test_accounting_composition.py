@@ -235,6 +235,7 @@ def test_what_others_know_of_a_client_in_truncated_cohorts(m, p, capacity):
     assert known[2][1] == 0
 
 
+@pytest.mark.thorough
 def test_cohorts_over_capacity_cost_little_if_they_are_rare():
     # m = 1,000, p = 0.01: a cohort above 25 comes once in 10⁵ rounds. dp_accounting counts the
     # others that a client pushes out, too: an upper bound.

@@ -47,6 +47,7 @@ def test_norm_never_exceeds_the_bound(message, clip_norm):
     assert norm64(clipped) <= clip_norm
 
 
+@pytest.mark.thorough
 def test_norm_of_a_million_parameters_never_exceeds_the_bound():
     for seed in range(3):
         message = jax.random.normal(jax.random.key(seed), (1_000_003,))

@@ -265,7 +265,7 @@ def test_the_bound_on_the_way_is_that_of_dp_accounting():
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "pure"])
+@pytest.mark.parametrize("kind", [pytest.param("gaussian", marks=pytest.mark.thorough), "pure"])
 def test_the_bound_of_a_long_schedule_is_hardly_above_that_of_its_rounds(kind, monkeypatch):
     noise, event = (np.geomspace(1, 2, 80), GAUSSIAN)
     if kind == "pure":

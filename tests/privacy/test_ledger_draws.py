@@ -180,6 +180,7 @@ def test_a_ledger_that_lost_its_draws_leaves_no_epsilon(sim):
     assert "drew a round's random numbers" in found.reason
 
 
+@pytest.mark.thorough
 def test_many_seeds_at_once_have_a_record_each(sim):
     keys = jax.vmap(jax.random.key)(jnp.arange(3))
     hparams, rows = values(sim).as_arrays(), sim.rows["train"]
@@ -193,6 +194,7 @@ def test_many_seeds_at_once_have_a_record_each(sim):
     assert len({drawn.digest for [drawn] in found}) == 3
 
 
+@pytest.mark.thorough
 def test_the_epsilon_of_a_run_has_derivatives_in_both_modes(sim):
     def spent(state, hparams):
         return sim.epsilon(state, DELTA)
@@ -340,6 +342,7 @@ def test_another_activation_draws_the_same_noise_and_reports_say_so():
     check_refused(reports)
 
 
+@pytest.mark.thorough
 def test_settings_that_differ_in_double_precision_alone_share_draws():
     with jax.enable_x64(True):
         found = [
@@ -397,6 +400,7 @@ def test_a_report_that_does_not_say_what_was_drawn_is_not_composed(sim):
         compose_reports([report, unknown], DELTA)
 
 
+@pytest.mark.thorough
 def test_compare_names_private_runs_of_one_seed(tmp_path, capsys):
     # The default seed, and settings of which no function of the run makes anything.
     flags = "run --data digits --clients 10 --rounds 2 --algorithm fedavg --quiet --clip 0.2"

@@ -47,7 +47,7 @@ def test_counts_clipped_and_broken_messages_of_present_clients_only():
 
 
 class ReleaseTest(chex.TestCase):
-    @chex.variants(with_jit=True, without_jit=True)  # pyright: ignore[reportCallIssue]
+    @chex.variants(with_jit=True)  # pyright: ignore[reportCallIssue]
     def test_release_is_the_noised_sum_over_the_public_denominator(self):
         mechanism = gaussian()
         sums = {"w": jnp.full(100_000, 30.0), "b": jnp.full(100_000, -30.0)}

@@ -20,6 +20,7 @@ OTHERS = ("adaptive", "correlated", "pure", "client-noise", "pure-gram", "wishar
 ROUNDS = [(name, LAWFUL[name].mechanism) for name in LAWFUL if LAWFUL[name].sends]
 ROUNDS += [("mpmtl" if name in ("pure-gram", "wishart") else "fedavg", name) for name in OTHERS]
 FIRST = {pair[1]: pair for pair in reversed(ROUNDS)}  # a system for each mechanism
+QUICK = {FIRST[name] for name in ("gaussian", "gaussian-gram", "every-row")}
 
 
 def precisions(jaxpr):
@@ -47,10 +48,7 @@ def without_clients(algorithm):
 
 @pytest.mark.parametrize(
     ("system", "mechanism"),
-    [
-        pytest.param(*pair, marks=() if pair == FIRST[pair[1]] else pytest.mark.thorough)
-        for pair in ROUNDS
-    ],
+    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.thorough) for pair in ROUNDS],
 )
 def test_a_round_outside_of_clients_multiplies_in_full_precision(system, mechanism):
     problem = least_squares if SYSTEMS[system].linear else classification

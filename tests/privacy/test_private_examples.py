@@ -313,6 +313,7 @@ def test_a_loss_is_not_noted_for_a_client():
     assert noted[-1] is None
 
 
+@pytest.mark.thorough
 def test_gradients_of_folds_that_fail_are_charged():
     """Without `jax.jit` a loop is Python's: gradients leave a step that then raises an error."""
     kept = []
@@ -756,6 +757,7 @@ def test_minibatches_are_poisson_samples():
     assert abs(sizes.var() / (10 * 0.3 * 0.7) - 1) < 5 * np.sqrt(2 / 4000)
 
 
+@pytest.mark.thorough
 def test_own_apfl_runs_under_both_kinds_of_privacy():
     sim = simulation(own_algorithms.apfl(PRIVATE))
     hparams = values(sim, clip=1.0, noise_multiplier=3.0, example_noise_multiplier=2.0)
@@ -773,6 +775,7 @@ def test_own_apfl_runs_under_both_kinds_of_privacy():
     assert "one example, zero_out: ε of clients" in str(report)
 
 
+@pytest.mark.thorough
 def test_rounds_and_noise_agree_on_all_placements():
     """Chunks, devices, streams and sweeps change nothing beyond rounding."""
     algorithm = fjs.pmtl(PRIVATE)
@@ -846,6 +849,7 @@ def charge(counts, z, rounds, **settings):
     return PrivacySpend(SamplingScheme("full", m, m), event, (Entry(z, 1.0, rounds),))
 
 
+@pytest.mark.thorough
 def test_epsilon_of_twenty_silos_is_that_of_dp_accounting():
     rng = np.random.default_rng(0)
     counts = rng.integers(5, 400, 20).tolist()

@@ -109,6 +109,7 @@ def test_an_overfull_cohort_loses_members_uniformly():
     )
 
 
+@pytest.mark.thorough
 def test_a_gpu_draws_the_same_cohorts_full_or_not():
     sampling, key = poisson(capacity=5).for_clients(10), jax.random.key(0)
 

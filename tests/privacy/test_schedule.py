@@ -269,6 +269,7 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
     assert float(found) == pytest.approx(exact.get_epsilon(DELTA), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_ledger_has_room_for_each_round_of_a_schedule_in_a_later_stage_too():
     population, task = least_squares([3] * 4, features=2)
     sim = fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation())

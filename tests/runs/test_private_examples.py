@@ -20,6 +20,7 @@ SMALL = (
 )
 
 
+@pytest.mark.thorough
 def test_each_client_has_its_epsilon_with_code_of_ones_own_too(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "mended.py").write_text(
