@@ -27,8 +27,8 @@ from fedjaxsim.tasks.streaming_metrics import (
 PyTree = Any
 OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
 """(outputs (b, c), labels or other outputs) -> (b,)."""
-Says = Callable[[jax.Array], dict[str, jax.Array]]
-"""(outputs (b, ...)) -> what a task says of rows, by name."""
+Outputs = Callable[[PyTree, Batch], jax.Array]
+"""(params, batch) -> the model's outputs (b, ...)."""
 Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
 Augment = Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
 """(key, fields of an example) -> its fields in this step."""
@@ -202,7 +202,7 @@ def augmented(task: Task, augment: Augment) -> Task:
     )
 
 
-def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = False) -> Model:
+def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) -> Model:
     """Return the model of task `name`; traced with other parameters or outputs, it raises."""
     model = require_model(f"{name} needs", model)
     wanted = f"(b, {'L, ' if per_token else ''}{num_outputs})"
@@ -243,15 +243,25 @@ def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = F
     return model._replace(init=init, apply=apply, train=training, dense=dense)
 
 
-def _assumed(model: Model) -> tuple[str, ...]:
-    """Return what a guarantee assumes of a model."""
-    if model.frozen is None:
-        return ()
-    return ("The weights that the model starts from hold nothing of the clients' data.",)
+def _task(
+    name: str,
+    model: Model,
+    num_outputs: int,
+    metrics: Mapping[str, OfOutputs],
+    says: Callable[[jax.Array], dict[str, jax.Array]],
+    wanted: str,
+    suits: Callable[[jax.ShapeDtypeStruct], bool],
+    streaming: Callable[[Outputs], Mapping[str, StreamingMetric]] = lambda outputs: {},
+    targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None,
+    **more: Any,
+) -> Task:
+    """Make a task of functions of outputs and labels; the metric "loss" is the loss.
 
-
-def _check_of(wanted: str, suits: Callable[[jax.ShapeDtypeStruct], bool]) -> Check:
-    """Return the `Task.check` of fields x and y; `wanted` says which y suit."""
+    `says` makes predictions of outputs, `suits` judges labels y, of which `wanted` is the rule,
+    and `more` are other attributes, among them the `divergence` of outputs.
+    """
+    model = _with_checks(name, model, num_outputs, per_token=targets is not None)
+    features, dense, between = model.features, model.dense, more.pop("divergence", None)
 
     def check(fields):
         if not {"x", "y"} <= {*fields}:
@@ -260,107 +270,93 @@ def _check_of(wanted: str, suits: Callable[[jax.ShapeDtypeStruct], bool]) -> Che
         if not suits(y):
             raise ValueError(f"{wanted}, got {y.dtype} {y.shape}")
 
-    return check
-
-
-def _curvature_of_squares(model: Model) -> Callable[[float], float] | None:
-    """Return the largest curvature of ½‖outputs − y‖² of a linear model, from that of ‖x‖²."""
-    if model.representation is None or model.output_layer is not None:
-        return None
-    biased = "bias" in jax.eval_shape(model.init, jax.random.key(0))
-    return lambda bound: bound + biased
-
-
-def _trained(model: Model, params: PyTree, batch: Batch) -> jax.Array:
-    """Compute the outputs for a loss, (b, ...)."""
-    if model.train is None:
+    def outputs_of(params, batch):
         return model.apply(params, batch.fields["x"])
-    return model.train(params, batch.fields["x"], batch.weight, batch.keys)[0]
 
-
-def _track_of(model: Model) -> Callable[[PyTree, PyTree, Batch], PyTree] | None:
-    def track(params, moved, batch):
-        assert model.train is not None
-        statistics = model.train(params, batch.fields["x"], batch.weight, batch.keys)[1]
-        return moved | {STATISTICS: statistics}
-
-    return track if model.keeps_statistics else None
-
-
-def _task(
-    model: Model,
-    metrics: Mapping[str, OfOutputs],
-    check: Check,
-    divergence: OfOutputs,
-    says: Says,
-) -> Task:
-    """Make a task of functions of outputs and labels; the metric "loss" is the loss."""
+    def trained(params, batch):
+        if model.train is None:
+            return outputs_of(params, batch), None
+        return model.train(params, batch.fields["x"], batch.weight, batch.keys)
 
     def loss(outputs, batch):
-        return batch.mean(metrics["loss"](outputs, batch.fields["y"]))
+        losses = metrics["loss"](outputs, batch.fields["y"])
+        if targets is None:
+            return batch.mean(losses)
+        count = batch.sum(targets(batch.fields).astype(losses.dtype))
+        return batch.sum(losses) / jnp.maximum(count, 1)
 
     def loss_of(params, batch):
-        return loss(_trained(model, params, batch), batch)
+        return loss(trained(params, batch)[0], batch)
+
+    def track(params, moved, batch):
+        return moved | {STATISTICS: trained(params, batch)[1]}
 
     def metrics_of(params, batch):
-        outputs, labels = model.apply(params, batch.fields["x"]), batch.fields["y"]
+        outputs, labels = outputs_of(params, batch), batch.fields["y"]
         values = {name: metric(outputs, labels) for name, metric in metrics.items()}
         return {name: value.astype(values["loss"].dtype) for name, value in values.items()}
 
-    def between(params, other, batch):
-        x = batch.fields["x"]
-        return divergence(model.apply(params, x), model.apply(other, x))
+    def divergence(params, other, batch):
+        return between(outputs_of(params, batch), outputs_of(other, batch))
 
-    features, fast = model.features, None
-    if features is not None:
-        fast = Linear(lambda batch: features(batch.fields["x"]), loss)
-    layers, dense = None, model.dense
+    layers = None
     if dense is not None and dense.of is model.apply and model.train is None:
         layers = Layers(loss_of, dense, lambda outputs, f: metrics["loss"](outputs, f["y"]))
+    assumed = "The weights that the model starts from hold nothing of the clients' data."
     return Task(
-        model.init, loss_of, metrics_of, check, (), model.output_layer, fast, divergence=between,
-        public=_assumed(model), frozen=model.frozen, track=_track_of(model), layers=layers,
-        predict=_predict_of(model, says),
-    )  # fmt: skip
-
-
-def _predict_of(model: Model, says: Says) -> Callable[..., dict[str, jax.Array]]:
-    return lambda params, fields: says(model.apply(params, fields["x"]))
+        model.init,
+        loss_of,
+        metrics_of,
+        check,
+        output_layer=model.output_layer,
+        linear=features and Linear(lambda batch: features(batch.fields["x"]), loss),
+        public=() if model.frozen is None else (assumed,),
+        divergence=between and divergence,
+        streaming_metrics=streaming(outputs_of),
+        targets=targets,
+        frozen=model.frozen,
+        track=track if model.keeps_statistics else None,
+        predict=lambda params, fields: says(model.apply(params, fields["x"])),
+        layers=layers,
+        **more,
+    )
 
 
 def _classification(
+    name: str,
     model: Model,
+    num_outputs: int,
     num_classes: int,
     losses: OfOutputs,
     correct: OfOutputs,
     score: Callable[[jax.Array], jax.Array],
-    check: Check,
-    divergence: OfOutputs,
-    says: Says,
+    *args: Any,
+    **more: Any,
 ) -> Task:
-    """Make a task with the metrics of a classification.
+    """Make a `_task` with the metrics of a classification.
 
     `correct` is 1 if right, else 0, and NaN without a prediction. For two classes `score` is (b,),
     larger for the positive class.
     """
 
-    def outputs_of(params, batch):
-        return model.apply(params, batch.fields["x"])
-
     def label(batch):
         labels = batch.fields["y"]
         return (labels > 0).astype(int) if num_classes == 2 else labels
 
-    def is_correct(params, batch):
-        return correct(outputs_of(params, batch), batch.fields["y"])
+    def streaming(outputs_of):
+        def is_correct(params, batch):
+            return correct(outputs_of(params, batch), batch.fields["y"])
 
-    streaming_metrics = {"balanced_accuracy": balanced_accuracy(is_correct, label, num_classes)}
-    if num_classes == 2:
-        streaming_metrics["auc"] = area_under_roc(
-            lambda params, batch: score(outputs_of(params, batch)), lambda batch: label(batch) > 0
-        )
-    task = _task(model, {"loss": losses, "accuracy": correct}, check, divergence, says)
-    return task._replace(streaming_metrics=streaming_metrics)
+        found = {"balanced_accuracy": balanced_accuracy(is_correct, label, num_classes)}
+        if num_classes == 2:
+            found["auc"] = area_under_roc(
+                lambda params, batch: score(outputs_of(params, batch)),
+                lambda batch: label(batch) > 0,
+            )
+        return found
+
+    metrics = {"loss": losses, "accuracy": correct}
+    return _task(name, model, num_outputs, metrics, *args, streaming=streaming, **more)
 
 
 def _of_classes(
@@ -373,17 +369,13 @@ def _of_classes(
 ) -> Task:
     """Make a classification in which the largest of c outputs wins."""
     checks.count(2, num_classes=num_classes)
-    model = _with_checks(name, model, num_classes)
-
-    check = _check_of(
+    return _classification(
+        name, model, num_classes, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0],
+        functools.partial(_class_said, probabilities),
         f"{name} needs integer labels y (n,); squared takes others",
         lambda y: np.issubdtype(y.dtype, np.integer) and y.ndim == 1,
-    )
-    task = _classification(
-        model, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0], check, divergence,
-        functools.partial(_class_said, probabilities),
+        divergence=divergence, labels=(range(num_classes),),
     )  # fmt: skip
-    return task._replace(labels=(range(num_classes),))
 
 
 def _class_said(
@@ -468,40 +460,26 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
       num_classes: c.
     """
     checks.count(2, num_classes=num_classes)
-    model = _with_checks("softmax_sequence", model, num_classes, per_token=True)
 
-    def tokens(batch):
-        return batch.fields["y"] >= 0
+    def summed(of_token):
+        def over_tokens(outputs, labels):
+            if outputs.shape[:2] != labels.shape:
+                raise ValueError(
+                    f"outputs of {outputs.shape} do not fit labels y of {labels.shape}"
+                )
+            values = of_token(outputs, jnp.maximum(labels, 0))
+            return jnp.where(labels >= 0, values, 0).sum(axis=1)
 
-    def of_tokens(outputs, batch):
-        labels = jnp.maximum(batch.fields["y"], 0)
-        if outputs.shape[:2] != labels.shape:
-            raise ValueError(f"outputs of {outputs.shape} do not fit labels y of {labels.shape}")
-        losses = cross_entropy(outputs, labels)
-        right = _largest(outputs, labels)
-        return jnp.where(tokens(batch), losses, 0), jnp.where(tokens(batch), right, 0)
+        return over_tokens
 
-    def loss(params, batch):
-        losses, _ = of_tokens(_trained(model, params, batch), batch)
-        count = batch.sum(tokens(batch).sum(axis=1).astype(losses.dtype))
-        return batch.sum(losses.sum(axis=1)) / jnp.maximum(count, 1)
-
-    def metrics(params, batch):
-        losses, correct = of_tokens(model.apply(params, batch.fields["x"]), batch)
-        return {
-            "loss": losses.sum(axis=1),
-            "accuracy": correct.sum(axis=1).astype(losses.dtype),
-        }
-
-    check = _check_of(
+    return _task(
+        "softmax_sequence", model, num_classes,
+        {"loss": summed(cross_entropy), "accuracy": summed(_largest)},
+        functools.partial(_class_said, jax.nn.softmax),
         "softmax_sequence needs integer labels y (n, L)",
         lambda y: y.dtype.kind == "i" and y.ndim == 2,
-    )
-    return Task(
-        model.init, loss, metrics, check, (range(-1, num_classes),), model.output_layer,
-        public=_assumed(model), targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
-        frozen=model.frozen, track=_track_of(model),
-        predict=_predict_of(model, functools.partial(_class_said, jax.nn.softmax)),
+        targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
+        labels=(range(-1, num_classes),),
     )  # fmt: skip
 
 
@@ -541,6 +519,14 @@ def one_vs_all(
     return task._replace(curvature=_curvature_of_squares(model)) if loss == "squared" else task
 
 
+def _curvature_of_squares(model: Model) -> Callable[[float], float] | None:
+    """Return the largest curvature of ½‖outputs − y‖² of a linear model, from that of ‖x‖²."""
+    if model.representation is None or model.output_layer is not None:
+        return None
+    biased = "bias" in jax.eval_shape(model.init, jax.random.key(0))
+    return lambda bound: bound + biased
+
+
 def logistic(model: Model) -> Task:
     """Binary classification with the logistic loss (optax); "y" holds −1 and 1, or 0 and 1.
 
@@ -549,7 +535,6 @@ def logistic(model: Model) -> Task:
     Args:
       model: outputs (b, 1): the log-odds of the positive class.
     """
-    model = _with_checks("logistic", model, 1)
 
     def losses(logits, labels):
         positive = (labels > 0).astype(logits.dtype)
@@ -562,12 +547,11 @@ def logistic(model: Model) -> Task:
         odds = logits[:, 0]
         return {"prediction": _if_said(odds > 0, logits), "probability": jax.nn.sigmoid(odds)}
 
-    task = _classification(
-        model, 2, losses, correct, lambda logits: logits[:, 0],
-        _check_of("logistic needs one label per row, y (n,)", lambda y: y.ndim == 1),
-        _of_coins, says,
+    return _classification(
+        "logistic", model, 1, 2, losses, correct, lambda logits: logits[:, 0], says,
+        "logistic needs one label per row, y (n,)", lambda y: y.ndim == 1,
+        divergence=_of_coins, labels=((-1, 1), (0, 1)),
     )  # fmt: skip
-    return task._replace(labels=((-1, 1), (0, 1)))
 
 
 def multilabel(model: Model, num_labels: int) -> Task:
@@ -582,7 +566,6 @@ def multilabel(model: Model, num_labels: int) -> Task:
       num_labels: k, at least 2.
     """
     checks.count(2, num_labels=num_labels)
-    model = _with_checks("multilabel", model, num_labels)
 
     def losses(logits, labels):
         each = optax.losses.sigmoid_binary_cross_entropy(logits, labels.astype(logits.dtype))
@@ -595,22 +578,19 @@ def multilabel(model: Model, num_labels: int) -> Task:
         wrong = jnp.mean((logits > 0) != (labels > 0), axis=-1, dtype=logits.dtype)
         return jnp.where(jnp.isnan(logits).any(axis=-1), jnp.nan, wrong)
 
-    check = _check_of(
-        f"multilabel needs integer labels 0 and 1, y (n, {num_labels})",
-        lambda y: y.dtype.kind == "i" and y.shape[1:] == (num_labels,),
-    )
-
     def says(logits):
         said = jnp.where(jnp.isnan(logits), -1, logits > 0).astype(jnp.int32)
         return {"prediction": said, "probability": jax.nn.sigmoid(logits)}
 
-    metrics = {"loss": losses, "subset_accuracy": subset, "hamming_loss": hamming}
-    f1 = micro_f1(
-        lambda params, batch: model.apply(params, batch.fields["x"]),
-        lambda batch: batch.fields["y"] > 0,
-    )
-    task = _task(model, metrics, check, _of_coins, says)
-    return task._replace(labels=((0, 1),), streaming_metrics={"f1": f1})
+    return _task(
+        "multilabel", model, num_labels,
+        {"loss": losses, "subset_accuracy": subset, "hamming_loss": hamming},
+        says,
+        f"multilabel needs integer labels 0 and 1, y (n, {num_labels})",
+        lambda y: y.dtype.kind == "i" and y.shape[1:] == (num_labels,),
+        lambda outputs_of: {"f1": micro_f1(outputs_of, lambda batch: batch.fields["y"] > 0)},
+        divergence=_of_coins, labels=((0, 1),),
+    )  # fmt: skip
 
 
 def squared(model: Model, num_targets: int = 1) -> Task:
@@ -623,42 +603,31 @@ def squared(model: Model, num_targets: int = 1) -> Task:
       num_targets: k; "y" is (n,) for one target, (n, k) for more.
     """
     checks.count(num_targets=num_targets)
-    model = _with_checks("squared", model, num_targets)
     several = num_targets > 1
+    shape = (num_targets,) if several else ()
 
     def errors(outputs, targets):
         return outputs - targets.reshape(outputs.shape)
 
-    def losses(outputs, targets):
-        return jnp.mean(optax.losses.l2_loss(errors(outputs, targets)), axis=-1)
-
-    def squares(outputs, targets):
-        return jnp.mean(jnp.square(errors(outputs, targets)), axis=-1)
-
     def square_of(target):
         return lambda outputs, targets: jnp.square(errors(outputs, targets)[:, target])
 
-    own = {f"squared_error_{j}": j for j in range(num_targets)} if several else {}
-
-    shape = (num_targets,) if several else ()
-    check = _check_of(
-        f"squared needs targets y of shape {shape} in each row", lambda y: y.shape[1:] == shape
-    )
-
-    def says(outputs):
-        return {"prediction": outputs if several else outputs[:, 0]}
-
-    metrics = {"loss": losses, "squared_error": squares}
-    metrics |= {name: square_of(target) for name, target in own.items()}
-    records = {
-        name: Metric(
-            f"squared error of target {target}", larger_is_better=False, power=2, target=target,
-            in_tables=(),
-        )
-        for name, target in own.items()
-    }  # fmt: skip
-    task = _task(model, metrics, check, _of_normals, says)
-    return task._replace(curvature=_curvature_of_squares(model), records=records)
+    metrics: dict[str, OfOutputs] = {
+        "loss": lambda o, y: jnp.mean(optax.losses.l2_loss(errors(o, y)), axis=-1),
+        "squared_error": lambda o, y: jnp.mean(jnp.square(errors(o, y)), axis=-1),
+    }
+    records = {}
+    for target in range(num_targets) if several else ():
+        name, title = f"squared_error_{target}", f"squared error of target {target}"
+        metrics[name] = square_of(target)
+        records[name] = Metric(title, larger_is_better=False, power=2, target=target, in_tables=())
+    return _task(
+        "squared", model, num_targets, metrics,
+        lambda outputs: {"prediction": outputs if several else outputs[:, 0]},
+        f"squared needs targets y of shape {shape} in each row",
+        lambda y: y.shape[1:] == shape,
+        divergence=_of_normals, records=records,
+    )._replace(curvature=_curvature_of_squares(model))  # fmt: skip
 
 
 def known_regression(num_features: int) -> Task:
