@@ -29,7 +29,7 @@ import fedjaxsim as fjs
 from fedjaxsim.bench.measure import Rounds, forget_peak, machine
 from fedjaxsim.cli import plan
 from fedjaxsim.data import load_folder, save_folder
-from fedjaxsim.data.arrays import consecutive, shareable
+from fedjaxsim.data.arrays import shareable
 from fedjaxsim.report.files import write_json
 from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.build import Experiment, fill_settings
@@ -100,10 +100,10 @@ def write_folder(path: Path, case: str) -> None:
         for each in fields.values():
             each.flush()
         tests = np.full(m, r // 2)
-        splits = consecutive(r - tests, np.zeros(m, int), tests)
+        counts = np.stack([r - tests, np.zeros(m, int), tests], axis=1)
         labels = {} if classes is None else {"y": tuple(map(str, range(classes)))}
         kept = {name: np.load(Path(scratch) / name, mmap_mode="r") for name in fields}
-        save_folder(path, fjs.Population(kept, splits, np.arange(m), categories=labels))
+        save_folder(path, fjs.Population(kept, counts, np.arange(m), categories=labels))
 
 
 def in_arrays(population: fjs.Population, folder: Path) -> fjs.Population:

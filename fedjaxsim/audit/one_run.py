@@ -19,7 +19,6 @@ from jax.flatten_util import ravel_pytree
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.audit.attacks import canary_norm, shapes_of
-from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
@@ -172,9 +171,7 @@ def _extended(population: Population, canaries: int) -> Population:
     }
     counts = np.concatenate([population.counts, [[1, 0, 0]] * canaries])
     names = [*map(str, population.names), *(f"canary {k}" for k in range(canaries))]
-    return dataclasses.replace(
-        population, fields=fields, splits=consecutive(*counts.T), names=np.asarray(names)
-    )
+    return dataclasses.replace(population, fields=fields, counts=counts, names=np.asarray(names))
 
 
 def _with_canaries(

@@ -244,51 +244,33 @@ class Ranges:
         return np.add(shift, np.arange(len(shift), dtype=np.int32), out=shift)
 
 
-def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
-    """Return the splits of consecutive clients from numbers of rows, (m,) each, in this order."""
-    given = (train, validation, test)
-    ends = np.zeros(len(train), np.int64)
-    for count in given:
-        ends += np.asarray(count).astype(np.int64)
+def consecutive(counts: np.ndarray) -> dict[str, Ranges]:
+    """Return the splits of consecutive clients with `counts`, (m, 3), rows, split after split."""
+    ends = counts.sum(axis=1, dtype=np.int64)
     np.cumsum(ends, out=ends)
-    if ends[-1] > _LARGEST_INT32:
-        raise ValueError(f"a population holds at most {_LARGEST_INT32} rows, got {ends[-1]}")
-    counts = [shareable(np.asarray(count, np.int32)) for count in given]
     start = ends.astype(np.int32)
-    for count in counts:
+    for count in counts.T:
         start -= count
     splits = {}
-    for name, count in zip(SPLITS, counts, strict=True):
+    for name, count in zip(SPLITS, counts.T, strict=True):
         splits[name] = Ranges(start, count)
         start = start + count
     return splits
 
 
-def check_ranges(splits: Mapping[str, Ranges], names: np.ndarray, rows: int) -> None:
-    """Check that clients (m,) and their splits follow one another, as in `consecutive`."""
-    if set(splits) != set(SPLITS):
-        raise ValueError(f"splits must be exactly {SPLITS}, got {tuple(splits)}")
-    for name, ranges in splits.items():
-        for part in (ranges.start, ranges.count):
-            if part.shape != names.shape or part.dtype != np.int32:
-                raise ValueError(
-                    f"the ranges of {name!r} must be int32 of shape {names.shape}, "
-                    f"got {part.dtype} of {part.shape}"
-                )
-    parts = [splits[name] for name in SPLITS]
-    train, validation, test = parts
-    if np.any(train.count < 1):
-        k = int(np.argmax(train.count < 1))
-        raise ValueError(f"client {str(names[k])!r} has no training rows; each needs at least one")
-    total = sum(int(part.count.sum(dtype=np.int64)) for part in parts)
-    if total != rows:
-        raise ValueError(f"counts must sum to the {rows} rows, got {total}")
-    following = (validation.start, test.start, np.append(train.start[1:], np.int32(rows)))
-    if train.start[0] != 0 or not all(
-        np.all(part.count >= 0) and np.array_equal(part.start + part.count, start)
-        for part, start in zip(parts, following, strict=True)
-    ):
+def as_counts(counts: Any, names: np.ndarray, rows: int) -> np.ndarray:
+    """Return the numbers of rows of clients and splits, (m, 3) int32, read-only, if they fit."""
+    found = np.asarray(counts)
+    if found.shape != (len(names), len(SPLITS)) or found.dtype.kind not in "iu":
         raise ValueError(
-            "clients must follow one another, each with its training, validation and test rows "
-            "in this order"
+            f"counts must be integers ({len(names)}, 3), got {found.dtype} {found.shape}"
         )
+    if rows > _LARGEST_INT32:
+        raise ValueError(f"a population holds at most {_LARGEST_INT32} rows, got {rows}")
+    if np.any(found[:, 0] < 1):
+        k = int(np.argmax(found[:, 0] < 1))
+        raise ValueError(f"client {str(names[k])!r} has no training rows; each needs at least one")
+    total = int(found.sum(dtype=np.int64))
+    if total != rows or np.any(found < 0):
+        raise ValueError(f"counts must sum to the {rows} rows, each 0 or more, got {total}")
+    return shareable(found.T.astype(np.int32, copy=False)).T  # each split's in one piece

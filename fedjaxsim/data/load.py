@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.npz import assemble, described, fields_of, has_clients
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
@@ -96,8 +95,6 @@ def load(
         population = found if isinstance(found, Population) else assemble(found, path)
     else:
         supplied |= {"min_rows": _MIN_ROWS}
-        if how == "feature-noise":  # which keeps no bound
-            found = {name: each for name, each in found.items() if name != "units.x"}
         population = described(make(PARTITIONS[how], fields_of(found), supplied=supplied), found)
     if population.generate is not None:
         return population
@@ -109,9 +106,8 @@ def load(
         if test is None:
             test = 0.0 if has_tests else _DEFAULT_TEST
         elif has_tests:  # all rows are training rows again
-            none = np.zeros(clients.num_clients, np.int32)
-            splits = consecutive(clients.counts.sum(axis=1), none, none)
-            clients = dataclasses.replace(clients, splits=splits)
+            counts = clients.counts.sum(axis=1)[:, None] * np.array([1, 0, 0])
+            clients = dataclasses.replace(clients, counts=counts)
         return split(clients, validation=validation, test=test, seed=seed)
 
     kept = divided(population, test)

@@ -7,9 +7,10 @@ The arrays:
   `client`: (N,) ids, integers or strings, in any order, or
   `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ..., or
   (m, 3), each client's training, validation and test rows, as `save_npz` writes them: then fields
-  keep their types and there is no `split`;
+  keep their types;
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
-- optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test rows;
+- with `client`, optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test
+  rows;
 - optionally `public`: strings, see `Population.public`;
 - optionally `preparations`: (k, 3) strings, see `Population.preparations`;
 - optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
@@ -35,7 +36,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from fedjaxsim.data.arrays import SPLITS, common_length, consecutive
+from fedjaxsim.data.arrays import SPLITS, common_length
 from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
@@ -228,14 +229,20 @@ def assemble(
             raise ValueError("exactly one of the arrays 'client' and 'counts' must be given")
         fields = fields_of(arrays)
         n = common_length(fields, "file")
-        counts = arrays.get("counts", np.zeros(0))
-        if counts.ndim == 2:
-            if counts.shape[1] != len(SPLITS) or counts.dtype.kind not in "iu":
-                raise ValueError(f"counts must be integers (m, 3), got {_shown(counts)}")
-            names = arrays.get("names", np.arange(len(counts), dtype=np.int32))
-            population = Population(fields, consecutive(*counts.T), names, **_attributes(arrays))
+        names = arrays.get("names")
+        if names is not None and names.ndim != 1:
+            raise ValueError(f"names must have shape (m,), got {names.shape}")
+        if "counts" in arrays:
+            counts = np.atleast_1d(arrays["counts"])
+            if "split" in arrays:
+                raise ValueError("split needs client: counts (m, 3) divide the rows themselves")
+            if counts.ndim == 1:
+                population = described(Population.from_flat(fields, counts, names), arrays)
+            else:
+                names = np.arange(len(counts), dtype=np.int32) if names is None else names
+                population = Population(fields, counts, names, **_attributes(arrays))
         else:
-            client, names = _owners(arrays, n)
+            client, names = _owners(arrays["client"], names, n)
             split = arrays.get("split", np.zeros(n, dtype=np.int8))
             if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
                 raise ValueError(
@@ -249,22 +256,8 @@ def assemble(
         return population
 
 
-def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:
+def _owners(ids: np.ndarray, names: np.ndarray | None, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the client of every row, (N,) integers, and the clients' names, (m,)."""
-    names = arrays.get("names")
-    if names is not None and names.ndim != 1:
-        raise ValueError(f"names must have shape (m,), got {names.shape}")
-    if "counts" in arrays:
-        counts = arrays["counts"]
-        is_count = counts.ndim == 1 and counts.dtype.kind in "iu"
-        if not (is_count and ((counts > 0) & (counts <= n)).all() and counts.sum() == n):
-            raise ValueError(
-                f"counts must be positive integers (m,) that sum to the {n} rows, got "
-                f"{_shown(counts)}"
-            )
-        clients = np.arange(len(counts))
-        return np.repeat(clients, counts), clients if names is None else names
-    ids = arrays["client"]
     if ids.shape != (n,) or ids.dtype.kind not in "iuU":
         raise ValueError(
             f"client must be an integer or string for each of the {n} rows, got {_shown(ids)}"

@@ -4,6 +4,7 @@ Axes: m clients, N rows of all clients together, n rows of one client, d feature
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -13,8 +14,8 @@ from fedjaxsim import checks, notebook
 from fedjaxsim.data.arrays import (
     SPLITS,
     Ranges,
+    as_counts,
     as_numbers,
-    check_ranges,
     common_length,
     consecutive,
     first_not_finite,
@@ -44,8 +45,8 @@ class Population:
       fields: arrays of shape (N, ...); by convention "x" are features and "y" labels. Read-only
         arrays, such as a mapped file, are kept; others are copied to read-only memory that a
         CPU device can share.
-      splits: the rows of each client for "train" (at least one per client), "validation" and
-        "test" (possibly empty). Clients follow one another, each with its splits in this order.
+      counts: numbers of rows of each client for training (at least 1), validation and testing,
+        (m, 3) int32, read-only. Clients follow one another, each with its splits in this order.
       names: the clients' distinct names, (m,) str, or integers, which take less memory.
       generate: for synthetic problems, `(key, row, b) -> fields`: minibatches are made afresh in
         every round from the client's first training row (its true parameters, say). Compiled
@@ -66,7 +67,7 @@ class Population:
     """
 
     fields: dict[str, np.ndarray]
-    splits: dict[str, Ranges]
+    counts: np.ndarray
     names: np.ndarray
     generate: Generate | None = None
     public: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Population:
     def __post_init__(self):
         rows = common_length(self.fields, "population")
         _check_names(self.names)
-        check_ranges(self.splits, self.names, rows)
+        object.__setattr__(self, "counts", as_counts(self.counts, self.names, rows))
         _check_categories(self)
         _check_numbers(self)
         object.__setattr__(self, "columns", _columns(self))
@@ -146,7 +147,7 @@ class Population:
         arrays = {field: as_numbers(value, f"field {field!r}") for field, value in fields.items()}
         return cls(
             {field: join(field, [value], ["field "]) for field, value in arrays.items()},
-            consecutive(*sizes.T),
+            sizes,
             _as_names(names, len(sizes)),
         )
 
@@ -214,6 +215,11 @@ class Population:
     def _described(self) -> list[tuple[str, str, str]]:
         return [(name, str(v.dtype), str(v.shape)) for name, v in self.fields.items()]
 
+    @functools.cached_property
+    def splits(self) -> dict[str, Ranges]:
+        """The rows of each client by "train", "validation" and "test"."""
+        return consecutive(self.counts)
+
     @property
     def num_clients(self) -> int:
         """Number of clients m."""
@@ -223,13 +229,6 @@ class Population:
     def num_rows(self) -> int:
         """Number of rows N of all clients and splits together."""
         return len(next(iter(self.fields.values())))
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Number of rows of each client in each split of `SPLITS`, (m, 3) int32, read-only."""
-        counts = np.stack([self.splits[name].count for name in SPLITS])
-        counts.flags.writeable = False  # so that `consecutive` does not copy them
-        return counts.T
 
     def rows(self, client: int, split: str | None = None) -> dict[str, np.ndarray]:
         """Return one client's rows of a split; by default of all, in the order of `SPLITS`.
@@ -249,10 +248,8 @@ class Population:
 
         Rows are client after client, each client's in the order of `SPLITS`; `counts` are (m', 3).
         """
-        # Ranges come first: their scratch memory is free before fields, which take most, are made.
-        splits = consecutive(*np.transpose(counts))
         fields = {field: taken(values, index) for field, values in self.fields.items()}
-        return dataclasses.replace(self, fields=fields, splits=splits, names=self.names[clients])
+        return dataclasses.replace(self, fields=fields, counts=counts, names=self.names[clients])
 
     def of_clients(self, clients: Sequence[int] | np.ndarray) -> Self:
         """Return a population of some clients, with their names and splits.

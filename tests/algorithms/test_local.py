@@ -17,7 +17,7 @@ def test_local_models_see_their_own_data_only():
     theirs = population.splits["train"].start[1]
     changed["x"] = np.array(changed["x"])
     changed["x"][theirs:] = 0.5
-    other = Population(changed, population.splits, population.names)
+    other = Population(changed, population.counts, population.names)
     sim = Simulation(
         local(task), population, full_participation(), Minibatches(4, steps=3), no_release()
     )

@@ -169,7 +169,7 @@ def test_at_level_0_nothing_of_the_others_reaches_a_client():
         others = sim.population.splits["train"].start[1]
         x[others:], y[others:] = 7.0, -100.0
         altered = sim.with_population(
-            Population({"x": x, "y": y}, sim.population.splits, sim.population.names)
+            Population({"x": x, "y": y}, sim.population.counts, sim.population.names)
         )
         hparams = sim.hyperparameters(**PRIVATE, personalization=0.0)
         one, two = after(sim, hparams, 10, seed=3), after(altered, hparams, 10, seed=3)

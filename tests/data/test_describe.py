@@ -9,7 +9,6 @@ from sklearn.dummy import DummyClassifier
 
 import fedjaxsim as fjs
 from fedjaxsim.data import Population, invert
-from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.describe import (
     describe,
     in_words,
@@ -22,10 +21,9 @@ from fedjaxsim.data.describe import (
 def population_of(train, test, **more):
     """Clients with these labels to train and to test on."""
     y = np.concatenate([np.asarray([*a, *b]) for a, b in zip(train, test, strict=True)])
-    counts = [[len(part) for part in parts] for parts in (train, test)]
-    splits = consecutive(counts[0], np.zeros(len(train)), counts[1])
+    counts = np.array([[len(a), 0, len(b)] for a, b in zip(train, test, strict=True)])
     names = np.arange(len(train)).astype(str)
-    return Population({"y": y.astype(np.int32)}, splits, names, **more)
+    return Population({"y": y.astype(np.int32)}, counts, names, **more)
 
 
 LABELS = [[3, 3, 5], [5, 3], [9]], [[3, 5], [], [9, 3, 5]]

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjaxsim.data import Population, Ranges, split
+from fedjaxsim.data import Population, split
 
 
 def test_clients_follow_one_another():
@@ -211,28 +211,22 @@ def test_flat_fields_that_disagree_in_length_are_refused():
         Population.from_flat({"x": [1, 2, 3], "y": [1, 2]}, [3])
 
 
-def ranges(start, count):
-    return Ranges(np.asarray(start, np.int32), np.asarray(count, np.int32))
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("counts", "message"),
     [
-        ({"train": ranges([0, 1], [2, 2])}, "counts"),
-        ({"train": ranges([0, 2], [1, 1])}, "counts"),
-        ({"train": ranges([0, 2], [1, 2])}, "follow one another"),
-        ({"train": ranges([1, 0], [2, 1])}, "follow one another"),
-        ({"test": ranges([1, 3], [1, -1])}, "follow one another"),
-        ({"train": ranges([0, 3], [3, 0])}, "client 'b'"),
-        ({"test": ranges([0], [0])}, "'test'"),
-        ({"test": Ranges(np.zeros(2), np.zeros(2))}, "'test'"),
-        ({"extra": ranges([0, 0], [0, 0])}, "splits"),
+        ([[2, 0, 0], [2, 0, 0]], "counts must sum to the 3 rows.* got 4"),
+        ([[1, 0, 0], [1, 0, 0]], "counts must sum to the 3 rows.* got 2"),
+        ([[1, 1, 0], [2, 0, -1]], "each 0 or more"),
+        ([[3, 0, 0], [0, 0, 0]], "client 'b'"),
+        ([[1, 0, 0]], r"\(2, 3\)"),
+        ([[1.0, 0, 0], [2.0, 0, 0]], "integers"),
+        ([1, 2], r"\(2, 3\)"),
     ],
 )
-def test_every_row_must_belong_to_one_client_and_split(changes, message):
+def test_every_row_must_belong_to_one_client_and_split(counts, message):
     population = Population.from_flat({"x": [1, 2, 3]}, [1, 2], ["a", "b"])
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(population, splits={**population.splits, **changes})
+        dataclasses.replace(population, counts=np.array(counts))
 
 
 @pytest.mark.parametrize(

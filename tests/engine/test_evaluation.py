@@ -16,7 +16,6 @@ from sklearn.metrics import roc_auc_score
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.data.arrays import consecutive
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
@@ -158,8 +157,7 @@ def test_a_model_that_is_nan_predicts_nothing(name):
         y = np.repeat([0, 1], [share, 10 - share])
         clients.append({"x": rng.normal(size=(10, 2)).astype(np.float32), "y": y.astype(np.int32)})
     rows = {key: np.concatenate([each[key] for each in clients]) for key in ("x", "y")}
-    splits = consecutive([2] * 3, [0] * 3, [8] * 3)
-    people = Population(rows, splits, np.array(list("abc")))
+    people = Population(rows, np.array([[2, 0, 8]] * 3), np.array(list("abc")))
     sim = Simulation(
         local(task), people, full_participation(), Minibatches(4, steps=1), no_release()
     )
@@ -188,8 +186,8 @@ def population() -> Population:
     y = (x[:, 0] + rng.normal(size=len(x)) > 0.5).astype(int)
     start = np.cumsum([0, *sizes[:-1]])
     y[start[1] : start[1] + 5] = 1
-    splits = consecutive(train, [0] * 5, np.array(sizes) - train)
-    return Population({"x": x, "y": y.astype(np.int32)}, splits, np.array(list("abcde")))
+    counts = np.stack([train, [0] * 5, np.array(sizes) - train], axis=1)
+    return Population({"x": x, "y": y.astype(np.int32)}, counts, np.array(list("abcde")))
 
 
 CLIENTS = population()

@@ -64,7 +64,7 @@ def test_a_description_is_readable():
     y = np.arange(12)
     population = Population.from_flat({"x": np.zeros((12, 2, 3)), "y": y}, [4, 8])
     found = describe(
-        Population(population.fields, population.splits, population.names, None, (), {"y": names})
+        Population(population.fields, population.counts, population.names, None, (), {"y": names})
     )
     assert in_words(found).splitlines() == [
         "clients: 2",
