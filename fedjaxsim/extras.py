@@ -21,7 +21,7 @@ EXTRAS = {
     "images": Extra("images need", ("PIL",)),
     "mlflow": Extra("the logger mlflow needs", ("mlflow",)),
     "plots": Extra("pictures need", ("matplotlib",)),
-    "tables": Extra("data frames, table files and sweeps need", ("narwhals", "pandas", "pyarrow")),
+    "tables": Extra("data frames, table files and sweeps need", ("pandas", "pyarrow")),
     "tensorboard": Extra("the logger tensorboard needs", ("tensorboardX",)),
     "tpu": Extra("programs for TPUs need", ("libtpu",)),
     "trackio": Extra("the logger trackio needs", ("trackio",)),

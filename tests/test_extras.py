@@ -18,7 +18,7 @@ import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli import running as run_command
 from fedjaxsim.cli.program import parse
-from fedjaxsim.data import from_dataframe, load, load_images
+from fedjaxsim.data import from_dataframe, load
 from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
 from fedjaxsim.models import from_equinox
 
@@ -104,7 +104,7 @@ def frame():
     ("library", "extra", "use"),
     [
         ("pyarrow", "tables", lambda path: load(f"csv:{path}/t.csv", client="k", target="y")),
-        ("PIL", "images", lambda path: load_images(path / "images")),
+        ("PIL", "images", lambda path: load(f"images:{path}/images")),
         ("equinox", "equinox", lambda path: from_equinox(lambda key: None)),  # type: ignore
         ("pandas", "tables", lambda path: fjs.History().to_pandas()),
     ],
@@ -123,8 +123,7 @@ def test_a_function_that_needs_a_library_names_its_extra(
 
 def test_a_data_frame_names_the_extra(monkeypatch):
     table = frame()
-    monkeypatch.setitem(sys.modules, "narwhals", None)
-    monkeypatch.setitem(sys.modules, "narwhals.stable.v2", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"'fedjaxsim\[tables\]'"):
         from_dataframe(table, client="k", target="y")
 

@@ -41,16 +41,17 @@ def data(
         check_path(out)
     from fedjaxsim.data.describe import TABLES, columns_in_words, columns_of, describe, in_words
     from fedjaxsim.data.npz import save_folder
+    from fedjaxsim.data.transforms import ranges_of
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing
-    from fedjaxsim.runs.assemble import given_ranges, population_of
+    from fedjaxsim.runs.assemble import population_of
 
     source, _, path = settings.data.partition(":")
     columns = None
     if what == "show" and source in TABLES and path:
         public = settings.get("scale") not in ("all", "private")
-        scaled = [*given_ranges(settings)] if public else None
-        columns = columns_of(source, path, settings.arguments("data"), scaled)
+        scaled = [*ranges_of(settings.get("range", ()))] if public else None
+        columns = columns_of(path, settings.arguments("data"), scaled)
     try:
         with doing(f"reading {settings.data}", quiet=json):
             population = population_of(settings)

@@ -3,7 +3,6 @@ from .arrays import Ranges as Ranges
 from .columns import Columns as Columns
 from .hugging_face import from_hf as from_hf
 from .images import digits as digits
-from .images import load_images as load_images
 from .leaf import load_leaf as load_leaf
 from .load import load as load
 from .matlab import load_matlab as load_matlab
@@ -12,7 +11,6 @@ from .npz import load_npz as load_npz
 from .npz import save_folder as save_folder
 from .npz import save_npz as save_npz
 from .partition import dirichlet as dirichlet
-from .partition import feature_noise as feature_noise
 from .partition import iid as iid
 from .partition import pathological as pathological
 from .partition import quantity as quantity

@@ -20,7 +20,7 @@ from fedjaxsim.data.table import (
 )
 
 if TYPE_CHECKING:
-    from narwhals.stable.v2 import Series
+    from pyarrow import ChunkedArray
 
 _PADDING = -1
 _WHITE, _PIXELS, _SAMPLED = 0.75, 16, 1_000
@@ -204,31 +204,32 @@ def readable(name: str) -> str:
 
 
 def columns_of(
-    source: str,
     path: str | os.PathLike[str],
     arguments: Mapping[str, Any],
     scaled: Collection[str] | None = (),
 ) -> list[dict[str, Any]]:
-    """Describe each column of a table of `TABLES`: type, values, what is missing, how to use it.
+    """Describe each column of a table: type, values, what is missing, how to use it.
 
     "values" are the smallest and the largest, or the first few of text; "flag" is what the column
     needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, None is
     all. All of it is read from the rows: nothing of it is private.
     """
     with in_file(path):
-        table = table_of(read_table(source, path, arguments.get("client")))
+        table = table_of(read_table(path, arguments.get("client")))
     known = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **known})
     named: dict[str | None, str] = dict.fromkeys(roles.targets, "target")
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
     return [
-        _facts(table[name], named.get(name, "feature"), scaled is None or name in scaled)
-        for name in table.columns
+        _facts(name, column, named.get(name, "feature"), scaled is None or name in scaled)
+        for name, column in zip(table.column_names, table.columns, strict=True)
     ]
 
 
-def _facts(column: "Series", role: str, scaled: bool) -> dict[str, Any]:
+def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[str, Any]:
+    from pyarrow import types
+
     absent, kind = missing_values(column), kind_of(column)
     missing = int(absent.sum())
     ends: list[Any] = []
@@ -236,23 +237,23 @@ def _facts(column: "Series", role: str, scaled: bool) -> dict[str, Any]:
         found = np.unique(column.to_numpy()[~absent].astype(np.float64))
         ends = [float(found[0]), float(found[-1])] if len(found) else []
     else:
-        values = zip(column.to_list(), absent, strict=True)
+        values = zip(column.to_pylist(), absent, strict=True)
         found = sorted({str(value) for value, gone in values if not gone})
         ends = found[:_SHOWN] if kind == "text" else []
     distinct = len(found)
     needed = None
-    of_numbers = role == "feature" or (role == "target" and column.dtype.is_float())
+    of_numbers = role == "feature" or (role == "target" and types.is_floating(column.type))
     if role == "feature" and (missing or distinct < 2):
-        needed = f"--drop {column.name}"
+        needed = f"--drop {name}"
     elif role == "feature" and kind in ("text", "other"):
         encodes = kind == "text" and encodable(distinct, len(column))
-        needed = f"--{'one-hot' if encodes else 'drop'} {column.name}"
+        needed = f"--{'one-hot' if encodes else 'drop'} {name}"
     elif of_numbers and not scaled and kind == "number" and max(map(abs, ends), default=0) > 1:
-        needed = f"--range {column.name}=LOW:HIGH"
+        needed = f"--range {name}=LOW:HIGH"
     return {
-        "name": column.name,
+        "name": name,
         "role": role,
-        "type": str(column.dtype).lower(),
+        "type": str(column.type),
         "values": ends,
         "distinct": distinct,
         "missing": missing,

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedjaxsim.data.arrays import split_called
 from fedjaxsim.data.files import existing, in_file, reading
-from fedjaxsim.data.npz import assemble, owners
-from fedjaxsim.data.population import Population
+from fedjaxsim.data.npz import owners
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def digits() -> dict[str, np.ndarray]:
         return {"x": (file["x"] / 16).astype(np.float32), "y": file["y"].astype(np.int32)}
 
 
-def load_images(path: str | os.PathLike[str]) -> Population:
+def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict[str, np.ndarray]:
     """Read a folder with a folder for each client, and in it a folder for each class.
 
     A folder of only splits, such as `train` and `val` or `test`, gives those. Images are .png,
@@ -47,20 +46,15 @@ def load_images(path: str | os.PathLike[str]) -> Population:
     warning.
 
     Returns:
-      x: (N, height, width, channels) float32 in [0, 1], with one channel for grey images and
-      three for others; y: the class, in the sorted order of the folders' names. Clients are
-      sorted, by number where all are whole numbers, and their images by name.
+      Arrays of the .npz format: x (N, height, width, channels) float32 in [0, 1], with one channel
+      for grey images and three for others; y the class, in the sorted order of the folders' names.
+      Clients are sorted, by number where all are whole numbers, and their images by name.
 
     Raises:
       FileNotFoundError: there is no such folder.
       ValueError: names the file that cannot be read or differs from others in size or colour, or
         the folder of another layout.
     """
-    return assemble(arrays_of_folder(path, has_clients=True), path)
-
-
-def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict[str, np.ndarray]:
-    """Return the arrays of the .npz format of a folder of images; see `load_images`."""
     top = existing(path, "folder of images", folder=True)
     with in_file(path):
         found = _found(top, has_clients=has_clients)

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.arrays import common_length, to_float32
+from fedjaxsim.data.arrays import common_length
 from fedjaxsim.data.population import Population
 
 Fields = Mapping[str, np.ndarray]
 _BY_LABEL = "The partition was drawn by the labels of all rows and is taken as given."
-_NOISE = 0x6E_6F_69_73
-"""Separates the noise on features from other streams of the same seed."""
 
 
 def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
@@ -131,37 +129,6 @@ def quantity(
     client[rng.permutation(n)] = np.searchsorted(ends, np.arange(n), side="right")
     _level(client, num_clients, min_rows, rng)
     return Population.from_rows(fields, client, num_clients)
-
-
-def feature_noise(
-    fields: Fields,
-    num_clients: int = 100,
-    variance: float = 0.1,
-    seed: int = 0,
-) -> Population:
-    """Deal random rows, then add noise to the features, stronger for each client.
-
-    The noise-based feature skew of Li, Diao, Chen, He (2022), section 4: clients are as in `iid`,
-    and the features of client k = 1 … m get independent noise of variance σ k/m, test rows too.
-
-    Args:
-      fields: arrays of shape (N, ...).
-      num_clients: Number m of clients, at least 1.
-      variance: σ ≥ 0, the variance of the noise on the last client's features.
-      seed: a non-negative integer.
-    """
-    checks.non_negative(feature_noise=variance)
-    population = iid(fields, num_clients, seed)
-    if "x" not in population.fields:
-        raise ValueError(f"there is no field 'x' to add noise to, only {sorted(fields)}")
-    values = population.fields["x"]
-    values = values if values.dtype.kind == "f" else to_float32(values)
-    scale = np.sqrt(variance * np.arange(1, num_clients + 1) / num_clients)
-    of_row = np.repeat(scale, population.splits["train"].count)
-    of_row = of_row.reshape(-1, *[1] * (values.ndim - 1))
-    noise = np.random.default_rng((seed, _NOISE)).standard_normal(values.shape)
-    noised = values + (of_row * noise).astype(values.dtype)
-    return dataclasses.replace(population, fields={**population.fields, "x": noised})
 
 
 def _generator(

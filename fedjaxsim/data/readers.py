@@ -16,20 +16,19 @@ GENERATED = {
 }
 """Factories of data without a path, as "module:function"."""
 IN_FILES = {
-    "csv": f"{_DATA}.table:arrays_of_csv",
+    "csv": f"{_DATA}.table:arrays_of_file",
     "folder": f"{_DATA}.npz:load_folder",
     "hf": f"{_DATA}.hugging_face:arrays_of_name",
     "images": f"{_DATA}.images:arrays_of_folder",
     "leaf": f"{_DATA}.leaf:load_leaf",
     "mat": f"{_DATA}.matlab:load_matlab",
     "npz": f"{_DATA}.npz:read_arrays",
-    "parquet": f"{_DATA}.table:arrays_of_parquet",
+    "parquet": f"{_DATA}.table:arrays_of_file",
 }
 """Factories of data at a path, or by a name (hf), their first argument."""
 READERS = GENERATED | IN_FILES
 PARTITIONS = {
     "dirichlet": f"{_DATA}.partition:dirichlet",
-    "feature-noise": f"{_DATA}.partition:feature_noise",
     "iid": f"{_DATA}.partition:iid",
     "pathological": f"{_DATA}.partition:pathological",
     "quantity": f"{_DATA}.partition:quantity",

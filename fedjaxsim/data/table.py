@@ -8,7 +8,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,9 +23,7 @@ from fedjaxsim.data.text import encode, with_padding
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
-    from narwhals.stable.v2 import DataFrame, Series
-    from narwhals.typing import IntoDataFrame
-    from pyarrow import Table
+    from pyarrow import ChunkedArray, Table
 
 _SHOWN = 8
 """Names of columns that fit into a message."""
@@ -57,7 +55,7 @@ class Roles(NamedTuple):
 
 
 def from_dataframe(
-    frame: "IntoDataFrame",
+    frame: Any,
     *,
     client: str,
     target: str | Sequence[str],
@@ -76,7 +74,7 @@ def from_dataframe(
     field "mask" is 0 there.
 
     Args:
-      frame: a data frame that narwhals knows.
+      frame: a data frame that pyarrow reads.
       client: column with the client of each row.
       target: column to predict, or several of numbers, which make "y" (N, k).
       split: column of "train", "validation" and "test", or other usual names of these; by default
@@ -94,20 +92,51 @@ def from_dataframe(
     return assemble(arrays_of(frame, Roles(client, target, split, one_hot, drop, x, length)))
 
 
-def read_table(source: str, path: str | os.PathLike[str], client: str | None) -> "Table":
-    """Read a "csv" or "parquet" file; the column `client` of a CSV file stays text."""
+def arrays_of_file(
+    path: str | os.PathLike[str],
+    *,
+    target: str | tuple[str, ...],
+    client: str | None = None,
+    split: str | None = None,
+    one_hot: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    x: str | None = None,
+    length: int | None = None,
+) -> dict[str, np.ndarray]:
+    """Read clients, rows and targets from a CSV or Parquet file; see `from_dataframe`.
+
+    A CSV file is UTF-8, with commas and a line of names first; also .gz. Names of clients stay
+    as they are written. In a column of numbers an empty cell, NA, NaN and null are missing; in
+    text only an empty one is.
+
+    Args:
+      path: the file.
+      target: Column to predict, or several of numbers.
+      client: Column with the client of each row; without it, give --partition.
+      split: Column with train, validation or test; needs --client.
+      one_hot: Columns to replace by one column of 0 and 1 per value.
+      drop: Columns that are no features.
+      x: The only column of features; text becomes its characters.
+      length: Characters of each text to keep, the first ones.
+    """
+    roles = Roles(client, target, split, one_hot, drop, x, length)
+    with in_file(path):
+        return arrays_of(read_table(path, client), roles)
+
+
+def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
+    """Read a Parquet file, known by its first bytes, or CSV, whose column `client` stays text."""
     with importing("tables"):
         import pyarrow
         from pyarrow import csv as arrow_csv
         from pyarrow import parquet
 
-    if source == "parquet":
-        existing(path, "Parquet file")
+    existing(path, "table")
+    with reading("table"), pyarrow.input_stream(os.fspath(path)) as stream:
+        content = stream.read()
+    if content.startswith(b"PAR1"):
         with reading("Parquet file"):
             return parquet.ParquetFile(os.fspath(path)).read()
-    existing(path, "CSV file")
-    with reading("CSV file"), pyarrow.input_stream(os.fspath(path)) as stream:
-        content = stream.read()
     if not content.strip():
         raise ValueError("the file is empty")
     _check_text(content)
@@ -144,54 +173,19 @@ def _check_text(content: bytes) -> None:
             ) from error
 
 
-def _reader(source: str) -> Callable[..., dict[str, np.ndarray]]:
-    """Return the reader of a kind of table, with the settings of the command line."""
-
-    def arrays_of_file(
-        path: str | os.PathLike[str],
-        *,
-        target: str | tuple[str, ...],
-        client: str | None = None,
-        split: str | None = None,
-        one_hot: tuple[str, ...] = (),
-        drop: tuple[str, ...] = (),
-        x: str | None = None,
-        length: int | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Read clients, rows and targets from a table; see `from_dataframe`.
-
-        A CSV file is UTF-8, with commas and a line of names first; also .gz. Names of clients stay
-        as they are written. In a column of numbers an empty cell, NA, NaN and null are missing; in
-        text only an empty one is.
-
-        Args:
-          path: the file.
-          target: Column to predict, or several of numbers.
-          client: Column with the client of each row; without it, give --partition.
-          split: Column with train, validation or test; needs --client.
-          one_hot: Columns to replace by one column of 0 and 1 per value.
-          drop: Columns that are no features.
-          x: The only column of features; text becomes its characters.
-          length: Characters of each text to keep, the first ones.
-        """
-        roles = Roles(client, target, split, one_hot, drop, x, length)
-        with in_file(path):
-            return arrays_of(read_table(source, path, client), roles)
-
-    return arrays_of_file
-
-
-arrays_of_csv = _reader("csv")
-arrays_of_parquet = _reader("parquet")
-
-
 def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndarray]:
     """Return the arrays of the .npz format of a data frame; `pixels` (N, ...) replace features."""
     table = table_of(frame)
     _check_names(table, roles)
-    features = _features(table, roles) if pixels is None else []
+    if roles.x is not None or pixels is not None:
+        features = [] if roles.x is None else [roles.x]
+    else:
+        others = {*roles.taken, *roles.drop}
+        features = [name for name in table.column_names if name not in others]
+        if not features:
+            raise ValueError(f"no column is left for features, of {_listed(table.column_names)}")
     for name in (*roles.taken, *features):
-        _require_complete(table[name])
+        _require_complete(name, table[name])
     kinds = [kind_of(table[name]) for name in features]
     texts_alone = roles.x is not None and kinds == ["text"]
     if roles.length is not None:
@@ -202,10 +196,10 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
     if pixels is not None:
         arrays = {"x": pixels}
     elif texts_alone:
-        texts = np.array([text[: roles.length] for text in table[features[0]].to_list()])
+        texts = np.array([text[: roles.length] for text in table[features[0]].to_pylist()])
         arrays, public = encode({"x": [texts]}, [])
     elif kinds == ["list"]:
-        arrays = _padded(table[features[0]], "x")
+        arrays = with_padding(table[features[0]].to_numpy(), f"column {features[0]!r}", "x")
     else:
         arrays = _numbers(table, features, roles.one_hot)
     if "mask" in arrays:
@@ -216,7 +210,7 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
     if roles.client is not None:
         arrays |= owners(_texts(table[roles.client]))
     if roles.split is not None:
-        arrays["split"] = _splits(table[roles.split])
+        arrays["split"] = _splits(roles.split, table[roles.split])
     if "categories.y" in arrays:
         public.append("The names of the classes are read from all clients' labels")
     if roles.one_hot:
@@ -226,38 +220,41 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
     return arrays
 
 
-def table_of(frame: Any) -> "DataFrame":
-    """Return a data frame as narwhals reads it, and extension types of pyarrow as they are kept."""
+def table_of(frame: Any) -> "Table":
+    """Return a data frame as a table of pyarrow, without dictionaries and extension types."""
     with importing("tables"):
-        import narwhals.stable.v2 as nw
         import pyarrow
-        from narwhals.exceptions import DuplicateError
 
-    if isinstance(frame, pyarrow.Table):
-        for place, field in enumerate(frame.schema):
-            if isinstance(field.type, pyarrow.BaseExtensionType):
-                parts = [part.storage for part in frame.column(place).chunks]
-                stored = pyarrow.chunked_array(parts, field.type.storage_type)
-                frame = frame.set_column(place, field.name, stored)
-    try:
-        table = nw.from_native(frame, eager_only=True)
-        _ = table.columns  # which pyarrow checks late
-    except DuplicateError as error:
-        raise ValueError(f"columns must have distinct names: {error}") from error
-    except TypeError as error:
+    if not hasattr(frame, "__arrow_c_stream__") or not hasattr(frame, "columns"):
         raise TypeError(
             f"from_dataframe needs a dataframe of pandas, polars or pyarrow, got {type(frame)}"
+        )
+    try:
+        # The index of a frame of pandas is no column.
+        table = pyarrow.table(
+            frame.reset_index(drop=True) if hasattr(frame, "reset_index") else frame
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"columns must have distinct names and values of one type each: {error}"
         ) from error
-    return table
+    names, columns = table.column_names, []
+    if len(set(names)) < len(names):
+        raise ValueError(f"columns must have distinct names, got {_listed(names)}")
+    for column in table.columns:
+        if isinstance(column.type, pyarrow.BaseExtensionType):
+            parts = [part.storage for part in column.chunks]
+            column = pyarrow.chunked_array(parts, column.type.storage_type)
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pyarrow.types.is_string_view(column.type):
+            column = column.cast(pyarrow.string())
+        columns.append(column)
+    return pyarrow.table(columns, names)
 
 
-def _check_names(table: "DataFrame", roles: Roles) -> None:
-    for name in table.columns:
-        if not isinstance(name, str):
-            raise ValueError(
-                f"the names of columns must be strings, got {name!r}: rename them, in pandas "
-                "frame.columns = frame.columns.astype(str)"
-            )
+def _check_names(table: "Table", roles: Roles) -> None:
+    names = table.column_names
     for role in ("one_hot", "drop"):
         if isinstance(name := getattr(roles, role), str):
             raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
@@ -265,16 +262,16 @@ def _check_names(table: "DataFrame", roles: Roles) -> None:
     if features and (roles.one_hot or roles.drop):
         raise ValueError(f"x names the only feature, {roles.x!r}: leave out one-hot and drop")
     named = [*roles.taken, *features, *roles.one_hot, *roles.drop]
-    absent = [name for name in named if name not in table.columns]
+    absent = [name for name in named if name not in names]
     if absent:
-        raise ValueError(f"there is no column {absent[0]!r}, only {_listed(table.columns)}")
+        raise ValueError(f"there is no column {absent[0]!r}, only {_listed(names)}")
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(
             f"a column is either the client, the target, the split, x, one-hot or dropped, but "
             f"{twice!r} is named twice"
         )
-    if "" in table.columns:
+    if "" in names:
         raise ValueError(
             "a column has no name: where it numbers the rows, write the file without it (pandas: "
             "to_csv(index=False)), otherwise give it one"
@@ -283,50 +280,35 @@ def _check_names(table: "DataFrame", roles: Roles) -> None:
         raise ValueError("the table has no rows")
 
 
-def _features(table: "DataFrame", roles: Roles) -> list[str]:
-    if roles.x is not None:
-        return [roles.x]
-    others = {*roles.taken, *roles.drop}
-    features = [name for name in table.columns if name not in others]
-    if not features:
-        raise ValueError(f"no column is left for features, of {_listed(table.columns)}")
-    return features
-
-
-def kind_of(column: "Series") -> Literal["number", "text", "list", "other"]:
+def kind_of(column: "ChunkedArray") -> Literal["number", "text", "list", "other"]:
     """Return what a column holds; truth values are numbers."""
-    import narwhals.stable.v2 as nw
+    from pyarrow import types
 
-    kind = column.dtype
-    if kind.is_numeric() or kind == nw.Boolean:
-        return "number"
-    if kind in (nw.String, nw.Categorical, nw.Enum):
-        return "text"
-    in_objects = kind == nw.Object and isinstance(column[0], list | tuple | np.ndarray)
-    return "list" if in_objects or kind in (nw.List, nw.Array) else "other"
+    kinds: Any = {
+        "number": (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean),
+        "text": (types.is_string, types.is_large_string),
+        "list": (types.is_list, types.is_large_list, types.is_fixed_size_list),
+    }
+    return next((kind for kind, of in kinds.items() if any(f(column.type) for f in of)), "other")
 
 
-def missing_values(column: "Series") -> np.ndarray:
+def missing_values(column: "ChunkedArray") -> np.ndarray:
     """Return whether each value is missing, (N,)."""
-    missing = column.is_null()
-    if column.dtype.is_float():
-        missing = missing | column.is_nan()
-    elif kind_of(column) == "text":
-        missing = missing | (column == "")
-    return missing.to_numpy().astype(bool)
+    missing = column.is_null(nan_is_null=True).to_numpy()
+    return missing | (column.to_numpy() == "") if kind_of(column) == "text" else missing
 
 
-def _require_complete(column: "Series") -> None:
+def _require_complete(name: str, column: "ChunkedArray") -> None:
     missing = missing_values(column)
     if missing.any():
         raise ValueError(
-            f"column {column.name!r} has {missing.sum()} missing values in {len(column)} rows, the "
+            f"column {name!r} has {missing.sum()} missing values in {len(column)} rows, the "
             f"first in row {np.argmax(missing) + 1}: fill them in, or leave out the rows or the "
             "column (drop)"
         )
 
 
-def _texts(column: "Series") -> np.ndarray:
+def _texts(column: "ChunkedArray") -> np.ndarray:
     """Return the values as strings, (N,); text stays objects, which are not padded."""
     values = column.to_numpy()
     if values.dtype.kind != "O":
@@ -335,12 +317,8 @@ def _texts(column: "Series") -> np.ndarray:
     return np.array(texts, object)
 
 
-def _numbers(
-    table: "DataFrame", features: list[str], one_hot: Sequence[str]
-) -> dict[str, np.ndarray]:
+def _numbers(table: "Table", features: list[str], one_hot: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the array x, (N, d) float32, and its columns."""
-    import narwhals.stable.v2 as nw
-
     parts, called, exclusive = [], [], 0
     for name in features:
         column = table[name]
@@ -371,7 +349,7 @@ def _numbers(
                 "if they are ids, leave the column out (drop), or else divide it"
             )
         parts.append(values[:, None])
-        called.append((name, 1.0 if column.dtype == nw.Boolean else math.inf))
+        called.append((name, 1.0 if given.dtype == bool else math.inf))
     names, bounds = zip(*called, strict=True)
     return {
         "x": np.concatenate(parts, axis=1),
@@ -384,10 +362,10 @@ def encodable(values: int, rows: int) -> bool:
     return values <= max(_FEW, rows / 2)
 
 
-def _why_no_feature(column: "Series", features: list[str]) -> str:
+def _why_no_feature(column: "ChunkedArray", features: list[str]) -> str:
     kind = kind_of(column)
     if kind == "text":
-        values = [str(value) for value in column.to_list()]
+        values = column.to_pylist()
         row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
         return (
             f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
@@ -395,7 +373,7 @@ def _why_no_feature(column: "Series", features: list[str]) -> str:
         )
     if kind == "list":
         return f"holds lists, which must be the only feature, of {_listed(features)}: drop others"
-    return f"holds {column.dtype}, no numbers: make numbers of it, or leave it out (drop)"
+    return f"holds {column.type}, no numbers: make numbers of it, or leave it out (drop)"
 
 
 def _is_number(text: str) -> bool:
@@ -406,51 +384,46 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _padded(column: "Series", field: str) -> dict[str, np.ndarray]:
-    return with_padding(column.to_numpy(), f"column {column.name!r}", field)
-
-
-def _targets(table: "DataFrame", names: list[str]) -> dict[str, np.ndarray]:
+def _targets(table: "Table", names: list[str]) -> dict[str, np.ndarray]:
     """Return the array y, (N,), or (N, k) of k columns of numbers."""
-    if len(names) == 1:
-        return _target(table[names[0]])
-    found = [_target(table[name]) for name in names]
+    found = [_target(name, table[name]) for name in names]
+    if len(found) == 1:
+        return found[0]
     texts = [name for name, each in zip(names, found, strict=True) if "categories.y" in each]
     if texts:
         raise ValueError(f"several targets must be numbers, got text in column {texts[0]!r}")
     return {"y": np.stack([each["y"] for each in found], axis=1)}
 
 
-def _target(column: "Series") -> dict[str, np.ndarray]:
+def _target(name: str, column: "ChunkedArray") -> dict[str, np.ndarray]:
     """Return the array y, (N,), and for text the names of its classes."""
     kind, values = kind_of(column), column.to_numpy()
     if kind == "list":
-        return _padded(column, "y")
-    if kind == "number" or values.dtype.kind in "iuf":  # pandas has categoricals of numbers
+        return with_padding(values, f"column {name!r}", "y")
+    if kind == "number":
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
     elif kind == "text":
         names, classes = distinct(_texts(column))
         found = {"y": classes.astype(np.int32), "categories.y": names}
     else:
-        raise ValueError(
-            f"the target {column.name!r} must hold numbers or text, got {column.dtype}"
-        )
+        raise ValueError(f"the target {name!r} must hold numbers or text, got {column.type}")
     if len(np.unique(found["y"])) == 1:
         raise ValueError(
-            f"the target {column.name!r} is {values[0]} in all {len(values)} rows: there is "
+            f"the target {name!r} is {values[0]} in all {len(values)} rows: there is "
             "nothing to predict"
         )
     return found
 
 
-def _splits(column: "Series") -> np.ndarray:
+def _splits(name: str, column: "ChunkedArray") -> np.ndarray:
     """Return the array split, (N,)."""
-    places = [split_called(value) for value in _texts(column)]
+    values = _texts(column)
+    places = [split_called(value) for value in values]
     if None in places:
         row = places.index(None)
         raise ValueError(
-            f"the split {column.name!r} must hold {', '.join(SPLITS)}, got "
-            f"{str(column[row])[:40]!r} in row {row + 1}"
+            f"the split {name!r} must hold {', '.join(SPLITS)}, got "
+            f"{values[row][:40]!r} in row {row + 1}"
         )
     return np.array(places)
 

@@ -8,14 +8,12 @@ Public ranges cost nothing; no ε covers the ranges of all rows.
 import dataclasses
 import difflib
 import math
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, to_float32
 from fedjaxsim.data.columns import Columns, Preparation
-from fedjaxsim.data.files import existing, in_file, read_tables
 from fedjaxsim.data.population import Population
 
 Range = tuple[float, float]
@@ -254,17 +252,6 @@ def ranges_of(words: Sequence[str]) -> dict[str, Range]:
             raise ValueError(f"range needs one column each, as age=0:100, got {word!r}")
         found[name] = (low, high)
     return found
-
-
-def ranges_of_file(path: str | os.PathLike[str]) -> dict[str, Range]:
-    """Read a TOML file of ranges such as `age = [0, 100]`, by column."""
-    table = read_tables(existing(path, "TOML file of ranges"), "is no TOML")
-    with in_file(path):
-        for name, ends in table.items():
-            numbers = isinstance(ends, list) and all(type(each) in (int, float) for each in ends)
-            if not numbers or len(ends) != 2:
-                raise ValueError(f"ranges are like age = [0, 100], got {name} = {ends!r}")
-        return {name: (float(low), float(high)) for name, (low, high) in table.items()}
 
 
 def _names(population: Population, field: str) -> tuple[str, ...]:

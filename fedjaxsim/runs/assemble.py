@@ -18,12 +18,10 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import hold_out
 from fedjaxsim.data.transforms import (
-    Range,
     as_classes,
     drop_constant_columns,
     invert,
     ranges_of,
-    ranges_of_file,
     scale,
     scale_by_rows,
     unit_rows,
@@ -35,7 +33,7 @@ from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own, make_own
-from fedjaxsim.runs.settings import SCALES, RunConfig, flag
+from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, known_regression
 
@@ -161,7 +159,7 @@ def whole_population_of(config: RunConfig) -> Population:
 
 def _scaled(config: RunConfig, population: Population) -> Population:
     """Scale columns as the settings ask: public ranges first, then those of the other columns."""
-    how, named = config.get("scale", "none"), given_ranges(config)
+    how, named = config.get("scale", "none"), ranges_of(config.get("range", ()))
     population = scale(population, named) if named else population
     target = config.loss == "squared"
     if how == "all":
@@ -170,12 +168,6 @@ def _scaled(config: RunConfig, population: Population) -> Population:
         z, seed = config.get("scale_noise"), config.data_seed
         return scale_privately(population, z, target=target, seed=seed)
     return population
-
-
-def given_ranges(config: RunConfig) -> dict[str, Range]:
-    """Return the public ranges that the settings give, by column."""
-    how, named = config.get("scale", "none"), ranges_of(config.get("range", ()))
-    return named if how in SCALES else ranges_of_file(how) | named
 
 
 def _minibatches(config: RunConfig) -> Minibatches:

@@ -90,7 +90,7 @@ _SHOWN = 160
 """Characters of names that fit into a message."""
 _WITH_RECORDS = ("algorithm", "mechanism", "sampling")
 """The roles with hyperparameters."""
-SETTINGS = {"num_clients": "clients", "bias": "intercept", "variance": "feature_noise"}
+SETTINGS = {"num_clients": "clients", "bias": "intercept"}
 """Names of settings that differ from the factory's argument."""
 _BOUNDED = ("clients", "cohort", "groups", "bands")
 _BOUNDS = {name: {"most": 2**31 - 1} for name in _BOUNDED} | {"hidden": {"least": 1, "most": 10**6}}

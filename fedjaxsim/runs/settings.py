@@ -43,8 +43,6 @@ EXCLUSIVE = (
     ("accountant", "budget_epsilon"), ("accountant", "evaluate_privately"),
 )  # fmt: skip
 """Pairs of settings of which a run is given one at most."""
-SCALES = ("none", "all", "private")
-"""Ways to scale columns; others are files of public ranges."""
 IN_FILES_ONLY = ("public",)
 """Settings without a flag."""
 _CALIBRATED = ("gaussian", "correlated", "pure")
@@ -187,9 +185,8 @@ GROUPS = {
                 shown="all", least=2, most=_INT32,
             ),
             Setting(
-                "scale", str, "none",
-                "Map columns to [-1, 1]: none, all (by all rows; no ε), private (by noisy votes, "
-                "charged), or a TOML file of public ranges.",
+                "scale", Literal["none", "all", "private"], "none",
+                "Map columns to [-1, 1]: all by all rows (no ε), private by noisy votes (charged).",
             ),
             Setting(
                 "scale_noise", float, None,
@@ -413,9 +410,7 @@ class RunConfig(Table):
             for name, value in self.values.items()
             if value is not None
         }
-        scales = self.get("scale", "none")
-        files = {} if scales in SCALES else {"scale": str(Path(scales).absolute())}
-        return table | {"data": absolute(self.data)} | files
+        return table | {"data": absolute(self.data)}
 
     def data_settings(self) -> set[str]:
         """Return the names of the settings of its data."""

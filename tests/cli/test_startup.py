@@ -20,7 +20,6 @@ _HEAVY = {
     "dp_accounting",
     "pandas",
     "pyarrow",
-    "narwhals",
     "PIL",
 }
 _OF_PARTS = {"jax", "flax", "optax", "numpy", "scipy"}
@@ -134,7 +133,7 @@ print(*set(sys.modules) - before)
 """)
     assert "fedjaxsim.simulation" in modules
     assert not modules & {"matplotlib", "sklearn", "rich", "tyro", "dp_accounting", "pyarrow"}
-    assert not modules & {"narwhals", "PIL", "datasets"}
+    assert not modules & {"PIL", "datasets"}
     assert not modules & {"scipy.stats", "scipy.optimize", "scipy.signal", "scipy.io", "tree"}
 
 

@@ -77,15 +77,3 @@ def test_columns_are_kept_on_disk_and_with_some_clients(population, tmp_path):
         dataclasses.replace(population, columns={"x": data.Columns(("a",))})
     with pytest.raises(ValueError, match="'a' twice"):
         data.Columns(("a", "a"))
-
-
-def test_noise_on_features_has_no_bound(population, tmp_path):
-    pd.DataFrame({"kind": ["p", "q"] * 5, "z": range(10), "y": [0, 1] * 5}).to_csv(
-        tmp_path / "t.csv", index=False
-    )
-    path = f"csv:{tmp_path / 't.csv'}"
-    given = {"target": "y", "one_hot": ("kind",), "num_clients": 2}
-    noisy = data.load(path, partition="feature-noise", variance=1.0, **given)
-    assert set(noisy.columns["x"].bound) == {np.inf}
-    assert noisy.columns["x"].names == ("kind=p", "kind=q", "z")
-    assert data.load(path, partition="iid", **given).columns["x"].bound[0] == 1

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedjaxsim.data import load, load_images
+from fedjaxsim.data import load
+from fedjaxsim.data.images import arrays_of_folder
+from fedjaxsim.data.npz import assemble
+
+
+def load_images(path):
+    return assemble(arrays_of_folder(path, has_clients=True), path)
 
 
 def drawn(path, pixels, mode="L"):

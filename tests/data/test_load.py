@@ -43,9 +43,7 @@ def test_digits_are_divided_among_a_hundred_clients():
     np.testing.assert_allclose(population.fields["x"].sum(dtype=np.float64), pixels)
 
 
-@pytest.mark.parametrize(
-    "partition", ["iid", "pathological", "dirichlet", "quantity", "feature-noise"]
-)
+@pytest.mark.parametrize("partition", ["iid", "pathological", "dirichlet", "quantity"])
 def test_digits_take_a_partition(partition):
     population = load("digits", partition=partition, test=0.0, seed=3, num_clients=9)
     assert population.num_clients == 9

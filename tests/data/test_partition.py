@@ -4,7 +4,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data import dirichlet, feature_noise, iid, pathological, quantity
+from fedjaxsim.data import dirichlet, iid, pathological, quantity
 
 PARTITIONS = {
     "iid": lambda fields, m, seed: iid(fields, m, seed),
@@ -13,7 +13,6 @@ PARTITIONS = {
         fields, m, 1 + len(fields["x"]) // (2 * m), seed
     ),
     "quantity": lambda fields, m, seed: quantity(fields, m, 0.1, seed),
-    "feature_noise": lambda fields, m, seed: feature_noise(fields, m, 0.0, seed),
 }
 
 
@@ -35,7 +34,7 @@ def test_every_row_goes_to_exactly_one_client(kind, data):
     assert population.splits["train"].count.sum() == n
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "quantity", "feature_noise", "pathological"])
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "quantity", "pathological"])
 def test_partitions_are_seeded(kind):
     fields = {"x": np.arange(200), "y": np.arange(200) % 4}
     rows = [PARTITIONS[kind](fields, 5, seed).fields["x"] for seed in (1, 1, 2)]
@@ -92,17 +91,6 @@ def test_quantity_leaves_no_client_below_its_least():
     )
 
 
-def test_the_noise_on_features_grows_with_the_client():
-    fields = {"x": np.tile(np.arange(4000.0)[:, None], 3), "y": np.arange(4000)}
-    population = feature_noise(fields, 4, 0.8, seed=1)
-    for k in range(4):
-        rows = population.rows(k)
-        noise = rows["x"] - rows["y"][:, None]
-        statistic = np.sum(noise.astype(np.float64) ** 2) / (0.8 * (k + 1) / 4)
-        law = scipy.stats.chi2(noise.size)
-        assert 2 * min(law.cdf(statistic), law.sf(statistic)) > 1e-6
-
-
 def test_shards_give_two_classes_per_client():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 12))
     population = pathological({"y": labels}, 10, 2, seed=0)  # 20 shards of 6, each within one class
@@ -135,8 +123,6 @@ ODD = np.array([0.0, np.nan, 0, 0, 0, 0])
         (lambda: pathological(FIELDS, 3, 3, 0), "shards_per_client"),
         (lambda: quantity(FIELDS, 2, -1.0, 0), "alpha"),
         (lambda: quantity(FIELDS, 3, 1.0, 0, min_rows=3), "num_clients"),
-        (lambda: feature_noise(FIELDS, 2, -0.1, 0), "feature_noise"),
-        (lambda: feature_noise({"y": np.arange(2)}, 2, 0.1, 0), "'x'"),
     ],
 )
 def test_wrong_arguments_are_refused(call, message):

@@ -9,7 +9,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 import fedjaxsim as fjs
 from fedjaxsim import data
-from fedjaxsim.data.transforms import ranges_of, ranges_of_file
+from fedjaxsim.data.transforms import ranges_of
 
 RANGES = {"age": (0.0, 100.0), "wage": (0.0, 50.0)}
 
@@ -93,18 +93,11 @@ def test_bad_ranges_are_refused(population, ranges, message):
         data.scale(population, ranges)
 
 
-def test_ranges_are_read_from_words_and_files(tmp_path):
+def test_ranges_are_read_from_words():
     assert ranges_of(["age=0:100", "a=b=-1e3:0.5"]) == {"age": (0, 100), "a=b": (-1000, 0.5)}
     for bad in ("age", "age=1", "=0:1", "age=0:1:2", "age=a:b"):
         with pytest.raises(ValueError, match="age=0:100"):
             ranges_of([bad])
-    path = tmp_path / "ranges.toml"
-    path.write_text('age = [0, 100]\n"sex=f" = [0.0, 2]\n')
-    assert ranges_of_file(path) == {"age": (0, 100), "sex=f": (0, 2)}
-    for bad in ("age = 1", "age = [0]", "age = ['a', 'b']", "age ="):
-        path.write_text(bad)
-        with pytest.raises(ValueError, match=r"ranges\.toml"):
-            ranges_of_file(path)
 
 
 def simulation(population):

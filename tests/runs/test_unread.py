@@ -55,14 +55,13 @@ RELEASE = {
 DATA = {
     "clients": 7, "partition": "pathological", "alpha": 9.0, "offset_scale": 3.0,
     "test_fraction": 0.5,
-    "validation_fraction": 0.3, "classes": 3, "preprocess": ("unit-rows",), "feature_noise": 0.3,
+    "validation_fraction": 0.3, "classes": 3, "preprocess": ("unit-rows",),
     "shards_per_client": 3,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "digits": {"clients": 9},
     "digits, dealt evenly": {"clients": 9, "partition": "iid"},
     "digits, dealt in shards": {"clients": 9, "partition": "pathological"},
-    "digits, with noise": {"clients": 9, "partition": "feature-noise"},
     "synthetic": {"data": "synthetic", "clients": 9, "loss": "squared"},
     "clients of their own": {"data": "npz:own.npz"},
     "one data set": {"data": "npz:one.npz", "clients": 4, "partition": "iid"},
