@@ -36,7 +36,7 @@ def test_swaps_are_a_permutation(seed, count):
 
 def test_ranks_do_not_depend_on_the_bound():
     positions, count = jnp.arange(7), jnp.int32(7)
-    few, many = (by_ranks(jax.random.key(3), count, most)(positions) for most in (8, 200))
+    few, many = (jax.jit(by_ranks(jax.random.key(3), count, most))(positions) for most in (8, 200))
     np.testing.assert_array_equal(few, many)
 
 
@@ -44,7 +44,7 @@ def test_ranks_do_not_depend_on_the_bound():
 def test_all_permutations_are_equally_likely(most):
     n, draws = 4, 48_000
     keys = jax.random.split(jax.random.key(0), draws)
-    images = jax.vmap(lambda key: permuted(key, jnp.arange(n), jnp.int32(n), most))(keys)
+    images = jax.jit(jax.vmap(lambda key: permuted(key, jnp.arange(n), jnp.int32(n), most)))(keys)
     codes = np.asarray(images) @ n ** np.arange(n)
     _, counts = np.unique(codes, return_counts=True)
     assert len(counts) == 24
@@ -55,7 +55,9 @@ def test_all_permutations_are_equally_likely(most):
 def test_pairs_of_positions_go_to_all_pairs_equally(most):
     n, draws = 23, 100_000
     keys = jax.random.split(jax.random.key(5), draws)
-    images = jax.vmap(lambda key: permuted(key, jnp.array([0, 11]), jnp.int32(n), most))(keys)
+    images = jax.jit(jax.vmap(lambda key: permuted(key, jnp.array([0, 11]), jnp.int32(n), most)))(
+        keys
+    )
     a, b = np.asarray(images).T
     counts = np.bincount(a * n + b, minlength=n * n).reshape(n, n)
     assert np.trace(counts) == 0

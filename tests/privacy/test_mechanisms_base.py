@@ -16,12 +16,11 @@ IDS = jnp.arange(5)
 HPARAMS = Hyperparameters(clip=2.0, noise_multiplier=1.5).as_arrays()
 
 
+@jax.jit
 def total(messages, mask, hparams=HPARAMS):
     mechanism = gaussian()
     one = jax.tree.map(lambda leaf: leaf[0], messages)
-    return mechanism.add(
-        mechanism.zero(one, 5), Messages(messages), jnp.asarray(mask), IDS, (), hparams
-    )
+    return mechanism.add(mechanism.zero(one, 5), Messages(messages), mask, IDS, (), hparams)
 
 
 any_float = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -40,7 +39,7 @@ def test_one_client_moves_the_sum_by_at_most_the_clip_norm(messages, client):
 
 def test_counts_clipped_and_broken_messages_of_present_clients_only():
     messages = jnp.array([[3.0, 0], [1.0, 0], [np.nan, 0], [np.inf, 0], [9.0, 0]])
-    result = total(messages, [True, True, True, False, False])
+    result = total(messages, np.array([True, True, True, False, False]))
     assert int(result.clipped) == 1
     assert int(result.nonfinite) == 1
     np.testing.assert_allclose(result.total, [3.0, 0], rtol=3e-5)  # 2 + 1 + 0
@@ -74,8 +73,13 @@ def test_a_schedule_of_noise_is_read_by_round():
     hparams = Hyperparameters(clip=1.0, noise_multiplier=[1.0, 2.0, 3.0]).as_arrays()
     mechanism = gaussian()
     accumulator = mechanism.zero(jnp.zeros(4), 1)
+
+    @jax.jit
+    def release(t):
+        return mechanism.release(accumulator, 1.0, jax.random.key(7), (), hparams, t)
+
     for t, z in enumerate([1.0, 2.0, 3.0]):
-        out = mechanism.release(accumulator, 1.0, jax.random.key(7), (), hparams, jnp.int32(t))
+        out = release(jnp.int32(t))
         assert float(out.noise_multiplier) == z
         expected = noise_like(jax.random.key(7), jnp.zeros(4), jnp.float32(z))
         np.testing.assert_array_equal(out.value, expected)
@@ -83,7 +87,7 @@ def test_a_schedule_of_noise_is_read_by_round():
 
 def test_no_noise_and_no_clipping_is_the_plain_mean():
     hparams = Hyperparameters(clip=np.inf, noise_multiplier=0.0).as_arrays()
-    accumulator = total(jnp.array([[1.0, 2.0], [3.0, 6.0]]), [True, True], hparams)
+    accumulator = total(jnp.array([[1.0, 2.0], [3.0, 6.0]]), np.ones(2, bool), hparams)
     out = gaussian().release(accumulator, 2.0, jax.random.key(0), (), hparams, jnp.int32(0))
     np.testing.assert_array_equal(out.value, [2.0, 4.0])
 
@@ -110,5 +114,5 @@ def test_the_release_differentiates_in_noise_and_clip_norm(mode):
         return out.value
 
     unit = noise_like(key, jnp.zeros(2), jnp.float32(1.0))
-    np.testing.assert_allclose(mode(release, 0)(1.5, 2.0), 2.0 * unit, rtol=1e-6)
-    np.testing.assert_allclose(mode(release, 1)(1.5, 2.0), 1.5 * unit, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(mode(release, 0))(1.5, 2.0), 2.0 * unit, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(mode(release, 1))(1.5, 2.0), 1.5 * unit, rtol=1e-6)

@@ -49,16 +49,23 @@ def test_a_product_that_is_not_finite_adds_nothing_in_any_form(factor):
     both = jax.tree.map(
         lambda *leaves: jnp.concatenate(leaves), dataclasses.replace(other, **broken), other
     )
-    bounded = Messages(both).bound(jnp.float32(np.inf), jnp.ones(2, bool))
-    np.testing.assert_array_equal(bounded.finite, [False, True])
-    messages, w = bounded.messages, MATRIX[0]
-    np.testing.assert_array_equal(messages.total(), w)
-    np.testing.assert_array_equal(messages.dense(), [0 * w, w])
-    np.testing.assert_array_equal(
-        messages.add_rows(jnp.zeros((2, 2, 2)), jnp.arange(2)), [0 * w, w]
-    )
-    np.testing.assert_array_equal(messages.gram(), w @ w.T)
-    np.testing.assert_array_equal(messages.gram_diagonal(), np.diag(w @ w.T))
+
+    @jax.jit
+    def forms():
+        bounded = Messages(both).bound(jnp.float32(np.inf), jnp.ones(2, bool))
+        messages = bounded.messages
+        rows = messages.add_rows(jnp.zeros((2, 2, 2)), jnp.arange(2))
+        sums = messages.total(), messages.gram(), messages.gram_diagonal()
+        return bounded.finite, messages.dense(), rows, *sums
+
+    finite, dense, rows, total, gram, diagonal = forms()
+    w = MATRIX[0]
+    np.testing.assert_array_equal(finite, [False, True])
+    np.testing.assert_array_equal(dense, [0 * w, w])
+    np.testing.assert_array_equal(rows, [0 * w, w])
+    np.testing.assert_array_equal(total, w)
+    np.testing.assert_array_equal(gram, w @ w.T)
+    np.testing.assert_array_equal(diagonal, np.diag(w @ w.T))
 
 
 def test_gram_matrices_are_of_one_vector_per_client():
