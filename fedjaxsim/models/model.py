@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim import checks
+from fedjaxsim.kernels.linear_outputs import linear_outputs
 
 PyTree = Any
 STATISTICS = "statistics"
@@ -203,7 +204,7 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
         return params | {"bias": jnp.zeros(num_outputs)} if bias else params
 
     def apply(params, x):
-        outputs = jax.lax.dot_general(params["kernel"], features(x), (((1,), (1,)), ((), ()))).T
+        outputs = linear_outputs(features(x), params["kernel"])
         return outputs + params["bias"][None] if bias else outputs
 
     def shifted(params, x, shifts):
