@@ -232,6 +232,7 @@ def test_a_small_state_is_written_while_the_next_rounds_compute(made, tmp_path, 
         run(made, 4, [Checkpoints(folder, every=2, keep_last=False)])
 
 
+@pytest.mark.thorough
 def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
     sim, hparams = made
     settings = [hparams, hparams.replace(noise_multiplier=4.0)]

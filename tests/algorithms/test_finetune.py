@@ -192,6 +192,7 @@ def test_bad_input_says_what_is_allowed(ended):
         following(larger, ended[1], ended[0])
 
 
+@pytest.mark.thorough
 def test_what_was_never_published_is_no_place_to_be_pulled_to():
     before = simulation(local(TASK))
     state = begin(before)

@@ -66,6 +66,7 @@ def minimum(penalty):
     return w, objective(w, penalty)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "penalty", ["low-rank", pytest.param("group-sparse", marks=pytest.mark.thorough)]
 )

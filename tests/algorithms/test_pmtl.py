@@ -143,6 +143,7 @@ def test_an_unknown_message_is_refused():
         pmtl(task, message="sum")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.thorough
 def test_pmtl_reaches_the_mean_regularized_minimizer():
     with jax.enable_x64(True):
         population, task = least_squares([6, 10, 15, 8])

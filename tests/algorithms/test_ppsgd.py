@@ -187,6 +187,7 @@ def test_at_level_0_nothing_of_the_others_reaches_a_client():
         assert np.any(own[0][0] != own[1][0])
 
 
+@pytest.mark.thorough
 def test_at_level_infinity_there_is_one_model():
     with jax.enable_x64(True):
         sim = simulation("poisson", "average", averaged=True)

@@ -65,6 +65,7 @@ def test_many_rounds_of_noise_name_the_message_that_forgets_it(system, forgetful
         ] * said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [scaffold, pytest.param(feddyn, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("sums_up", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_the_server_may_forget_earlier_noise(system, sums_up):

@@ -123,6 +123,7 @@ def test_runs_and_sweeps_tell_infinity(capsys):
     assert "ε ≤ " not in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_neither_examples_nor_silence_have_an_epsilon():
     examples = dataclasses.replace(LEAKS, algorithm=fjs.fedavg(fjs.private_examples(TASK)))
     values = VALUES | {"example_clip": 1.0, "example_noise_multiplier": 9.0}

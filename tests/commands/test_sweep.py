@@ -64,6 +64,7 @@ def test_there_is_a_row_for_every_run_and_evaluation(finished):
                 for r in rows}) == 24  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_run_of_a_sweep_is_the_run_alone(finished, tmp_path):
     run = written(
         tmp_path / "run.toml",

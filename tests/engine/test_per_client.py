@@ -94,6 +94,7 @@ def test_settings_of_a_sweep_may_have_other_values_for_each_client():
     assert any("mixture differ between clients" in each for each in state.privacy.public)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", [Forward(), pytest.param(Reverse(), marks=pytest.mark.thorough)])
 def test_derivatives_agree_with_differences(mode):
     with jax.enable_x64(True):

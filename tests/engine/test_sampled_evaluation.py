@@ -146,6 +146,7 @@ def test_the_end_is_of_all_clients_and_what_comes_before_is_marked(in_memory):
     assert records.rows[0]["validation_loss"] == pytest.approx(np.log(3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("keep", [None, 0])
 def test_a_run_that_stops_early_ends_with_all_clients(
     in_memory, tmp_path, keep, monkeypatch, capsys

@@ -79,6 +79,7 @@ def test_every_sampler_has_a_flag(name, rate):
     assert found.noise_multiplier > 0
 
 
+@pytest.mark.thorough
 def test_a_pure_release_costs_one_over_z(ran):
     # One round with full participation: ε = 1/z, and 2/z for replacement; δ takes its part of the
     # probability (1 + e^−ε)^−1 of the high loss.

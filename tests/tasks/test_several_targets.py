@@ -111,6 +111,7 @@ def test_a_regression_has_several_outputs():
     assert gradient["kernel"].shape == (2, 3)
 
 
+@pytest.mark.thorough
 def test_labels_of_several_columns_by_flags(tmp_path, capsys):
     frame, y = table()
     frame.assign(a=(y[:, 0] > 0.5) * 1, b=(y[:, 1] > 3) * 1).to_csv(tmp_path / "t.csv", index=False)
