@@ -343,7 +343,7 @@ def prepare_selection(
         content: dict[str, Any] = {"number_of_runs": spec, "candidates": len(candidates)}
         if best is not None:
             _, index, scored, shared = best
-            content |= {"settings": plan.values(index), f"private_{scored.name}": scored.mean}
+            content |= {"settings": plan.swept[index], f"private_{scored.name}": scored.mean}
             leaves, _ = jax.tree_util.tree_flatten_with_path(shared)
             arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
             stream = io.BytesIO()

@@ -20,8 +20,6 @@ from fedjaxsim.report.labels import (
     algorithm_title,
     combination_label,
     epsilon_label,
-    key_label,
-    value_label,
 )  # fmt: skip
 from fedjaxsim.report.plots import (
     COLOURS,
@@ -42,35 +40,48 @@ with importing("plots"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+    from matplotlib.ticker import NullLocator
 
 MEANING = "zero-out, joint DP"
 """Adjacency and view of ε in figures."""
 _EPSILON = f"bound on ε spent (nats)\n{MEANING}"
-_INTERVAL = "mean over seeds, 95 %"
 
 Rows = Sequence[Record]
 """Rows of an envelope or a curve, of `report.results`."""
 
 
 class Look(NamedTuple):
-    """A line in figures: its label, and arguments of `Axes.plot`."""
+    """A curve's label in the legend, and its arguments of `Axes.plot`."""
 
     label: str
     style: dict[str, Any]
 
-    @property
-    def handle(self) -> Line2D:
-        """An entry of a legend."""
-        return Line2D([], [], label=self.label, **self.style)
+
+class Panel(NamedTuple):
+    """The curves of a column over rounds."""
+
+    title: str
+    column: str
+    curves: Sequence[tuple[Look, Rows]]
 
 
-def _draw_curve(axes: Axes, rows: Rows, **style: Any) -> bool:
-    """Draw values over rounds with their intervals; return whether there are intervals."""
-    rounds, value, half = _columns(rows, "round", "value", "half")
-    known = bool(np.isfinite(half).any())
-    line(axes, rounds, value, _within(rows[0]["metric"], value, half) if known else None, **style)
-    return known
+def looks(kinds: Sequence[str], labels: Sequence[str]) -> list[Look]:
+    """Return the looks of curves: a colour for each kind, such as an algorithm, and dashes within.
+
+    Curves of a single kind have shades.
+    """
+    colours, found = colours_of(kinds), []
+    for place, (kind, label) in enumerate(zip(kinds, labels, strict=True)):
+        colour, dashes = colours[kind]
+        style: dict[str, Any] = {"color": colour, "ls": dashes}
+        if len(kinds) > 1:
+            rank = DASHES.index(dashes) + kinds[:place].count(kind)
+            mark = place % len(MARKERS)
+            style |= {"ls": DASHES[rank % len(DASHES)], "marker": MARKERS[mark], "markevery": mark}
+            if len(colours) == 1:  # The ends of the map are too faint, or too dark.
+                style["color"] = mpl.colormaps["viridis"](0.2 + 0.7 * place / (len(kinds) - 1))
+        found.append(Look(label, style))
+    return found
 
 
 def _columns(rows: Rows, *names: str) -> list[np.ndarray]:
@@ -84,14 +95,17 @@ def _within(metric: str, value: np.ndarray, half: np.ndarray) -> tuple[np.ndarra
     return np.maximum(value - half, low), np.minimum(value + half, high)
 
 
-def _label(metric: str, *, banded: bool) -> str:
+def _label(metric: str, rows: Rows) -> str:
     over = "pooled over clients" if metrics.of_column(metric).pooled else "mean over clients"
-    return "\n".join([metrics.label(metric), over, *([_INTERVAL] if banded else [])])
+    seeds = ["mean over seeds, 95 %"] if any(row["half"] is not None for row in rows) else []
+    return "\n".join([metrics.label(metric), over, *seeds])
 
 
-def _marked(place: int) -> dict[str, Any]:
-    """Return a marker for the curve at `place`, for `line`."""
-    return {"marker": MARKERS[place % len(MARKERS)], "markevery": place % len(MARKERS)}
+def _scale(metric: str, rows: Rows) -> str:
+    """Return the scale of an axis: a positive metric may belong on a logarithmic one."""
+    values = [row["mean"] for row in rows if row["mean"] is not None]
+    logarithmic = metrics.of_column(metric).logarithmic and values and min(values) > 0
+    return "log" if logarithmic else "linear"
 
 
 def _bounds_so_far(rows: Rows) -> list[float]:
@@ -102,6 +116,47 @@ def _bounds_so_far(rows: Rows) -> list[float]:
     """
     [known] = _columns(rows, "epsilon")
     return np.fmin.accumulate(known[::-1])[::-1].tolist()
+
+
+def _curves(title: str, panels: Sequence[Panel], shown: Sequence[Look], *, alike: bool) -> Figure:
+    """Draw panels, at most four in a row, above one legend; panels that are `alike` share axes."""
+    down = -(-len(panels) // 4)
+    across = -(-len(panels) // down)
+    width, entries = 4.8 if across == 1 else 3.1 * across, _entries(shown, across)
+    rows_of_legend = -(-len(shown) // entries) if len(shown) > 1 else 0
+    figure = picture(title, width, 2.8 * down + 0.2 * rows_of_legend)
+    every = list(figure.subplots(down, across, sharex=alike, sharey=alike, squeeze=False).flat)
+    for unused in every[len(panels) :]:
+        unused.remove()
+    drawn = [row for panel in panels for _, rows in panel.curves for row in rows]
+    for place, (panel, axes) in enumerate(zip(panels, every, strict=False)):
+        rows = drawn if alike else [row for _, each in panel.curves for row in each]
+        for look, each in panel.curves:
+            rounds, value, half = _columns(each, "round", "mean", "half")
+            banded = np.isfinite(half).any()
+            band = _within(panel.column, value, half) if banded else None
+            line(axes, rounds, value, band, **look.style)
+        label = _EPSILON if panel.column == "epsilon" else _label(panel.column, rows)
+        axes.set(title=panel.title, yscale=_scale(panel.column, rows))
+        axes.tick_params(labelbottom=not alike or place + across >= len(panels))
+        if not alike or place % across == 0:
+            axes.set_ylabel(label)
+        if place + across >= len(panels):
+            axes.set_xlabel("rounds")
+    _legend_below(figure, shown, entries)
+    return figure
+
+
+def _entries(shown: Sequence[Look], across: int) -> int:
+    """Return how many entries of a legend stand in a row, by the width of their letters."""
+    longest = max(len(look.label) for look in shown)
+    return min(len(shown), max(1, 54 * across // (9 + longest)))
+
+
+def _legend_below(figure: Figure, shown: Sequence[Look], entries: int) -> None:
+    if len(shown) > 1:
+        handles = [Line2D([], [], label=look.label, **look.style) for look in shown]
+        figure.legend(handles=handles, loc="outside lower center", ncols=entries)
 
 
 # --- one run, and systems side by side ------------------------------------------------------------
@@ -122,7 +177,7 @@ def run_figure(records: Rows, title: str) -> Figure:
             band = _columns(rows, f"{name}_p10", f"{name}_p90")
         line(axes, rounds, _bounds_so_far(rows) if name == "epsilon" else values, band,
              color=COLOURS[0])  # fmt: skip
-        label = _EPSILON if name == "epsilon" else _label(name, banded=False)
+        label = _EPSILON if name == "epsilon" else _label(name, [])
         label += "\n10–90 % of clients" * (band is not None)
         sampled = max((row.get(metrics.SAMPLED) or 0 for row in rows), default=0)
         if name == quality and sampled:
@@ -131,25 +186,21 @@ def run_figure(records: Rows, title: str) -> Figure:
     return figure
 
 
-def looks(found: Sequence[System]) -> list[Look]:
-    """Return the look of each system.
-
-    A colour is an algorithm's, and dashes tell its settings apart; settings of a single algorithm
-    have colours.
-    """
-    algorithms = [each.algorithm for each in found]
-    colours = colours_of(algorithms)
-    styles = []
-    for place, (system, label) in enumerate(zip(found, _labels(found), strict=True)):
-        colour, dashes = colours[system.algorithm]
-        rank = algorithms[:place].count(system.algorithm)
-        if len(colours) == 1:
-            colour = COLOURS[(COLOURS.index(colour) + rank) % len(COLOURS)]
-            rank //= len(COLOURS)
-        dashes = DASHES[(DASHES.index(dashes) + rank) % len(DASHES)]
-        style = {"color": colour, "ls": dashes} | (_marked(place) if len(found) > 1 else {})
-        styles.append(Look(label, style))
-    return styles
+def looks_of(found: Sequence[System]) -> list[Look]:
+    """Return the looks of systems: algorithm, ε unless the title has it, settings where needed."""
+    _, common = _spent(found)
+    short, full = [], []
+    for each in found:
+        differs = {k: v for k, v in each.differs.items() if k not in ("epsilon", *NOISE)}
+        settings, spent = combination_label([*differs], [*differs.values()]), _spent_by(each)
+        parts = [algorithm_title(each.algorithm), "" if spent == common else spent]
+        short.append(", ".join(filter(None, parts)))
+        full.append(", ".join(filter(None, [*parts, settings])))
+    labels = [
+        brief if short.count(brief) == 1 else long if full.count(long) == 1 else each.label
+        for brief, long, each in zip(short, full, found, strict=True)
+    ]
+    return looks([each.algorithm for each in found], labels)
 
 
 @mpl.rc_context(STYLE)
@@ -162,53 +213,33 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     Raises:
       ValueError: if no run of a data set has numbers in a column.
     """
-    of_data: dict[str, list[tuple[System, Look]]] = {}
-    pairs = list(zip(found, looks(found), strict=True))
-    for pair in pairs:
-        of_data.setdefault(pair[0].data, []).append(pair)
-    panels = [
-        (name if len(of_data) > 1 else "", alike, column)
-        for name, alike in of_data.items()
-        for column in columns or [default_metric([alike[0][0].first])]
-    ]
-    across = min(len(panels), 3)
-    down = -(-len(panels) // across)
-    # Entries of the legend in a row, by the width that their letters take.
-    longest = max(len(look.label) for _, look in pairs)
-    entries = min(len(found), max(1, 54 * across // (9 + longest)))
-    width, height = 4.8 if across == 1 else 3.4 * across, 2.9 * down
-    title = "; ".join(filter(None, [found[0].data if len(of_data) == 1 else "", _spent(found)[0]]))
-    figure = picture(title, width, height + 0.2 * -(-len(found) // entries))
-    every = list(figure.subplots(down, across, squeeze=False).flat)
-    for (name, alike, column), panel in zip(panels, every, strict=False):
-        _draw_systems(panel, alike, column)
-        panel.set_title(name)
-    for unused in every[len(panels) :]:
-        unused.remove()
-    for panel in every[max(0, len(panels) - across) : len(panels)]:
-        panel.set_xlabel("rounds")
-    if len(pairs) > 1:
-        handles = [look.handle for _, look in pairs]
-        figure.legend(handles=handles, loc="outside lower center", ncols=entries)
-    return figure
+    shown = looks_of(found)
+    sets = dict.fromkeys(system.data for system in found)
+    panels = []
+    for name in sets:
+        alike = [pair for pair in zip(shown, found, strict=True) if pair[1].data == name]
+        for column in columns or [default_metric([alike[0][1].first])]:
+            curves = [(look, _rows_of(system, column)) for look, system in alike]
+            if not any(_is_number(row["mean"]) for _, rows in curves for row in rows):
+                names = alike[0][1].first.rows[-1]
+                close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
+                got = f"{column} (did you mean {close[0]}?)" if close else column
+                raise ValueError(f"a figure needs a column of numbers in metrics.jsonl, got {got}")
+            panels.append(Panel(name if len(sets) > 1 else "", column, curves))
+    data = found[0].data if len(sets) == 1 else ""
+    return _curves("; ".join(filter(None, [data, _spent(found)[0]])), panels, shown, alike=False)
 
 
-def _draw_systems(axes: Axes, alike: Sequence[tuple[System, Look]], column: str) -> None:
-    """Draw a column of systems on the same data."""
-    banded = known = False
-    for system, look in alike:
-        rows = curve(list(system.runs.values()), column)
-        if column == "epsilon":
-            bounds = _bounds_so_far(rows)
-            rows = [row | {"value": e, "half": None} for row, e in zip(rows, bounds, strict=True)]
-        known |= any(row["value"] is not None and not math.isnan(row["value"]) for row in rows)
-        banded |= _draw_curve(axes, rows, **look.style)
-    if not known:
-        names = alike[0][0].first.rows[-1]
-        close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
-        got = f"{column} (did you mean {close[0]}?)" if close else column
-        raise ValueError(f"a figure needs a column with numbers in metrics.jsonl, got {got}")
-    axes.set_ylabel(_EPSILON if column == "epsilon" else _label(column, banded=banded))
+def _rows_of(system: System, column: str) -> Rows:
+    rows = curve([*system.runs.values()], column)
+    if column == "epsilon":
+        bounds = _bounds_so_far(rows)
+        rows = [row | {"mean": e, "half": None} for row, e in zip(rows, bounds, strict=True)]
+    return rows
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and not math.isnan(value)
 
 
 @mpl.rc_context(STYLE)
@@ -234,23 +265,6 @@ def _spent_by(system: System) -> str:
     return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
 
 
-def _labels(found: Sequence[System]) -> list[str]:
-    """Name systems in a legend: algorithm, ε unless the title has it, settings where needed."""
-    _, common = _spent(found)
-    short, full = [], []
-    for each in found:
-        differs = {k: v for k, v in each.differs.items() if k not in ("epsilon", *NOISE)}
-        settings, spent = combination_label([*differs], [*differs.values()]), _spent_by(each)
-        parts = [algorithm_title(each.algorithm), "" if spent == common else spent]
-        short.append(", ".join(filter(None, parts)))
-        full.append(", ".join(filter(None, [*parts, settings])))
-    names = zip(short, full, found, strict=True)
-    return [
-        brief if short.count(brief) == 1 else long if full.count(long) == 1 else each.label
-        for brief, long, each in names
-    ]
-
-
 def _spent(found: Sequence[System]) -> tuple[str, str]:
     """Return the ε of all systems that release anything, with its meaning and alone.
 
@@ -270,54 +284,15 @@ def _spent(found: Sequence[System]) -> tuple[str, str]:
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-def line_styles(
-    keys: Sequence[str], combinations: Sequence[Combination]
-) -> dict[Combination, Look]:
-    """Style the lines of combinations of values: colours for numbers, dashes for words."""
-    kinds: dict[Combination, list[Combination]] = {}
-    for values in combinations:
-        kinds.setdefault(tuple(v for v in values if isinstance(v, str)), []).append(values)
-    systems = {kind: next((word for word in kind if word in SYSTEMS), "") for kind in kinds}
-    named = colours_of(systems.values())
-    styles = {}
-    for index, (kind, alike) in enumerate(kinds.items()):
-        system = systems[kind]
-        for rank, values in enumerate(alike):
-            if len(kinds) == len(combinations):
-                distinct = len(named) == len(kinds)
-                colour = named[system][0] if distinct else COLOURS[index % len(COLOURS)]
-            elif len(alike) == 1:
-                colour = "0.5"
-            else:
-                # The ends of the map are too faint, or too dark.
-                colour = mpl.colormaps["viridis"](0.2 + 0.72 * rank / (len(alike) - 1))
-            alone = len(keys) == 1 and not isinstance(values[0], str)
-            label = value_label(keys[0], values[0]) if alone else combination_label(keys, values)
-            style: Any = {"color": colour, "ls": DASHES[index % len(DASHES)]}
-            styles[values] = Look(label, style | _marked(len(styles)))
-    return {values: styles[values] for values in combinations}
-
-
-def _metric_and_styles(rows: Rows, keys: Sequence[str]) -> tuple[str, str, dict[Combination, Look]]:
-    """Return the metric, the scale of its axis, and the look of each combination of keys.
-
-    A positive metric may belong on a logarithmic axis. There must be a row.
-    """
+def _looks_of_values(rows: Rows, keys: Sequence[str]) -> dict[Combination, Look]:
+    """Return the look of each combination of keys in the rows of an envelope, at least one."""
     if not rows:
         raise ValueError("a figure needs at least one row of an envelope, got none")
-    metric = rows[0]["metric"]
-    values = [row["value"] for row in rows if row["value"] is not None]
-    logarithmic = metrics.of_column(metric).logarithmic and values and min(values) > 0
-    styles = line_styles(keys, [values for values, _ in grouped(rows, keys)])
-    return metric, "log" if logarithmic else "linear", styles
-
-
-def _legend_beside(figure: Figure, keys: Sequence[str], styles: dict[Combination, Look]) -> None:
-    """Add a legend beside the axes, if there are keys; the only key is its title."""
-    if keys:
-        title = key_label(keys[0]) if len(keys) == 1 else None
-        handles = [look.handle for look in styles.values()]
-        figure.legend(title=title, loc="outside right center", handles=handles)
+    every = [values for values, _ in grouped(rows, keys)]
+    words = [[value for value in values if isinstance(value, str)] for values in every]
+    kinds = [next((word for word in of if word in SYSTEMS), ", ".join(of)) for of in words]
+    labels = [combination_label(keys, values) for values in every]
+    return dict(zip(every, looks(kinds, labels), strict=True))
 
 
 @mpl.rc_context(STYLE)
@@ -326,118 +301,58 @@ def envelope_figure(
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
-    There are at most five panels in a row. Their titles name the largest ε spent at the end; bands
-    are 95 % intervals over seeds.
+    Titles of panels name the largest ε spent at the end; bands are 95 % intervals over seeds.
     """
-    metric, scale, styles = _metric_and_styles(rows, lines)
-    groups = list(grouped(rows, panels))
-    down = math.ceil(len(groups) / 5)
-    across = math.ceil(len(groups) / down)
-    down = math.ceil(len(groups) / across)
-    width, height = 2.8 if across > 2 else 3.6, 2.3 if down > 1 else 2.7
-    figure = picture(title, max(width * across + 2.0, 5.0), height * down + 0.6)
-    every = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
-    for unused in every[len(groups) :]:
-        unused.remove()
-    banded = False
-    for place, ((values, alike), panel) in enumerate(zip(groups, every, strict=False)):
-        for name, one in grouped(alike, lines):
-            banded |= _draw_curve(panel, one, **styles[name].style)
+    shown, found = _looks_of_values(rows, lines), []
+    for values, alike in grouped(rows, panels):
         label, end = combination_label(panels, values), max(row["round"] for row in alike)
         spent = [row["epsilon"] for row in alike if row["round"] == end]
         if None not in spent and max(spent) > 0:
             label = f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
-        panel.set(title=label, yscale=scale)
-        panel.tick_params(labelbottom=place + across >= len(groups))
-    figure.supxlabel("rounds")
-    figure.supylabel(_label(metric, banded=banded), ma="center")
-    _legend_beside(figure, lines, styles)
-    return figure
+        curves = [(shown[name], one) for name, one in grouped(alike, lines)]
+        found.append(Panel(label, rows[0]["metric"], curves))
+    return _curves(title, found, [*shown.values()], alike=True)
 
 
 @mpl.rc_context(STYLE)
-def trade_off_figure(
-    rows: Rows, *, noise: Sequence[str], family: Sequence[str], title: str
-) -> Figure:
-    """Draw the end of an envelope against the ε spent: points per `noise`, lines per `family`.
+def trade_off_figure(rows: Rows, *, lines: Sequence[str], title: str) -> Figure:
+    """Draw the end of an envelope against the ε spent, a line per combination of `lines`.
 
     Runs without noise are at ε = ∞ to the right; runs that release nothing are a level line, since
     they fit every ε (Bietti et al. 2022, figure 2). Bars are 95 % intervals over seeds.
     """
-    metric, scale, styles = _metric_and_styles(rows, family)
+    shown, metric = _looks_of_values(rows, lines), rows[0]["metric"]
+    known = [row for row in rows if row["mean"] is not None]
     best_first = bool(metrics.of_column(metric).larger_is_better)
-    known = [row for row in rows if row["value"] is not None]
-    known.sort(key=lambda row: row["value"], reverse=best_first)
-    spent = sorted(row["epsilon"] for row in known if row["epsilon"])
+    known.sort(key=lambda row: row["mean"], reverse=best_first)
+    spent = sorted({row["epsilon"] for row in known if row["epsilon"]})
     low, high = (spent[0], spent[-1]) if spent else (1.0, 1.0)
-    infinite = high * max(2.0, (high / low) ** 0.2) if spent else 1.0
-    known = _with_places(known, noise, infinite)
-    points = dict(grouped([row for row in known if row["at"] > 0], family))
-    levels = dict(grouped([row for row in known if row["at"] == 0], family))
-    # Room for the legend beside the axes.
-    longest = max(len(look.label) for look in styles.values())
-    figure = picture(textwrap.fill(title, 64), 5.2 + 0.075 * longest, 3.8)
+    infinite = high * max(2.0, (high / low) ** 0.2)
+    entries = _entries([*shown.values()], 1)
+    figure = picture(textwrap.fill(title, 64), 5.2, 3.4 + 0.2 * -(-len(shown) // entries))
     axes = figure.subplots()
-    banded = any(row["half"] is not None for row in known)
-    axes.set(xscale="log", yscale=scale, ylabel=_label(metric, banded=banded))
+    axes.set(xscale="log", yscale=_scale(metric, known), ylabel=_label(metric, known))
     axes.set_xlabel(f"ε ({MEANING}) at the end of training, nats")
-    for values, look in styles.items():
-        style: Any = {"color": look.style["color"], "ls": look.style["ls"], "label": look.label}
-        if values in levels:
-            axes.axhline(levels[values][0]["value"], **style)
-        if values in points:
-            _draw_points(axes, points[values], infinite, marker=look.style["marker"], **style)
-    _legend_beside(figure, family, styles)
-    ticks: list[float] = []
-    if spent:
-        # Room for the markers at both ends.
-        margin = max(1.15, (infinite / low) ** 0.05)
-        axes.set_xlim(low / margin, infinite * margin)
-        axes.axvline(math.sqrt(high * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
-        steps = (1, 2, 5) if high / low < 200 / margin**2 else (1,)
-        own = sorted({float(f"{epsilon:.2g}") for epsilon in spent})
-        even = LogLocator(subs=steps, numticks=50).tick_values(low, high)
-        every = own if len(own) <= 6 else even
-        ticks = [tick for tick in every if low / margin <= tick <= high * margin]
-    axes.xaxis.set_major_locator(FixedLocator([*ticks, infinite]))
-    axes.set_xticks([*ticks, infinite], [*(f"{tick:g}" for tick in ticks), "∞"])
+    for values, alike in grouped(known, lines):
+        style = {name: of for name, of in shown[values].style.items() if name != "markevery"}
+        for row in [row for row in alike if row["epsilon"] == 0][:1]:
+            axes.axhline(row["mean"], color=style["color"], ls=style["ls"])
+        points = sorted((row for row in alike if row["epsilon"]), key=lambda row: row["epsilon"])
+        # The best point at ∞ stands for all: the others have too little noise for any accountant.
+        points += [row for row in alike if row["epsilon"] is None][:1]
+        if points:
+            at, y, half = _columns(points, "epsilon", "mean", "half")
+            least, most = _within(metric, y, half)
+            x = np.where(np.isnan(at), infinite, at)
+            axes.errorbar(x, y, (y - least, most - y), elinewidth=0.8, **style)
+    margin = max(1.15, (infinite / low) ** 0.05)  # room for the markers at both ends
+    axes.set_xlim(low / margin, infinite * margin)
+    axes.axvline(math.sqrt(high * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
+    ticks = spent[:: -(-len(spent) // 6) or 1]
+    axes.set_xticks([*ticks, infinite], [*(f"{tick:.2g}" for tick in ticks), "∞"])
     axes.xaxis.set_minor_locator(NullLocator())
+    _legend_below(figure, [*shown.values()], entries)
     return figure
-
-
-def _with_places(rows: Rows, noise: Sequence[str], infinite: float) -> list[Record]:
-    """Add `at`, the ε at which a row is drawn; 0 is a level line.
-
-    A run that spends nothing is drawn at the ε of other runs with its noise.
-    """
-    own = [infinite if row["epsilon"] is None else row["epsilon"] for row in rows]
-    places = [tuple(row[key] for key in noise) for row in rows]
-    of_others: dict[Combination, float] = {}
-    for place, at in zip(places, own, strict=True):
-        of_others[place] = max(at, of_others.get(place, 0.0))
-    return [
-        row | {"at": at or of_others[place]}
-        for row, place, at in zip(rows, places, own, strict=True)
-    ]
-
-
-def _draw_points(axes: Axes, rows: Rows, infinite: float, **style: Any) -> None:
-    """Draw points joined by a line, dotted on its way to ∞.
-
-    Only the first point at ∞ is drawn, the best: others have too little noise for any accountant.
-    """
-    beyond = [row for row in rows if row["at"] == infinite][:1]
-    finite = sorted((row for row in rows if row["at"] < infinite), key=lambda row: row["at"])
-    for part, looks in (
-        (finite, style),
-        ([*finite[-1:], *beyond], style | {"ls": (0, (1, 3)), "label": None}),
-    ):
-        axes.plot([row["at"] for row in part], [row["value"] for row in part], **looks)
-    bars = [row for row in (*finite, *beyond) if row["half"] is not None]
-    if bars:
-        x, y, half = _columns(bars, "at", "value", "half")
-        low, high = _within(bars[0]["metric"], y, half)
-        axes.errorbar(x, y, (y - low, high - y), lw=0.8, color=style["color"], ls="none")
 
 
 # --- populations ----------------------------------------------------------------------------------
@@ -446,8 +361,7 @@ def _draw_points(axes: Axes, rows: Rows, infinite: float, **style: Any) -> None:
 _NAMED = 30
 """Most clients with names."""
 _MOST_LABELS = 64
-"""Most rows of labels; the rarest labels share the last one."""
-_OTHERS = "others"
+"""Most rows of labels, the most frequent ones."""
 
 
 @mpl.rc_context(STYLE)
@@ -485,22 +399,18 @@ def _draw_shares(axes: Axes, population: Population) -> np.ndarray:
     labels, counts = label_counts(population)
     categories = population.categories.get("y")
     names = [str(k) if categories is None else readable(categories[k]) for k in labels]
-    if len(labels) > _MOST_LABELS:
-        kept = np.sort(np.argsort(-counts.sum(axis=0), kind="stable")[: _MOST_LABELS - 1])
-        rest = counts.sum(axis=1) - counts[:, kept].sum(axis=1)
-        counts = np.column_stack([counts[:, kept], rest])
-        names = [*(names[k] for k in kept), _OTHERS]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     order = np.arange(len(shares))
     if len(shares) > _NAMED:
         order = np.lexsort((-shares.max(axis=1), np.argmax(shares, axis=1)))
-    image = axes.imshow(shares[order].T, "Blues", aspect="auto", interpolation="nearest", vmin=0)
+    kept = np.sort(np.argsort(-counts.sum(axis=0), kind="stable")[:_MOST_LABELS])
+    drawn = shares[order][:, kept].T
+    image = axes.imshow(drawn, "Blues", aspect="auto", interpolation="nearest", vmin=0)
     axes.grid(visible=False)
-    ticks = list(range(0, len(names), -(-len(names) // 16)))
-    if names[-1] == _OTHERS:
-        ticks[-1] = len(names) - 1
-    axes.set_yticks(ticks, [names[k] for k in ticks])
-    axes.set_ylabel("label")
+    ticks = range(0, len(kept), -(-len(kept) // 16))
+    axes.set_yticks(ticks, [names[kept[k]] for k in ticks])
+    rare = len(names) - len(kept)
+    axes.set_ylabel(f"label, without the {rare} rarest" if rare else "label")
     axes.figure.colorbar(image, ax=axes, pad=0.01, label="share of the client's labels")
     return order
 

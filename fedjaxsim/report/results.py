@@ -14,7 +14,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,7 @@ from fedjaxsim.report.labels import Combination, data_label, ends, short_name
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 
 SPENT = ("epsilon", "epsilon_replace", "delta")
-LAST_COLUMNS = (*SPENT, "failed")
-"""The columns of a row after the metrics."""
+"""The columns of ε and δ."""
 _NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
 
 
@@ -51,6 +51,10 @@ class Run:
     summary: Record = dataclasses.field(default_factory=dict)
     clients: Sequence[Mapping[str, str]] = ()
     report: Any = None
+
+    def setting(self, name: str) -> Any:
+        """Return a setting, None if the run has none of this name."""
+        return self.settings.get(name)
 
     @functools.cached_property
     def by_round(self) -> dict[int, Record]:
@@ -115,14 +119,12 @@ def systems(runs: Sequence[Run]) -> list[System]:
     """Group runs by setting, in order; a second run of one setting and seed is its own system."""
     groups: list[dict[int, Run]] = []
     for run in runs:
-        alike = (
-            group for group in groups
-            if next(iter(group.values())).settings == run.settings and run.seed not in group
-        )  # fmt: skip
-        of_seeds = next(alike, None)
-        if of_seeds is None:
-            groups.append(of_seeds := {})
-        of_seeds[run.seed] = run
+        for group in groups:
+            if next(iter(group.values())).settings == run.settings and run.seed not in group:
+                group[run.seed] = run
+                break
+        else:
+            groups.append({run.seed: run})
     firsts = [next(iter(group.values())) for group in groups]
     found = []
     for first, group in zip(firsts, groups, strict=True):
@@ -166,6 +168,11 @@ class Estimate(NamedTuple):
         return f"{decimals(self.mean, places)} ± {decimals(self.half, places)}"
 
 
+def estimate_in(row: Record) -> Estimate:
+    """Return the estimate whose fields a row of `compared` or `curve` has."""
+    return Estimate(*(row[name] for name in Estimate._fields))
+
+
 def estimate(values: Sequence[float | None]) -> Estimate:
     """Estimate the mean of values, one per seed: NaN if the seed failed, None without a value."""
     count = len(values)
@@ -203,10 +210,9 @@ def difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> 
     """Compare two systems on the same seeds, a value each."""
     gains = [None if a is None or b is None else a - b for a, b in zip(ours, theirs, strict=True)]
     found = estimate(gains)
-    if found.deviation is None:
-        return Difference(Estimate(None, None, None, found.seeds, found.failed), None)
     if found.mean is None or not found.deviation:
-        return Difference(found, None)
+        # One seed has a value, but no error.
+        return Difference(found._replace(mean=None if found.half is None else found.mean), None)
     from scipy import stats
 
     t = found.mean / (found.deviation / math.sqrt(found.seeds))
@@ -215,15 +221,10 @@ def difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Correct p values for their number (Holm 1979); None is no test."""
-    order = sorted(
-        (place for place, p in enumerate(p_values) if p is not None),
-        key=lambda place: p_values[place] or 0.0,
-    )
-    found: list[float | None] = [None] * len(p_values)
-    least = 0.0
-    for rank, place in enumerate(order):
-        least = max(least, min(1.0, (len(order) - rank) * (p_values[place] or 0.0)))
-        found[place] = least
+    found, least = [*p_values], 0.0
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    for rank, (p, place) in enumerate(known):
+        found[place] = least = max(least, min(1.0, (len(known) - rank) * p))
     return found
 
 
@@ -241,17 +242,15 @@ def compared(found: Sequence[System], metric: str | None = None) -> list[Record]
     for system in found:
         own = estimate(system.values(metric, sorted(system.runs)))
         shared = sorted(set(system.runs) & set(first.runs)) if system.data == first.data else []
-        minus = difference([], [])
-        if system is not first:
-            minus = difference(system.values(metric, shared), first.values(metric, shared))
+        tested = [] if system is first else shared
+        minus = difference(*(each.values(metric, tested) for each in (system, first)))
         rows.append({
             "system": system.label, "metric": metric, **own._asdict(),
             "difference": minus.estimate.mean, "difference_half": minus.estimate.half,
             "paired_seeds": len(shared), "p": minus.p,
         })  # fmt: skip
-    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["p"] = p
-    return rows
+    corrected = holm([row["p"] for row in rows])
+    return [row | {"p": p} for row, p in zip(rows, corrected, strict=True)]
 
 
 def headings(rows: Sequence[Record], label: str) -> list[str]:
@@ -261,7 +260,7 @@ def headings(rows: Sequence[Record], label: str) -> list[str]:
 
 def cells(row: Record) -> list[str]:
     """Format a row of `compared`."""
-    own = Estimate(*(row[name] for name in Estimate._fields))
+    own = estimate_in(row)
     minus = Estimate(row["difference"], row["difference_half"], None, row["paired_seeds"])
     return [
         row["system"], str(row["seeds"]), str(own), decimals(row["deviation"]), str(minus),
@@ -272,24 +271,22 @@ def cells(row: Record) -> list[str]:
 # --- rounds, and the best over settings -----------------------------------------------------------
 
 
-def at_round(runs: Sequence[Run], column: str, round_: int) -> Record:
-    """Return the estimate of a column at a round, with the largest ε; None is no guarantee."""
-    mean, half, deviation, seeds, failed = estimate([run.value(column, round_) for run in runs])
-    row: Record = {
-        "round": round_, "metric": column, "value": mean, "half": half, "deviation": deviation,
-        "seeds": seeds, "failed": failed, "runs": seeds,
-    }  # fmt: skip
-    rows = [run.by_round[round_] for run in runs]
-    for name in SPENT:
-        values: list[Any] = [one.get(name) for one in rows]
-        row[name] = None if None in values else max(values)
-    return row
-
-
 def curve(runs: Sequence[Run], column: str) -> list[Record]:
-    """Return `at_round` for each round that all runs have."""
-    common = set.intersection(*(set(run.by_round) for run in runs))
-    return [at_round(runs, column, round_) for round_ in sorted(common)]
+    """Return the estimates of a column at each round that all runs have.
+
+    A row has `round`, `metric`, the fields of its `Estimate`, the number of `runs`, and the largest
+    ε with its δ; None is no guarantee.
+    """
+    found = []
+    for round_ in sorted(set.intersection(*(set(run.by_round) for run in runs))):
+        own = estimate([run.value(column, round_) for run in runs])
+        spent: list[list[Any]] = [[run.by_round[round_].get(n) for run in runs] for n in SPENT]
+        most = [None if None in values else max(values) for values in spent]
+        found.append({
+            "round": round_, "metric": column, **own._asdict(), "runs": own.seeds,
+            **dict(zip(SPENT, most, strict=True)),
+        })  # fmt: skip
+    return found
 
 
 def metric_columns(runs: Sequence[Run]) -> list[str]:
@@ -323,10 +320,8 @@ def envelope(
     cover it. If `best_over` is empty, all means over seeds are returned.
 
     Returns:
-      Rows sorted by the other keys: these, `round`, `metric`, the estimate (`value`, `half`,
-      `deviation`, `seeds`), how many of the combination's `runs` have `failed`, the first best
-      setting, and its `epsilon`, `epsilon_replace` and `delta`. Without a best, all of it but
-      counts is None.
+      Rows of `curve` sorted by the other keys, with these and the first best setting; `runs` and
+      `failed` count those of all settings. Without a best, all but counts is None.
     """
     checks.one_of(metric_columns(runs), metric=metric)
     unknown = [name for name in best_over if name not in keys]
@@ -338,20 +333,16 @@ def envelope(
     if best_over and upwards is None:
         raise ValueError(f"metric {metric!r} states no direction, so there is no best over it")
     better = max if upwards else min
-    settings: dict[Combination, dict[Combination, list[Run]]] = {}
-    for run in runs:
-        place, setting = (tuple(map(run.settings.get, names)) for names in (others, best_over))
-        settings.setdefault(place, {}).setdefault(setting, []).append(run)
     found = []
-    for place in sorted(settings, key=_order):
+    for place, of_place in grouped(runs, others, Run.setting):
         by_round: dict[int, list[tuple[float | None, Record]]] = {}
-        for setting, alike in settings[place].items():
+        for setting, alike in grouped(of_place, best_over, Run.setting, ordered=False):
             for row in curve(alike, metric):
+                scores = estimate([run.value(judge, row["round"]) for run in alike])
                 row |= dict(zip(best_over, setting, strict=True))
-                scores = [run.value(judge, row["round"]) for run in alike]
-                score = None if row["value"] is None else estimate(scores).mean
+                score = None if row["mean"] is None else scores.mean
                 by_round.setdefault(row["round"], []).append((score, row))
-        for candidates in (by_round[round_] for round_ in sorted(by_round)):
+        for _, candidates in sorted(by_round.items()):
             ranked = [(score, row) for score, row in candidates if score is not None]
             _, best = better(ranked, key=lambda each: each[0]) if ranked else candidates[0]
             counts = {name: sum(row[name] for _, row in candidates) for name in ("failed", "runs")}
@@ -373,13 +364,17 @@ def last(rows: Sequence[Record], keys: Sequence[str]) -> list[Record]:
 
 
 def grouped(
-    rows: Sequence[Record], keys: Sequence[str]
-) -> Iterator[tuple[Combination, list[Record]]]:
-    """Yield the rows of each combination of keys in order, unset keys (None) last."""
-    groups: dict[Combination, list[Record]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    yield from ((place, groups[place]) for place in sorted(groups, key=_order))
+    items: Sequence[Any],
+    keys: Sequence[str],
+    value: Callable[[Any, str], Any] = operator.getitem,
+    *,
+    ordered: bool = True,
+) -> list[tuple[Combination, list[Any]]]:
+    """Group rows, or other items with a `value` of each key, by their values; None comes last."""
+    groups: dict[Combination, list[Any]] = {}
+    for item in items:
+        groups.setdefault(tuple(value(item, key) for key in keys), []).append(item)
+    return [(place, groups[place]) for place in (sorted(groups, key=_order) if ordered else groups)]
 
 
 # --- runs side by side ----------------------------------------------------------------------------

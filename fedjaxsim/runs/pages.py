@@ -46,7 +46,7 @@ def runs_page(paths: Sequence[Path]) -> bytes:
     directories = named(paths)
     runs = runs_of(directories, whole=True)
     of_seeds, several = systems(runs), len(runs) > 1
-    looks, rows = figures.looks(of_seeds), compared(of_seeds)
+    looks, rows = figures.looks_of(of_seeds), compared(of_seeds)
     first, judged = runs[0], default_metric(runs[:1])
     parts = [first.config.get(key, "?") for key in ("algorithm", "model", "data")]
     table = runs_table([{"run": run.name, **run.summary} for run in runs])

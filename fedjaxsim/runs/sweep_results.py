@@ -33,12 +33,12 @@ from fedjaxsim.report.files import Record, make_directory, read_json, write_json
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label, value_label
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 from fedjaxsim.report.results import (
-    LAST_COLUMNS,
-    Estimate,
+    SPENT,
     Run,
     choosing,
     default_metric,
     envelope,
+    estimate_in,
     grouped,
     last,
 )
@@ -120,14 +120,8 @@ class SweepDirectory:
 
     def results(self) -> pa.Table:
         """Read the evaluations of all finished runs, by run and round."""
-        path, empty = self.path / RESULTS, tidy(self.sweep, [])
-        if not path.exists():
-            return empty
-        table = read_results(path)
-        missing = set(empty.column_names) - set(table.column_names)
-        if missing:
-            raise _damaged(path, f"it lacks the column {min(missing)}")
-        return table
+        path = self.path / RESULTS
+        return read_results(path) if path.exists() else tidy(self.sweep, [])
 
     def finished(self) -> set[int]:
         """Return the indices of the finished runs."""
@@ -135,11 +129,11 @@ class SweepDirectory:
 
     def add(self, rows: Iterable[Record]) -> None:
         """Add all evaluations of finished runs (see `tidy`), and remove their checkpoint."""
-        added = tidy(self.sweep, rows)
-        table = pa.concat_tables([self.results(), added], promote_options="default")
+        both = [self.results(), tidy(self.sweep, rows)]
+        table = pa.concat_tables(both, promote_options="default")
         # A metric that earlier runs lack has come last.
-        first = [name for name in table.column_names if name not in LAST_COLUMNS]
-        table = table.select([*first, *LAST_COLUMNS])
+        last = (*SPENT, "failed")
+        table = table.select([*(n for n in table.column_names if n not in last), *last])
         table = table.sort_by([("run", "ascending"), ("round", "ascending")])
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
@@ -203,24 +197,24 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
     run's first evaluation on; `train_loss` is None if no client took part since the last one.
     """
     ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
-    swept = {run: sweep.values(run) for run in {int(row["run"]) for row in ordered}}
-    fixed = {"run", *sweep.columns, "round", "train_loss", *LAST_COLUMNS}
-    metrics = [name for name in dict.fromkeys(itertools.chain(*ordered)) if name not in fixed]
-    by_run = (list(alike) for _, alike in itertools.groupby(ordered, key=lambda row: row["run"]))
+    swept = [sweep.swept[row["run"]] for row in ordered]
     columns: dict[str, pa.Array] = {"run": pa.array([row["run"] for row in ordered], pa.int32())}
     for name in sweep.columns:
-        if name not in LAST_COLUMNS:
-            columns[name] = pa.array([swept[row["run"]][name] for row in ordered])
+        if name not in SPENT:
+            columns[name] = pa.array([values[name] for values in swept])
     columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
-    for name in ("train_loss", *metrics, *LAST_COLUMNS[:-1]):
+    names = dict.fromkeys(itertools.chain(["train_loss"], *ordered))
+    metrics = [name for name in names if name not in (*columns, *SPENT)]
+    for name in (*metrics, *SPENT):
         columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
+    by_run = (list(alike) for _, alike in itertools.groupby(ordered, key=lambda row: row["run"]))
     columns["failed"] = pa.array(itertools.chain(*map(failures, by_run)), pa.bool_())
     return pa.table(columns)
 
 
 def _float(name: str, value: Any) -> float | None:
     """Return None for an infinite ε, and NaN with the sign that JSON leaves it."""
-    if value is None or (name in LAST_COLUMNS and not math.isfinite(value)):
+    if value is None or (name in SPENT and not math.isfinite(value)):
         return None
     return float(value) if value == value else math.nan
 
@@ -309,13 +303,29 @@ def write_report(
         "choice": sweep.choice or best.choice,
         "peak_bytes": peak_bytes(),
     }
-    done = {run: experiments[run] for run in finished}
-    draws = _runs_by_key((each, run) for run, one in done.items() for each in one.draws())
+    draws: dict[Any, list[int]] = {}
+    charged: dict[Any, list[int]] = {}
+    for run in finished:
+        one = experiments[run]
+        simulation, z = one.simulation, np.float32(one.noise_multiplier).item()
+        charges = (*simulation.prepared, one.planned())
+        public = (*one.config.public, *simulation.public)
+        charged.setdefault((charges, z, one.delta, public), []).append(run)
+        for drawn in one.draws():
+            draws.setdefault(drawn, []).append(run)
+    guarantees = [
+        {
+            "runs": alike,
+            "noise_multiplier": z,
+            "guarantee": report(charges, delta, assumed=[*public, SHARED_SEED]).to_json(),
+        }
+        for (charges, z, delta, public), alike in charged.items()
+    ]
     content = {
         "summary": summary,
         "selection": SELECTION,
         "shared_seed": SHARED_SEED,
-        "guarantees": _guarantees(done),
+        "guarantees": guarantees,
         "draws": [{"runs": alike, **drawn._asdict()} for drawn, alike in draws.items()],
     }
     write_json(directory.path / REPORT, content)
@@ -331,7 +341,7 @@ def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
     lines = [
         [
             *("–" if row[key] is None else value_label(key, row[key]) for key in best.keys),
-            str(Estimate(*(row[name] for name in ("value", *Estimate._fields[1:])))),
+            str(estimate_in(row)),
             *([decimals(row["deviation"])] if several else []),
             str(row["seeds"]),
             *([f"{row['failed']} of {row['runs']}"] if failing else []),
@@ -363,31 +373,6 @@ def _failed(runs: Sequence[Run]) -> int:
     return sum(any(row["failed"] for row in run.rows) for run in runs)
 
 
-def _runs_by_key(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
-    runs: dict[Any, list[int]] = {}
-    for key, run in pairs:
-        runs.setdefault(key, []).append(run)
-    return runs
-
-
-def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
-    """Return the report of each distinct noise schedule, with its runs."""
-    schedules = _runs_by_key(
-        (((*one.simulation.prepared, one.planned()),
-          np.float32(one.noise_multiplier).item(), one.delta,
-          (*one.config.public, *one.simulation.public)), run)
-        for run, one in experiments.items()
-    )  # fmt: skip
-    return [
-        {
-            "runs": runs,
-            "noise_multiplier": z,
-            "guarantee": report(charges, delta, assumed=[*public, SHARED_SEED]).to_json(),
-        }
-        for (charges, z, delta, public), runs in schedules.items()
-    ]
-
-
 # --- figures --------------------------------------------------------------------------------------
 
 _MOST_CURVES = 12
@@ -405,54 +390,40 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict
     keys = [key for key in sweep.columns if key != "seed"]
     varied = [key for key in keys if len({run.settings[key] for run in runs}) > 1]
     noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
-    lines = _line_keys(sweep, runs, [key for key in varied if key not in noise])
-
-    def best(kept: Sequence[str]) -> list[Record]:
-        return envelope(runs, keys, [key for key in keys if key not in kept], metric)
-
-    def title(kept: Sequence[str]) -> str:
-        is_choice = any(row["runs"] > row["seeds"] for row in best(kept))
-        over = ", ".join(key_label(key) for key in varied if is_choice and key not in kept)
-        seeds = len({run.seed for run in runs})
-        several = f"mean of {seeds} seeds" if seeds > 1 else ""
-        parts = [_subject(sweep), _delta(runs), over and f"best over {over}", several]
-        return "; ".join(filter(None, parts))
-
+    others = [key for key in varied if key not in noise]
+    order = (*_FIRST_CURVES, *others)
+    lines = sorted((key for key in others if key not in sweep.best_over), key=order.index)
+    lines = lines or others[:1]
+    while len(lines) > 1 and len(grouped(runs, lines, Run.setting)) > _MOST_CURVES:
+        lines.pop()
     shown = [*noise, *lines]
-    figures = {
-        "envelopes.png": envelope_figure(
-            _in_every_panel(best(shown), noise), panels=noise, lines=lines, title=title(shown)
-        )
-    }
-    family = [key for key in lines if key not in NOISE]
-    if noise and len({row["epsilon"] for row in last(best(noise), noise)}) > 1:
-        shown = [*noise, *family]
-        figures["trade_off.png"] = trade_off_figure(
-            last(best(shown), shown), noise=noise, family=family, title=title(shown)
-        )
+    best = envelope(runs, keys, [key for key in keys if key not in shown], metric)
+    is_choice = any(row["runs"] > row["seeds"] for row in best)
+    over = ", ".join(key_label(key) for key in varied if is_choice and key not in shown)
+    seeds = len({run.seed for run in runs})
+    several = f"mean of {seeds} seeds" if seeds > 1 else ""
+    about = [_subject(sweep), _delta(runs), over and f"best over {over}", several]
+    title = "; ".join(filter(None, about))
+    in_panels = _in_every_panel(best, noise)
+    figures = {"envelopes.png": envelope_figure(in_panels, panels=noise, lines=lines, title=title)}
+    ends = last(best, shown)
+    if noise and len({row["epsilon"] for row in ends} - {0}) > 1:
+        figures["trade_off.png"] = trade_off_figure(ends, lines=lines, title=title)
     return figures
 
 
 def _in_every_panel(rows: Sequence[Record], panels: Sequence[str]) -> list[Record]:
     """Copy what sets no panel and releases nothing to all panels: it fits every ε."""
     places = [place for place, _ in grouped(rows, panels) if any(v is not None for v in place)]
-    fitting = [
-        row
+    fits_all = [
+        bool(places) and row["epsilon"] == 0 and all(row[key] is None for key in panels)
         for row in rows
-        if places and row["epsilon"] == 0 and all(row[key] is None for key in panels)
     ]
-    copies = [row | dict(zip(panels, place, strict=True)) for place in places for row in fitting]
-    return [*(row for row in rows if row not in fitting), *copies]
-
-
-def _line_keys(sweep: SweepRuns, runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
-    """Return the first keys with at most `_MOST_CURVES` combinations, at least one of them."""
-    order = (*_FIRST_CURVES, *keys)
-    kept = sorted((key for key in keys if key not in sweep.best_over), key=order.index)
-    kept, settings = kept or list(keys[:1]), [run.settings for run in runs]
-    while len(kept) > 1 and len(list(grouped(settings, kept))) > _MOST_CURVES:
-        kept.pop()
-    return kept
+    return [
+        row | dict(zip(panels, place, strict=True))
+        for row, fitting in zip(rows, fits_all, strict=True)
+        for place in (places if fitting else [tuple(row[key] for key in panels)])
+    ]
 
 
 def _delta(runs: Sequence[Run]) -> str:

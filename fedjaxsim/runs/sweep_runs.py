@@ -73,8 +73,6 @@ _REFUSED: dict[str, str] = {
     ),
     "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
-_KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
-"""Hyperparameters over which no best value is taken by default."""
 
 
 def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
@@ -95,7 +93,7 @@ class SweepOptions:
     memory: float = 2.0
     """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
     best_over: tuple[str, ...] | None = None
-    """Swept keys over which the best is taken; see `SweepRuns.best_over` for the default."""
+    """Swept keys over which the best is taken; by default the learning rate, if it is swept."""
 
     def validate(self, keys: Sequence[str]) -> None:
         """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
@@ -129,11 +127,6 @@ class SweepRuns:
     given: tuple[frozenset[str], ...]
     choice: str = ""
 
-    @functools.cached_property
-    def hyperparameters(self) -> frozenset[str]:
-        """The settings that are arrays in the programs of some runs."""
-        return frozenset(name for run in self.runs for name in hyperparameters_of(run))
-
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the swept keys in tables of results, in the order of `keys`."""
@@ -141,43 +134,26 @@ class SweepRuns:
 
     @property
     def best_over(self) -> tuple[str, ...]:
-        """The columns over which the best value is taken.
+        """The columns over which the best value is taken."""
+        chosen = self.options.best_over
+        if chosen is None:
+            return ("learning_rate",) if "learning_rate" in self.keys else ()
+        return tuple(column_of(name.replace("-", "_")) for name in chosen)
 
-        By default the learning rate if it is swept, else every hyperparameter but the level of
-        personalization and the settings of privacy.
-        """
-        if self.options.best_over is not None:
-            names = [name.replace("-", "_") for name in self.options.best_over]
-        elif "learning_rate" in self.keys:
-            names = ["learning_rate"]
-        else:
-            tuned = self.hyperparameters.difference(_KEPT_APART)
-            names = [key for key in self.keys if key in tuned]
-        return tuple(map(column_of, names))
-
-    def values(self, run: int) -> dict[str, Any]:
-        """Return the swept values of one run, by column; None where no table sets the key.
+    @functools.cached_property
+    def swept(self) -> list[dict[str, Any]]:
+        """For each run the swept values, by column; None where no table sets the key.
 
         Several words, widths or clients' values become one string with commas. In a column with
         such strings numbers are strings, too.
         """
-        return {
-            name: str(cell) if name in self._of_words and cell is not None else cell
-            for name, cell in self._cells[run].items()
-        }
-
-    @functools.cached_property
-    def _cells(self) -> list[dict[str, Any]]:
-        return [
-            {column_of(key): _cell(run.get(key)) if key in given else None for key in self.keys}
-            for run, given in zip(self.runs, self.given, strict=True)
-        ]
-
-    @functools.cached_property
-    def _of_words(self) -> frozenset[str]:
-        """The columns in which the value of some run is a string."""
-        cells = itertools.chain.from_iterable(each.items() for each in self._cells)
-        return frozenset(name for name, cell in cells if isinstance(cell, str))
+        columns = []
+        for key in self.keys:
+            pairs = zip(self.runs, self.given, strict=True)
+            cells = [_cell(run.get(key)) if key in given else None for run, given in pairs]
+            words = any(isinstance(cell, str) for cell in cells)
+            columns.append([str(c) if words and c is not None else c for c in cells])
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def families(self) -> list[list[tuple[int, ...]]]:
         """Return the runs of each compiled program, and among them those of each seed.
@@ -464,22 +440,13 @@ def read_plan(
 
 def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
     """Return the tables of a file; a value that is no list becomes one."""
-    if sweep is None:
-        raise ValueError(
-            "a sweep needs a table [sweep] that lists values, as in learning-rate = [0.1, 0.3]"
-        )
     tables = [sweep] if isinstance(sweep, dict) else sweep
-    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
-        raise ValueError(f"sweep must be a table [sweep] or tables [[sweep]], got {sweep}")
+    if not (isinstance(tables, list) and tables and all(t and isinstance(t, dict) for t in tables)):
+        example = "with lists of values, as in learning-rate = [0.1, 0.3]"
+        raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}; got {sweep}")
     above = "is an option of the sweep: write it above the tables"
     refused = dict.fromkeys(settings_of(SweepOptions), above) | _REFUSED
-    found = []
-    for number, table in enumerate(tables, 1):
-        place = "[sweep]" if table is sweep else f"[[sweep]] number {number}"
-        if not table:
-            raise ValueError(f"{place} is empty: it needs at least one key with its values")
-        found.append(_lists(dict(entries(table, refused, f"{place}: ")), place))
-    return found
+    return [_lists(dict(entries(table, refused, "[sweep]: ")), "[sweep]") for table in tables]
 
 
 def _lists(table: Values, place: str) -> dict[str, list[Any]]:

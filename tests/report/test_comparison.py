@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.report.figures import comparison_figure, looks
+from fedjaxsim.report.figures import comparison_figure, looks_of
 from fedjaxsim.report.plots import COLOURS, colours_of, marked_points, save
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.results import Run, systems, without_seed
@@ -137,9 +137,9 @@ def test_systems_differ_in_colour_settings_in_dashes_and_all_in_markers():
     eight = colours_of([*common, "ifca", "apfl"])
     assert len({colour for colour, _ in eight.values()}) == 8
     found = systems([run("pmtl", lam=0.1), run("pmtl", lam=0.2), run("ditto")])
-    one, other, third = (look.style for look in looks(found))
+    one, other, third = (look.style for look in looks_of(found))
     assert one["color"] == other["color"] != third["color"]
     assert one["ls"] != other["ls"]
     assert len({each["marker"] for each in (one, other, third)}) == 3
-    alone = [look.style for look in looks(found[:2])]
+    alone = [look.style for look in looks_of(found[:2])]
     assert len({each["color"] for each in alone}) == 2

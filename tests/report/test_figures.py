@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from fedjaxsim.report.figures import (
     envelope_figure,
-    line_styles,
+    looks,
     run_figure,
     trade_off_figure,
 )
@@ -48,16 +48,15 @@ def results(noises: tuple[float, ...], metric: str = "test_accuracy") -> list[Ru
 KEYS = ("personalization", "noise_multiplier", "learning_rate")
 
 
+LEGEND = [f"personalization = {level}" for level in ("0 (local)", "1", "∞ (global)")]
+
+
 def xs(line: Line2D) -> list[float]:
     return np.asarray(line.get_xdata(), np.float64).tolist()
 
 
 def ys(line: Line2D) -> list[float]:
     return np.asarray(line.get_ydata(), np.float64).tolist()
-
-
-def axis_names(figure: Figure) -> tuple[str, str]:
-    return figure.get_supxlabel(), figure.get_supylabel()
 
 
 def left_axes(figure: Figure) -> list[Axes]:
@@ -87,10 +86,10 @@ def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
         "z = 1\nε ≤ 4 (zero-out, joint DP)",
         "z = 2\nε ≤ 2 (zero-out, joint DP)",
     ]
-    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)"]
-    assert figure.legends[0].get_title().get_text() == "personalization"
+    assert legend_texts(figure) == LEGEND
     first = left_axes(figure)[0]
-    assert axis_names(figure) == ("rounds", "test accuracy (fraction)\nmean over clients")
+    assert first.get_xlabel() == "rounds"
+    assert first.get_ylabel() == "test accuracy (fraction)\nmean over clients"
     local, _, both = (ys(line) for line in first.get_lines())
     np.testing.assert_allclose(local, [accuracy(0, 0, 0.3, t) for t in ROUNDS])
     np.testing.assert_allclose(both, [accuracy(math.inf, 0, 0.3, t) for t in ROUNDS])
@@ -99,16 +98,16 @@ def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
 
 
 @pytest.mark.thorough
-def test_ten_panels_stand_in_two_rows_and_excess_risk_on_a_log_axis(tmp_path):
+def test_ten_panels_stand_in_three_rows_and_excess_risk_on_a_log_axis(tmp_path):
     figure = level_figure(tuple(float(z) for z in range(10)), "test_excess_risk")
     axes = left_axes(figure)
     drawn(figure, tmp_path)
     corners = [panel.get_position() for panel in axes]
-    assert len({round(corner.y0, 6) for corner in corners}) == 2
-    assert len({round(corner.x0, 6) for corner in corners}) == 5
+    assert len({round(corner.y0, 6) for corner in corners}) == 3
+    assert len({round(corner.x0, 6) for corner in corners}) == 4
     assert [panel.get_yscale() for panel in axes] == ["log"] * 10
     shown = [any(text.get_visible() for text in panel.get_xticklabels()) for panel in axes]
-    assert shown == [False] * 5 + [True] * 5
+    assert shown == [False] * 6 + [True] * 4
 
 
 def test_panels_and_legend_do_not_overlap_or_leave_the_figure(tmp_path):
@@ -146,7 +145,7 @@ def test_the_band_is_the_interval_over_seeds():
         [0.1 - half, 1.1 - half, 0.1 + half, 1.1 + half],
         atol=1e-5,
     )
-    assert legend_texts(figure) == ["1"]
+    assert figure.legends == []
 
 
 def final(table: list[Run], best_over: list[str], metric: str = "test_accuracy") -> list[dict]:
@@ -156,46 +155,34 @@ def final(table: list[Run], best_over: list[str], metric: str = "test_accuracy")
 
 def test_a_trade_off_has_a_line_per_level_and_infinity(tmp_path):
     table = final(results((0.0, 1.0, 4.0)), ["learning_rate"])
-    figure = trade_off_figure(
-        table, noise=["noise_multiplier"], family=["personalization"], title="t"
-    )
+    figure = trade_off_figure(table, lines=["personalization"], title="t")
     [axes] = figure.axes
     assert axes.get_xscale() == "log"
     assert axes.get_xlabel() == "ε (zero-out, joint DP) at the end of training, nats"
-    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)"]
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    ends = lines["∞ (global)"]
-    np.testing.assert_allclose(xs(ends), [1.0, 4.0])
-    np.testing.assert_allclose(ys(ends), [accuracy(math.inf, z, 0.3, 10) for z in (4.0, 1.0)])
-    ticks = [text.get_text() for text in axes.get_xticklabels()]
-    assert ticks == ["1", "4", "∞"]
-    at_infinity = axes.get_xticks()[-1]
-    points = [
-        y
-        for line in axes.get_lines()
-        for x, y in zip(xs(line), ys(line), strict=True)
-        if x == at_infinity
-    ]
-    assert {round(y, 9) for y in points} == {
-        round(accuracy(level, 0, 0.3, 10), 9) for level in LEVELS
-    }
+    assert legend_texts(figure) == LEGEND
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "4", "∞"]
+    for level, points in zip(LEVELS, axes.containers, strict=True):
+        np.testing.assert_allclose(xs(points[0]), axes.get_xticks())
+        expected = [accuracy(level, z, 0.3, 10) for z in (4.0, 1.0, 0.0)]
+        np.testing.assert_allclose(ys(points[0]), expected)
     assert drawn(figure, tmp_path) == b"\x89PNG"
 
 
-def test_what_releases_nothing_is_a_level_line_or_stands_with_the_others():
+def test_what_releases_nothing_is_a_level_line_and_one_point_has_no_bound():
     rows = [
-        {"algorithm": name, "noise_multiplier": z, "round": 9, "metric": "test_accuracy",
-         "value": value, "half": None, "seeds": 1, "epsilon": epsilon}
-        for name, z, value, epsilon in (
-            ("local", None, 0.5, 0.0), ("still", 1.0, 0.3, 0.0), ("pmtl", 1.0, 0.4, 3.0),
-            ("pmtl", 0.5, 0.6, 6.0), ("still", 0.0, 0.2, 0.0), ("pmtl", 0.0, 0.7, None),
+        {"algorithm": name, "round": 9, "metric": "test_accuracy", "mean": value, "half": None,
+         "epsilon": epsilon}
+        for name, value, epsilon in (
+            ("local", 0.5, 0.0), ("pmtl", 0.4, 3.0), ("pmtl", 0.6, 6.0), ("pmtl", 0.5, None),
+            ("pmtl", 0.7, None),
         )
     ]  # fmt: skip
-    figure = trade_off_figure(rows, noise=["noise_multiplier"], family=["algorithm"], title="t")
+    figure = trade_off_figure(rows, lines=["algorithm"], title="t")
     [axes] = figure.axes
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    assert set(ys(lines["Local"])) == {0.5}
-    assert xs(lines["still"]) == [3.0]
+    assert ys(axes.get_lines()[0]) == [0.5, 0.5]
+    [points] = axes.containers
+    assert ys(points[0]) == [0.4, 0.6, 0.7]
+    assert xs(points[0])[:2] == [3.0, 6.0]
 
 
 def test_figures_of_a_sweep_in_which_all_failed_are_drawn(tmp_path):
@@ -207,30 +194,27 @@ def test_figures_of_a_sweep_in_which_all_failed_are_drawn(tmp_path):
     end = last(found, [noise, level])
     figures = [
         envelope_figure(found, panels=[noise], lines=[level], title="t"),
-        trade_off_figure(end, noise=[noise], family=[level], title="t"),
+        trade_off_figure(end, lines=[level], title="t"),
     ]
     for figure in figures:
         assert drawn(figure, tmp_path) == b"\x89PNG"
     with pytest.raises(ValueError, match="row"):
-        trade_off_figure([], noise=list(KEYS), family=[], title="t")
+        trade_off_figure([], lines=[], title="t")
 
 
-def test_words_have_dashes_numbers_have_colours():
-    keys = ["algorithm", "lam"]
-    styles = line_styles(keys, [("a", 0.1), ("a", 0.2), ("b", 0.1), ("b", 0.2)])
-    assert [style.label for style in styles.values()] == [
-        "a, λ = 0.1", "a, λ = 0.2", "b, λ = 0.1", "b, λ = 0.2",
-    ]  # fmt: skip
-    assert [look.style["ls"] for look in styles.values()] == ["solid"] * 2 + ["dashed"] * 2
-    assert styles["a", 0.1].style["color"] == styles["b", 0.1].style["color"]
-    assert styles["a", 0.1].style["color"] != styles["a", 0.2].style["color"]
+def test_algorithms_have_colours_and_their_settings_dashes_or_shades():
+    names = ["pmtl, λ = 0.1", "pmtl, λ = 0.2", "fedavg"]
+    styles = [look.style for look in looks(["pmtl", "pmtl", "fedavg"], names)]
+    assert [each["ls"] for each in styles] == ["solid", "dashed", "solid"]
+    assert styles[0]["color"] == styles[1]["color"] != styles[2]["color"]
+    shades = [look.style["color"] for look in looks(["pmtl"] * 3, names)]
+    assert len(set(shades)) == 3
     # A system has its own colour, whatever it is beside.
-    alone = line_styles(["algorithm"], [("pmtl",)])["pmtl",]
-    assert alone.label == "PMTL"
-    beside = line_styles(["algorithm"], [("fedavg",), ("pmtl",)])
-    assert (
-        alone.style["color"] == beside["pmtl",].style["color"] != beside["fedavg",].style["color"]
-    )
+    [alone] = looks(["pmtl"], ["PMTL"])
+    assert alone.style["color"] == styles[0]["color"]
+
+
+def test_combinations_are_named_without_what_is_not_set():
     assert combination_label(["noise_multiplier", "target_epsilon"], (None, math.inf)) == (
         "ε = ∞ (no noise)"
     )
@@ -244,7 +228,7 @@ def default(*tables: dict) -> dict[str, Figure]:
     plan = resolve_sweep({}, tables)
     runs = []
     for index, run in enumerate(plan.runs):
-        settings = plan.values(index)
+        settings = dict(plan.swept[index])
         rows = [
             {"round": t, "train_loss": 1.0,
              "test_accuracy": 0.01 * t + 0.1 * (run.get("learning_rate") or 0.1),
@@ -262,14 +246,14 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
     rates = {"learning_rate": (0.1, 0.3), "seed": (0, 1)}
     figures = default(rates)
     assert set(figures) == {"envelopes.png"}
-    assert legend_texts(figures["envelopes.png"]) == ["0.1", "0.3"]
+    assert legend_texts(figures["envelopes.png"]) == ["η = 0.1", "η = 0.3"]
     figures = default({**rates, "lam": (0.1, 1.0, 3.0), "epsilon": (1.0, math.inf)})
     assert set(figures) == {"envelopes.png", "trade_off.png"}
     curves = figures["envelopes.png"]
     assert [axes.get_title() for axes in left_axes(curves)] == [ONE, "ε = ∞ (no noise)"]
-    assert legend_texts(curves) == ["0.1", "1", "3"]
+    assert legend_texts(curves) == ["λ = 0.1", "λ = 1", "λ = 3"]
     assert curves.get_suptitle() == "PMTL on digits; δ = 0.1; best over η; mean of 2 seeds"
-    assert legend_texts(figures["trade_off.png"]) == ["0.1", "1", "3"]
+    assert legend_texts(figures["trade_off.png"]) == legend_texts(curves)
     for figure in figures.values():
         assert drawn(figure, tmp_path) == b"\x89PNG"
 

@@ -40,13 +40,12 @@ def test_many_clients_are_sorted_by_what_they_have_most_of():
     assert labels.get_xlabel() == "40 clients, sorted by their most frequent label"
 
 
-def test_the_rarest_of_many_labels_are_drawn_together():
+def test_the_rarest_of_many_labels_are_left_out():
     y = np.r_[np.arange(100), np.arange(50, 100)]
     _, labels, _ = drawn(Population.from_flat({"y": y}, [150]))
     shares = np.asarray(labels.images[0].get_array())[:, 0]
-    assert shares.shape == (64,)
-    np.testing.assert_allclose(shares[-1], 37 / 150)  # 63 of 100 have rows of their own
-    assert labels.get_yticklabels()[-1].get_text() == "others"
+    np.testing.assert_allclose(shares, [1 / 150] * 14 + [2 / 150] * 50)
+    assert labels.get_ylabel() == "label, without the 36 rarest"
 
 
 def test_targets_are_drawn_as_ranges_and_data_without_any_as_rows():

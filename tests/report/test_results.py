@@ -125,7 +125,7 @@ def test_a_run_that_failed_is_counted_and_in_no_mean_or_rank(runs):
     # The seeds that both have are still compared.
     assert rows[1]["difference"] == pytest.approx(np.mean([-0.1, -0.1, -0.3]))
     end = curve([*systems([*runs.values(), bad])[0].runs.values()], "test_accuracy")[-1]
-    assert (end["value"], end["half"], end["failed"], end["runs"]) == (None, None, 1, 4)
+    assert (end["mean"], end["half"], end["failed"], end["runs"]) == (None, None, 1, 4)
 
 
 def test_holm_multiplies_by_what_is_left_and_never_falls():
@@ -136,9 +136,9 @@ def test_holm_multiplies_by_what_is_left_and_never_falls():
 def test_a_curve_is_the_mean_with_its_interval(runs):
     first = [*systems([*runs.values()])[0].runs.values()]
     start, end = curve(first, "test_accuracy")
-    assert (start["value"], start["half"]) == (pytest.approx(0.1), pytest.approx(0))
+    assert (start["mean"], start["half"]) == (pytest.approx(0.1), pytest.approx(0))
     mean, half, deviation, *_ = estimate(ACCURACIES["pmtl"])
-    assert (end["value"], end["half"], end["deviation"]) == (mean, half, deviation)
+    assert (end["mean"], end["half"], end["deviation"]) == (mean, half, deviation)
     assert deviation == pytest.approx(np.std(ACCURACIES["pmtl"], ddof=1))
     assert end["epsilon"] == 2.0
     assert (
@@ -238,12 +238,12 @@ def test_the_best_is_taken_after_the_mean_over_seeds():
     rows = envelope(table(ROWS), KEYS, ["learning_rate"], "test_accuracy")
     rows = [row for row in rows if (row["noise_multiplier"], row["round"]) != (2, 0)]
     assert list(rows[0]) == [
-        "noise_multiplier", "round", "metric", "value", "half", "deviation", "seeds", "failed",
+        "noise_multiplier", "round", "metric", "mean", "half", "deviation", "seeds", "failed",
         "runs", "epsilon", "epsilon_replace", "delta", "learning_rate",
     ]  # fmt: skip
     assert [(row["noise_multiplier"], row["round"]) for row in rows] == [(1, 0), (1, 5), (2, 5)]
     assert [row["learning_rate"] for row in rows] == [0.1, 0.3, 0.1]
-    np.testing.assert_allclose([row["value"] for row in rows], [0.6, 0.6, 0.25])
+    np.testing.assert_allclose([row["mean"] for row in rows], [0.6, 0.6, 0.25])
     # The deviation of two values is their distance over √2; t of one degree of freedom is 12.706.
     np.testing.assert_allclose([row["deviation"] for row in rows], np.array([0.2, 0.8, 0]) / 2**0.5)
     np.testing.assert_allclose(
@@ -264,13 +264,13 @@ def test_the_best_is_chosen_on_validation_rows_and_shown_on_test_rows():
         run.rows[0]["validation_accuracy"] = validation
     assert choosing(runs, "test_accuracy") == "validation_accuracy"
     [row] = envelope(runs, KEYS, ["learning_rate"], "test_accuracy")
-    assert (row["learning_rate"], row["value"]) == (0.3, 0.4)
+    assert (row["learning_rate"], row["mean"]) == (0.3, 0.4)
 
 
 def test_where_every_setting_fails_there_is_no_best():
     rows = [(0.1, 2.0, 0, 5, 0.1, True), (1.0, 2.0, 0, 5, 0.5, True)]
     [row] = envelope(table(rows), KEYS, ["learning_rate"], "test_accuracy")
-    for name in ("value", "half", "learning_rate", "epsilon", "delta"):
+    for name in ("mean", "half", "learning_rate", "epsilon", "delta"):
         assert row[name] is None
     assert (row["noise_multiplier"], row["round"], row["failed"]) == (2.0, 5, 2)
 
@@ -284,7 +284,7 @@ def test_a_single_seed_has_no_interval_and_ties_go_to_the_first_setting():
 
 def test_without_a_key_to_be_best_over_all_means_are_kept():
     rows = last(envelope(table(ROWS), KEYS, [], "test_accuracy"), KEYS)
-    values = {tuple(row[key] for key in KEYS): row["value"] for row in rows}
+    values = {tuple(row[key] for key in KEYS): row["mean"] for row in rows}
     assert len(values) == 5
     assert values[1.0, 2.0] is None
     assert values[0.3, 1.0] == pytest.approx(0.6)
@@ -293,7 +293,7 @@ def test_without_a_key_to_be_best_over_all_means_are_kept():
 def test_what_a_table_does_not_set_is_a_setting_of_its_own():
     rows = [(0.1, None, 0, 5, 0.5), (None, None, 0, 5, 0.9), (0.1, math.inf, 0, 5, 0.1)]
     found = envelope(table(rows), KEYS, ["learning_rate"], "test_accuracy")
-    assert [(row["noise_multiplier"], row["learning_rate"], row["value"]) for row in found] == [
+    assert [(row["noise_multiplier"], row["learning_rate"], row["mean"]) for row in found] == [
         (math.inf, 0.1, 0.1), (None, None, 0.9),
     ]  # fmt: skip
 

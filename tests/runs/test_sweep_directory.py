@@ -140,7 +140,7 @@ def test_the_description_asks_for_the_same_sweep(tmp_path):
     content = tomllib.loads((tmp_path / "sweep.toml").read_text())
     assert content["versions"] == VERSIONS
     assert content["resolved"] == {
-        "fingerprint": PLAN.fingerprint, "runs": 5, "programs": 2, "best_over": ["lam"],
+        "fingerprint": PLAN.fingerprint, "runs": 5, "programs": 2, "best_over": [],
         "data_fingerprint": "",
     }  # fmt: skip
 

@@ -43,7 +43,7 @@ def test_a_table_is_a_product_whose_last_key_varies_fastest(tmp_path):
         run_config(rounds=7, algorithm="fedavg", learning_rate=rate, seed=seed)
         for rate, seed in ((0.1, 4), (0.1, 5), (1.0, 4), (1.0, 5))
     )
-    assert plan.values(2) == {"learning_rate": 1.0, "algorithm": "fedavg", "seed": 4}
+    assert plan.swept[2] == {"learning_rate": 1.0, "algorithm": "fedavg", "seed": 4}
 
 
 def test_tables_stand_side_by_side_and_a_run_of_several_is_one(tmp_path):
@@ -68,7 +68,7 @@ def test_tables_stand_side_by_side_and_a_run_of_several_is_one(tmp_path):
         ("pmtl", 0.5, None), ("pmtl", 0.1, None), ("fedprox", None, 0.1), ("fedprox", None, 0.3),
     ]  # fmt: skip
     assert plan.columns == ("algorithm", "lam", "mu")
-    assert [tuple(plan.values(run).values()) for run in range(4)] == [
+    assert [tuple(plan.swept[run].values()) for run in range(4)] == [
         ("pmtl", 0.5, None), ("pmtl", 0.1, None), ("fedprox", None, 0.1), ("fedprox", None, 0.3),
     ]  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_a_run_is_the_same_for_all_values_of_a_key_that_it_does_not_read(tmp_pat
             """,
         )
     )
-    assert [tuple(plan.values(run).values()) for run in range(len(plan.runs))] == [
+    assert [tuple(plan.swept[run].values()) for run in range(len(plan.runs))] == [
         ("fedavg", None, "poisson", 1.0), ("fedavg", None, "fixed", 1.0),
         ("pmtl", 0.1, "poisson", 1.0), ("pmtl", 0.1, "fixed", 1.0),
         ("pmtl", 0.5, "poisson", 1.0), ("pmtl", 0.5, "fixed", 1.0),
@@ -144,7 +144,7 @@ def test_epsilon_and_noise_displace_each_other(tmp_path):
         (3, None), (3, None), (None, 5),
     ]  # fmt: skip
     assert plan.columns == ("target_epsilon", "noise_multiplier", "local_steps")
-    assert plan.values(1)["target_epsilon"] == math.inf
+    assert plan.swept[1]["target_epsilon"] == math.inf
 
 
 def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
@@ -155,19 +155,19 @@ def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
     )
     plan = read_sweep(path)
     assert [run.hidden for run in plan.runs] == [(64,), (32, 16)]
-    assert plan.values(1) == {"hidden": "32,16", "preprocess": "unit-rows", "rounds": 1}
+    assert plan.swept[1] == {"hidden": "32,16", "preprocess": "unit-rows", "rounds": 1}
 
 
 def test_a_number_beside_words_is_a_word_and_beside_lists_of_clients_values_another_program():
     plan = resolve_sweep(
         {}, [{"lam": (0.1, (0.1, 0.2), 0.3, (0.3, 0.2)), "eval_clients": (20, "all")}]
     )
-    shown = [(row["lam"], row["eval_clients"]) for row in map(plan.values, (0, 1, 2))]
+    shown = [(row["lam"], row["eval_clients"]) for row in plan.swept[:3]]
     assert shown == [("0.1", "20"), ("0.1", "all"), ("0.1,0.2", "20")]
     assert plan.families() == [[(0, 4)], [(1, 5)], [(2, 6)], [(3, 7)]]
     many = tuple(k / 1000 for k in range(1000))
     of_clients = resolve_sweep({}, [{"lam": (many, many[::-1])}])
-    first, second = (of_clients.values(run)["lam"] for run in (0, 1))
+    first, second = (of_clients.swept[run]["lam"] for run in (0, 1))
     assert first.startswith("0 to 0.999 (1000 clients, ")  # not a thousand numbers in each row
     assert first != second
 
@@ -196,13 +196,13 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
     assert groups[0] == (0, 1, 2, 3, 16, 17, 18, 19)
 
 
-def test_envelopes_are_best_over_the_learning_rate_else_over_what_is_tuned():
+def test_the_best_is_taken_over_the_learning_rate_or_the_keys_asked_for():
     one = {"learning_rate": (0.1, 1.0), "lam": (1.0,), "epsilon": (1.0,), "seed": (0, 1)}
     assert resolve_sweep({}, [one]).best_over == ("learning_rate",)
-    del one["learning_rate"]
-    assert resolve_sweep({}, [one]).best_over == ("lam",)
     options = SweepOptions(best_over=("epsilon", "lam"))
     assert resolve_sweep({}, [one], options).best_over == ("target_epsilon", "lam")
+    del one["learning_rate"]
+    assert resolve_sweep({}, [one]).best_over == ()
 
 
 def test_what_was_asked_for_can_be_asked_for_again(tmp_path):

@@ -174,11 +174,10 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
         "[sweep]\nalgorithm = ['mycode:mine', 'pmtl']\nkind = ['one', 'two']\nnu = [1, 3]\n"
     )
     plan = read_sweep(tmp_path / "sweep.toml")
-    assert [(plan.values(run)["kind"], plan.values(run)["nu"]) for run in range(5)] == [
+    assert [(plan.swept[run]["kind"], plan.swept[run]["nu"]) for run in range(5)] == [
         ("one", 1.0), ("one", 3.0), ("two", 1.0), ("two", 3.0), (None, None),
     ]  # fmt: skip
     assert plan.families() == [[(0, 1)], [(2, 3)], [(4,)]]
-    assert plan.best_over == ("nu",)
     (tmp_path / "run.toml").write_text("algorithm = 'mycode:mine'\nkind = 'three'\n")
     with pytest.raises(ValueError, match="kind"):
         read_toml(tmp_path / "run.toml")
