@@ -42,7 +42,6 @@ from fedjaxsim.runs.sweep_results import (
     best_of,
     default_figures,
     print_report,
-    runs_of_sweep,
     write_report,
 )
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan, read_sweep
@@ -99,17 +98,12 @@ def prepare_sweep(
     def search() -> int:
         if code := choose():
             return code
-        results = SweepDirectory(out / SEARCH, tuning).results()
-        runs = runs_of_sweep(results, tuning.columns, dict(tuning.base))
-        best = best_of(runs, tuning.columns, tuning.best_over, _judged(tuning))
+        runs = SweepDirectory(out / SEARCH, tuning).runs()
+        best = best_of(tuning, runs)
         judged = choosing(runs, best.metric)
         return _prepared(plan.chosen(best.rows, metrics.label(judged)), out, **how)()
 
     return search
-
-
-def _judged(plan: SweepRuns) -> str | None:
-    return plan.options.metric and f"test_{plan.options.metric}"
 
 
 def _prepared(
@@ -136,7 +130,7 @@ def _prepared(
         "versions": settings_digest(versions()), "overwrite": str(overwrite),
         "number of devices": str(jax.local_device_count()),
     })  # fmt: skip
-    directory = SweepDirectory.open(out, plan, versions(), fingerprint, overwrite=overwrite)
+    directory = SweepDirectory.open(out, plan, fingerprint, overwrite=overwrite)
     processes.agree({})  # the first process has made the directory
     begun, finished = directory.checkpoint(), directory.finished()
     processes.agree({f"results in {out}": settings_digest([sorted(finished), begun is None])})
@@ -154,14 +148,13 @@ def _prepared(
                 if any(processes.from_all(stop.is_set())):
                     break
                 done += len(chunk.runs)
-        results = directory.results()
-        left = len(plan.runs) - len(results["run"].unique())
+        runs = directory.runs()
+        left = len(plan.runs) - len(runs)
         if chooses and not left:
             return 0
-        if len(results) and not chooses and processes.is_first():
+        if runs and not chooses and processes.is_first():
             experiments = {k: v for family in families for k, v in family.experiments.items()}
-            runs = runs_of_sweep(results, plan.columns, dict(plan.base))
-            best = best_of(runs, plan.columns, plan.best_over, _judged(plan))
+            best = best_of(plan, runs)
             write_report(plan, directory, runs, best, experiments)
             if draws:
                 from fedjaxsim.report import plots

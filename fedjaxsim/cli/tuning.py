@@ -28,7 +28,7 @@ from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.labels import remember
 from fedjaxsim.report.progress import can_draw, number, print_rows
-from fedjaxsim.report.results import Estimate, difference
+from fedjaxsim.report.results import Estimate, difference, estimate
 from fedjaxsim.runs.build import check_own_code, draws_of, versions
 from fedjaxsim.runs.directory import fingerprint_of, settings_digest
 from fedjaxsim.runs.settings import RunConfig, flag
@@ -43,17 +43,12 @@ from fedjaxsim.tune.descent import (
     TuningTrace,
     descend,
 )
-from fedjaxsim.tune.report import TuneProgress, over_seeds, shown
+from fedjaxsim.tune.report import TuneProgress, shown
 from fedjaxsim.tune.source import find_source, keys_of, metric_of
 
 PATH_JSON, PICTURE, TUNED = "path.json", "path.png", "tuned.toml"
 BOUNDS = 1e4
 """Largest factor between a hyperparameter and its start."""
-_REASONS = {
-    "epsilon": "it sets the guarantee, and no metric says what that is worth",
-    "noise_multiplier": "it sets the guarantee, and no metric says what that is worth",
-    "sampling_rate": "it decides who takes part, which is discrete",
-}
 
 
 def prepare_tune(
@@ -88,8 +83,6 @@ def prepare_tune(
         "fingerprint": settings_digest([config.settings(), asked], data),
         "statement": source.statement,
         "shared_seed": SHARED_SEED,
-        "tuned_on": source.kind,
-        "split": source.split,
         "rounds": config.rounds,
         "clients": {"tuning": simulation.num_clients, "run": final.simulation.num_clients},
         "noise_multiplier": {"tuning": equally_costly(noise), "run": final.noise_multiplier},
@@ -126,13 +119,10 @@ def prepare_tune(
                 trace = descend(remembered, start, steps=question.steps, **how)
             best, test = trace.best, None
             if best is not trace.steps[0] and not stop.is_set():
-                values = {
-                    name: measure(step.point, fresh).values.tolist()
-                    for name, step in (("start", trace.steps[0]), ("tuned", best))
-                }
-                fell, p = difference(values["start"], values["tuned"])
-                gain = {"gain": fell.mean, "half": fell.half, "failed": fell.failed, "p": p}
-                test = {**values, **gain, "runs": 2 * measure.runs}
+                before, after = (measure(each.point, fresh) for each in (trace.steps[0], best))
+                fell = difference(before.values.tolist(), after.values.tolist())
+                gain = {"gain": fell.estimate.mean, "half": fell.estimate.half, "p": fell.p}
+                test = {"start": before.values, "tuned": after.values, **gain}
             ended = STOPPED if stop.is_set() else trace.stopped
             if ended != NOT_FINITE:
                 tuned = tuned_settings(final.config, best.point)
@@ -166,17 +156,15 @@ def prepare_tune(
 
 def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     """Return the fields of the hyperparameters that are tuned."""
-    names = tuple(name.replace("-", "_") for name in wrt)
+    names = tuple(dict.fromkeys(name.replace("-", "_") for name in wrt))
     tunable = [name for name, record in config.records.items() if record.scale == "log"]
     allowed = ", ".join(map(flag, tunable))
     if not names:
         raise ValueError(f"wrt must name at least one of {allowed}, got nothing")
     for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"wrt names {flag(name)} twice")
         if name not in tunable:
-            why = f"{config.algorithm}{f' ({_REASONS[name]})' if name in _REASONS else ''}"
-            raise ValueError(f"{flag(name)} cannot be tuned with {why}; it can be {allowed}")
+            why = f"cannot be tuned with {config.algorithm}; it can be {allowed}"
+            raise ValueError(f"{flag(name)} {why}")
     return names
 
 
@@ -219,8 +207,8 @@ def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> 
     """Print the start and the result, on the seeds of the tuning and on fresh ones."""
     first = trace.steps[0]
     rows = [
-        [name, *map(shown, step.point.values()), str(over_seeds(step.objective.values)),
-         str(over_seeds((test or {}).get(name, [])))]
+        [name, *map(shown, step.point.values()), str(step.objective.estimate),
+         str(estimate((test or {}).get(name, np.empty(0)).tolist()))]
         for name, step in (("start", first), ("tuned", trace.best))
     ]  # fmt: skip
     names = [f"{metric} on the tuning's seeds", "on fresh ones"]
@@ -228,10 +216,9 @@ def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> 
     if test is None:
         print(f"{metric} was not tested on fresh seeds; ended: {ended}")
         return
-    count, p = len(test["start"]), number(test["p"])
-    gain = Estimate(test["gain"], test["half"], None, count, test["failed"])
-    fell = f"{metric} fell by {gain} on {count} fresh seeds"
-    print(f"{fell} (95 %; paired t test, p = {p}); ended: {ended}")
+    gain = Estimate(test["gain"], test["half"], None, len(test["start"]))
+    fell = f"{metric} fell by {gain} on {gain.seeds} fresh seeds"
+    print(f"{fell} (95 %; paired t test, p = {number(test['p'])}); ended: {ended}")
 
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:

@@ -10,6 +10,7 @@ A sweep directory holds
     *.png, *.pdf        figures
 """
 
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -42,7 +43,7 @@ from fedjaxsim.report.results import (
     grouped,
     last,
 )
-from fedjaxsim.runs.build import Experiment
+from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns, column_of
 
@@ -81,30 +82,24 @@ class SweepDirectory:
 
     @classmethod
     def open(
-        cls,
-        path: Path,
-        sweep: SweepRuns,
-        versions: Mapping[str, str],
-        data: str = "",
-        *,
-        overwrite: bool = False,
+        cls, path: Path, sweep: SweepRuns, data: str = "", *, overwrite: bool = False
     ) -> "SweepDirectory":
         """Make the directory, or open it to resume the same runs; another sweep is refused."""
         if is_first():
             names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
             make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
-        if not overwrite:
-            _check_same(path, sweep)
+        if (path / SWEEP).is_file() and not overwrite:
+            found = None
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found = read_tables(path / SWEEP)["resolved"]["fingerprint"]
+            if found != sweep.fingerprint:
+                what = f"{path} holds another sweep, or a damaged sweep.toml"
+                raise ValueError(f"{what}: choose another directory or say --overwrite")
         if is_first():
-            resolved = {
-                "fingerprint": sweep.fingerprint,
-                "runs": len(sweep.runs),
-                "programs": len(sweep.families()),
-                "best_over": list(sweep.best_over),
-                "data_fingerprint": data,
-            }
-            tables = {**sweep.settings(), "resolved": resolved, "versions": dict(versions)}
-            write_tables(path / SWEEP, tables)
+            resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs)}
+            resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
+            asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
+            write_tables(path / SWEEP, asked)
         return cls(path, sweep, data)
 
     @property
@@ -126,6 +121,10 @@ class SweepDirectory:
     def finished(self) -> set[int]:
         """Return the indices of the finished runs."""
         return set(self.results()["run"].to_pylist())
+
+    def runs(self) -> list[Run]:
+        """Read the finished runs."""
+        return runs_of_sweep(self.results(), self.sweep.columns, dict(self.sweep.base))
 
     def add(self, rows: Iterable[Record]) -> None:
         """Add all evaluations of finished runs (see `tidy`), and remove their checkpoint."""
@@ -166,22 +165,6 @@ def read_results(path: Path) -> pa.Table:
 
 def _damaged(path: Path, why: object) -> ValueError:
     return ValueError(f"{path} is damaged ({why}): delete it, and its runs are computed again")
-
-
-def _check_same(path: Path, sweep: SweepRuns) -> None:
-    """Check that a directory holds no other sweep."""
-    if not (path / SWEEP).is_file():
-        return
-    try:
-        fingerprint = read_tables(path / SWEEP)["resolved"]["fingerprint"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path / SWEEP} is damaged ({error}): choose another directory or say --overwrite"
-        ) from error
-    if fingerprint != sweep.fingerprint:
-        raise ValueError(
-            f"{path} holds another sweep (sweep.toml): choose another directory or say --overwrite"
-        )
 
 
 # --- the table of results -----------------------------------------------------------------------
@@ -260,7 +243,7 @@ class Best(NamedTuple):
     Attributes:
       keys: keys of the combinations, then those over which the best was taken.
       rows: rows of an envelope, one per combination.
-      choice: the rows on which the best was chosen, in a sentence; "" without a choice.
+      choice: how the best was chosen, and on which rows, in a sentence; "" without a choice.
     """
 
     metric: str
@@ -269,19 +252,18 @@ class Best(NamedTuple):
     choice: str
 
 
-def best_of(
-    runs: Sequence[Run], columns: Sequence[str], best_over: Sequence[str], metric: str | None = None
-) -> Best:
-    """Return the best final values of the runs of a sweep, by its swept columns."""
-    metric = metric or default_metric(runs)
-    keys = [name for name in columns if name != "seed"]
-    others = [key for key in keys if key not in best_over]
-    rows = last(envelope(runs, keys, best_over, metric), others)
-    choice = ""
-    if any(row["runs"] > row["seeds"] for row in rows):
+def best_of(sweep: SweepRuns, runs: Sequence[Run]) -> Best:
+    """Return the best final values of the runs of a sweep."""
+    asked = sweep.options.metric
+    metric = default_metric(runs) if asked is None else f"test_{asked}"
+    keys = [name for name in sweep.columns if name != "seed"]
+    others = [key for key in keys if key not in sweep.best_over]
+    rows = last(envelope(runs, keys, sweep.best_over, metric), others)
+    choice = sweep.choice
+    if not choice and any(row["runs"] > row["seeds"] for row in rows):
         judged = choosing(runs, metric)
         choice = CHOSEN_ON_TEST if judged == metric else CHOSEN_ON_VALIDATION
-    return Best(metric, [*others, *best_over], rows, choice)
+    return Best(metric, [*others, *sweep.best_over], rows, choice)
 
 
 def write_report(
@@ -300,7 +282,7 @@ def write_report(
         "rounds": max(run.rows[-1]["round"] for run in runs),
         "metric": best.metric,
         "best_over": list(sweep.best_over),
-        "choice": sweep.choice or best.choice,
+        "choice": best.choice,
         "peak_bytes": peak_bytes(),
     }
     draws: dict[Any, list[int]] = {}
@@ -335,30 +317,26 @@ def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
     """Print the best final value of each combination, and the limits of the guarantees."""
     over = ", ".join(map(key_label, sweep.best_over))
     title = f"{metrics.label(best.metric)} at the end" + (over and f", best over {over}")
-    several, failing = (any(row[name] for row in best.rows) for name in ("half", "failed"))
-    if several:
-        title += ", means over seeds with 95 % intervals"
+    title += ", means over seeds with 95 % intervals"
     lines = [
         [
             *("–" if row[key] is None else value_label(key, row[key]) for key in best.keys),
-            str(estimate_in(row)),
-            *([decimals(row["deviation"])] if several else []),
-            str(row["seeds"]),
-            *([f"{row['failed']} of {row['runs']}"] if failing else []),
+            str(estimate_in(row)), decimals(row["deviation"]), str(row["seeds"]),
+            f"{row['failed']} of {row['runs']}",
             *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
             number(row["delta"]),
         ]
         for row in best.rows
-    ]
+    ]  # fmt: skip
     headings = [
-        *map(key_label, best.keys), "value", *(["std over\nseeds"] if several else []), "seeds",
-        *(["failed\nruns"] if failing else []), "ε\nzero-out", "ε\nreplace", "δ",
+        *map(key_label, best.keys), "mean", "std over\nseeds", "seeds", "failed\nruns",
+        "ε\nzero-out", "ε\nreplace", "δ",
     ]  # fmt: skip
     print_rows(headings, lines[:_MOST_LINES], title, left=0)
     if len(lines) > _MOST_LINES:
         print(f"… and {len(lines) - _MOST_LINES} more (results.parquet)")
-    if choice := sweep.choice or best.choice:
-        print(choice)
+    if best.choice:
+        print(best.choice)
     if failed := _failed(runs):
         print(f"{failed} runs failed: marked in the results, never ranked and in no mean")
     nonfinite = sum(row.get("nonfinite") or 0 for run in runs for row in run.rows)

@@ -20,6 +20,7 @@ from fedjaxsim.engine.processes import SAME, across, divided, mesh_of
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse
 from fedjaxsim.gradients.whole_run import check_names, hypergradient, map_seeds, mean_metric
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.report.results import Estimate, estimate
 from fedjaxsim.simulation import Simulation
 
 OPTIMIZER = optax.adam(1.0, b1=0.5, b2=0.8)
@@ -55,6 +56,11 @@ class ObjectiveValue:
     def finite(self) -> bool:
         """True if all values and derivatives are finite."""
         return all(np.all(np.isfinite(v)) for v in (self.values, *self.gradients.values()))
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean over seeds with its 95 % interval."""
+        return estimate(self.values.tolist())
 
 
 MOST_FORWARD = 5

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from fedjaxsim.factories import flag
 from fedjaxsim.report.labels import key_label
 from fedjaxsim.report.progress import COUNT, Bar, number
-from fedjaxsim.report.results import Estimate, estimate
 from fedjaxsim.tune.descent import Step, TuningTrace
 
 if TYPE_CHECKING:
@@ -29,18 +27,13 @@ class TuneProgress(Bar):
         self._done += 1
         point = "  ".join(f"{flag(name)} {shown(value)}" for name, value in step.point.items())
         fate = "kept" if step.accepted else "taken back"
-        words = f"{self._metric} {over_seeds(step.objective.values)}  {point}  {fate}"
+        words = f"{self._metric} {step.objective.estimate}  {point}  {fate}"
         self.show(f"step {self._done}/{self._steps}  {words}", completed=self._done, words=words)
 
 
 def shown(value: Any) -> str:
     """Return a hyperparameter in words; the least and the largest of clients' values."""
     return " to ".join(map(number, (np.min(value), np.max(value))[: 1 + np.ndim(value)]))
-
-
-def over_seeds(values: Sequence[float | None] | np.ndarray) -> Estimate:
-    """Estimate a metric from its values over seeds; null and NaN are seeds that failed."""
-    return estimate(np.asarray(values, np.float64).tolist())
 
 
 def trace_figure(trace: TuningTrace, metric: str, title: str) -> "Figure":
@@ -57,7 +50,7 @@ def trace_figure(trace: TuningTrace, metric: str, title: str) -> "Figure":
         objective, values = figure.subplots(1, 2)
         kept = [step for step in trace.steps if step.accepted]
         runs, means = ([getattr(step, name) for step in kept] for name in ("runs", "value"))
-        halves = [over_seeds(step.objective.values).half or math.nan for step in kept]
+        halves = [step.objective.estimate.half or math.nan for step in kept]
         band = np.subtract(means, halves), np.add(means, halves)
         line(objective, runs, means, band, marker="o", ms=3.5, color=COLOURS[0])
         label = f"{metric.replace('_', ' ')}\nmean over clients and seeds, 95 %"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import checks, keys
+from fedjaxsim import keys
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -16,7 +16,7 @@ from fedjaxsim.runs.assemble import population_of, simulation_of, whole_populati
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.task import Task, check_rows
+from fedjaxsim.tasks.task import Task
 
 VALIDATION_FRACTION = 0.2
 """Fraction of each client's training rows to tune on, by default."""
@@ -49,7 +49,6 @@ class Source(NamedTuple):
     Attributes:
       final: the run at the start of the tuning, on the clients that its guarantee protects.
       split: rows of the objective.
-      kind: "validation", "held-out" or "public".
       statement: sentences on the choice and the guarantee.
     """
 
@@ -57,7 +56,6 @@ class Source(NamedTuple):
     simulation: Simulation
     hparams: Hyperparameters
     split: str
-    kind: str
     statement: str
 
 
@@ -79,13 +77,17 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
     if public_data is not None:
         kind, final = "public", prepare(config)
         others = whole_population_of(config.replace(data=public_data))
-        _require_alike(final, others, public_data)
+        classes = (each.categories.get("y") for each in (final.simulation.population, others))
+        if len({*classes}) > 1:
+            raise ValueError(f"the classes of public data {public_data} must be those of the run")
     elif config.held_out_clients:
         left = whole_population_of(config)
         kind, others = "held-out", left.held_out
         final = prepare(config, simulation_of(config, left))
     else:
-        final = prepare(_with_validation_rows(config))
+        if config.get("validation_fraction") == 0 and not _has(population_of(config), "validation"):
+            config = config.replace(validation_fraction=VALIDATION_FRACTION)
+        final = prepare(config)
     simulation, split = final.simulation, "validation"
     if others is not None:
         if config.get("cohort") is not None:
@@ -93,13 +95,16 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
                 "tuning on other clients needs a sampling rate: cohorts of one size are another "
                 f"share of them, with other noise on their mean, got cohort {config.get('cohort')}"
             )
-        simulation, split = simulation_of(config, others, simulation.task), "test"
-        if not others.splits["test"].count.any():
-            raise ValueError(f"tuning needs rows to test on, but {kind} clients have none")
+        try:
+            simulation, split = simulation_of(config, others, simulation.task), "test"
+        except ValueError as error:
+            raise ValueError(f"{kind} data do not suit the run: {error}") from error
+    if not _has(simulation.population, split):
+        raise ValueError(f"{kind} clients have no {split} rows to tune on: see --held-out-clients")
     sizes = {"run": final.simulation.num_clients, "tuning": simulation.num_clients}
     statement = _STATEMENTS[kind].format(data=public_data, **sizes)
     hparams = _scaled(final, sizes["tuning"] / sizes["run"], clips)
-    return Source(final, simulation, hparams, split, kind, statement)
+    return Source(final, simulation, hparams, split, statement)
 
 
 def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
@@ -121,26 +126,14 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
     smooth = sorted(n for n in names if metric(n).smooth and metric(n).larger_is_better is False)
     if asked is None:
         return "loss" if "loss" in smooth else smooth[0]
-    if asked in task.streaming_metrics or (asked in names and not metric(asked).smooth):
-        raise ValueError(
-            f"{asked} has no derivative: it is a step function of the models. Metrics to tune on: "
-            + ", ".join(smooth)
-        )
-    checks.one_of(smooth, metric=asked)
+    if asked not in smooth:
+        least = "to minimize it needs a derivative, which steps such as accuracy lack"
+        raise ValueError(f"metric {least}: one of {', '.join(smooth)}, got {asked}")
     return asked
 
 
-def _with_validation_rows(config: RunConfig) -> RunConfig:
-    """Return settings with validation rows, unless the data have some."""
-    if config.data == "synthetic-stream":
-        raise ValueError(
-            "synthetic-stream has no validation rows: tune on other clients, with "
-            "--held-out-clients or --public-data"
-        )
-    given = config.get("validation_fraction") != 0
-    if given or population_of(config).splits["validation"].count.any():
-        return config
-    return config.replace(validation_fraction=VALIDATION_FRACTION)
+def _has(population: Population, split: str) -> bool:
+    return bool(population.splits[split].count.any())
 
 
 def _scaled(final: Experiment, scale: float, clips: bool) -> Hyperparameters:
@@ -151,29 +144,3 @@ def _scaled(final: Experiment, scale: float, clips: bool) -> Hyperparameters:
     if clips and not math.isfinite(float(np.asarray(hparams.clip))):
         hparams = hparams.replace(clip=final.config.clip_norm)
     return hparams
-
-
-def _require_alike(final: Experiment, public: Population, source: str) -> None:
-    """Check that the model of the private clients suits the public ones."""
-    shapes, others = (
-        {name: values.shape[1:] for name, values in fields.items()}
-        for fields in (final.simulation.population.fields, public.fields)
-    )
-    if shapes != others:
-        raise ValueError(f"public data must have fields of the shapes {shapes}, got {others}")
-    classes, others = (
-        population.categories.get("y") for population in (final.simulation.population, public)
-    )
-    if classes != others:
-        raise ValueError(
-            f"labels of public data {source} must be classes of the run, {_named(classes)}, got "
-            f"{_named(others)}"
-        )
-    try:
-        check_rows(final.simulation.task, public.fields)
-    except ValueError as error:
-        raise ValueError(f"public data {source} do not suit the model: {error}") from error
-
-
-def _named(classes: tuple[str, ...] | None) -> str:
-    return "numbers from 0" if classes is None else ", ".join(classes)

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim import store
+from fedjaxsim.runs.build import versions
 from fedjaxsim.runs.sweep_results import SweepDirectory, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, read_sweep, resolve_sweep
 
-VERSIONS = {"fedjaxsim": "0.1.0", "jax": "0.10.0"}
 TABLES = [
     {"algorithm": ("pmtl",), "lam": (0.1, 0.3), "epsilon": (1.0, math.inf)},
     {"algorithm": ("local",), "local_steps": (2,)},
@@ -33,7 +33,7 @@ def rows_of(run: int, accuracy: float = 0.5) -> list[dict]:
 
 
 def directory(path, plan=PLAN, *, overwrite: bool = False) -> SweepDirectory:
-    return SweepDirectory.open(path, plan, VERSIONS, overwrite=overwrite)
+    return SweepDirectory.open(path, plan, overwrite=overwrite)
 
 
 def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
@@ -138,9 +138,9 @@ def test_the_description_asks_for_the_same_sweep(tmp_path):
     directory(tmp_path)
     assert read_sweep(tmp_path / "sweep.toml") == PLAN
     content = tomllib.loads((tmp_path / "sweep.toml").read_text())
-    assert content["versions"] == VERSIONS
+    assert content["versions"] == versions()
     assert content["resolved"] == {
-        "fingerprint": PLAN.fingerprint, "runs": 5, "programs": 2, "best_over": [],
+        "fingerprint": PLAN.fingerprint, "runs": 5, "best_over": [],
         "data_fingerprint": "",
     }  # fmt: skip
 
