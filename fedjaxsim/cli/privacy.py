@@ -1,8 +1,6 @@
 """`fedjaxsim privacy`: what a plan costs, or what meets an ε, by the accountants of runs."""
 
 import dataclasses
-import math
-from fractions import Fraction
 from typing import Any, Literal
 
 from fedjaxsim import checks
@@ -26,9 +24,9 @@ class Cohorts:
     Attributes:
       sampling: Sampling of cohorts: independent, of exactly q clients, or all. K passes of
         fixed groups in turn cost what K rounds of all clients do.
-      sampling_rate: p (poisson), or the cohort's share q/m of the clients (fixed).
-      clients: m; ε depends on it only through a capacity or a share.
-      capacity: Places in a cohort (poisson; by default enough for all), or its size q (fixed).
+      sampling_rate: p (poisson).
+      clients: m; ε depends on it only through a capacity.
+      capacity: Places in a cohort (poisson; by default enough for all), or its size (fixed).
     """
 
     sampling: Literal["poisson", "fixed", "full"] = "poisson"
@@ -127,23 +125,18 @@ def privacy(
 def _resolve(cohorts: Cohorts, delta: float) -> tuple[SamplingScheme, float, tuple[str, ...]]:
     """Return scheme, rate, and sentences on values filled in: ε does not depend on them."""
     kind, p, m, capacity = dataclasses.astuple(cohorts)
+    if kind == "fixed":
+        if m is None or capacity is None or p is not None:
+            raise ValueError("fixed sampling takes clients and capacity, and no sampling_rate")
+        return SamplingScheme(kind, m, capacity), capacity / m, ()
     if p is not None:
         checks.in_range(f"[{2.0**-32}, 1]", sampling_rate=p)
-    if m is None and capacity is not None:
-        raise ValueError(f"capacity must come with clients, got {capacity} alone")
     assumed = ()
     if m is None:
-        m = _any_clients(p if kind == "fixed" else None, delta)
+        if capacity is not None:
+            raise ValueError(f"capacity must come with clients, got {capacity} alone")
+        m = max(1, int(0.1 / max(delta, 1e-10) * (1 + 1e-12)))  # so that δ ≤ 1/(10 m), if possible
         assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
-    if kind == "fixed":
-        if p is None and capacity is None:
-            raise ValueError("fixed sampling needs sampling_rate, or clients and capacity")
-        cohort = capacity if capacity is not None else max(1, round((p or 0.0) * m))
-        share = cohort / m
-        if p is not None and not math.isclose(p, share, rel_tol=1e-6):
-            allowed = f"a cohort's share of {m} clients, such as {cohort}/{m} = {share:.9g}"
-            raise ValueError(f"sampling_rate must be {allowed}, got {p}")
-        return SamplingScheme(kind, m, cohort), share, assumed
     scheme = SamplingScheme(kind, m, m if capacity is None else capacity)
     if kind == "full":
         if p not in (None, 1):
@@ -154,11 +147,3 @@ def _resolve(cohorts: Cohorts, delta: float) -> tuple[SamplingScheme, float, tup
     if scheme.capacity == m:
         assumed += ("Cohorts have room for all clients.",)
     return scheme, p, assumed
-
-
-def _any_clients(share: float | None, delta: float) -> int:
-    """Return m with a whole number q = `share`·m and, if possible, δ ≤ 1/(10 m)."""
-    # Typed decimals are ratios of small numbers, up to their rounding to binary.
-    unit = 1 if share is None else Fraction(share).limit_denominator(10**12).denominator
-    suited = int(0.1 / max(delta, 1e-10) * (1 + 1e-12))
-    return unit * max(1, suited // unit)

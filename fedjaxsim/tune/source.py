@@ -1,7 +1,7 @@
 """The data of a tuning, and what the choice means for the guarantee of the final run."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,9 +77,10 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
     if public_data is not None:
         kind, final = "public", prepare(config)
         others = whole_population_of(config.replace(data=public_data))
-        classes = (each.categories.get("y") for each in (final.simulation.population, others))
-        if len({*classes}) > 1:
-            raise ValueError(f"the classes of public data {public_data} must be those of the run")
+        ours, theirs = (_shapes(each) for each in (final.simulation.population, others))
+        if ours != theirs:
+            what = "public data must have the fields and classes of the run"
+            raise ValueError(f"{what}, {ours}, got {theirs} in {public_data}")
     elif config.held_out_clients:
         left = whole_population_of(config)
         kind, others = "held-out", left.held_out
@@ -130,6 +131,12 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
         least = "to minimize it needs a derivative, which steps such as accuracy lack"
         raise ValueError(f"metric {least}: one of {', '.join(smooth)}, got {asked}")
     return asked
+
+
+def _shapes(population: Population) -> dict[str, Any]:
+    """Return the shapes of a row's fields, and the classes of labels if they have names."""
+    shapes = {name: values.shape[1:] for name, values in population.fields.items()}
+    return shapes | {f"classes of {name}": of for name, of in population.categories.items()}
 
 
 def _has(population: Population, split: str) -> bool:

@@ -48,8 +48,8 @@ def test_public_data_are_other_data_that_suit_the_model(tmp_path):
     assert (source.simulation.num_clients, source.final.simulation.num_clients) == (4, 12)
     assert "is taken to be public" in source.statement
     for data, message in (
-        (f"npz:{tmp_path}/wide.npz", "public data do not suit the run: .*65"),
-        (f"npz:{tmp_path}/more.npz", "labels"),
+        (f"npz:{tmp_path}/wide.npz", "fields and classes of the run, .*64.*got .*65"),
+        (f"npz:{tmp_path}/more.npz", "classes of y"),
         ("digits", "public-data"),
     ):
         with pytest.raises(ValueError, match=message):
