@@ -207,7 +207,7 @@ def compile_for_devices(
             ])  # fmt: skip
         parts = " + ".join((*PARTS, "other"))
         head = [device, f"kernels ({parts})", "waits", "MB", "GFLOP", "working MB", "least ms"]
-        print_rows(head, rows, no_wrap=True)
+        print_rows(head, rows)
     print("compiled, not timed:", ", ".join(f"{each} {v}" for each, v in versions.items()))
     return 0
 

@@ -67,7 +67,7 @@ def print_results(results: Results) -> None:
         found = [results.spread(run, name) for name in _MEDIANS]
         medians = [number(each and each.median) for each in found]
         rows.append([run, str(results.spread(run, "rounds_per_second")), *medians])
-    print_rows(["run", "rounds/s", *_MEDIANS.values()], rows, no_wrap=True)
+    print_rows(["run", "rounds/s", *_MEDIANS.values()], rows)
 
 
 def in_child(

@@ -35,7 +35,7 @@ from fedjaxsim.records import RunsReport as RunsReport
 from fedjaxsim.records import comparison as comparison
 from fedjaxsim.records import report as report
 from fedjaxsim.report.files import strict
-from fedjaxsim.report.progress import COUNT, Bar, in_words, number
+from fedjaxsim.report.progress import Bar, in_words, number
 from fedjaxsim.signals import stop_on_signal
 
 _BETWEEN, _SHARE = 60.0, 20
@@ -63,7 +63,7 @@ class Progress(Callback):
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
         self._begin = int(state.round)
-        bar = Bar(self._title, self.run.rounds, after=(COUNT,), quiet=self._quiet)
+        bar = Bar(self._title, self.run.rounds, quiet=self._quiet)
         self._bar = self.run.closing.enter_context(bar)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:

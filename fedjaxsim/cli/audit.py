@@ -28,11 +28,11 @@ def audit(
     Machines().start()
     from fedjaxsim.audit import canaries as attack
     from fedjaxsim.report.files import print_json
-    from fedjaxsim.report.progress import COUNT, Bar
+    from fedjaxsim.report.progress import Bar
     from fedjaxsim.runs.build import prepare
 
     experiment = prepare(settings)
-    with Bar("audit", runs, after=(COUNT,), words="", quiet=quiet or json) as bar:
+    with Bar("audit", runs, quiet=quiet or json) as bar:
         result = attack.audit(
             experiment.simulation,
             experiment.hparams,
@@ -42,7 +42,7 @@ def audit(
             confidence=confidence,
             delta=experiment.delta,
             seed=settings.seed,
-            on_run=lambda done, _: bar.show(completed=done),
+            on_run=lambda done, _: bar.show(completed=done, words=""),
         )
 
     def work() -> int:

@@ -48,7 +48,7 @@ def bench(
             return 0
         speed = Spread(found["rounds_per_second"], *found["rounds_per_second_range"])
         row = [experiment.title, str(speed), *(number(found[of]) for of in _MEDIANS)]
-        print_rows(["run", "rounds/s", *_MEDIANS.values()], [row], no_wrap=True)
+        print_rows(["run", "rounds/s", *_MEDIANS.values()], [row])
         return 0
 
     return work

@@ -212,7 +212,7 @@ def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> 
         for name, step in (("start", first), ("tuned", trace.best))
     ]  # fmt: skip
     names = [f"{metric} on the tuning's seeds", "on fresh ones"]
-    print_rows(["", *map(flag, first.point), *names], rows, padding=(0, 1, 0, 0))
+    print_rows(["", *map(flag, first.point), *names], rows)
     if test is None:
         print(f"{metric} was not tested on fresh seeds; ended: {ended}")
         return

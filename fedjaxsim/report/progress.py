@@ -20,8 +20,6 @@ from fedjaxsim.notebook import DisplayedBar
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
-COUNT = "{task.completed}/{task.total}"
-"""The column of a bar that counts."""
 COMPILING = "compiling …"
 _LOG = logging.getLogger("fedjaxsim")
 
@@ -84,19 +82,16 @@ def print_rows(
     title: str | None = None,
     *,
     left: int = 1,
-    no_wrap: bool = False,
-    padding: Any = (0, 1),
+    padding: Any = (0, 1, 0, 0),
 ) -> None:
     """Print a table, at full width where there is no terminal.
 
-    The first `left` columns are flush left; with `no_wrap`, the first one keeps its width.
+    The first `left` columns are flush left.
     """
     looks: dict[str, Any] = {"title_justify": "left", "box": rich.box.SIMPLE_HEAD}
     table = Table(title=title, show_edge=False, padding=padding, **looks)
     for index, heading in enumerate(headings):
-        justify = "left" if index < left else "right"
-        first: dict[str, Any] = {} if index else {"no_wrap": no_wrap, "overflow": "fold"}
-        table.add_column(heading, justify=justify, **first)
+        table.add_column(heading, justify="left" if index < left else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console = Console()
@@ -112,35 +107,26 @@ class Bar:
     """A bar on a terminal or in a notebook; elsewhere lines; if quiet, nothing.
 
     Both announce compilation. Lines go to the logger "fedjaxsim" if it has a handler and its
-    level is INFO. `after` are rich's formats of columns after the bar, `words` the first ones
-    at its end.
+    level is INFO.
     """
 
-    def __init__(
-        self,
-        title: str,
-        total: int,
-        *,
-        after: Sequence[str] = (),
-        words: str = "starting",
-        quiet: bool = False,
-    ):
+    def __init__(self, title: str, total: int, *, quiet: bool = False):
         self._title, self._said_compiling, self._quiet = title, False, quiet
         console = Console(stderr=True)
         self._bar: Any = None
         self._task: Any = None
         if console.is_jupyter and not quiet:
-            self._bar = DisplayedBar(title, total, words)
+            self._bar = DisplayedBar(title, total, "starting")
         elif console.is_terminal and not quiet:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=12),
-                *map(TextColumn, after),
+                TextColumn("{task.completed}/{task.total}"),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[words]}"),
                 console=console,
             )
-            self._task = self._bar.add_task(title, total=total, words=words)
+            self._task = self._bar.add_task(title, total=total, words="starting")
 
     def __enter__(self) -> Self:
         """Start the bar."""

@@ -38,7 +38,7 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
-from fedjaxsim.report import labels
+from fedjaxsim.report.labels import remember
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
 from fedjaxsim.runs.settings import (
@@ -248,7 +248,7 @@ def resolve_sweep(
     for key, table, where in unread_:
         raise _unread(key, base, table, where)
     given = tuple(map(frozenset, runs.values()))
-    labels.remember(dict.fromkeys(each for run in runs for each in run.records.values()))
+    remember(dict.fromkeys(each for run in runs for each in run.records.values()))
     return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
 
 

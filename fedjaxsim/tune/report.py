@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjaxsim.factories import flag
 from fedjaxsim.report.labels import key_label
-from fedjaxsim.report.progress import COUNT, Bar, number
+from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.tune.descent import Step, TuningTrace
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class TuneProgress(Bar):
     """A bar on a terminal; elsewhere one plain line per step; nothing if quiet."""
 
     def __init__(self, metric: str, steps: int, *, quiet: bool = False):
-        super().__init__("tune", steps, after=(COUNT,), quiet=quiet)
+        super().__init__("tune", steps, quiet=quiet)
         self._metric, self._steps, self._done = metric, steps, -1
 
     def update(self, step: Step) -> None:
