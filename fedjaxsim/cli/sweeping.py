@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -52,21 +53,8 @@ from fedjaxsim.sweep import SimulationBatch
 _GB = 10**9
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Runs that differ in hyperparameters and seeds, for which one program is compiled.
-
-    `simulation` is on the population of the first seed; `groups` has, for each seed, the
-    experiments by the index of their run.
-    """
-
-    simulation: Simulation
-    groups: list[dict[int, Experiment]]
-
-    @property
-    def experiments(self) -> dict[int, Experiment]:
-        """Experiments of all groups."""
-        return {run: experiment for group in self.groups for run, experiment in group.items()}
+Family = list[dict[int, Experiment]]
+"""Runs of one program: for each seed, experiments by the index of their run, on one simulation."""
 
 
 class _Chunk(NamedTuple):
@@ -118,13 +106,13 @@ def _prepared(
     """Check runs, and return the work; runs that choose have no report."""
     cadence = Cadence.parse(checkpoint_every)
     families = families_of(plan)
-    for family in families:
+    firsts = [next(iter(family[0].values())) for family in families]
+    for first in firsts:
         if plan.options.metric is not None:
-            known = next(iter(family.experiments.values())).metrics
-            checks.one_of(known, metric=plan.options.metric)
-        if chooses and not _validates(family.simulation):
+            checks.one_of(first.metrics, metric=plan.options.metric)
+        if chooses and not _validates(first.simulation):
             raise ValueError("a search chooses on validation rows: set validation-fraction")
-    fingerprint = "-".join(fingerprint_of(family.simulation.population) for family in families)
+    fingerprint = "-".join(fingerprint_of(first.simulation.population) for first in firsts)
     processes.agree({
         "settings": plan.fingerprint, "clients' rows": fingerprint,
         "versions": settings_digest(versions()), "overwrite": str(overwrite),
@@ -153,7 +141,7 @@ def _prepared(
         if chooses and not left:
             return 0
         if runs and not chooses and processes.is_first():
-            experiments = {k: v for family in families for k, v in family.experiments.items()}
+            experiments = _experiments(list(itertools.chain(*families)))
             best = best_of(plan, runs)
             write_report(plan, directory, runs, best, experiments)
             if draws:
@@ -176,16 +164,19 @@ def _prepared(
 
 
 def families_of(plan: SweepRuns) -> list[Family]:
-    """Prepare all runs of a sweep; those of a family share a simulation."""
+    """Prepare all runs of a sweep; those of a family share the simulation of its first seed."""
     found = []
     for groups in plan.families():
         first = prepare(plan.runs[groups[0][0]])
         check_own_code(first)
-        of_seeds = [
+        found.append([
             {run: prepare(plan.runs[run], first.simulation) for run in group} for group in groups
-        ]
-        found.append(Family(first.simulation, of_seeds))
+        ])  # fmt: skip
     return found
+
+
+def _experiments(family: Family) -> dict[int, Experiment]:
+    return {run: experiment for group in family for run, experiment in group.items()}
 
 
 def _validates(simulation: Simulation) -> bool:
@@ -250,17 +241,18 @@ def _chunks(
 ) -> Iterator[_Chunk]:
     """Cut the unfinished runs into chunks that fit the memory budget."""
     for family in families:
-        simulation, experiments = family.simulation, family.experiments
+        experiments = _experiments(family)
         all_hparams = [experiment.hparams for experiment in experiments.values()]
+        simulation = next(iter(experiments.values())).simulation
         each = bytes_per_run(simulation, all_hparams[0])
         fitting = max(1, int(plan.options.memory * _GB // each))
         # The places of a program follow from the plan or from the checkpoint that it resumes, not
         # from the runs left: otherwise a checkpoint would not fit the program that reads it.
-        places = max(len(_cut([*group], fitting)[0]) for group in family.groups)
+        places = max(len(_cut([*group], fitting)[0]) for group in family)
         if checkpoint and checkpoint.note["runs"][0] in experiments:
             places = checkpoint.note["places"]
         shared: SimulationBatch | None = None
-        for index, group in enumerate(family.groups):
+        for index, group in enumerate(family):
             if index:
                 config = next(iter(group.values())).config
                 simulation = simulation.with_population(population_of(config))
@@ -354,7 +346,7 @@ def prepare_selection(
 
 def _candidates(plan: SweepRuns) -> list[Experiment]:
     """Prepare all runs, and check that each may be published."""
-    by_run = {k: each for family in families_of(plan) for k, each in family.experiments.items()}
+    by_run = _experiments(list(itertools.chain(*families_of(plan))))
     found = [experiment for _, experiment in sorted(by_run.items())]
     for experiment in found:
         charges = (*experiment.simulation.prepared, experiment.planned())

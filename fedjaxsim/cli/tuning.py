@@ -8,7 +8,6 @@ A tuning's directory holds
 """
 
 import dataclasses
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -42,6 +41,7 @@ from fedjaxsim.tune.descent import (
     Step,
     TuningTrace,
     descend,
+    limits,
 )
 from fedjaxsim.tune.report import TuneProgress, shown
 from fedjaxsim.tune.source import find_source, keys_of, metric_of
@@ -62,13 +62,10 @@ def prepare_tune(
     source = find_source(config, question.public_data, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
     for name in names:
-        value = np.asarray(source.hparams.get(name), np.float64)[()]
-        if not 0 < np.min(value) <= np.max(value) < math.inf:
-            allowed = "positive and finite to be tuned on a logarithmic scale"
-            raise ValueError(f"{flag(name)} must be {allowed}, got {value}")
+        value = start[name] = np.asarray(source.hparams.get(name), np.float64)[()]
         least, most = config.records[name].range
-        start[name] = value
         bounds[name] = max(least, np.min(value) / BOUNDS), min(most, np.max(value) * BOUNDS)
+    limits(start, bounds)
     check_own_code(source.final)
     simulation, final = source.simulation, source.final
     metric = metric_of(simulation.task, simulation.population, question.metric)

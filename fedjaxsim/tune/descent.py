@@ -203,7 +203,7 @@ def descend(
         not positive, or a name in `bounds` is unknown.
     """
     checks.count(steps=steps)
-    low, high = _limits(start, bounds or {})
+    low, high = limits(start, bounds or {})
     first = _flat(start)
     ends = np.cumsum([np.size(value) for value in start.values()])[:-1]
     tried: list[Step] = []
@@ -275,7 +275,7 @@ def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:
     return bool(np.mean(rise) <= _standard_error(rise))
 
 
-def _limits(
+def limits(
     start: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check the start, and return the smallest and largest values, (k,) each."""
