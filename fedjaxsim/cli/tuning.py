@@ -23,7 +23,6 @@ from fedjaxsim.cli.process import stoppable
 from fedjaxsim.cli.question import Question
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.labels import remember
 from fedjaxsim.report.progress import can_draw, number, print_rows
@@ -75,19 +74,14 @@ def prepare_tune(
     )
     asked = dataclasses.asdict(question)
     data = [fingerprint_of(each.population) for each in (simulation, final.simulation)]
-    noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
     record: Record = {
         "fingerprint": settings_digest([config.settings(), asked], data),
         "statement": source.statement,
         "shared_seed": SHARED_SEED,
-        "rounds": config.rounds,
-        "clients": {"tuning": simulation.num_clients, "run": final.simulation.num_clients},
-        "noise_multiplier": {"tuning": equally_costly(noise), "run": final.noise_multiplier},
         "asked": asked,
         "versions": versions(),
         "draws": [draws_of(key, config.rounds)._asdict() for key in (*keys, *fresh)],
         "metric": metric,
-        "mode": type(measure.mode).__name__.lower(),
         "runs_per_step": measure.runs,
     }
     known = _opened(path, record["fingerprint"], overwrite=overwrite)
