@@ -1,28 +1,8 @@
 """The runs of a sweep, resolved from a TOML file, and the groups that share one program.
 
-A file has the keys of a run at its top level and, below, the values to sweep:
-
-    rounds = 100
-    best-over = ["learning-rate"]    # an option of the sweep
-
-    [sweep]                          # every value with every other: 3 · 2 · 2 runs
-    learning-rate = [0.03, 0.1, 0.3]
-    epsilon = [1, inf]
-    seed = [0, 1]
-
-Several `[[sweep]]` tables stand side by side: each has a product of its own. A run that several of
-them ask for is one run.
-
-A table `[search]` chooses further settings first, for each combination of swept values by itself:
-
-    [search]
-    points = 12                      # quasi-random points; without it, every value with every other
-    seeds = [1000, 1001]             # runs that choose, by their mean on validation rows
-    learning-rate = [0.01, 1.0]      # the smallest and the largest value
-    lam = [0.01, 3.0]                # left out by those that do not read it
-
-The choice of each combination then runs with the seeds of its sweep. A `[[sweep]]` table may have a
-`search` of its own, such as `search = {lam = [0.1, 1.0]}`, which wins over the common one.
+A file has the keys of a run and the options of a sweep at its top level, the values to sweep in a
+table `[sweep]` or several `[[sweep]]`, each a product of its own, and may have a table `[search]`
+that chooses further settings first, for each combination of swept values; see docs/sweeps.md.
 """
 
 import dataclasses
@@ -376,11 +356,9 @@ class Search:
 
     def chosen(self, best: Sequence[Values], metric: str) -> SweepRuns:
         """Return the runs of the best candidates, whose values by column are in `best`."""
-        kept = [
-            each
-            for each in self.candidates
-            if any(each.columns.items() <= row.items() for row in best)
-        ]
+        columns = {name for each in self.candidates for name in each.columns}
+        found = [{k: v for k, v in row.items() if k in columns and v is not None} for row in best]
+        kept = [each for each in self.candidates if each.columns in found]
         if not kept:
             raise ValueError("no point of the search has finite values with all of its seeds")
         counts = {sum(each.place == other.place for other in self.candidates) for each in kept}

@@ -345,6 +345,14 @@ def test_the_chosen_points_run_with_the_seeds_of_the_sweep(tmp_path):
         search.chosen([], "")
 
 
+def test_a_combination_that_sets_more_keys_chooses_for_itself_alone(tmp_path):
+    tables = '[[sweep]]\nalgorithm = "pmtl"\n[[sweep]]\nalgorithm = "pmtl"\nmessage = "update"\n'
+    search = search_of(tmp_path, SEARCH.partition("[sweep]")[0] + tables)
+    first, second = (search.candidates[place].columns for place in (0, 4))
+    plan = search.chosen([first | {"message": None}, second], "accuracy")
+    assert [run.learning_rate for run in plan.runs] == [0.1, 0.0316]
+
+
 def test_a_grid_has_every_value_with_every_other_and_a_table_its_own(tmp_path):
     text = SEARCH.replace("points = 3\n", "").replace(
         'algorithm = ["local", "pmtl"]', 'algorithm = "pmtl"\nsearch = {lam = [0.5]}'
