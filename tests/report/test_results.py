@@ -165,7 +165,7 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
     out = capsys.readouterr().out
     assert Path(picture).read_text().count('id="axes_') == 1
     assert "minus pmtl" in out
-    row = next(line for line in out.splitlines() if line.startswith(" fedavg ") and "±" in line)
+    row = next(line for line in out.splitlines() if line.startswith("fedavg ") and "±" in line)
     assert "0.467 ± 0.143" in row
     assert "-0.167 ± 0.287" in row
     # Those without privacy have nothing to add up.
