@@ -59,8 +59,11 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
     # Without a loop of two steps XLA recomputes the noise in every consumer.
     # Of few numbers a CPU computes those beyond a multiple of 8 one by one.
     half = 8 * -(-size // 16)
-    halves = jax.lax.map(lambda first: draw(first, half), np.array([0, half], np.uint32))
-    return halves.reshape(2 * half)[:size].reshape(shape)
+
+    def fill(i, numbers):
+        return jax.lax.dynamic_update_slice(numbers, draw(jnp.uint32(i * half), half), (i * half,))
+
+    return jax.lax.fori_loop(0, 2, fill, jnp.zeros(2 * half, dtype))[:size].reshape(shape)
 
 
 def radius(key: jax.Array, dimension: int) -> jax.Array:
@@ -79,10 +82,11 @@ def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) 
     above = _fraction(~high, ~low, dtype)  # 1 − below, without cancellation
     w = -jnp.log(above * (1 + below))
     inverse_root = jax.lax.rsqrt(jnp.maximum(w, _BRANCH))
-    size = below * jnp.where(
+    # With the sign on the product, XLA would compute the hash behind the words twice.
+    signed = jnp.where((low & np.uint32(1)) == 0, below, -below)
+    return signed * jnp.where(
         w < _BRANCH, _polynomial(_CENTRE, w), _polynomial(_TAIL, inverse_root) / inverse_root
     )
-    return jnp.where((low & np.uint32(1)) == 0, size, -size)
 
 
 def _fraction(high: jax.Array, low: jax.Array, dtype: DTypeLike) -> jax.Array:
