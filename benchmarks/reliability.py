@@ -34,13 +34,12 @@ RESULTS = common.RESULTS / "reliability.json"
 PROBLEM = [
     "--quiet", "--data", "synthetic", "--clients", "20", "--loss", "squared", "--epsilon", "3",
     "--sampling-rate", "0.4", "--local-steps", "1", "--learning-rate", "0.01",
-    "--accountant", "rdp",  # the fastest: an ε for each of many evaluations
 ]  # fmt: skip
 RUN = ["run", *PROBLEM, "--rounds", "1000", "--eval-every", "10", "--checkpoint-every", "10"]
 LARGE = [
     "run", "--quiet", "--data", "random", "--clients", "1000000", "--rows", "2", "--shape", "8",
     "--test-fraction", "0.5", "--epsilon", "3", "--sampling-rate", "0.0001", "--local-steps", "1",
-    "--rounds", "400", "--eval-every", "100", "--checkpoint-every", "100", "--accountant", "rdp",
+    "--rounds", "400", "--eval-every", "100", "--checkpoint-every", "100",
 ]  # fmt: skip
 SWEEP = """
 data = "synthetic-stream"
@@ -50,7 +49,6 @@ loss = "squared"
 sampling-rate = 0.5
 rounds = 1000
 eval-every = 20
-accountant = "rdp"
 [sweep]
 seed = [3, 4]
 noise-multiplier = [0, 5]
@@ -222,7 +220,7 @@ def small() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     population = common.random_population(200, 20, 50, 10, test=0.2)
     task = fjs.tasks.softmax(fjs.models.linear((50,), 10), num_classes=10)
     batches = fjs.Minibatches(10, steps=2)
-    sim = fjs.Simulation(fjs.pmtl(task), population, fjs.poisson(0.3), batches, accountant="rdp")
+    sim = fjs.Simulation(fjs.pmtl(task), population, fjs.poisson(0.3), batches)
     values = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
     return sim, common.read_by(sim, {**values, "sampling_rate": 0.3})
 

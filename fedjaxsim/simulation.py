@@ -56,7 +56,6 @@ from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of
 from fedjaxsim.factories import factory_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
-from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import NEW_CLIENTS, OF_CLIENTS, default_delta, no_guarantee
 from fedjaxsim.privacy.entries import MOST_ROUNDS
@@ -89,7 +88,6 @@ class Simulation:
       sampling: `poisson(0.1)`, `full_participation()`, or another sampling.
       minibatches: local steps or epochs, and the batch size; by default one epoch of batches of 10.
       mechanism: by default `gaussian()`; `no_release()` for an algorithm that sends nothing.
-      accountant: accountant of `guarantee`, by name; by default the tightest sound one.
       chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch; on an
         accelerator as many as fit a quarter of the memory left by rows and states.
       chunk_map: "scan" or "vmap" inside a chunk; by default "scan" on a CPU for models above 4 kB.
@@ -113,7 +111,6 @@ class Simulation:
     minibatches: Minibatches = dataclasses.field(default_factory=lambda: Minibatches(10, epochs=1))
     mechanism: Mechanism = dataclasses.field(default_factory=gaussian)
     _: dataclasses.KW_ONLY
-    accountant: str | None = None
     chunk_size: int | None = None
     chunk_map: ChunkMap | None = None
     devices: Sequence[Any] | None = None
@@ -146,7 +143,7 @@ class Simulation:
                 f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
             )
         if event.releases and event.known:
-            require_match(self.accountant, scheme, event)
+            event.met((), scheme)  # raises if its noise has no known cost under the scheme
         if self.devices is not None:
             require_devices(self.devices)
         if self.streamed and self.devices is not None:
@@ -311,7 +308,6 @@ class Simulation:
             sampling_rate=float(self.sampler.rate(self.check(hparams))),
             scheme=self.sampler.scheme,
             event=self.accounts[0][1],
-            accountant=self.accountant,
             before=self.prepared,
         )
         calibrated = hparams.replace(noise_multiplier=z)
@@ -363,9 +359,7 @@ class Simulation:
             return planned
 
         most = len(noise) if noise.ndim else MOST_ROUNDS
-        return calibration.budget(
-            epsilon, self._delta(delta), plan, most=most, accountant=self.accountant
-        )
+        return calibration.budget(epsilon, self._delta(delta), plan, most=most)
 
     def with_budget(self, state: SimulationState, budget: PrivacyLimit) -> SimulationState:
         """Return the state, of `init`, with a budget that it and all stages from it keep.
@@ -543,7 +537,6 @@ class Simulation:
             lambda state, split, clients: self.evaluate(state, hparams, split, clients),
             done + rounds,
             self._delta(delta),
-            self.accountant,
             plan=evaluate_privately,
             sample=sample_of(state.key, self.num_clients, eval_clients),
         )
@@ -646,7 +639,6 @@ class Simulation:
         return report(
             charges,
             default_delta(most) if delta is None else delta,
-            self.accountant,
             draws=ledger.drawn(privacy),
             assumed=privacy.public,
             limit=privacy.limit,

@@ -168,7 +168,6 @@ class SimulationBatch:
             self.evaluate,
             done + rounds,
             delta,
-            self.simulation.accountant,
             self.size,
             sample=sample_of(state.key, self.simulation.num_clients, eval_clients),
         )

@@ -62,7 +62,6 @@ _WORDS: dict[str, str] = {
     "compute": "float16 ''",
     "schedule": "bogus cos",
     "noise-schedule": "power power:x geometric:0 bogus:1 power:nan power:1e9",
-    "accountant": "bogus ''",
     "preprocess": "bogus drop-constant,bogus ,x",
     "chunk-map": "bogus pmap",
     "checkpoint-every": "0 abc 10parsecs -1s",
@@ -80,7 +79,7 @@ _WITHOUT_EFFECT = (
     "--epsilon 1 --clip inf", "--sampling fixed --cohort 999", "--sampling fixed --cohort 0",
     "--algorithm ifca --clusters 0", "--algorithm ifca --clusters -1", "--clients 6 --rounds",
     "--model gru", "--evaluate-privately 1",
-    "--budget-epsilon 0", "--budget-epsilon nan", "--accountant clt",
+    "--budget-epsilon 0", "--budget-epsilon nan",
 )  # fmt: skip
 _SPELLINGS = (
     "--cleints 6", "--learning_rat 1", "--noise 1", "--eps 1", "-x", "--rounds=",
@@ -201,7 +200,7 @@ _OF_PLANS: dict[str, str] = {
     "noise-multiplier": "-1 nan inf abc", "rounds": "0 -1 1.5 abc",
     "sampling-rate": "0 2 nan abc",
     "delta": "0 1 -1 nan abc", "epsilon": "0 -1 nan abc", "clients": "0 -1 abc",
-    "accountant": "bogus", "adjacency": "bogus", "sampling": "bogus",
+    "adjacency": "bogus", "sampling": "bogus",
     "out": "t.bmp absent/t.png", "zzz": "1",
 }  # fmt: skip
 _RESULTS = (

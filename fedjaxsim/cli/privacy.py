@@ -13,7 +13,6 @@ from fedjaxsim.privacy.entries import (
     check_delta,
     check_noise_multiplier,
 )
-from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.schedule import Schedule
 
 
@@ -44,7 +43,6 @@ def privacy(
     cohorts: Cohorts,
     adjacency: Adjacency | None = None,
     noise_schedule: str | None = None,
-    accountant: str | None = None,
     json: bool = False,
 ) -> Work:
     """Compute the ε of a plan, or the noise, rounds or sampling rate that meets an ε.
@@ -62,7 +60,6 @@ def privacy(
       adjacency: Adjacency of the target; by default zero_out.
       noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
         z is then the constant noise of the same total cost. Constant where rounds are solved for.
-      accountant: pld or rdp, for a plan's ε; by default the tighter one.
       json: Print JSON instead of text.
     """
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
@@ -86,8 +83,6 @@ def privacy(
     if epsilon is None and adjacency is not None:
         raise ValueError("adjacency has no effect without epsilon: both are reported")
     if epsilon is not None:
-        if accountant is not None:
-            raise ValueError("accountant has no effect with epsilon, which the tighter one meets")
         from fedjaxsim.privacy import calibration
 
         [quantity] = missing
@@ -102,10 +97,11 @@ def privacy(
     z, T, p = (plan | solved).values()
     if T == 0:
         raise ValueError(f"not even one round meets epsilon {epsilon:g}")
-    from fedjaxsim.privacy.guarantee import report  # late, as scipy is slow to import
+    from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend  # late, as scipy is slow to import
+    from fedjaxsim.privacy.guarantee import report
 
     charged = PrivacySpend(scheme, GAUSSIAN, schedule.entries(z, p, T))
-    made = report([charged], delta, accountant).assuming(assumed)
+    made = report([charged], delta).assuming(assumed)
 
     def work() -> int:
         from fedjaxsim.report.files import print_json

@@ -230,7 +230,6 @@ class RunLoop:
       advance: `(state, rounds) -> (state, metrics)`, one compiled segment.
       evaluate: `(state, split, clients) -> Evaluation` of a sample; `clients` None is all of them.
       rounds: rounds done at its end.
-      accountant: None for the tightest.
       size: S; None for one run, without an axis of runs.
       plan: the evaluations that one run releases, if any.
       sample: the clients whom evaluations before the last one are of; None for all.
@@ -245,7 +244,6 @@ class RunLoop:
     evaluate: Callable[[SimulationState, str, np.ndarray | None], Evaluation]
     rounds: int
     delta: float
-    accountant: str | None
     size: int | None = None
     plan: EvaluationPlan | None = None
     sample: np.ndarray | None = None
@@ -388,10 +386,7 @@ class RunLoop:
 
         It is for joint DP, and inf without a guarantee.
         """
-        return [
-            _spent(charges, self.delta, adjacency, accountant=self.accountant)
-            for charges in self._charges(state)
-        ]
+        return [_spent(charges, self.delta, adjacency) for charges in self._charges(state)]
 
     def bound(self, state: SimulationState) -> list[float]:
         """Return an upper bound on each run's `epsilon` for zero-out, by RDP in milliseconds."""

@@ -32,33 +32,8 @@ from fedjaxsim.privacy.silos import Minibatches, delta_of, profile
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
 _FEW_ROUNDS = 10_000
-
-
-def spent(
-    noise_multiplier: float,
-    sampling_rate: float,
-    rounds: int,
-    delta: float,
-    scheme: SamplingScheme,
-    event: PrivacyEvent = GAUSSIAN,
-    adjacency: Adjacency = "zero_out",
-    accountant: str | None = None,
-    noise_schedule: Schedule = CONSTANT,
-    before: Sequence[PrivacySpend] = (),
-) -> float:
-    """Compute the ε that a planned run will report; inf where nothing is guaranteed.
-
-    Arguments as for `noise_multiplier`; `sampling_rate` is the cohort's share q/m for cohorts of a
-    fixed size.
-
-    Raises:
-      ValueError: if δ lies outside (0, 1), the accountant does not describe the scheme and the
-        event, or the schedule does not suit the rounds.
-    """
-    check_delta(delta)
-    entries = noise_schedule.entries(noise_multiplier, sampling_rate, rounds)
-    charged = PrivacySpend(scheme, event, entries)
-    return guarantee.spent([*before, charged], delta, adjacency, accountant)
+Plan = Callable[[int], Sequence[PrivacySpend]]
+"""What a number of rounds releases."""
 
 
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
@@ -117,6 +92,18 @@ def _search(
     return best
 
 
+def _solve(
+    cost: Callable[..., float], epsilon: float, guess: float, power: float, **ends: float
+) -> float | None:
+    """Find x with `cost(x[, accountant, schedule])` ≤ ε from near where RDP meets it."""
+
+    def rough(x: float) -> float:
+        return cost(x, "rdp", CONSTANT)  # a schedule changes this x little
+
+    start = _search(rough, epsilon, guess, math.copysign(1, power), tolerance=0.05, **ends)
+    return _search(cost, epsilon, start or guess, power, **ends)
+
+
 def noise_multiplier(
     epsilon: float,
     delta: float,
@@ -126,7 +113,6 @@ def noise_multiplier(
     scheme: SamplingScheme,
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
-    accountant: str | None = None,
     noise_schedule: Schedule = CONSTANT,
     before: tuple[PrivacySpend, ...] = (),
 ) -> float:
@@ -140,7 +126,6 @@ def noise_multiplier(
       scheme: the sampling of cohorts; its capacity is part of the price.
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
-      accountant: "pld" or "rdp"; by default the tightest.
       noise_schedule: the noise of each round, with scale z: see `Schedule`.
       before: charges of releases before round 1, which ε covers, too.
 
@@ -159,15 +144,12 @@ def noise_multiplier(
             "that are public cost nothing"
         )
 
-    def cost(z, accountant=accountant, schedule=noise_schedule):
-        plan = (z, p, rounds, delta, scheme, event, adjacency)
-        return spent(*plan, accountant, schedule, before)
+    def cost(z, accountant=None, schedule=noise_schedule):
+        planned = PrivacySpend(scheme, event, schedule.entries(z, p, rounds))
+        return guarantee.spent((*before, planned), delta, adjacency, accountant)
 
-    # A schedule changes this z little.
     guess = p * math.sqrt(rounds) / epsilon + 0.5
-    bound = functools.partial(cost, accountant="rdp", schedule=CONSTANT)
-    start = _search(bound, epsilon, guess, -1.0, tolerance=0.05)
-    z = _search(cost, epsilon, start or 1.0, -1.2, least=SMALLEST_NOISE)
+    z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE)
     if z is None:
         raise ValueError(f"no noise_multiplier was found for epsilon {epsilon} at delta {delta}")
     if not SMALLEST_NOISE < z <= LARGEST_NOISE:
@@ -197,15 +179,18 @@ def rounds(
     check_noise_multiplier(noise_multiplier)
     p = _as_drawn(sampling_rate)
 
+    def plan(count: int) -> list[PrivacySpend]:
+        return [PrivacySpend(scheme, event, CONSTANT.entries(noise_multiplier, p, count))]
+
+    return _most_rounds(plan, epsilon, delta, adjacency, MOST_ROUNDS)
+
+
+def _most_rounds(plan: Plan, epsilon: float, delta: float, adjacency: Adjacency, most: int) -> int:
+    """Find the largest number of rounds, up to `most`, whose plan costs at most (ε, δ)."""
+
     def cost(count, accountant=None):
-        plan = (noise_multiplier, p, int(count), delta, scheme, event, adjacency)
-        return spent(*plan, accountant)
+        return guarantee.spent(plan(int(count)), delta, adjacency, accountant)
 
-    return _most_rounds(cost, epsilon, MOST_ROUNDS)
-
-
-def _most_rounds(cost: Callable[..., float], epsilon: float, most: int) -> int:
-    """Find the largest number of rounds, up to `most`, with `cost(rounds[, accountant])` ≤ ε."""
     if cost(1) > epsilon:
         return 0
     start = 1
@@ -224,22 +209,17 @@ def _most_rounds(cost: Callable[..., float], epsilon: float, most: int) -> int:
 def budget(
     epsilon: float,
     delta: float,
-    plan: Callable[[int], Sequence[PrivacySpend]],
+    plan: Plan,
     *,
     most: int = MOST_ROUNDS,
-    accountant: str | None = None,
 ) -> PrivacyLimit:
     """Find the budget of as many planned rounds as cost at most (ε, δ); see `privacy/filter.py`.
 
-    ε > 0 is for zero-out; `plan` maps a number of rounds to what they release.
+    ε > 0 is for zero-out.
     """
     check_epsilon(epsilon)
     check_delta(delta)
-
-    def cost(count, accountant=accountant):
-        return guarantee.spent(plan(int(count)), delta, accountant=accountant)
-
-    rounds = _most_rounds(cost, epsilon, most)
+    rounds = _most_rounds(plan, epsilon, delta, "zero_out", most)
     if not rounds:
         raise ValueError(
             f"a budget of ε = {epsilon:g}, δ = {delta:.3g} has no room for a round: the budget or "
@@ -277,14 +257,11 @@ def sampling_rate(
     check_noise_multiplier(noise_multiplier)
 
     def cost(p, accountant=None, schedule=noise_schedule):
-        plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency)
-        return spent(*plan, accountant, schedule)
+        planned = PrivacySpend(scheme, event, schedule.entries(noise_multiplier, p, rounds))
+        return guarantee.spent([planned], delta, adjacency, accountant)
 
-    # A schedule changes this p little.
     guess = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
-    bound = functools.partial(cost, accountant="rdp", schedule=CONSTANT)
-    start = _search(bound, epsilon, guess, 1.0, most=1.0, tolerance=0.05)
-    p = _search(cost, epsilon, start or guess, 1.0, most=1.0)
+    p = _solve(cost, epsilon, guess, 1.0, most=1.0)
     if p is None or p < 2.0**-32:
         raise ValueError(
             f"no sampling_rate meets epsilon {epsilon} at delta {delta} with noise_multiplier "

@@ -1,7 +1,4 @@
-"""Events: what one release of a mechanism costs, and the records of a run's releases.
-
-On the host, without JAX; numpy and scipy come with the first cost that is asked for.
-"""
+"""Events: what one release of a mechanism costs, and the records of a run's releases."""
 
 import dataclasses
 import itertools
@@ -10,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from fedjaxsim import checks
+from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
 from fedjaxsim.privacy.entries import UNITS, Adjacency, Entry, SamplingScheme, Unit
 
 _KINDS: "dict[str, type[PrivacyEvent]]" = {}
@@ -128,22 +126,14 @@ class Gaussian(PrivacyEvent):
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
         """See `accounting.gaussian`."""
-        from fedjaxsim.privacy.accounting.gaussian import sampled
-
         z, p, _ = entry
         if p == 1:
-            return sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
-        return sampled(z, p, adjacency == "replace", interval)
+            return gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
+        return gaussian.sampled(z, p, adjacency == "replace", interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
-        """See `accounting.rdp`, and `accounting.in_loop`."""
-        import numpy as np
-
-        if xp is np:
-            from fedjaxsim.privacy.accounting.rdp import gaussian
-        else:
-            from fedjaxsim.privacy.accounting.rdp_in_jit import gaussian
-        return gaussian(entry, self.replace, adjacency, tuple(orders))
+        """See `accounting.rdp`."""
+        return rdp.gaussian(entry, self.replace, adjacency, tuple(orders), xp)
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         """Return s/z."""
@@ -168,14 +158,12 @@ class Correlated(Gaussian):
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
         """Return one release that costs as much as all rounds."""
-        from fedjaxsim.privacy.accounting.gaussian import as_one_release
-
         if scheme.kind not in ("full", "groups"):
             raise ValueError(
                 f"correlated noise has no known cost under {scheme.kind!r} sampling; sampling must "
                 "be full or groups"
             )
-        return as_one_release(entries, self.bands, self.power, scheme.groups or 1)
+        return gaussian.as_one_release(entries, self.bands, self.power, scheme.groups or 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,21 +175,15 @@ class Pure(PrivacyEvent):
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
         """See `accounting.randomized_response`."""
-        from fedjaxsim.privacy.accounting import randomized_response
-
         found = randomized_response.answer(entry, self.replace, adjacency)
         return randomized_response.losses(found, interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
         """See `accounting.randomized_response`."""
-        from fedjaxsim.privacy.accounting import randomized_response
-
         return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders), xp)
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         """Return ε, after sampling."""
-        from fedjaxsim.privacy.accounting import randomized_response
-
         return randomized_response.answer(entry, self.replace, adjacency).high
 
 

@@ -249,7 +249,10 @@ class Report:
 
 
 def _certified(
-    charges: Sequence[PrivacySpend], delta: float, accountant: str | None, adjacency: Adjacency
+    charges: Sequence[PrivacySpend],
+    delta: float,
+    adjacency: Adjacency,
+    accountant: str | None = None,
 ) -> tuple[float, str, Status]:
     """Compute ε of charges that all have a guarantee, with the accountant's name and status."""
     found, status = composition.profiles(charges, adjacency, accountant)
@@ -263,11 +266,14 @@ def spent(
     adjacency: Adjacency = "zero_out",
     accountant: str | None = None,
 ) -> float:
-    """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant)."""
+    """Compute one ε of a `report`, faster; inf if nothing is guaranteed.
+
+    The `accountant` "rdp" alone is faster and looser.
+    """
     costly = _costly(charges, "client")
     if not costly or any(map(no_guarantee, costly)):
         return math.inf if costly else 0.0
-    return _certified(costly, delta, accountant, adjacency)[0]
+    return _certified(costly, delta, adjacency, accountant)[0]
 
 
 def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
@@ -311,7 +317,7 @@ def _of_examples(
     epsilon, name, status = None, "none", "none"
     why = next(filter(None, map(no_guarantee, charges)), why)
     if not why:
-        epsilon, name, status = _certified(charges, delta, None, "replace")
+        epsilon, name, status = _certified(charges, delta, "replace")
     return Guarantee(
         epsilon, delta, "replace", "released_sequence", charges[0].scheme.kind, name, status,
         (*OF_EXAMPLES, *assumed, SECRET_SEED, SIMULATION), why, "example",
@@ -341,7 +347,6 @@ def _of_silos(
 def report(
     charges: Sequence[PrivacySpend],
     delta: float,
-    accountant: str | None = None,
     *,
     draws: tuple[Drawn, ...] | None = None,
     assumed: Sequence[str] = (),
@@ -355,7 +360,6 @@ def report(
     Args:
       charges: the rounds of one run, of one or of several kinds; `ledger.charged` gives them.
       delta: the total δ in (0, 1), overflow of cohorts included.
-      accountant: "pld" or "rdp"; by default the tightest sound one.
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
       limit: the budget that the run kept: the guarantees are then those of all that it allows.
@@ -366,8 +370,7 @@ def report(
       later: charges of clients' other releases in the rounds left, such as evaluations.
 
     Raises:
-      ValueError: if δ lies outside (0, 1), a ledger cannot come from its scheme, or the accountant
-        does not describe a scheme and its event.
+      ValueError: if δ lies outside (0, 1), or a ledger cannot come from its scheme.
     """
     check_delta(delta)
     examples, costly = _costly(charges, "example"), _costly(charges, "client")
@@ -375,9 +378,6 @@ def report(
     released = [charged for charged in charges if charged.event.releases]
     if len(released) < len(charges) and costly:
         assumed = (*assumed, NO_RELEASE)
-    if accountant is not None:
-        for charged in released:
-            composition.require_match(accountant, charged.scheme, charged.event)
     reason = next(filter(None, map(no_guarantee, costly)), "")
     limited, allowed = (), costly
     if limit is not None and costly:
@@ -390,11 +390,11 @@ def report(
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
     def guarantees(adjacency: Adjacency) -> list[Guarantee]:
-        epsilon, name, status, why = None, accountant or "none", "none", reason
+        epsilon, name, status, why = None, "none", "none", reason
         if not costly:
             epsilon, status = 0.0, "exact"
         elif not why:
-            epsilon, name, status = _certified(allowed, delta, accountant, adjacency)
+            epsilon, name, status = _certified(allowed, delta, adjacency)
             status = status if limit is None else "upper_bound"
         if epsilon is not None and math.isinf(epsilon):
             epsilon, status = None, "none"
@@ -420,15 +420,12 @@ def report(
     return Report(found, delta, (*allowed, *examples), draws, (*assumed, *limited), silos)
 
 
-def compose_reports(
-    reports: Sequence[Report], delta: float | None = None, accountant: str | None = None
-) -> Report:
+def compose_reports(reports: Sequence[Report], delta: float | None = None) -> Report:
     """Compute the guarantees of several published runs on the same clients.
 
     Args:
       reports: one for each run.
       delta: the total δ in (0, 1); by default the largest of the reports.
-      accountant: see `report`.
 
     Raises:
       ValueError: if two runs drew a round from the same key, as runs of one seed do (their
@@ -453,7 +450,6 @@ def compose_reports(
     return report(
         [charged for one in reports for charged in one.charges],
         max(one.delta for one in reports) if delta is None else delta,
-        accountant,
         draws=tuple(itertools.chain.from_iterable(drawn.values())),
         assumed=tuple(dict.fromkeys(sentence for one in reports for sentence in one.assumed)),
     )

@@ -72,7 +72,6 @@ def simulation_of(
         parts.sampling,
         parts.minibatches,
         parts.mechanism,
-        accountant=config.get("accountant"),
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
         devices=jax.devices() if divided else None,

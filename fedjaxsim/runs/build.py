@@ -286,7 +286,6 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
             sampling_rate=p,
             scheme=scheme,
             event=event,
-            accountant=config.get("accountant"),
             noise_schedule=config.noise_schedule,
             before=simulation.prepared,
         )
@@ -319,7 +318,7 @@ def _check_start(experiment: Experiment) -> None:
         and experiment.noise_multiplier > 0
     ):
         charges = (*simulation.prepared, experiment.planned())
-        spent(charges, experiment.delta, accountant=simulation.accountant)
+        spent(charges, experiment.delta)
 
 
 def _check_memory(experiment: Experiment) -> None:
@@ -388,7 +387,6 @@ def everyone_of(
         population=population,
         sampling=full_participation(),
         mechanism=parts.mechanism,
-        accountant=None,
         devices=None,
         streamed=False,
     )

@@ -252,7 +252,7 @@ def spent_in_all(
     if begin is not None:
         before = ledger.charged(simulation.with_account(begin).privacy)
     charged = (*before, experiment.planned(end=rounds))
-    return spent(charged, experiment.delta, accountant=simulation.accountant)
+    return spent(charged, experiment.delta)
 
 
 def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
@@ -308,7 +308,7 @@ def _guarantee(
         charges.append(experiment.evaluations.spend(simulation.num_clients, most))
     draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
     found = guarantees_of(
-        charges, experiment.delta, simulation.accountant, draws=draws,
+        charges, experiment.delta, draws=draws,
         assumed=report.assumed, limit=state.privacy.limit, left=max(released, planned) - done,
         later=later,
     )  # fmt: skip

@@ -40,7 +40,6 @@ _INT32, _MILLION = 2**31 - 1, 10**6
 _EXAMPLES = ("example_epsilon", "example_noise_multiplier")
 EXCLUSIVE = (
     ("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES,
-    ("accountant", "budget_epsilon"), ("accountant", "evaluate_privately"),
 )  # fmt: skip
 """Pairs of settings of which a run is given one at most."""
 IN_FILES_ONLY = ("public",)
@@ -284,10 +283,6 @@ GROUPS = {
         (
             Setting(
                 "delta", float, None, "δ of the guarantee, for m clients.", shown="1/(10 m)"
-            ),
-            Setting(
-                "accountant", Literal["pld", "rdp"], None, "Accountant of the report.",
-                shown="tightest",
             ),
         ),
     ),

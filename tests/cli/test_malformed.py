@@ -249,8 +249,7 @@ def test_a_file_without_permission_is_refused(answer, tmp_path, kind):
 
 _PRIVACY = st.sampled_from(["epsilon", "noise", "rounds", "rate"])
 _PRIVACY_WORDS = (
-    "noise-multiplier rounds delta sampling-rate clients capacity epsilon "
-    "sampling accountant adjacency out "
+    "noise-multiplier rounds delta sampling-rate clients capacity epsilon sampling adjacency out "
 )
 _PRIVACY_FLAGS = st.sampled_from(_PRIVACY_WORDS.split())
 

@@ -39,7 +39,6 @@ OWN, ROW = 4 * (FEATURES + 1) * CLASSES, 4 * (FEATURES + 1)
         ("--device b200", "b200"),
         ("--mu 1", "mu"),
         ("--sampling-rate 2", "sampling-rate"),
-        ("--epsilon 1 --accountant clt", "accountant"),
         ("--data npz:absent.npz", "absent.npz"),
         ("--data synthetic --clients 4", "labels"),
     ],

@@ -73,12 +73,6 @@ def test_the_share_alone_decides_under_fixed_size_sampling(ask_json):
     assert zero_out <= only(sizes, "zero_out")["epsilon"]
 
 
-def test_one_accountant_by_name(ask_json):
-    nested = ask_json(f"privacy {PLAN} --accountant rdp")
-    assert list(nested["zero_out"]["joint_dp"]) == ["rdp"]
-    assert nested["zero_out"]["joint_dp"]["rdp"]["epsilon"] > 4.841
-
-
 def test_without_noise_epsilon_is_null(ask, ask_json):
     plan = FULL.replace("--noise-multiplier 4", "--noise-multiplier 0")
     assert only(ask_json(f"privacy {plan}"), "replace")["epsilon"] is None
@@ -138,8 +132,6 @@ def test_a_schedule_changes_the_rate_that_meets_a_target(ask_json):
         ("epsilon --noise-multiplier nan", "noise-multiplier"),
         ("epsilon --rounds 0", "rounds"),
         ("epsilon --rounds 9999999999", "rounds"),
-        ("epsilon --accountant foo", "accountant"),
-        ("epsilon --accountant mixture", "accountant"),
         ("epsilon --clients 0", "clients"),
         ("epsilon --capacity 5", "capacity"),
         ("epsilon --clients 4 --capacity 5", "capacity"),

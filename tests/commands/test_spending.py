@@ -74,7 +74,6 @@ def test_resumes_and_stages_keep_the_budget(budgeted, refused):
 def test_unsound_uses_are_refused(refused):
     run = " ".join(["run", *RUN])
     assert "budget-epsilon" in refused(f"{run} --patience 2 --evaluate-privately 3")
-    assert "accountant" in refused(f"{run} --budget-epsilon 2 --accountant gaussian")
     assert "no room" in refused(f"{run} --budget-epsilon 1.5 --noise-multiplier 0.1")
 
 

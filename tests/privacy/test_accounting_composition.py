@@ -69,12 +69,10 @@ def test_an_own_mechanism_is_priced_by_its_losses_and_not_as_any_pure_release():
     assert profile_of(plan, accountant="rdp").epsilon(DELTA) == math.inf
 
 
-def test_unknown_accountants_and_correlated_noise_under_sampling_are_refused():
-    with pytest.raises(ValueError, match="one of pld, rdp"):
-        composition.require_match("moments", POISSON, GAUSSIAN)
+def test_correlated_noise_under_sampling_is_refused():
     with pytest.raises(ValueError, match="full or groups"):
-        composition.require_match(None, POISSON, Correlated(bands=2))
-    composition.require_match("rdp", EVERYONE, Correlated(bands=2))
+        Correlated(bands=2).met((), POISSON)
+    assert Correlated(bands=2).met((), EVERYONE) == []
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_at_full_participation_no_schedule_changes_epsilon_and_the_order_never_d
 def test_pure_rounds_add_up_to_the_target_and_share_it_as_the_schedule_says(text):
     budget = Schedule.parse(text)
     plan: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
-    z = calibration.noise_multiplier(2.0, 1e-300, accountant="rdp", noise_schedule=budget, **plan)
+    z = calibration.noise_multiplier(2.0, 1e-300, noise_schedule=budget, **plan)
     each = 1 / np.asarray(budget.noise(z, T), np.float64)
     assert 2.0 * (1 - calibration.TOLERANCE) <= each.sum() <= 2.0
     np.testing.assert_allclose(each / each.sum(), budget.weights(T) / budget.weights(T).sum())
@@ -161,22 +161,21 @@ def test_many_pure_rounds_meet_the_target_nearly_as_gaussian_ones():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "p", "accountant"),
+    ("scheme", "p"),
     [
-        pytest.param(POISSON, 0.2, "pld", marks=pytest.mark.thorough),
-        (POISSON, 0.2, "rdp"),
-        (SamplingScheme("fixed", M, 10), 0.25, "pld"),
-        (SamplingScheme("groups", M, M // 4, groups=4), 0.25, None),
+        pytest.param(POISSON, 0.2, marks=pytest.mark.thorough),
+        (SamplingScheme("fixed", M, 10), 0.25),
+        (SamplingScheme("groups", M, M // 4, groups=4), 0.25),
     ],
 )
-def test_calibrated_schedules_meet_the_target(scheme, p, accountant):
+def test_calibrated_schedules_meet_the_target(scheme, p):
     budget = Schedule.parse("geometric:0.7")
-    plan: Any = {"rounds": T, "sampling_rate": p, "scheme": scheme, "accountant": accountant}
+    plan: Any = {"rounds": T, "sampling_rate": p, "scheme": scheme}
     z = calibration.noise_multiplier(1.0, DELTA, noise_schedule=budget, **plan)
     assert z == float(np.float32(z))
     drawn = budget.noise(z, T)
     charged = PrivacySpend(scheme, GAUSSIAN, entries(drawn, float(np.float32(p)), T))
-    found = spent([charged], DELTA, accountant=accountant)
+    found = spent([charged], DELTA)
     assert 1 - calibration.TOLERANCE <= found <= 1
     if scheme.kind == "groups":
         # One client may meet a quarter of the rounds, those with the least noise.

@@ -22,7 +22,6 @@ from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs,
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
-ACCOUNTANTS = ("pld", "rdp")
 INTERVAL = 1e-4
 """Grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
 _FINEST = -20
@@ -35,13 +34,6 @@ _LEAST_WEIGHT = 1e-25
 """Rarer cases of what others may know count as an infinite loss."""
 _MOST_POINTS = 6e6
 _MOST_POINTS_OF_ONE_ROUND = 1e6
-
-
-def require_match(accountant: str | None, scheme: SamplingScheme, event: PrivacyEvent) -> None:
-    """Raise ValueError for an unknown accountant, or noise without a known cost under a scheme."""
-    if accountant is not None:
-        checks.one_of(ACCOUNTANTS, accountant=accountant)
-    event.met((), scheme)
 
 
 def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> float:
@@ -171,8 +163,8 @@ def profiles(
 ) -> tuple[dict[str, Profile], Status]:
     """Compute the privacy profile of charges by each accountant, and the kind of its numbers.
 
-    Those are by default both of `ACCOUNTANTS`, or the closed Gaussian form alone. A `coarse` grid
-    suits rounds however few, for ε within 0.1 % in a tenth of the time.
+    Those are "pld" and "rdp", unless one is named, or the closed Gaussian form alone. A `coarse`
+    grid suits rounds however few, for ε within 0.1 % in a tenth of the time.
     """
     met = tuple(met_by_one_client(charges))
     if any(each.entry.noise_multiplier < _LEAST_NOISE for each in met):

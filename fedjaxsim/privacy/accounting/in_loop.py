@@ -13,8 +13,7 @@ from jax.typing import ArrayLike
 
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting.gaussian import coefficients
-from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_expm1
-from fedjaxsim.privacy.accounting.rdp_in_jit import poisson_rdp
+from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, gaussian, log_expm1
 from fedjaxsim.privacy.entries import Adjacency, Entry
 from fedjaxsim.privacy.events import Correlated, PrivacyLimit
 from fedjaxsim.privacy.ledger import Charges, Ledger
@@ -132,7 +131,8 @@ def _squared_sensitivity(rounds: jax.Array, event: Correlated, groups: int) -> j
 def _epsilon_of_plan(
     noise_multiplier: jax.Array, delta: jax.Array, sampling_rate: jax.Array, rounds: jax.Array
 ) -> jax.Array:
-    return _epsilon(rounds * poisson_rdp(noise_multiplier, sampling_rate), delta)
+    entry = Entry(cast(Any, noise_multiplier), cast(Any, sampling_rate), 1)
+    return _epsilon(rounds * gaussian(entry, 2.0, "zero_out", INTEGER_ORDERS, jnp), delta)
 
 
 @jax.custom_jvp
