@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.simulation import Simulation
 
@@ -29,7 +30,7 @@ PyTree = Any
 
 OVERSHOOT = 10.0
 """Norm of a canary's message over the clip norm: a missing clip cannot be missed."""
-_EXACT = jax.lax.Precision.HIGHEST
+EXACT = jax.lax.Precision.HIGHEST
 _POWER = 0.95
 """Probability with which noise below `NoiseTest.found_below` is found."""
 
@@ -95,7 +96,7 @@ def likelihood_ratio() -> Attack:
                 f"releases must have the {directions.shape[1]} numbers of a message for this "
                 f"attack, got {flat.size}; give an attack for this mechanism"
             )
-        return jnp.matmul(directions, flat, precision=_EXACT)
+        return jnp.matmul(directions, flat, precision=EXACT)
 
     def signal(evidence):
         unit = float(np.asarray(evidence.hparams.get("clip", math.inf)))
@@ -139,76 +140,78 @@ def canary_norm(hparams: Hyperparameters) -> jax.Array:
     return jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0)
 
 
-class _Shared(NamedTuple):
-    """The server state, with the adversary's notes on it."""
+class Directions(NamedTuple):
+    """Orthonormal directions of n canaries: each has random signs on coordinates of its own.
+
+    `owner`, (p,) int32, and `sign`, (p,) int8, are of each coordinate; `size` (n,) counts them.
+    """
+
+    owner: jax.Array
+    sign: jax.Array
+    size: jax.Array
+
+    @classmethod
+    def draw(cls, canaries: int, size: int) -> "Directions":
+        """Draw the directions of `canaries` clients among `size` ≥ `canaries` coordinates."""
+        # They may be public, and are the same in every run.
+        order, signs = threefry.split(jax.random.key(0, impl="threefry2x32"))
+        owner = jax.random.permutation(order, size).astype(jnp.int32) % canaries
+        sign = 1 - 2 * (threefry.bits(signs, (size,)) & 1).astype(jnp.int8)
+        return cls(owner, sign, jnp.bincount(owner, length=canaries).astype(jnp.int32))
+
+    def along(self, observed: np.ndarray) -> np.ndarray:
+        """Return the inner product of each direction with `observed`, (p,), as (n,) float64."""
+        owner, sign, size = map(np.asarray, self)
+        return np.bincount(owner, observed * sign, len(size)) / np.sqrt(size)
+
+    def dense(self) -> np.ndarray:
+        """Return the directions, (n, p) float64."""
+        owner, sign, size = map(np.asarray, self)
+        return np.where(np.arange(len(size))[:, None] == owner, sign, 0) / np.sqrt(size)[:, None]
+
+
+class Watched(NamedTuple):
+    """A server state, and an adversary's notes beside it."""
 
     inner: PyTree
-    directions: jax.Array
-    observed: PyTree
+    notes: Any
 
 
-class _Personal(NamedTuple):
-    """A client's state, its canary's coin () bool, and its rounds (T,) bool."""
-
-    inner: PyTree
-    sends: jax.Array
-    took_part: jax.Array
-
-
-def with_canaries(
+def watched(
     algorithm: Algorithm,
-    ids: np.ndarray,
-    directions: np.ndarray,
-    tape: PyTree,
-    rounds: int,
-    attack: Attack,
+    begin: Callable[[jax.Array], Any],
+    send: Callable[[Any, jax.Array, Hyperparameters, Context], jax.Array],
+    note: Callable[[Any, PyTree, jax.Array], Any],
 ) -> Algorithm:
-    """Return the algorithm with the clients `ids` (n,) as canaries, and an adversary taking notes.
+    """Return the algorithm with canaries, and an adversary that takes notes of each release.
 
-    A canary trains like every client, but sends 10·C·d or zero, according to its coin; the
-    directions d, (n, p), are orthonormal. The other clients' messages lose their components along
-    them: DP must hold whatever others send. `tape` has the shapes of the notes that
-    `attack.observe` takes of one release.
+    `begin(key)` makes the notes, `note(notes, release, round)` adds to them, and `send(notes,
+    message, hparams, context)` returns what a client sends in place of its message (p,).
     """
 
     @functools.wraps(algorithm.init)
     def init(key, *others):
         shared, personal = algorithm.init(key, *others)
-        notes = jax.tree.map(lambda leaf: jnp.zeros((rounds, *leaf.shape), leaf.dtype), tape)
-        return (
-            _Shared(shared, jnp.asarray(directions, dtype=float), notes),
-            _Personal(personal, jnp.array(False), jnp.zeros(rounds, bool)),
-        )
+        return Watched(shared, begin(key)), personal
 
     def client(shared, personal, data, hparams, context):
-        inner, message, metrics = algorithm.client(
-            shared.inner, personal.inner, data, hparams, context
+        personal, message, metrics = algorithm.client(
+            shared.inner, personal, data, hparams, context
         )
         flat, unravel = ravel_pytree(dense(unsealed(message)))
-        basis = shared.directions.astype(flat.dtype)
-        is_mine = jnp.asarray(ids) == context.client_id
-        norm = canary_norm(hparams).astype(flat.dtype)
-        crafted = jnp.where(personal.sends, norm, 0) * basis[jnp.argmax(is_mine)]
-        along = jnp.matmul(basis, flat, precision=_EXACT)
-        others = flat - jnp.matmul(along, basis, precision=_EXACT)
-        sent = unravel(jnp.where(jnp.any(is_mine), crafted, others))
-        took_part = personal.took_part.at[context.round].set(True)
-        return _Personal(inner, personal.sends, took_part), sent, metrics
+        sent = send(shared.notes, flat, hparams, context)
+        return personal, unravel(sent.astype(flat.dtype)), metrics
 
     def server(shared, release, hparams, round_):
-        notes = attack.observe(release, shared.directions)
-        observed = jax.tree.map(
-            lambda tape, note: tape.at[round_].set(note), shared.observed, notes
-        )
         inner = algorithm.server(shared.inner, release, hparams, round_)
-        return _Shared(inner, shared.directions, observed)
+        return Watched(inner, note(shared.notes, release, round_))
 
-    def predict(shared, personal, hparams, client_id):
-        return algorithm.predict(shared.inner, personal.inner, hparams, client_id)
+    def predict(shared, *others):
+        return algorithm.predict(shared.inner, *others)
 
-    def predict_with_data(shared, personal, *others):
+    def predict_with_data(shared, *others):
         assert algorithm.predict_with_data is not None
-        return algorithm.predict_with_data(shared.inner, personal.inner, *others)
+        return algorithm.predict_with_data(shared.inner, *others)
 
     return algorithm._replace(
         init=init,

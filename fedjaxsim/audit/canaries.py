@@ -11,7 +11,7 @@ itself, and whether the canaries' data reach the messages of other clients.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,17 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.audit.attacks import (
+    EXACT,
     Attack,
+    Directions,
     Evidence,
     NoiseTest,
+    canary_norm,
     likelihood_ratio,
     noise_of,
     noise_tests,
     shapes_of,
-    with_canaries,
+    watched,
 )
 from fedjaxsim.data.population import with_other_rows
 from fedjaxsim.extras import importing
@@ -46,6 +49,14 @@ with n canaries sees little of events with probability below 1/n.
 """
 FEWEST = 40
 """Least number of canaries in all runs; fewer prove nothing, and might all have the same coin."""
+
+
+class _Notes(NamedTuple):
+    """The canaries' directions (n, p), results of `observe` (T, …), and the coins (n,) bool."""
+
+    directions: jax.Array
+    observed: PyTree
+    sent: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,28 +207,67 @@ def audit(
     check_delta(delta)
     checks.count(runs=runs, rounds=rounds)
     attack = likelihood_ratio() if attack is None else attack
-    audited, ids, directions = _audited(simulation, hparams, rounds, canaries, seed, attack)
+    _, size, release = shapes_of(simulation, hparams)
+    if size == 0:
+        raise ValueError("the algorithm sends nothing, so there is nothing to audit")
+    ids = _chosen(canaries, simulation.num_clients, size, np.random.default_rng((seed, 0)))
+    directions = Directions.draw(len(ids), size).dense()
+    along = jnp.asarray(directions, dtype=float)
+    tape = jax.eval_shape(attack.observe, release, along)
+
+    def begin(key):
+        del key
+        empty = jax.tree.map(lambda leaf: jnp.zeros((rounds, *leaf.shape), leaf.dtype), tape)
+        return _Notes(along, empty, jnp.zeros(len(ids), bool))
+
+    def send(notes, message, hparams, context):
+        """Send 10·C·d or zero from a canary; others' messages lose their part along all d."""
+        basis = notes.directions.astype(message.dtype)
+        mine = jnp.asarray(ids) == context.client_id
+        norm = jnp.where(jnp.any(mine & notes.sent), canary_norm(hparams), 0)
+        parts = jnp.matmul(basis, message, precision=EXACT)
+        others = message - jnp.matmul(parts, basis, precision=EXACT)  # DP holds for any messages
+        return jnp.where(jnp.any(mine), norm * basis[jnp.argmax(mine)], others)
+
+    def note(notes, release, round_):
+        seen = attack.observe(release, notes.directions)
+        observed = jax.tree.map(lambda tape, one: tape.at[round_].set(one), notes.observed, seen)
+        return notes._replace(observed=observed)
+
+    algorithm = watched(simulation.algorithm, begin, send, note)
+    audited = dataclasses.replace(simulation, algorithm=algorithm)
     if len(ids) * runs < FEWEST:
         raise ValueError(
             f"canaries times runs must be at least {FEWEST}, got {len(ids)} times {runs}"
         )
 
-    rate = float(audited.sampler.rate(hparams.as_arrays()))
+    arrays = hparams.as_arrays()
+    rate = float(audited.sampler.rate(arrays))
     m, root = audited.num_clients, jax.random.key(seed, impl="threefry2x32")
 
     def one_run(simulation, run):
         """Return the last state of a run, and the coins of its canaries."""
         coins = np.random.default_rng((seed, 1, run)).random(len(ids)) < 0.5
         state = simulation.init(jax.random.fold_in(root, run), hparams)
-        personal = state.personal._replace(sends=jnp.asarray(np.isin(np.arange(m), ids[coins])))
-        state = dataclasses.replace(state, personal=personal)
+        notes = state.shared.notes._replace(sent=jnp.asarray(coins))
+        state = dataclasses.replace(state, shared=state.shared._replace(notes=notes))
         return simulation.run(state, hparams, rounds)[0], coins
+
+    @jax.jit
+    def cohorts(state):
+        """Return who took part, (T, m) bool: rounds are drawn from the key of a run alone."""
+
+        def one(round_):
+            drawn = audited.program.draw(dataclasses.replace(state, round=round_), arrays).cohort
+            return jnp.zeros(m, bool).at[drawn.ids].set(drawn.mask, mode="drop")
+
+        return jax.lax.map(one, jnp.arange(rounds, dtype=jnp.int32))
 
     evidences, sends, first = [], [], None
     for run in range(runs):
         state, coins = one_run(audited, run)
-        observed = jax.tree.map(lambda a: np.asarray(a, np.float64), state.shared.observed)
-        took_part = np.asarray(state.personal.took_part)
+        observed = jax.tree.map(lambda a: np.asarray(a, np.float64), state.shared.notes.observed)
+        took_part = np.asarray(cohorts(state)).T
         evidences.append(Evidence(observed, took_part, ids, directions, hparams, rate, m))
         sends.append(coins)
         first = jax.tree.map(np.asarray, state.shared) if run == 0 else first
@@ -231,8 +281,10 @@ def audit(
     cross_talk = any(one.tobytes() != np.asarray(two).tobytes() for one, two in pairs)
 
     noise, share = (), confidence
-    z = noise_of(hparams, rounds)
-    if attack.signal is not None and _has_fixed_noise(audited, hparams) and np.all(z > 0):
+    z, event = noise_of(hparams, rounds), audited.mechanism.event
+    adapts = jax.tree.leaves(jax.eval_shape(audited.mechanism.init, arrays))
+    # The noise has a known deviation, z C with C constant.
+    if attack.signal and event.kind == "gaussian" and not adapts and np.all(z > 0):
         share = (1 + confidence) / 2
         signal = np.stack([attack.signal(each) for each in evidences])
         present = np.stack([
@@ -255,13 +307,6 @@ def audit(
     )
 
 
-def _has_fixed_noise(simulation: Simulation, hparams: Hyperparameters) -> bool:
-    """Return whether releases have Gaussian noise of deviation z C, C a constant."""
-    mechanism = simulation.mechanism
-    state = jax.eval_shape(mechanism.init, hparams.as_arrays())
-    return mechanism.event.kind == "gaussian" and not jax.tree.leaves(state)
-
-
 def lower_bounds(
     sent: np.ndarray, kept: np.ndarray, deltas: Sequence[float], confidence: float, seed: int
 ) -> list[float]:
@@ -282,38 +327,6 @@ def lower_bounds(
     ]
     # ε(δ) does not increase, so a bound at one δ holds at every smaller one.
     return np.maximum.accumulate(bounds[::-1])[::-1].tolist()
-
-
-def _audited(
-    simulation: Simulation,
-    hparams: Hyperparameters,
-    rounds: int,
-    canaries: int | Sequence[int] | None,
-    seed: int,
-    attack: Attack,
-) -> tuple[Simulation, np.ndarray, np.ndarray]:
-    """Return the simulation with canaries, their ids (n,) and directions (n, p)."""
-    _, size, release = shapes_of(simulation, hparams)
-    if size == 0:
-        raise ValueError("the algorithm sends nothing, so there is nothing to audit")
-    rng = np.random.default_rng((seed, 0))
-    ids = _chosen(canaries, simulation.num_clients, size, rng)
-    directions = _orthonormal(len(ids), size, rng)
-
-    tape = jax.eval_shape(attack.observe, release, jnp.asarray(directions, dtype=float))
-    wrapped = with_canaries(simulation.algorithm, ids, directions, tape, rounds, attack)
-    return dataclasses.replace(simulation, algorithm=wrapped), ids, directions
-
-
-def _orthonormal(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw orthonormal directions (n, p) that spread over all coordinates.
-
-    Rows of the cosine transform with random signs: exact, and no factorisation of a large matrix.
-    """
-    row = rng.choice(size, n, replace=False)[:, None]
-    angle = (2 * np.arange(size) + 1) * row % (4 * size)
-    basis = np.cos(np.pi * angle / (2 * size)) * np.sqrt(np.where(row == 0, 1, 2) / size)
-    return basis * rng.choice([-1.0, 1.0], size)
 
 
 def _chosen(

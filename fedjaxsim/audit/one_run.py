@@ -7,7 +7,6 @@ real clients' update is undisturbed but for the canaries' messages, which act as
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,12 +16,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjaxsim import keys
-from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.audit.attacks import canary_norm, shapes_of
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.audit.attacks import Directions, canary_norm, shapes_of, watched
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
-from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.privacy.events import Gaussian
@@ -40,39 +38,9 @@ _LARGEST = 60.0
 """Largest lower bound on ε that is looked for."""
 
 
-class Directions(NamedTuple):
-    """Orthonormal directions of n canaries: each has random signs on coordinates of its own.
+class _Notes(NamedTuple):
+    """The sum of all releases with alternating signs, (p,), and the canaries' coins, (n,) bool."""
 
-    `owner`, (p,) int32, and `sign`, (p,) int8, are of each coordinate; `size` (n,) counts them.
-    """
-
-    owner: jax.Array
-    sign: jax.Array
-    size: jax.Array
-
-    @classmethod
-    def draw(cls, canaries: int, size: int) -> "Directions":
-        """Draw the directions of `canaries` clients among `size` ≥ `canaries` coordinates."""
-        # They may be public, and are the same in every run.
-        order, signs = threefry.split(jax.random.key(0, impl="threefry2x32"))
-        owner = jax.random.permutation(order, size).astype(jnp.int32) % canaries
-        sign = 1 - 2 * (threefry.bits(signs, (size,)) & 1).astype(jnp.int8)
-        return cls(owner, sign, jnp.bincount(owner, length=canaries).astype(jnp.int32))
-
-    def along(self, observed: np.ndarray) -> np.ndarray:
-        """Return the inner product of each direction with `observed`, (p,), as (n,) float64."""
-        owner, sign, size = map(np.asarray, self)
-        return np.bincount(owner, observed * sign, len(size)) / np.sqrt(size)
-
-
-class _Shared(NamedTuple):
-    """The algorithm's server state, with the notes of the audit.
-
-    `observed`, (p,), is the sum of all releases with alternating signs; `sent`, (n,) bool, are the
-    canaries' coins, which canaries alone read.
-    """
-
-    inner: PyTree
     directions: Directions
     observed: jax.Array
     sent: jax.Array
@@ -182,49 +150,34 @@ def _with_canaries(
     def alternating(round_):
         return 1.0 - 2.0 * (round_ // period % 2)
 
-    @functools.wraps(algorithm.init)
-    def init(key, *others):
-        shared, personal = algorithm.init(key, *others)
-        coins = threefry.bits(threefry.fold_in(key, keys.COINS), (canaries,))
-        directions = Directions.draw(canaries, size)
-        return _Shared(shared, directions, jnp.zeros(size), (coins & 1).astype(bool)), personal
-
     def client(shared, personal, data, hparams, context):
-        personal, message, metrics = algorithm.client(
-            shared.inner, personal, data, hparams, context._replace(num_clients=num_clients)
-        )
-        flat, unravel = ravel_pytree(dense(unsealed(message)))
-        number, directions = context.client_id - num_clients, shared.directions
-        norm = canary_norm(hparams) * shared.sent[number] * alternating(context.round)
-        own = jnp.where(directions.owner == number, directions.sign, 0)
-        crafted = norm / jnp.sqrt(directions.size[number]) * own
-        sent = unravel(jnp.where(number < 0, flat, crafted.astype(flat.dtype)))
-        # Means over the cohort are means over real clients.
-        metrics = jax.tree.map(lambda value: jnp.where(number < 0, share * value, 0), metrics)
-        return personal, sent, metrics
+        context = context._replace(num_clients=num_clients)
+        personal, message, metrics = algorithm.client(shared, personal, data, hparams, context)
+        real = context.client_id < num_clients  # means over the cohort are means over real clients
+        return personal, message, jax.tree.map(lambda x: jnp.where(real, share * x, 0), metrics)
 
     def server(shared, release, hparams, round_):
-        flat, _ = ravel_pytree(release)
-        observed = shared.observed + alternating(round_) * flat.astype(shared.observed.dtype)
         release = jax.tree.map(lambda leaf: share * leaf, release)
-        inner = algorithm.server(shared.inner, release, hparams, round_)
-        return shared._replace(inner=inner, observed=observed)
+        return algorithm.server(shared, release, hparams, round_)
 
-    def predict(shared, personal, hparams, client_id):
-        return algorithm.predict(shared.inner, personal, hparams, client_id)
+    def begin(key):
+        coins = threefry.bits(threefry.fold_in(key, keys.COINS), (canaries,))
+        directions = Directions.draw(canaries, size)
+        return _Notes(directions, jnp.zeros(size), (coins & 1).astype(bool))
 
-    def predict_with_data(shared, *others):
-        assert algorithm.predict_with_data is not None
-        return algorithm.predict_with_data(shared.inner, *others)
+    def send(notes, message, hparams, context):
+        number, directions = context.client_id - num_clients, notes.directions
+        norm = canary_norm(hparams) * notes.sent[number] * alternating(context.round)
+        own = jnp.where(directions.owner == number, directions.sign, 0)
+        crafted = norm / jnp.sqrt(directions.size[number]) * own
+        return jnp.where(number < 0, message, crafted.astype(message.dtype))
 
-    return algorithm._replace(
-        init=init,
-        client=client,
-        server=server,
-        predict=predict,
-        predict_with_data=algorithm.predict_with_data and predict_with_data,
-        warm_start=WarmStart(),
-    )
+    def note(notes, release, round_):
+        flat, _ = ravel_pytree(release)
+        more = alternating(round_) * flat.astype(notes.observed.dtype)
+        return notes._replace(observed=notes.observed + more)
+
+    return watched(algorithm._replace(client=client, server=server), begin, send, note)
 
 
 def result(state: SimulationState, report: Report) -> OneRunResult:
@@ -238,8 +191,9 @@ def result(state: SimulationState, report: Report) -> OneRunResult:
       state: of one run of the simulation with canaries.
       report: the guarantee of the run, at its δ.
     """
-    scores = state.shared.directions.along(np.asarray(state.shared.observed, np.float64))
-    reported, sent = report.find("zero_out").epsilon, np.asarray(state.shared.sent)
+    notes = state.shared.notes
+    scores = notes.directions.along(np.asarray(notes.observed, np.float64))
+    reported, sent = report.find("zero_out").epsilon, np.asarray(notes.sent)
     adapts = jax.tree.leaves(state.mechanism)
     independent = not adapts and all(isinstance(c.event, Gaussian) for c in report.charges)
     allowed = None

@@ -12,7 +12,8 @@ from problems import classification, read_by
 from scipy.special import ndtr
 
 import fedjaxsim as fjs
-from fedjaxsim.audit.one_run import Directions, lower_bound, of_scores, with_canaries
+from fedjaxsim.audit.attacks import Directions
+from fedjaxsim.audit.one_run import lower_bound, of_scores, with_canaries
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,8 @@ def test_the_advantage_is_that_of_the_best_test_for_each_canary():
 
 def test_directions_are_orthonormal_and_cover_all_coordinates():
     directions = Directions.draw(3, 11)
-    basis = np.stack([directions.along(row) for row in np.eye(11)], axis=1)
+    basis = directions.dense()
+    np.testing.assert_allclose(directions.along(np.arange(11.0)), basis @ np.arange(11.0))
     np.testing.assert_allclose(basis @ basis.T, np.eye(3), atol=1e-12)
     assert np.all(np.abs(basis).sum(axis=0) > 0)
 
@@ -89,15 +91,14 @@ def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
     hparams = read_by(sim, learning_rate=0.1)
     audited = with_canaries(sim, hparams, 6)
     plain, seen = sim.init(0, hparams), audited.init(0, hparams)
-    start = np.concatenate([np.ravel(x) for x in jax.tree.leaves(plain.shared.params)])
     plain, metrics = sim.round(plain, hparams)
     seen, other = audited.round(seen, hparams)
     flat = [
         np.concatenate([np.ravel(x) for x in jax.tree.leaves(shared.params)])
         for shared in (plain.shared, seen.shared.inner)
     ]
-    basis = np.stack([seen.shared.directions.along(row) for row in np.eye(len(start))], axis=1)
-    sum_of_canaries = np.asarray(seen.shared.sent, float) @ basis
+    notes = seen.shared.notes
+    sum_of_canaries = np.asarray(notes.sent, float) @ notes.directions.dense()
     np.testing.assert_allclose(flat[1] - flat[0], sum_of_canaries / 5, atol=1e-5)
     assert float(metrics["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
     assert np.isfinite(audited.evaluate(seen, hparams).mean("accuracy"))
