@@ -119,7 +119,7 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     done = 0 if last is None else last.round
     released = max(done, directory.released())
     if released > done and resolved.get("code_fingerprint", code) != code:
-        other = f"released round {released} with other code of yours, or another trace"
+        other = f"released round {released} with other code of yours"
         raise ValueError(f"{path} {other}, {_SAME_NOISE}: restore it, or {_ANEW}")
     if rounds is not None and rounds < max(released, 1):
         raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")

@@ -38,6 +38,5 @@ from .samplers import fixed_size as fixed_size
 from .samplers import full_participation as full_participation
 from .samplers import intermittent as intermittent
 from .samplers import poisson as poisson
-from .samplers import recorded as recorded
 
 __all__: list[str]

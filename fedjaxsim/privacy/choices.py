@@ -26,7 +26,4 @@ SAMPLERS = {
     "fixed": f"{_SAMPLERS}:fixed_size",
     "groups": f"{_SAMPLERS}:fixed_groups",
 }
-AVAILABILITIES = {
-    "intermittent": f"{_SAMPLERS}:intermittent",
-    "recorded": f"{_SAMPLERS}:recorded_in",
-}
+AVAILABILITIES = {"intermittent": f"{_SAMPLERS}:intermittent"}

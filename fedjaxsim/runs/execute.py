@@ -270,12 +270,11 @@ def about(experiment: Experiment) -> Mapping[str, str]:
 
 
 def code_of(experiment: Experiment) -> str:
-    """Return a fingerprint of a run's trace and its users' modules, without what they import."""
-    config, sim = experiment.config, experiment.simulation
-    trace = config.get("trace") if config.availability == "recorded" else None
+    """Return a fingerprint of the users' modules of a run, without what they import."""
+    sim = experiment.simulation
     names = own_modules((sim.algorithm, sim.mechanism, sim.sampler))
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    read = [Path(file).read_bytes() for file in (*files, trace) if file]
+    read = [Path(file).read_bytes() for file in files if file]
     return settings_digest([content.hex() for content in read])
 
 

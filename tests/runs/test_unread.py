@@ -194,20 +194,17 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
         *(
             pytest.param(*each, marks=pytest.mark.thorough)
             for each in (
-                ("availability", "intermittent"), ("availability", "recorded"),
+                ("availability", "intermittent"),
                 ("compression", "quantize"), ("compression", "random-k"),
             )
         ),
     ],
 )  # fmt: skip
-def test_a_part_of_clients_as_they_are_reads_what_it_declares(role, name, tmp_path):
-    np.save(tmp_path / "full.npy", np.ones((1, 5)))
-    np.save(tmp_path / "half.npy", np.full((1, 5), 0.5))
+def test_a_part_of_clients_as_they_are_reads_what_it_declares(role, name):
     changed = {
         "dropout": 0.5, "least_work": 0.5, "period": 5, "window": 3, "bits": 3, "kept": 0.5,
-        "trace": str(tmp_path / "half.npy"),
     }  # fmt: skip
-    base = {role: name} | ({"trace": str(tmp_path / "full.npy")} if name == "recorded" else {})
+    base = {role: name}
     base |= {"window": 2} if name == "intermittent" else {}
     plain = computed("fedavg", **base)
     assert plain != computed("fedavg")

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import betaincinv
 
 from fedjaxsim import checks, keys
@@ -54,12 +53,10 @@ class Availability(NamedTuple):
         client and this round.
       answers: the part of the drawn clients that answers, on average over clients and rounds, in
         (0, 1]; public, since releases are divided by p·m·answers.
-      num_clients: m, if it fits one number of clients only; else None.
     """
 
     work: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
     answers: float
-    num_clients: int | None = None
 
 
 class Cohort(NamedTuple):
@@ -90,14 +87,8 @@ class Sampling(NamedTuple):
     availability: Availability | None = None
 
     def sampler(self, num_clients: int) -> "Sampler":
-        """Return the sampler of m clients; raise ValueError if m or its availability forbid it."""
-        fits = self.availability and self.availability.num_clients
-        if fits not in (None, num_clients):
-            raise ValueError(
-                f"the availability is of {fits} clients, but the population has {num_clients}"
-            )
-        made = self.for_clients(num_clients)
-        return made if self.availability is None else made._replace(availability=self.availability)
+        """Return the sampler of m clients; raise ValueError if m does not suit it."""
+        return self.for_clients(num_clients)._replace(availability=self.availability)
 
 
 class Sampler(NamedTuple):
@@ -149,18 +140,17 @@ def full_participation() -> Sampling:
     Formal guarantees:
       * Nothing is random, so nothing is amplified: p = 1.
     """
-    return Sampling(_full)
 
+    def for_clients(num_clients: int) -> Sampler:
+        def draw(key, round_, hparams):
+            del key, round_, hparams
+            ids = jnp.arange(num_clients, dtype=jnp.int32)
+            return _cohort(ids, jnp.ones(num_clients, bool))
 
-def _full(num_clients: int) -> Sampler:
-    scheme = SamplingScheme("full", num_clients, num_clients)
+        scheme = SamplingScheme("full", num_clients, num_clients)
+        return Sampler(scheme, draw, lambda hparams: jnp.ones(()))
 
-    def draw(key, round_, hparams):
-        del key, round_, hparams
-        ids = jnp.arange(num_clients, dtype=jnp.int32)
-        return _cohort(ids, jnp.ones(num_clients, bool))
-
-    return Sampler(scheme, draw, lambda hparams: jnp.ones(()))
+    return Sampling(for_clients)
 
 
 def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-30) -> int:
@@ -323,31 +313,28 @@ def fixed_size(*, cohort: int) -> Sampling:
     Raises:
       ValueError: for a population, if q lies outside [1, m].
     """
-    return Sampling(lambda num_clients: _fixed_size(num_clients, cohort))
 
+    def for_clients(num_clients: int) -> Sampler:
+        checks.count(1, num_clients, cohort=cohort)
+        left_out = num_clients - cohort
 
-def _fixed_size(num_clients: int, cohort: int) -> Sampler:
-    checks.count(1, num_clients, cohort=cohort)
-    left_out = num_clients - cohort
+        def draw(key, round_, hparams):
+            del hparams
+            key = threefry.fold_in(key, round_)
+            if left_out == 0:
+                ids = jnp.arange(num_clients, dtype=jnp.int32)
+            elif cohort <= left_out:
+                ids = _distinct(key, cohort, num_clients)
+            else:
+                outside = _distinct(key, left_out, num_clients)
+                member = jnp.ones(num_clients, bool).at[outside].set(False, mode="drop")
+                ids = jnp.nonzero(member, size=cohort)[0].astype(jnp.int32)
+            return _cohort(ids, ids < num_clients)
 
-    def draw(key, round_, hparams):
-        del hparams
-        key = threefry.fold_in(key, round_)
-        if left_out == 0:
-            ids = jnp.arange(num_clients, dtype=jnp.int32)
-        elif cohort <= left_out:
-            ids = _distinct(key, cohort, num_clients)
-        else:
-            outside = _distinct(key, left_out, num_clients)
-            member = jnp.ones(num_clients, bool).at[outside].set(False, mode="drop")
-            ids = jnp.nonzero(member, size=cohort)[0].astype(jnp.int32)
-        return _cohort(ids, ids < num_clients)
+        scheme = SamplingScheme("fixed", num_clients, cohort)
+        return Sampler(scheme, draw, lambda hparams: jnp.asarray(cohort / num_clients))
 
-    return Sampler(
-        SamplingScheme("fixed", num_clients, cohort),
-        draw,
-        lambda hparams: jnp.asarray(cohort / num_clients),
-    )
+    return Sampling(for_clients)
 
 
 def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
@@ -390,26 +377,22 @@ def fixed_groups(*, groups: int) -> Sampling:
     Raises:
       ValueError: for a population, if `groups` lies outside [1, m].
     """
-    return Sampling(lambda num_clients: _fixed_groups(num_clients, groups))
 
+    def for_clients(num_clients: int) -> Sampler:
+        checks.count(1, num_clients, groups=groups)
+        size = math.ceil(num_clients / groups)
 
-def _fixed_groups(num_clients: int, groups: int) -> Sampler:
-    checks.count(1, num_clients, groups=groups)
-    size = math.ceil(num_clients / groups)
+        def draw(key, round_, hparams):
+            del hparams
+            position = jnp.arange(size) * groups + round_ % groups
+            mask = position < num_clients
+            ids = permuted(key, jnp.where(mask, position, 0), jnp.int32(num_clients))
+            return _cohort(jnp.where(mask, ids, num_clients).astype(jnp.int32), mask)
 
-    def draw(key, round_, hparams):
-        del hparams
-        position = jnp.arange(size) * groups + round_ % groups
-        mask = position < num_clients
-        ids = permuted(key, jnp.where(mask, position, 0), jnp.int32(num_clients))
-        ids = jnp.where(mask, ids, num_clients).astype(jnp.int32)
-        return _cohort(ids, mask)
+        scheme = SamplingScheme("groups", num_clients, size, groups=groups)
+        return Sampler(scheme, draw, lambda hparams: jnp.asarray(1 / groups))
 
-    return Sampler(
-        SamplingScheme("groups", num_clients, size, groups=groups),
-        draw,
-        lambda hparams: jnp.asarray(1 / groups),
-    )
+    return Sampling(for_clients)
 
 
 def available(sampling: Sampling, availability: Availability) -> Sampling:
@@ -419,7 +402,7 @@ def available(sampling: Sampling, availability: Availability) -> Sampling:
 
     Args:
       sampling: draws the clients.
-      availability: such as `intermittent()` or `recorded(trace)`.
+      availability: such as `intermittent()`.
 
     Raises:
       ValueError: if it is no availability.
@@ -469,46 +452,6 @@ def intermittent(
         return jnp.where(awake & (coin >= lost), share, 0.0)
 
     return Availability(work, (1 - dropout) * window / period)
-
-
-def recorded(work: ArrayLike) -> Availability:
-    """Let drawn clients answer as a trace says.
-
-    Args:
-      work: (P, m), the part of its local steps that client k does in the rounds t, t + P, …; 0 if
-        it does not answer. Taken as public, and independent of the clients' rows.
-
-    Raises:
-      ValueError: if it is no matrix of numbers in [0, 1], or all are 0.
-    """
-    shares = np.asarray(work, np.float32)
-    if shares.ndim != 2 or not np.all((shares >= 0) & (shares <= 1)):
-        raise ValueError(
-            "a trace must be a matrix, rounds by clients, of numbers in [0, 1], "
-            f"got shape {shares.shape}"
-        )
-    answers = float(np.mean(shares > 0))
-    if answers == 0:
-        raise ValueError("a trace must have a client that answers, got zeros alone")
-    period, num_clients = shares.shape
-
-    def of_round(key, round_, client_id):
-        del key
-        return jnp.asarray(shares)[round_ % period, client_id]
-
-    return Availability(of_round, answers, num_clients)
-
-
-def recorded_in(*, trace: str) -> Availability:
-    """Let drawn clients answer as a file says; see `recorded`.
-
-    Args:
-      trace: Path of a .npy file: rounds by clients, the part of its local steps that each does.
-    """
-    try:
-        return recorded(np.load(trace, allow_pickle=False))
-    except (OSError, EOFError) as error:
-        raise ValueError(f"trace must be a readable .npy file, got {trace}") from error
 
 
 def work_of(
