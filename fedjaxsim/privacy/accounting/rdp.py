@@ -86,9 +86,10 @@ def one_round(
         values[finite] = _by_quadrature(alphas[finite], z, p, True)
         return tuple(values.tolist())
     whole = alphas == np.floor(alphas)
-    integers = alphas[whole & np.isfinite(alphas)]
-    with np.errstate(over="ignore"):
-        values[whole & np.isfinite(alphas)] = poisson(np.float64(z), p, tuple(integers), np)
+    integers = whole & np.isfinite(alphas)
+    if np.any(integers):
+        with np.errstate(over="ignore"):
+            values[integers] = poisson(np.float64(z), p, tuple(alphas[integers]), np)
     if not np.all(whole):
         values[~whole] = _by_quadrature(alphas[~whole], z, p, False)
     return tuple(values.tolist())
