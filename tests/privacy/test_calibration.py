@@ -10,7 +10,14 @@ from scipy.optimize import bisect
 from fedjaxsim.privacy import calibration, guarantee
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
-from fedjaxsim.privacy.events import GAUSSIAN, Gaussian, NoRelease, PrivacySpend, Unprotected
+from fedjaxsim.privacy.events import (
+    GAUSSIAN,
+    Gaussian,
+    NoRelease,
+    PrivacyEvent,
+    PrivacySpend,
+    Unprotected,
+)
 
 POISSON = SamplingScheme("poisson", 205, 205)
 
@@ -25,7 +32,7 @@ def largest_mu(epsilon, delta):
     return math.exp(root)
 
 
-def spent(z, p, rounds, delta, scheme, event=GAUSSIAN, **settings):
+def spent(z, p, rounds, delta, scheme, event: PrivacyEvent = GAUSSIAN, **settings):
     """The ε of equal rounds."""
     charged = PrivacySpend(scheme, event, (Entry(z, p, rounds),))
     return guarantee.spent([charged], delta, **settings)
