@@ -160,9 +160,8 @@ def _quadrature(alphas: np.ndarray, z: float, p: float, replace: bool, step: flo
         series = alpha * (alpha - 1) / 2 * ratio**2 * (1 + (alpha + 1) * ratio / 3)
         terms = np.log(np.where(ratio > 0, above, below)) + np.where(ratio > 0, alpha * ratio, 0.0)
         terms = np.where(np.abs(alpha * ratio) < 1e-4, np.log(series), terms)
-    total: Any = logsumexp(terms + lower - x**2 / 2, axis=1) + math.log(
-        step / math.sqrt(2 * math.pi)
-    )
+    total: Any = logsumexp(terms + lower - x**2 / 2, axis=1)
+    total = total + math.log(step / math.sqrt(2 * math.pi))
     return np.logaddexp(0.0, total) / (alphas - 1)
 
 
