@@ -110,15 +110,6 @@ def test_a_weighted_mechanism_checks_the_number_of_clients():
         simulation(mechanism=gaussian(weights=np.ones(3), max_weight=1.0))
 
 
-def test_an_accountant_that_does_not_describe_the_sampler_is_refused():
-    with pytest.raises(ValueError, match="gaussian"):
-        simulation(accountant="gaussian")
-    sim = pmtl_of_four()
-    state = after(sim, sim.hyperparameters(**PRIVATE), 1)
-    rdp = simulation(accountant="rdp")
-    assert rdp.guarantee(state, 1e-3).find("zero_out").accountant == "rdp"
-
-
 def test_labels_outside_the_model_are_refused_before_anything_runs():
     fields = {"x": CLIENTS.fields["x"], "y": CLIENTS.fields["y"] + 1}
     with pytest.raises(ValueError, match="labels"):
