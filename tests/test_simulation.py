@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import after, classification, least_squares, read_by, simulation_of
+from problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches

@@ -15,7 +15,7 @@ from fedjaxsim.runs.directory import CLIENTS, CONFIG, GUARANTEE, METRICS, RunDir
 
 RUN = [
     "run", "--quiet", "--data", "random", "--clients", "100000", "--rows", "2", "--shape", "4",
-    "--labels", "2", "--test-fraction", "0.5", "--epsilon", "3", "--accountant", "rdp",
+    "--labels", "2", "--test-fraction", "0.5", "--epsilon", "3",
     "--sampling-rate", "0.001", "--local-steps", "1", "--rounds", "40", "--eval-every", "10",
 ]  # fmt: skip
 OFTEN = ["--checkpoint-every", "10"]
