@@ -107,7 +107,7 @@ def of_charges(
         return (_NOTHING_SENT, METRICS)
     sentences = [TRUSTED_SERVER, *dict.fromkeys(map(_of_sampling, charges))]
     for charged in charges:
-        overflow = composition.overflow_probability(charged.entries, charged.scheme)
+        overflow = composition.overflow_probability([charged])
         if overflow > 0:
             sentences.append(
                 f"Some cohort exceeds the {charged.scheme.capacity} places with probability at "

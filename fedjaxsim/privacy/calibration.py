@@ -150,9 +150,7 @@ def noise_multiplier(
 
     guess = p * math.sqrt(rounds) / epsilon + 0.5
     z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE)
-    if z is None:
-        raise ValueError(f"no noise_multiplier was found for epsilon {epsilon} at delta {delta}")
-    if not SMALLEST_NOISE < z <= LARGEST_NOISE:
+    if z is None or not SMALLEST_NOISE < z <= LARGEST_NOISE:
         raise ValueError(
             f"epsilon {epsilon} at delta {delta:.3g} asks for a noise multiplier outside "
             f"[{SMALLEST_NOISE}, {LARGEST_NOISE}]: change epsilon, delta or rounds"

@@ -285,7 +285,7 @@ def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
     if not costly or any(map(no_guarantee, costly)):
         return math.inf if costly else 0.0
     total = composition.rdp_of(list(map(_on_grid, costly)), "zero_out", rdp.ORDERS)
-    return with_failure(rdp.profile(total), composition.any_overflow(costly)).epsilon(delta)
+    return with_failure(rdp.profile(total), composition.overflow_probability(costly)).epsilon(delta)
 
 
 def _on_grid(charged: PrivacySpend) -> PrivacySpend:

@@ -151,6 +151,6 @@ def epsilon(runs: Runs, candidates: Sequence[Sequence[PrivacySpend]], delta: flo
         [composition.rdp_of(charges, "zero_out", orders) for charges in candidates], axis=0
     )
     # The expected number of runs with a cohort above its capacity bounds the probability of one.
-    overflow = runs.mean * max(map(composition.any_overflow, candidates))
+    overflow = runs.mean * max(map(composition.overflow_probability, candidates))
     profile = rdp.profile(runs.rdp(one, orders), orders)
     return with_failure(profile, min(1.0, overflow)).epsilon(delta)

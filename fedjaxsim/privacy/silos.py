@@ -64,8 +64,9 @@ class Minibatches(NamedTuple):
     def overflow(self) -> float:
         """Return a bound on the probability that some minibatch exceeded its capacity."""
         places = self.rows if self.capacity is None else min(self.capacity, self.rows)
-        [entry], scheme = self.spend().entries, SamplingScheme("poisson", self.rows, places)
-        return composition.overflow_probability([entry], scheme) if self.rate < 1 else 0.0
+        scheme = SamplingScheme("poisson", self.rows, places)
+        spent = self.spend()._replace(scheme=scheme)
+        return composition.overflow_probability([spent]) if self.rate < 1 else 0.0
 
 
 @functools.lru_cache(maxsize=4096)

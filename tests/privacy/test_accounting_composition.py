@@ -130,12 +130,14 @@ def test_events_are_written_and_read():
 
 
 def test_overflow_is_a_union_bound_over_rounds():
-    scheme = SamplingScheme("poisson", 100, 20)
-    entries = [Entry(1.0, 0.1, 30), Entry(1.0, 0.05, 7)]
+    scheme, groups = SamplingScheme("poisson", 100, 20), ((1.0, 0.1, 30), (1.0, 0.05, 7))
     expected = 30 * binom.sf(20, 100, 0.1) + 7 * binom.sf(20, 100, 0.05)
-    assert composition.overflow_probability(entries, scheme) == pytest.approx(expected)
-    assert composition.overflow_probability(entries, SamplingScheme("poisson", 100, 100)) == 0
-    assert composition.overflow_probability([Entry(1.0, 0.9, 10**9)], scheme) == 1
+    found = composition.overflow_probability([charged(scheme, GAUSSIAN, *groups)])
+    assert found == pytest.approx(expected)
+    roomy = SamplingScheme("poisson", 100, 100)
+    assert composition.overflow_probability([charged(roomy, GAUSSIAN, *groups)]) == 0
+    often = charged(scheme, GAUSSIAN, (1.0, 0.9, 10**9))
+    assert composition.overflow_probability([often]) == 1
 
 
 @pytest.mark.parametrize("tau", [1e-12, 1e-9, 1e-7])

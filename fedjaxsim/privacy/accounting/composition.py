@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
-from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs, smallest_of
+from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
@@ -36,20 +36,15 @@ _MOST_POINTS = 6e6
 _MOST_POINTS_OF_ONE_ROUND = 1e6
 
 
-def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> float:
-    """Compute τ, a bound on the probability that any Poisson cohort exceeded the capacity."""
-    if scheme.kind != "poisson":
-        return 0.0
+def overflow_probability(charges: Sequence[PrivacySpend]) -> float:
+    """Compute τ, a bound on the probability that any Poisson cohort exceeded its capacity."""
     often = (
         entry.rounds * excess(scheme.capacity, scheme.clients, entry.sampling_rate)
+        for scheme, _, entries, *_ in charges
         for entry in entries
+        if scheme.kind == "poisson"
     )
     return min(1.0, math.fsum(often))
-
-
-def any_overflow(charges: Sequence[PrivacySpend]) -> float:
-    """Compute a bound on the probability that any cohort of several kinds exceeded its capacity."""
-    return min(1.0, math.fsum(overflow_probability(c.entries, c.scheme) for c in charges))
 
 
 def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
@@ -136,7 +131,7 @@ def met_by_one_client(charges: Sequence[PrivacySpend], merged: bool = True) -> l
 def rdp_of(
     charges: Sequence[PrivacySpend], adjacency: Adjacency, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """Compute RDP of all rounds, (orders,), as if all cohorts had room; see `any_overflow`."""
+    """Compute RDP of all rounds, (orders,), as if no cohort had exceeded its capacity."""
     roomy = [
         each._replace(scheme=dataclasses.replace(each.scheme, capacity=each.scheme.clients))
         if each.scheme.kind == "poisson"
@@ -183,7 +178,11 @@ def profiles(
 
 def profile(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> Profile:
     """Compute the smallest sound privacy profile of charges."""
-    return smallest_of(list(profiles(charges, adjacency)[0].values()))
+    known = profiles(charges, adjacency)[0].values()
+    return Profile(
+        lambda epsilon: min(each.delta(epsilon) for each in known),
+        lambda delta: min(each.epsilon(delta) for each in known),
+    )
 
 
 def _closed(met: Sequence[_Rounds], adjacency: Adjacency) -> tuple[float, tuple[_Rounds, ...]]:

@@ -1,7 +1,7 @@
 """The privacy profile, the result of every accountant: two functions inverse to each other."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 
@@ -38,14 +38,6 @@ def smallest(
     while root < upper and function(root) > target:
         root, step = min(upper, root * (1 + step)), 2 * step
     return root
-
-
-def smallest_of(profiles: Sequence[Profile]) -> Profile:
-    """Return the profile that several profiles of one mechanism certify together."""
-    return Profile(
-        lambda epsilon: min(each.delta(epsilon) for each in profiles),
-        lambda delta: min(each.epsilon(delta) for each in profiles),
-    )
 
 
 def of_pairs(profile: Profile) -> Profile:
