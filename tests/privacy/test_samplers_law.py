@@ -77,10 +77,10 @@ LIARS = {
         "a client takes part",
     ),
     "sizes that vary": (FIXED._replace(draw=POISSON.draw), "sizes vary"),
-    "half of the clients": (FULL._replace(draw=POISSON.draw), "lacks a client"),
+    "half of the clients": (FULL._replace(draw=POISSON.draw), "every round of its own"),
     "groups that are drawn anew": (
         fixed_groups(groups=20).for_clients(M)._replace(draw=FIXED.draw),
-        "other rounds",
+        "every round of its own",
     ),
     "a client twice": (
         FIXED._replace(

@@ -66,26 +66,21 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
     scheme, rate = sampler.scheme, float(sampler.rate(hparams))
     m, kind = scheme.clients, scheme.kind
     checks.in_range("[0, 1]", **{"the sampler's rate": rate})
+    turns = 1 if kind == "full" else scheme.groups
     rounds = min(_MOST_ROUNDS, max(2, math.ceil(1 / max(rate, 1e-9))), m + 2)
-    rounds += rounds % 2
-    if scheme.groups is not None:
-        rounds = 2 * scheme.groups
+    rounds = 2 * turns if turns else rounds + rounds % 2
     keys = 2 * max(1, min(_MOST_KEYS, _DRAWN // (m * rounds)) // 2)
     drawn = _drawn(sampler, hparams, keys, rounds)
-    if kind == "full" and not drawn.all():
-        raise ValueError("the sampler's scheme is 'full', but a cohort lacks a client")
-    if scheme.groups is not None:
+    if turns:
         first, second = np.split(drawn, 2, axis=1)
         if np.any(first.sum(axis=1) != 1) or np.any(first != second):
             raise ValueError(
-                f"the sampler's scheme is of {scheme.groups} groups in turn, but a client takes "
-                "part in other rounds"
+                f"the sampler's scheme is {kind!r}, but a client does not take part in every round "
+                f"of its own, one in {turns}"
             )
         return
     if kind == "fixed" and np.any(drawn.sum(axis=2) != scheme.capacity):
         raise ValueError(f"the sampler's scheme is 'fixed', of {scheme.capacity}, but sizes vary")
-    if kind == "full":
-        return
     for event, successes, trials, probability in _counts(drawn, scheme, rate):
         values = successes.ravel()
         # Both tails; `binom.sf` of the next smaller number is that of this one or more.
