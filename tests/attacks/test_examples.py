@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import after
 from scipy.stats import norm
 
 import fedjaxsim as fjs
@@ -224,8 +225,7 @@ def one_example(target, devices, z):
         fjs.Minibatches(8, steps=1), fjs.no_release(), devices=devices,
     )  # fmt: skip
     hparams = sim.hyperparameters(learning_rate=8.0, example_clip=0.25, example_noise_multiplier=z)
-    state, _ = sim.run(sim.init(3, hparams), hparams, 1)
-    return np.asarray(state.personal["w"], np.float64)[:2]
+    return np.asarray(after(sim, hparams, 1, seed=3).personal["w"], np.float64)[:2]
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])

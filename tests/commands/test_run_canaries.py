@@ -13,7 +13,7 @@ RUN = (
 )
 
 
-def test_a_run_reports_its_audit_and_goes_on_with_it(tmp_path, capsys):
+def test_a_run_reports_its_audit(tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*RUN.split(), "--out", str(out)]) == 0
     assert "one-run audit: ε ≥ 0" in capsys.readouterr().out
@@ -22,6 +22,13 @@ def test_a_run_reports_its_audit_and_goes_on_with_it(tmp_path, capsys):
     assert summary["audit_refuted"] is False
     [guarantee] = json.loads((out / "guarantee.json").read_text())["zero_out"]["joint_dp"].values()
     assert any("50 canaries" in sentence for sentence in guarantee["assumptions"])
+
+
+@pytest.mark.thorough
+def test_a_resumed_run_goes_on_with_its_audit(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*RUN.split(), "--out", str(out)]) == 0
+    capsys.readouterr()
     assert main(["resume", str(out), "--rounds", "4", "--quiet"]) == 0
     printed = capsys.readouterr()
     assert "50 canaries" in printed.out

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from problems import after
 from sklearn.preprocessing import MinMaxScaler
 
 import fedjaxsim as fjs
@@ -114,7 +115,7 @@ def test_metrics_are_in_the_units_of_the_target_and_no_epsilon_covers_all_rows(p
     public = data.scale(population, {**RANGES, "year": (1960, 1990), "same": (0, 14)})
     sim = simulation(public)
     hparams = sim.hyperparameters(learning_rate=0.1, noise_multiplier=1.0, clip=1.0)
-    state, _ = sim.run(sim.init(0, hparams), hparams, 2)
+    state = after(sim, hparams, 2)
     found = sim.evaluate(state, hparams)
     stored = sim.predict(state, hparams)["prediction"]
     wage = public.columns["y"].original(stored) if np.abs(stored).max() < 5 else stored
@@ -129,7 +130,7 @@ def test_metrics_are_in_the_units_of_the_target_and_no_epsilon_covers_all_rows(p
 
     none = sim.with_population(data.scale_by_rows(public))
     for begun in (none.init(0, hparams), none.start_from(state, hparams)):
-        report = none.guarantee(none.run(begun, hparams, 1)[0])
+        report = none.guarantee(none.round(begun, hparams)[0])
         assert {each.epsilon for each in report.guarantees} == {None}
         assert "ranges of all rows, which no ε covers" in str(report.guarantees[0])
     assert np.isinf(none.epsilon(none.init(0, hparams)))

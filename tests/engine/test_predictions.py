@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares, read_by, simulation_of
+from problems import after, classification, least_squares, read_by, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.knnper import knnper
@@ -15,11 +15,10 @@ from fedjaxsim.privacy.samplers import full_participation
 VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 0.0}
 
 
-def trained(name, population, task):
+def trained(name, population, task, rounds=3):
     sim = simulation_of(name, task, population, full_participation(), fjs.Minibatches(3, epochs=1))
     hparams = read_by(sim, **VALUES)
-    state, _ = sim.run(sim.init(0, hparams), hparams, 3)
-    return sim, state, hparams
+    return sim, after(sim, hparams, rounds), hparams
 
 
 def owners(population):
@@ -116,7 +115,7 @@ def test_no_prediction_is_class_minus_one():
 
 def test_a_task_that_says_nothing_names_the_way():
     population, task = classification([5, 9])
-    sim, state, hparams = trained("pmtl", population, task._replace(predict=None))
+    sim, state, hparams = trained("pmtl", population, task._replace(predict=None), rounds=0)
     with pytest.raises(ValueError, match=r"task\._replace\(predict="):
         sim.predict(state, hparams)
 

@@ -11,7 +11,7 @@ import numpy as np
 import own_algorithms
 import pytest
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
-from problems import least_squares
+from problems import after, least_squares
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithm import Context
@@ -918,9 +918,7 @@ def test_calibrated_noise_is_the_run_s():
     task = fjs.private_examples(TASK, epsilon=3.0, rounds=2, delta=1e-3, microbatch_size=8)
     sim = simulation(fjs.ditto(task))
     assert "example_noise_multiplier" not in sim.records
-    hparams = values(sim, lam=0.1)
-    state, _ = sim.run(sim.init(0, hparams), hparams, 2)
-    found = sim.guarantee(state).examples
+    found = sim.guarantee(after(sim, values(sim, lam=0.1), 2)).examples
     assert found is not None
     assert set(found.delta) == {1e-3}
     assert 2.98 < found.zero_out.min() <= found.zero_out.max() <= 3.0
