@@ -42,6 +42,12 @@ def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -
     return found
 
 
+def entries(folder: Any) -> list[Any]:
+    """List a folder, also in a zip, by name, without hidden files and those of macOS."""
+    shown = [each for each in folder.iterdir() if not each.name.startswith((".", "__MACOSX"))]
+    return sorted(shown, key=lambda each: each.name)
+
+
 def read_tables(path: Path, otherwise: str = "is damaged") -> dict[str, Any]:
     """Read TOML; raise ValueError if it is damaged."""
     try:

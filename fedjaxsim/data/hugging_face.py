@@ -113,25 +113,18 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
         raise TypeError(
             f"from_hf needs a datasets.Dataset or DatasetDict, not streamed, got {type(dataset)}"
         )
-    used = [*([] if roles.x is None else [roles.x]), *roles.taken]
-    absent = [name for name in used if name not in dataset.column_names]
-    if absent:
-        raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
-    if roles.x is not None:
-        dataset = dataset.select_columns(used)
-    return _arrays(dataset, roles) | splits
-
-
-def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
-    """Return the arrays of the .npz format."""
-    import datasets
-
     with importing("tables"):
         import pyarrow
 
-    kinds = dataset.features
+    kinds, names = dataset.features, dataset.column_names
+    used = [name for name in (roles.x, *roles.taken) if name is not None]
+    if absent := [name for name in used if name not in names]:
+        raise ValueError(f"there is no column {absent[0]!r}, only {names}")
+    if roles.x is not None:  # no other column is read from disk
+        names = used
+        dataset = dataset.select_columns(names)
     others = (roles.client, *roles.targets, *roles.drop)
-    features = [name for name in dataset.column_names if name not in others]
+    features = [name for name in names if name not in others]
     images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None
     if images:
@@ -148,8 +141,8 @@ def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
     # Other classes than the target become text again, such as the names of clients.
     for place, name in enumerate(table.column_names):
         if isinstance(kinds[name], datasets.ClassLabel) and name not in roles.targets:
-            names = np.array([*kinds[name].names, None], object)  # -1 is no class
-            column = pyarrow.array(names[table[name].to_numpy()])
+            classes = np.array([*kinds[name].names, None], object)  # -1 is no class
+            column = pyarrow.array(classes[table[name].to_numpy()])
             table = table.set_column(place, name, column)
     arrays = arrays_of(table, roles, pixels)
     for place, name in enumerate(roles.targets):
@@ -160,7 +153,7 @@ def _arrays(dataset: "Dataset", roles: Roles) -> dict[str, np.ndarray]:
             raise ValueError(f"the target {name!r} has {missing} rows without a class (-1)")
         if len(roles.targets) == 1:
             arrays["categories.y"] = np.array(kinds[name].names)
-    return arrays
+    return arrays | splits
 
 
 def _pixels(images: Iterable[Any], column: str) -> Iterator[tuple[str, np.ndarray]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjaxsim.data.arrays import split_called
-from fedjaxsim.data.files import existing, in_file, reading
+from fedjaxsim.data.files import entries, existing, in_file, reading
 from fedjaxsim.data.npz import owners
 from fedjaxsim.extras import importing
 
@@ -90,8 +90,7 @@ def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
     found, others = [], []
     for split, root in roots:
         for client in _folders(root) if has_clients else [root]:
-            files = [file for one in _folders(client) for file in sorted(one.iterdir())]
-            files = [file for file in files if _is_shown(file)]
+            files = [file for one in _folders(client) for file in entries(one)]
             images = [file for file in files if file.suffix.lower() in _ENDINGS]
             if not images:
                 other = f"; {root}/class/image.png needs a partition" if has_clients else ""
@@ -110,11 +109,7 @@ def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if one.is_dir() and _is_shown(one))
-
-
-def _is_shown(path: Path) -> bool:
-    return not path.name.startswith((".", "__MACOSX"))
+    return [one for one in entries(folder) if one.is_dir()]
 
 
 def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:

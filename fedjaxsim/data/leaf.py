@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, split_called, to_float32
-from fedjaxsim.data.files import in_file, reading
+from fedjaxsim.data.files import entries, in_file, reading
 from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.text import encode
@@ -63,25 +63,19 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
 
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
     """Return the JSON files of each split in a folder or zip."""
-    entries = _entries(folder)
-    while len(entries) == 1 and entries[0].is_dir():
-        folder, entries = entries[0], _entries(entries[0])
-    splits = {split_called(each.name): each for each in entries if each.is_dir()}
+    shown = entries(folder)
+    while len(shown) == 1 and shown[0].is_dir():
+        folder, shown = shown[0], entries(shown[0])
+    splits = {split_called(each.name): each for each in shown if each.is_dir()}
     parts = {"train": folder}
     if 0 in splits and len(splits) > 1 + (None in splits):
         parts = {SPLITS[k]: each for k, each in splits.items() if k is not None}
     found = {}
     for name, part in parts.items():
-        found[name] = [each for each in _entries(part) if each.name.endswith(".json")]
+        found[name] = [each for each in entries(part) if each.name.endswith(".json")]
         if not found[name]:
             raise ValueError(f"{part} holds no *.json files to read")
     return found
-
-
-def _entries(folder: Traversable) -> list[Traversable]:
-    """List a folder by name, without hidden files and those of macOS."""
-    shown = [e for e in folder.iterdir() if not e.name.startswith((".", "__MACOSX"))]
-    return sorted(shown, key=lambda each: each.name)
 
 
 def _read_all(files: Iterable[Traversable]) -> Users:

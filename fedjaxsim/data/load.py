@@ -106,7 +106,8 @@ def load(
         if test is None:
             test = 0.0 if has_tests else _DEFAULT_TEST
         elif has_tests:  # all rows are training rows again
-            counts = clients.counts.sum(axis=1)[:, None] * np.array([1, 0, 0])
+            counts = np.zeros_like(clients.counts)
+            counts[:, 0] = clients.counts.sum(axis=1)
             clients = dataclasses.replace(clients, counts=counts)
         return split(clients, validation=validation, test=test, seed=seed)
 

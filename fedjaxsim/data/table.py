@@ -131,12 +131,13 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
         from pyarrow import csv as arrow_csv
         from pyarrow import parquet
 
-    existing(path, "table")
-    with reading("table"), pyarrow.input_stream(os.fspath(path)) as stream:
-        content = stream.read()
-    if content.startswith(b"PAR1"):
+    with open(existing(path, "table"), "rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    if is_parquet:
         with reading("Parquet file"):
             return parquet.ParquetFile(os.fspath(path)).read()
+    with reading("CSV file"), pyarrow.input_stream(os.fspath(path)) as stream:
+        content = stream.read()
     if not content.strip():
         raise ValueError("the file is empty")
     _check_text(content)
@@ -365,8 +366,10 @@ def encodable(values: int, rows: int) -> bool:
 def _why_no_feature(column: "ChunkedArray", features: list[str]) -> str:
     kind = kind_of(column)
     if kind == "text":
+        import pandas
+
         values = column.to_pylist()
-        row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
+        row = int(np.argmax(pandas.isna(pandas.to_numeric(values, errors="coerce"))))
         return (
             f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
             "leave it out (drop), or read its characters alone (x)"
@@ -374,14 +377,6 @@ def _why_no_feature(column: "ChunkedArray", features: list[str]) -> str:
     if kind == "list":
         return f"holds lists, which must be the only feature, of {_listed(features)}: drop others"
     return f"holds {column.type}, no numbers: make numbers of it, or leave it out (drop)"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _targets(table: "Table", names: list[str]) -> dict[str, np.ndarray]:

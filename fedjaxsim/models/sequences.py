@@ -4,6 +4,7 @@ Both are causal: the output at a position depends only on the tokens up to it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -149,9 +150,8 @@ def gru(
       last: whether outputs are (b, c), at the last token of each row; else (b, L, c).
       padding: the token that pads shorter rows, if there is one; only read with `last`.
     """
-    length = _length("gru", input_shape)
-    module = _OfTokens(length, sizes(hidden=hidden), num_outputs, num_tokens, None, last, padding)
-    return from_flax(module, input_shape, "output", dtype=jnp.int32)
+    hidden = sizes(hidden=hidden)
+    return _of_tokens("gru", input_shape, hidden, num_outputs, num_tokens, None, last, padding)
 
 
 def transformer(
@@ -181,16 +181,16 @@ def transformer(
             f"a transformer's blocks must have one width, a multiple of its {heads} heads, got "
             f"hidden {', '.join(map(str, hidden))}"
         )
-    length = _length("transformer", input_shape)
-    module = _OfTokens(length, hidden, num_outputs, num_tokens, heads, last, padding)
-    return from_flax(module, input_shape, "output", dtype=jnp.int32)
+    more = (hidden, num_outputs, num_tokens, heads, last, padding)
+    return _of_tokens("transformer", input_shape, *more)
 
 
-def _length(name: str, input_shape: Sequence[int]) -> int:
+def _of_tokens(name: str, input_shape: Sequence[int], *more: Any) -> Model:
+    """Make the model of `_OfTokens(length, *more)`."""
     input_shape = sizes(input_shape=input_shape)
     if len(input_shape) != 1:
         raise ValueError(
             f"{name} needs rows of tokens, x of shape (n, L), got examples of shape "
             f"{tuple(input_shape)}"
         )
-    return input_shape[0]
+    return from_flax(_OfTokens(*input_shape, *more), input_shape, "output", dtype=jnp.int32)
