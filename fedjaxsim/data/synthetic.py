@@ -121,7 +121,6 @@ def related_regression(
     num_clients: int = 320,
     num_features: int = 30,
     num_rows: int = 30,
-    num_test_rows: int | None = None,
     *,
     seed: int = 0,
 ) -> tuple[Population, np.ndarray]:
@@ -141,8 +140,7 @@ def related_regression(
       pattern: pattern of W.
       num_clients: m.
       num_features: d, for "group-sparse" at least 4.
-      num_rows: n, training rows of each client.
-      num_test_rows: test rows of each client; by default 9n.
+      num_rows: n, training rows of each client, which has 9n test rows.
       seed: a non-negative integer.
 
     Returns:
@@ -152,10 +150,8 @@ def related_regression(
       ValueError: there is no such pattern, or a size is too small.
     """
     checks.one_of(get_args(Pattern), pattern=pattern)
-    num_test_rows = 9 * num_rows if num_test_rows is None else num_test_rows
     checks.count(num_clients=num_clients, num_rows=num_rows)
     checks.count(_USED_FEATURES if pattern == "group-sparse" else 1, num_features=num_features)
-    checks.count(0, num_test_rows=num_test_rows)
     checks.count(0, seed=seed)
     rng = np.random.default_rng(seed)
     w = np.zeros((num_features, num_clients))
@@ -165,7 +161,7 @@ def related_regression(
     else:
         used = (_USED_FEATURES, num_clients)
         w[:_USED_FEATURES] = rng.uniform(1, 50, used) * rng.choice([-1, 1], used)
-    rows = num_rows + num_test_rows
+    rows = 10 * num_rows
     x = rng.normal(size=(num_clients, rows, num_features))
     x /= np.linalg.norm(x, axis=2, keepdims=True)
     y = np.einsum("mnd,dm->mn", x, w) + rng.normal(size=(num_clients, rows))

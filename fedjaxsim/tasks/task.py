@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -483,40 +483,24 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
     )  # fmt: skip
 
 
-def one_vs_all(
-    model: Model, num_classes: int, loss: Literal["squared", "logistic"] = "squared"
-) -> Task:
-    """Classification by c binary problems; "y" holds integers in [0, c), the largest output wins.
+def one_vs_all(model: Model, num_classes: int) -> Task:
+    """Classification by c regressions; "y" holds integers in [0, c), the largest output wins.
 
-    The loss of an example, with outputs o_c and one-hot label h, is
-
-        squared:  ½ Σ_c (o_c − (h_c − 0.1))²
-        logistic: Σ_c of the binary cross-entropy of o_c, as log-odds, with h_c (optax).
-
-    The squared loss is used in the experiments of Bietti et al. (2022), §6; the −0.1, which centres
-    the targets of ten classes, is from the authors' code.
+    The loss of an example, with outputs o_c and one-hot label h, is ½ Σ_c (o_c − (h_c − 0.1))², as
+    in the experiments of Bietti et al. (2022), §6; the −0.1, which centres the targets of ten
+    classes, is from the authors' code.
 
     Args:
       model: outputs (b, c).
       num_classes: c.
-      loss: the loss.
-
-    Raises:
-      ValueError: if the loss is unknown.
     """
-    checks.one_of(("squared", "logistic"), loss=loss)
 
     def losses(outputs, labels):
         one_hot = jax.nn.one_hot(labels, num_classes, dtype=outputs.dtype)
-        if loss == "squared":
-            values = optax.losses.l2_loss(outputs, one_hot - 0.1)
-        else:
-            values = optax.losses.sigmoid_binary_cross_entropy(outputs, one_hot)
-        return jnp.sum(values, axis=-1)
+        return jnp.sum(optax.losses.l2_loss(outputs, one_hot - 0.1), axis=-1)
 
-    divergence = _of_normals if loss == "squared" else _of_coins
-    task = _of_classes("one_vs_all", model, num_classes, losses, divergence, None)
-    return task._replace(curvature=_curvature_of_squares(model)) if loss == "squared" else task
+    task = _of_classes("one_vs_all", model, num_classes, losses, _of_normals, None)
+    return task._replace(curvature=_curvature_of_squares(model))
 
 
 def _curvature_of_squares(model: Model) -> Callable[[float], float] | None:

@@ -143,5 +143,3 @@ def test_wrong_arguments_of_related_regressions_are_refused():
         related_regression("x")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="num_features"):
         related_regression("group-sparse", num_features=3)
-    with pytest.raises(ValueError, match="num_test_rows"):
-        related_regression("low-rank", num_test_rows=-1)

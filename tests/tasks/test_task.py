@@ -55,19 +55,6 @@ def test_one_vs_all_squared_by_hand():
     np.testing.assert_array_equal(values["accuracy"][:2], [1, 0])
 
 
-def test_one_vs_all_logistic_by_hand():
-    task = one_vs_all(OWN, 2, loss="logistic")
-    # Log-odds log 3 and 0: probabilities 3/4 and 1/2 of each class on its own.
-    b = batch([[np.log(3), 0.0]] * 2, [0, 1], [1, 1])
-    losses = [np.log(4 / 3) + np.log(2), np.log(4) + np.log(2)]
-    values = task.metrics(jnp.zeros(()), b)
-    np.testing.assert_allclose(values["loss"], losses, rtol=1e-6)
-    np.testing.assert_array_equal(values["accuracy"], [1, 0])
-    np.testing.assert_allclose(task.loss(jnp.zeros(()), b), np.mean(losses), rtol=1e-6)
-    with pytest.raises(ValueError, match="'hinge'"):
-        one_vs_all(OWN, 2, loss="hinge")  # pyright: ignore[reportArgumentType]
-
-
 def test_padding_alone_has_loss_zero():
     b = batch([[1.0]], [3.0], [0])
     assert float(squared(OWN).loss(jnp.zeros(()), b)) == 0
