@@ -29,7 +29,6 @@ from fedjaxsim.report.plots import (
     colours_of,
     legend_above,
     line,
-    marked_points,
     picture,
 )  # fmt: skip
 from fedjaxsim.report.progress import number
@@ -248,10 +247,7 @@ def clients_figure(runs: Sequence[tuple[Look, np.ndarray]], metric: str) -> Figu
     figure = picture("", 4.6, 3.0)
     axes = figure.subplots()
     for (label, style), values in runs:
-        marks = {}
-        if "markevery" in style:
-            marks["markevery"] = marked_points(len(values) + 1, style["markevery"])
-        axes.ecdf(values, label=label, **style | marks)
+        axes.ecdf(values, label=label, color=style["color"], ls=style["ls"])
     axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
     axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
     if len(runs) > 1:
