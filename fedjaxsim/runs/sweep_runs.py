@@ -165,23 +165,17 @@ class SweepRuns:
     def settings(self) -> dict[str, Any]:
         """Return the keys of a file that asks for the same sweep."""
         options = {k: v for k, v in vars(self.options).items() if v is not None}
+        base = {k: absolute(v) if k == "data" else v for k, v in self.base.items()}
         tables = [
-            {key: [_toml(key, value) for value in values] for key, values in table.items()}
+            {k: [*map(absolute, v)] if k == "data" else v for k, v in table.items()}
             for table in self.tables
         ]
-        base = {key: _toml(key, value) for key, value in {**self.base, **options}.items()}
-        return {**base, "sweep": tables}
+        return {**base, **options, "sweep": tables}
 
 
 def column_of(key: str) -> str:
     """Return the column of a swept key, where `epsilon` is the ε that a run has spent."""
     return "target_epsilon" if key == "epsilon" else key
-
-
-def _toml(key: str, value: Any) -> Any:
-    if key == "data":
-        return absolute(value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _cell(value: Any) -> Any:
