@@ -222,7 +222,7 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
 
 
 def table_of(frame: Any) -> "Table":
-    """Return a data frame as a table of pyarrow, without dictionaries and extension types."""
+    """Return a data frame as a table of pyarrow: no extension types, dictionaries of numbers."""
     with importing("tables"):
         import pyarrow
 
@@ -246,7 +246,7 @@ def table_of(frame: Any) -> "Table":
         if isinstance(column.type, pyarrow.BaseExtensionType):
             parts = [part.storage for part in column.chunks]
             column = pyarrow.chunked_array(parts, column.type.storage_type)
-        if pyarrow.types.is_dictionary(column.type):
+        if pyarrow.types.is_dictionary(column.type) and not _is_number(column.type.value_type):
             column = column.cast(column.type.value_type)
         if pyarrow.types.is_string_view(column.type):
             column = column.cast(pyarrow.string())
@@ -282,15 +282,22 @@ def _check_names(table: "Table", roles: Roles) -> None:
 
 
 def kind_of(column: "ChunkedArray") -> Literal["number", "text", "list", "other"]:
-    """Return what a column holds; truth values are numbers."""
+    """Return what a column holds; truth values are numbers, and numbers of categories text."""
     from pyarrow import types
 
     kinds: Any = {
-        "number": (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean),
-        "text": (types.is_string, types.is_large_string),
+        "number": (_is_number,),
+        "text": (types.is_string, types.is_large_string, types.is_dictionary),
         "list": (types.is_list, types.is_large_list, types.is_fixed_size_list),
     }
     return next((kind for kind, of in kinds.items() if any(f(column.type) for f in of)), "other")
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    known = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
+    return any(is_of(kind) for is_of in known)
 
 
 def missing_values(column: "ChunkedArray") -> np.ndarray:
@@ -368,7 +375,7 @@ def _why_no_feature(column: "ChunkedArray", features: list[str]) -> str:
     if kind == "text":
         import pandas
 
-        values = column.to_pylist()
+        values = [*map(str, column.to_pylist())]
         row = int(np.argmax(pandas.isna(pandas.to_numeric(values, errors="coerce"))))
         return (
             f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
@@ -395,7 +402,7 @@ def _target(name: str, column: "ChunkedArray") -> dict[str, np.ndarray]:
     kind, values = kind_of(column), column.to_numpy()
     if kind == "list":
         return with_padding(values, f"column {name!r}", "y")
-    if kind == "number":
+    if kind == "number" or values.dtype.kind in "iuf":  # pandas has categories that are numbers
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
     elif kind == "text":
         names, classes = distinct(_texts(column))

@@ -130,6 +130,10 @@ def test_a_target_of_categories_that_are_numbers_keeps_the_numbers():
     population = from_dataframe(frame, client="who", target="y")
     assert_array_equal(population.fields["y"], [1, 2, 10])
     assert population.categories == {}
+    with pytest.raises(ValueError, match=r"'y' holds text, such as '1' in row 1: encode it"):
+        from_dataframe(frame, client="who", target="x")
+    encoded = from_dataframe(frame, client="who", target="x", one_hot=["y"])
+    assert_array_equal(encoded.fields["x"], np.eye(3)[[0, 2, 1]])
 
 
 def test_the_names_of_clients_stay_as_they_are_written(tmp_path):
