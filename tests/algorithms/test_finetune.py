@@ -157,6 +157,7 @@ def test_it_costs_nothing_and_says_what_is_another_matter(ended):
         assert NO_RELEASE in both.guarantees[0].assumptions
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("penalty", [thorough("kl"), "ewc"])
 def test_one_clients_data_reaches_nobody_else(penalty):
     population, task = classification([9, 10, 11])

@@ -261,6 +261,7 @@ def test_the_gram_matrix_is_one_product_a_chunk_and_costs_what_its_noise_says():
         assert delta == pytest.approx(1e-3, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_others_learn_of_a_client_through_the_releases_alone():
     algorithm = mpmtl(
         TASK,

@@ -67,6 +67,7 @@ def test_other_settings_are_another_run(mine):
     assert RunDirectory(mine / "one").metrics() != RunDirectory(mine / "other").metrics()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [[2], pytest.param([1, 2], marks=pytest.mark.thorough)])
 def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine, steps):
     own = {"algorithm": "mine:pfedme", "lam": 3.0}

@@ -97,6 +97,7 @@ def test_a_second_run_compiles_nothing(runs):
     assert second.events["cache_hits"] == second.events["compile_requests_use_cache"] > 0
 
 
+@pytest.mark.thorough
 def test_a_broken_file_is_named_and_written_anew(tmp_path):
     small = """
 import jax

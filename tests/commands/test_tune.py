@@ -90,6 +90,7 @@ def test_the_statement_is_everywhere(finished):
     assert read_toml(folder / "tuned.toml").public == (statement,)
 
 
+@pytest.mark.thorough
 def test_a_run_with_the_result_is_on_the_rest_and_reports_its_guarantee(finished, tmp_path):
     folder, printed = finished
     assert f"fedjaxsim run {folder / 'tuned.toml'} --out DIR" in printed

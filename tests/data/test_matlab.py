@@ -61,6 +61,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, variables, message):
         load_matlab(save(tmp_path / "odd.mat", **variables))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compressed", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_truncated_file_is_named(tmp_path, compressed):
     path = tmp_path / "whole.mat"

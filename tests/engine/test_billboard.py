@@ -77,11 +77,13 @@ def test_the_law_does_not_depend_on_how_clients_are_mapped(chunk_map):
         thorough(lambda: build(local(TASK), no_release())),
         lambda: build(pmtl(TASK), adaptive_clipping(), Minibatches(4, steps=2, passes=2)),
         thorough(lambda: build(pmtl(TASK), devices=jax.devices()[:2])),
-        lambda: Simulation(
-            pmtl(known_regression(5)),
-            regression_stream(M, 5),
-            full_participation(),
-            Minibatches(4, steps=1),
+        thorough(
+            lambda: Simulation(
+                pmtl(known_regression(5)),
+                regression_stream(M, 5),
+                full_participation(),
+                Minibatches(4, steps=1),
+            )
         ),
     ],
     ids=["nothing sent", "mechanism and minibatches with a state", "two devices", "fresh data"],

@@ -267,6 +267,7 @@ def long_tailed() -> tuple[Population, Any]:
     return clients, with_models(sim.init(0, sim.hyperparameters(**VALUES)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "layout",
     [

@@ -420,6 +420,7 @@ def test_rounds_of_everyone_copy_no_states():
     assert not re.search(states + r"\S* (copy|transpose)\(", text)
 
 
+@pytest.mark.thorough
 def test_rounds_on_narrow_rows_compile_at_another_level():
     rng = np.random.default_rng(0)
     fields = {"x": rng.normal(size=(60, 40)).astype(np.float32), "y": rng.integers(0, 3, 60)}

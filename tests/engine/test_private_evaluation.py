@@ -98,6 +98,7 @@ def test_noise_has_the_charged_scale():
     assert not spend.redrawn
 
 
+@pytest.mark.thorough
 def test_a_run_is_charged_for_rounds_and_evaluations_together():
     plan = EvaluationPlan(4.0, "accuracy")
     sim, state, hparams = started(plan)
