@@ -7,7 +7,6 @@ function whose keyword arguments are its flags.
 """
 
 import contextlib
-import csv
 import dataclasses
 import decimal
 import inspect
@@ -95,15 +94,15 @@ class Setting:
             if isinstance(value, str):
                 value = [Word(word.strip()) for word in value.split(",") if word.strip()]
             return tuple(one.convert(each, called) for each in value)
-        if self.per_client and str(value).endswith((".csv", ".npy")):
-            value = _column(Path(value), called)
+        if self.per_client and str(value).endswith(".npy"):
+            value = _numbers(value, called)
         if self.per_client and isinstance(value, list | tuple):
             one = dataclasses.replace(self, per_client=False)
             return tuple(
                 one.convert(each, f"{called} of client {k}") for k, each in enumerate(value)
             )
         found, allowed = _read(value, self.hint)
-        allowed += ", one per client, or a .csv or .npy file of them" * self.per_client
+        allowed += ", one per client, or a .npy file of them" * self.per_client
         if found is None:
             raise ValueError(f"{called} must be {allowed}, got {value!r}")
         if isinstance(found, int | float) and (found < self.least or found > self.most):
@@ -141,19 +140,14 @@ def _read(value: Any, hint: Any) -> tuple[Any, str]:
     return (str(value) if isinstance(value, str) else None), "a text"
 
 
-def _column(path: Path, called: str) -> list[Any]:
-    """Return the numbers of a .npy file, or of a table's last column, in the order of clients."""
-    try:
-        if path.suffix == ".npy":
-            import numpy as np
+def _numbers(path: str, called: str) -> list[float]:
+    """Return the numbers of a .npy file, in the order of clients."""
+    import numpy as np
 
-            return np.load(path).ravel().tolist()
-        with path.open(newline="", encoding="utf-8") as file:
-            cells = [Word(row[-1].strip()) for row in csv.reader(file) if row]
+    try:
+        return np.load(path).ravel().tolist()
     except (OSError, ValueError) as error:
         raise ValueError(f"{called} cannot be read from {path}: {error}") from error
-    header = bool(cells) and _read(cells[0], float)[0] is None
-    return cells[header:]
 
 
 def _whole(value: Any) -> int | None:

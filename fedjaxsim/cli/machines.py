@@ -54,10 +54,16 @@ class Machines:
     def start(self) -> None:
         """Check the flags, and start JAX before it computes."""
         self.validate()
-        from fedjaxsim.cli.process import start_jax
+        import jax
 
-        several = self.coordinator, self.processes, self.process
-        start_jax(self.count, several, cluster=self.cluster)
+        from fedjaxsim.cli.process import keep_compiled_programs
+        from fedjaxsim.engine import processes
+
+        processes.use_devices(self.count)
+        # Reading a user's own part starts JAX before the command does.
+        if not jax.distributed.is_initialized() and (self.cluster or self.coordinator is not None):
+            processes.join(self.coordinator, self.processes, self.process)
+        keep_compiled_programs()
 
     def together(self, prepare: Callable[[], Callable[[], int]]) -> Callable[[], int]:
         """Prepare a command in all processes; see `process.in_all_processes`."""

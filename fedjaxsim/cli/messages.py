@@ -1,18 +1,17 @@
 """One-line messages of a command, its exit codes, and outputs that can no longer be written."""
 
 import contextlib
+import io
 import os
 import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.parts import ROLES, SETTINGS, own_line, part_of
-from fedjaxsim.runs.settings import static_keys
+from fedjaxsim.runs.parts import SETTINGS, own_line
 from fedjaxsim.store import StorageError
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
@@ -32,14 +31,9 @@ _SMALLER = (
 _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
-_OF_CODE = re.compile(
-    r"(?<![\w/.'\"=-])(?P<name>[a-z][a-z0-9]*(?:_[a-z0-9]+)+|[a-z]+(?=\(\)))(?P<call>\(\))?"
-    r"(?![\w/'\"=(-]|[:.]\w)"
-)
-"""Names with underscores and calls, neither quoted nor in paths."""
-
-_OF_PLANS = ("sampling_rate", "noise_multiplier")
-"""Settings of parts that `fedjaxsim privacy` describes without loading them."""
+_NAME = re.compile(r"(?<![\w/.'\"=-])[a-z][a-z0-9]*(_[a-z0-9]+)+(?![\w/'\"=(-]|[:.]\w)")
+"""A name with underscores, neither quoted nor called nor in a path."""
+_HOW = ("encoding", "errors", "line_buffering", "write_through")
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
@@ -83,32 +77,8 @@ def refuse(error: Exception) -> int:
 
 
 def in_flags(text: str) -> str:
-    """Replace the names of arguments, records and parts in a message by flags and their values."""
-    if not _OF_CODE.search(text):
-        return text
-    names, functions = _spellings()
-
-    def spelled(found: re.Match[str]) -> str:
-        name = found["name"]
-        return functions.get(name, found[0]) if found["call"] else names.get(name, name)
-
-    return _OF_CODE.sub(spelled, text)
-
-
-def _spellings() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the flags of arguments and records, and the flags of parts by their factories."""
-    names = {name: name for name in static_keys()} | SETTINGS
-    names |= {name: name for name in _OF_PLANS}
-    functions: dict[str, str] = {}
-    for role, known in ROLES.items():
-        for name, path in known.known.items():
-            module, _, factory = path.partition(":")
-            functions[factory] = f"{role} {name}"
-            if module in sys.modules:  # no other part has raised an error
-                part = part_of(role, name)
-                names |= {each: each for each in part.settings if each not in names}
-                names |= {record.name: record.name for record in part.all_records}
-    return {name: flag(spelling) for name, spelling in names.items()}, functions
+    """Spell the names of settings in a message as flags."""
+    return _NAME.sub(lambda found: flag(SETTINGS.get(found[0], found[0])), text)
 
 
 def say(text: str) -> None:
@@ -121,61 +91,34 @@ def one_line(text: object) -> str:
     return " ".join(_TOO_LONG.sub(r"\1…", str(text)).split())
 
 
-class _Output:
-    """A stream that drops everything after a failed write, which it reports once."""
+class Output(io.FileIO):
+    """A standard stream that drops what can no longer be written, and keeps the error."""
 
-    def __init__(self, stream: TextIO, report: Callable[[OSError], None]):
-        self._stream, self._report, self._lost = stream, report, False
+    error: OSError | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        self._attempt(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._attempt(self._stream.flush)
-
-    def _attempt(self, action: Callable[[], object]) -> None:
-        if self._lost:
-            return
-        try:
-            action()
-        except OSError as error:
-            self._lost = True
-            # What the stream still buffers goes there at the exit of Python, which would complain.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            self._report(error)
+    def write(self, data: Any) -> int:
+        """Write bytes, or drop them."""
+        if self.error is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
 
 
-@contextlib.contextmanager
-def outputs_that_may_end(raised: type[OSError] | None) -> Iterator[list[OSError]]:
-    """Go on without standard output or error when they are closed, full or without a reader.
+def open_outputs() -> list[Output]:
+    """Make standard output and error drop what they cannot write, and return them.
 
-    Yields the error of standard output, once there is one; it is raised if it is a `raised`.
+    A command goes on when they are closed, full or without a reader.
     """
     for number in range(3):  # a file opened later must not take the number of a closed stream
         with contextlib.suppress(OSError):
             os.fstat(number)
             continue
         os.open(os.devnull, os.O_RDWR)
-    lost: list[OSError] = []
-
-    def report(error: OSError) -> None:
-        lost.append(error)
-        if raised is not None and isinstance(error, raised):
-            raise error
-        say(f"warning: standard output is lost ({error.strerror}); the command goes on without it")
-
-    streams = sys.stdout, sys.stderr
-    out, err = (open(os.devnull, "w") if each is None else each for each in streams)  # noqa: SIM115
-    guarded: list[Any] = [_Output(out, report), _Output(err, lambda _: None)]
-    sys.stdout, sys.stderr = guarded
-    try:
-        yield lost
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        sys.stdout, sys.stderr = streams
+    found = [Output(1, "w", closefd=False), Output(2, "w", closefd=False)]
+    for name, output in zip(("stdout", "stderr"), found, strict=True):
+        stream = getattr(sys, name)
+        how = {} if stream is None else {each: getattr(stream, each) for each in _HOW}
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(output), **how))
+    return found

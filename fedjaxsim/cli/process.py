@@ -1,4 +1,4 @@
-"""The process of a command: how JAX starts in it, alone or beside others, and how its work ends.
+"""The process of a command, alone or beside others: how its work ends, and its compiled programs.
 
 Compiled programs are kept in the user's cache folder by JAX's persistent compilation cache. They
 are trusted and made for one kind of CPU, so the folder is the user's own and has one for each kind.
@@ -37,26 +37,7 @@ CACHE = "FEDJAXSIM_COMPILATION_CACHE"
 """Environment variable: `off`, or a folder in place of the user's cache folder."""
 _MOST_BYTES = 2**30
 """Most bytes kept from one start to the next."""
-_ERROR = re.compile(r"Error (\w+) persistent compilation cache entry for '([^']+)': (.*)")
-_CONSEQUENCE = {
-    "reading": "is compiled again, as its file cannot be read",
-    "writing": "is not kept, as its file cannot be written",
-}
-
-
-def start_jax(
-    devices_wanted: int | None, several: tuple[Any, Any, Any], *, cluster: bool = False
-) -> None:
-    """Set JAX up before it computes, on `devices_wanted` devices, all if None.
-
-    `several` has the coordinator's HOST:PORT, the number of processes and this one's index; None in
-    all for one process, and if `cluster` says that a cluster manager provides them.
-    """
-    processes.use_devices(devices_wanted)
-    # Reading a user's own part starts JAX before the command does.
-    if not jax.distributed.is_initialized() and (cluster or several[0] is not None):
-        processes.join(*several)
-    keep_compiled_programs()
+_BROKEN = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
 def in_all_processes(prepare: Callable[[], Work], devices_wanted: int | None) -> Work:
@@ -142,8 +123,6 @@ def keep_compiled_programs() -> None:
         if folder is None:
             return
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"no permission to write to {folder}")
     except (OSError, RuntimeError) as error:
         say(f"warning: compiled programs are not kept: {error}")
         return
@@ -189,23 +168,20 @@ def prune(folder: Path, most_bytes: int) -> None:
 
 
 def _watch_files(folder: Path) -> None:
-    """Shorten warnings to one line each, and remove files of JAX that are broken.
+    """Say warnings once, in one line each, and remove files of JAX that are broken.
 
     JAX continues without a file that it cannot read, and never overwrites it.
     """
     usual, said = warnings.showwarning, set[str]()
 
     def show(message, category, filename, lineno, file=None, line=None):
-        error, text = _ERROR.match(str(message)), f"warning: {message}"
-        if error is not None:
-            action, program, reason = error.groups()
-            for path in folder.glob(f"{program}-*"):
-                path.unlink(missing_ok=True)
-            say(f"warning: the compiled {program} {_CONSEQUENCE[action]} in {folder}: {reason}")
-        elif not issubclass(category, UserWarning) or "fedjaxsim" not in filename:
+        text, broken = one_line(message), _BROKEN.search(str(message))
+        for path in folder.glob(f"{broken[1]}-*") if broken else ():
+            path.unlink(missing_ok=True)
+        if not broken and not (issubclass(category, UserWarning) and "fedjaxsim" in filename):
             usual(message, category, filename, lineno, file, line)
         elif text not in said:  # a plan is checked before the run and at its start
             said.add(text)
-            say(text)
+            say(f"warning: {text}")
 
     warnings.showwarning = show

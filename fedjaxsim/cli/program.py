@@ -12,7 +12,7 @@ from fedjaxsim.cli.messages import (
     REFUSED,
     is_expected,
     one_line,
-    outputs_that_may_end,
+    open_outputs,
     refuse,
     say,
 )
@@ -30,8 +30,6 @@ _FILES = {
 }  # fmt: skip
 COMMANDS = {name: f"fedjaxsim.cli.{file}:{name}" for file, of in _FILES.items() for name in of}
 """The functions of commands, as "module:function"; see `flags`."""
-_LASTING = ("run", "resume", "sweep", "tune", "demo")
-"""Commands whose result is in files: they go on without a reader of their output."""
 
 
 class Call(NamedTuple):
@@ -56,39 +54,30 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
     A flag without effect is refused. A file may serve several systems, so a setting without effect
     there is added to `notes`.
     """
-    name, words = _name_of(arguments), arguments[1:]
-    command = Command.find(name, COMMANDS[name])
-    if any(word in HELP for word in words):
-        show(command, [word for word in words if word not in HELP])
-        raise SystemExit(0)
+    command, words = _command(arguments), arguments[1:]
     if command.takes_settings:
         config, flags, others = _settings(command, words, [] if notes is None else notes)
         return Call(command, command.arguments(flags, others) | {"settings": config})
     flags, others = split(words, command.flags)
-    if name == "resume" and (kept := [each for each in flags if _is_setting(command, each)]):
-        raise ValueError(
-            f"{flag(kept[0])} is a setting of the run, which resume keeps: run --from DIR goes on "
-            "with another"
-        )
+    if command.name == "resume":
+        for name in flags.keys() - command.flags:
+            if name in static_keys() or name in readers():
+                raise ValueError(
+                    f"{flag(name)} is a setting of the run, which resume keeps: run --from DIR "
+                    "goes on with another"
+                )
     require_known(command, flags)
     return Call(command, command.arguments(flags, others))
 
 
-def _name_of(arguments: Sequence[str]) -> str:
-    """Return the name of the command that a line begins with, or show which there are."""
+def _command(arguments: Sequence[str]) -> Command:
+    """Find the command that a line begins with."""
     if not arguments:
         raise ValueError("give a command: fedjaxsim --help lists them")
     name = arguments[0]
-    if name in HELP:
-        show_commands([Command.find(each, path) for each, path in COMMANDS.items()])
-        raise SystemExit(0)
     if name not in COMMANDS:
         raise ValueError(f"{unknown(name, COMMANDS, 'command')}; see fedjaxsim --help")
-    return name
-
-
-def _is_setting(command: Command, name: str) -> bool:
-    return name not in command.flags and (name in static_keys() or name in readers())
+    return Command.find(name, COMMANDS[name])
 
 
 def _settings(
@@ -119,38 +108,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
       own code, or too little memory; 3 if another process of the run was lost; 4 if a file cannot
       be written; 128 + n after signal n.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    keeps_on = [*arguments][:1] in [[each] for each in _LASTING] and not {*arguments} & {*HELP}
-    lost = []
-    try:
-        with outputs_that_may_end(None if keeps_on else BrokenPipeError) as lost:
-            return _main(arguments) or int(bool(lost))
-    except SystemExit as shown:  # help
-        raise SystemExit(shown.code or int(bool(lost))) from None
+    if arguments is not None:
+        return _main(arguments)
+    outputs = open_outputs()
+    code = _main(sys.argv[1:])
+    sys.stdout.flush()
+    errors = [each.error for each in outputs if each.error is not None]
+    for error in errors:
+        if not isinstance(error, BrokenPipeError):
+            say(f"warning: some output is lost ({error.strerror})")
+    return code or int(bool(errors))
 
 
 def _main(arguments: Sequence[str]) -> int:
-    if list(arguments) == ["--version"]:
-        import importlib.metadata
-
-        print(f"fedjaxsim {importlib.metadata.version('fedjaxsim')}")
-        return 0
+    notes: list[str] = []
     try:
         try:
-            notes: list[str] = []
             with end_on_signal():
-                work = parse(arguments, notes).prepare()
-        except BrokenPipeError:  # of help
-            raise
+                work = _help(arguments) or parse(arguments, notes).prepare()
         except REFUSED as error:
             return refuse(error)
         for note in notes:
             say(f"warning: {one_line(note)}")
-        code = work()
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader of the output has left (`| head`)
-        return 1
+        return work()
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
@@ -160,3 +140,19 @@ def _main(arguments: Sequence[str]) -> int:
         return refuse(error)
     finally:
         release()
+
+
+def _help(arguments: Sequence[str]) -> Work | None:
+    """Show help or the version, if a line asks for it; return what is left to do: nothing."""
+    first, words = arguments[:1], [word for word in arguments[1:] if word not in HELP]
+    if first == ["--version"]:
+        import importlib.metadata
+
+        print(f"fedjaxsim {importlib.metadata.version('fedjaxsim')}")
+    elif {*first} & {*HELP}:
+        show_commands([Command.find(each, path) for each, path in COMMANDS.items()])
+    elif len(words) < len(arguments[1:]):
+        show(_command(arguments), words)
+    else:
+        return None
+    return lambda: 0

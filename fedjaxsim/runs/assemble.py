@@ -348,19 +348,12 @@ def _check_classes(config: RunConfig, population: Population, labels: np.ndarray
 
 def doubts(config: RunConfig, population: Population) -> list[str]:
     """Return warnings of settings and data that are possible, and seldom meant."""
-    found, labels = [], population.fields.get("y")
-    for name in population.categories.get("y", ()):
-        if name.strip().lower() in _MISSING:
-            found.append(
-                f"{name!r} is a class of its own: if it stands for missing labels, leave out its "
-                "rows"
-            )
-    if labels is not None and "y" in population.categories:
-        names, occurring = population.categories["y"], np.unique(labels)
-        absent = [name for k, name in enumerate(names) if name and k not in occurring]
-        if absent and labels.ndim == 1:
-            more = f" and {len(absent) - 1} others" if len(absent) > 1 else ""
-            found.append(f"the class {absent[0]!r}{more} never occurs in the labels")
+    labels = population.fields.get("y")
+    found = [
+        f"{name!r} is a class of its own: if it stands for missing labels, leave out its rows"
+        for name in population.categories.get("y", ())
+        if name.strip().lower() in _MISSING
+    ]
     expected = (config.get("sampling_rate") or 1.0) * population.num_clients
     if config.sampler != "full" and expected < _RARE:
         found.append(

@@ -326,30 +326,20 @@ def _check_memory(experiment: Experiment) -> None:
     config, simulation = experiment.config, experiment.simulation
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
-    batches = simulation.layout.chunk_size * config.get("batch_size", 10) * row
     host, device = host_bytes(), backend.memory()
     of_devices = host if device is None else device * jax.local_device_count()
-    what = "states"
-    leaves, _ = jax.tree_util.tree_flatten_with_path(experiment.state_shapes.personal)
-    if leaves:
-        path, largest = max(leaves, key=lambda leaf: bytes_of(leaf[1]))
-        name = jax.tree_util.keystr(path, simple=True, separator=".") or "the largest array"
-        size = f"{name} {largest.shape} takes {bytes_text(bytes_of(largest))}"
-        what = f"models of all clients (two copies; {size})"
-    states = 2 * bytes_of(experiment.state_shapes)
-    room = host if simulation.streamed else of_devices
-    needs = [
-        (batches, of_devices, "minibatches", "batch-size or chunk-size must be smaller"),
-        (states, room, what, "clients or hidden must be smaller"),
-    ]
-    if device is not None and not simulation.streamed:
-        rows = sum(value.nbytes for value in fields)
-        needs.insert(0, (rows, of_devices, "rows", "stream them (--streamed)"))
-    for needed, available, what, remedy in needs:
-        if needed > available:
+    states = 2 * bytes_of(experiment.state_shapes), "two copies of all states"
+    batches = simulation.layout.chunk_size * config.get("batch_size", 10) * row, "minibatches"
+    rows = 0 if device is None else sum(value.nbytes for value in fields), "rows"
+    streamed = simulation.streamed
+    on_devices = [batches] if streamed else [batches, states, rows]
+    for parts, room in ((on_devices, of_devices), ([states], host if streamed else math.inf)):
+        needed, (_, most) = sum(size for size, _ in parts), max(parts)
+        if needed > room:
             raise ValueError(
-                f"the {what} need {bytes_text(needed)} of memory, and there are "
-                f"{bytes_text(available)}: {remedy}"
+                f"the run needs {bytes_text(needed)} of memory, mostly for {most}, and there are "
+                f"{bytes_text(room)}: batch-size, chunk-size, clients or hidden must be smaller, "
+                "or rows streamed (--streamed)"
             )
 
 

@@ -7,7 +7,7 @@ A run directory holds
     checkpoints/    the whole state after the last round, and before; see `engine/checkpoint.py`
     guarantee.json  adjacency -> view -> accountant -> ε, δ and their assumptions
     summary.json    the last metrics, speed, whether the run was interrupted; written last
-    clients.csv     one line of test metrics per client; clients.parquet of more than a million
+    clients.csv     one line of test metrics per client
     curves.png      loss, quality and ε over rounds
     report.html     all of it for people, if asked for
     tensorboard/    event files, if asked for
@@ -29,16 +29,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjaxsim import store
-from fedjaxsim.data.files import read_tables, reading
+from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
-from fedjaxsim.extras import missing
 from fedjaxsim.report.files import (
     Record,
     make_directory,
     parse_json,
     read_json,
-    write_csv,
-    write_table,
     write_tables,
 )
 from fedjaxsim.report.results import Run, without_seed
@@ -56,11 +53,8 @@ SUMMARY = "summary.json"
 CURVES = "curves.png"
 PAGE = "report.html"
 CLIENTS = "clients.csv"
-MANY_CLIENTS = "clients.parquet"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
-_MANY = 10**6
-"""Clients above which their table is a Parquet file: text of ten million takes half a minute."""
 _TEXTS = ("algorithm", "data", "model")
 _SUMMARIZED = (
     "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
@@ -85,7 +79,7 @@ class RunDirectory:
         """
         from fedjaxsim.engine.processes import is_first
 
-        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, MANY_CLIENTS, CHECKPOINTS)
+        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
         pictures = [CURVES, PAGE, TENSORBOARD]
         if is_first():
             make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)
@@ -152,31 +146,20 @@ class RunDirectory:
             return []
         return [str(each) for each in self.report().guarantees if each.unit == "example"]
 
-    def write_clients(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Write the table of clients; numbers that are not finite stay empty."""
-        if len(columns["name"]) <= _MANY or missing("tables"):
-            write_csv(self.path / CLIENTS, columns)
-            return
-        finite = {
-            name: np.ma.masked_invalid(each) if each.dtype.kind == "f" else each
-            for name, each in columns.items()
-        }
-        write_table(self.path / MANY_CLIENTS, finite)
-
     def clients(self) -> list[dict[str, str]]:
         """Read the table of clients, a row each, by column; none if the run wrote no table."""
-        if (self.path / MANY_CLIENTS).is_file():
-            import pyarrow.parquet as pq
-
-            with reading("Parquet file"):
-                table = pq.read_table(self.path / MANY_CLIENTS).to_pylist()
-            return [{k: "" if v is None else str(v) for k, v in row.items()} for row in table]
         if not (self.path / CLIENTS).is_file():
             return []
         text = self.read(CLIENTS).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=""))
         for row in rows:
-            if not {"name", "train_rows", "test_rows"} <= row.keys() or not _are_numbers(row):
+            numbers = [value or 0 for name, value in row.items() if name != "name"]
+            try:
+                whole = {"name", "train_rows", "test_rows"} <= row.keys()
+                whole = whole and np.isfinite(np.asarray(numbers, float)).all()
+            except (TypeError, ValueError):
+                whole = False
+            if not whole:
                 raise ValueError(f"{self.path / CLIENTS} is damaged: it is no table of clients")
         return rows
 
@@ -208,14 +191,6 @@ class RunDirectory:
             run = shlex.quote(str(inside.parent))
             return FileNotFoundError(f"{self.path} is no run, but holds some, such as {run}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
-
-
-def _are_numbers(row: Mapping[str, str]) -> bool:
-    """Return whether all columns but the name are numbers or empty."""
-    try:
-        return all(math.isfinite(float(row[key] or 0)) for key in row if key != "name")
-    except (TypeError, ValueError):
-        return False
 
 
 def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:

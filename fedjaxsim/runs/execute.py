@@ -29,12 +29,13 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Adjacency, Entry
 from fedjaxsim.privacy.guarantee import Report, spent
 from fedjaxsim.privacy.guarantee import report as guarantees_of
-from fedjaxsim.report.files import Record, strict, write_json
+from fedjaxsim.report.files import Record, strict, write_csv, write_json
 from fedjaxsim.report.progress import doing, number
 from fedjaxsim.runs.assemble import population_of, simulation_of
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import (
     CHECKPOINTS,
+    CLIENTS,
     CONFIG,
     CURVES,
     GUARANTEE,
@@ -101,38 +102,16 @@ def execute(
     experiment, directory, rounds, begin, earlier = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
-    state = experiment.init() if begin is None else begin
-    state, path = with_public(state, config.public), stage.path
-    recorded, file = callbacks.Records(), None
-    if path is not None:
-        recorded = file = callbacks.MetricsFile(path / METRICS)
-        file.keep_lines()
-    patience, released = None, experiment.evaluations is not None
-    if config.patience is not None:
-        patience = callbacks.Patience(config.patience, released=released)
-    remembering = [recorded] if patience is None else [patience, recorded]
-    validates = simulation.population.splits["validation"].count.any() and not (
-        patience or released
-    )
-    watching = [
-        *([callbacks.Validation()] if validates else []),
-        *remembering,
-        callbacks.Progress(experiment.title, quiet=quiet),
-    ]
-    if log is not None:
-        watching.append(callbacks.Logger(log, experiment.title, config.settings(), path))
+    state = with_public(experiment.init() if begin is None else begin, config.public)
+    recorded, patience, watching = _watching(stage, quiet=quiet, log=log)
     if directory is not None:
-        fingerprints, note = about(experiment), {"versions": versions()}
-        folder = directory.checkpoints(fingerprints)
+        remembering = [recorded] if patience is None else [patience, recorded]
+        folder, note = directory.checkpoints(about(experiment)), {"versions": versions()}
         checkpoints = callbacks.Checkpoints(folder, remembering, every=cadence, note=note)
         watching.append(checkpoints)
         state = checkpoints.restore(state)
         if is_first():
-            tables = experiment.resolved()
-            tables["resolved"] |= {"rounds": rounds}
-            tables["resolved"] |= {f"{what}_fingerprint": fingerprints[what] for what in FIXED}
-            tables["resolved"] |= {"code_fingerprint": code_of(experiment)}
-            directory.write_config(tables | ({"stages": list(earlier)} if earlier else {}))
+            _write_config(directory, experiment, rounds, earlier)
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
     history: Sequence[Segment] = ()
@@ -153,53 +132,41 @@ def execute(
         clock = recorded.run.clock
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
-    report = _guarantee(experiment, state, rounds, 0 if file is None else file.released)
+    evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
+    report = _guarantee(experiment, state, rounds, getattr(recorded, "released", 0))
     if earlier:
         stages = describe_stages(earlier, config.algorithm, int(state.round))
         report = report.assuming([f"The charges of all stages are composed: {stages}."])
-    audit, audited = None, {}
-    if config.audit_canaries is not None:
-        audit = result(state, report)
+    audit = None if config.audit_canaries is None else result(state, report)
+    if audit is not None:
         report = report.assuming([f"{audit}."])
-        audited = {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     rows = recorded.rows if is_first() else []
     last = from_all(_judged(rows) if rows else None)[0]
-    evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
+    last.pop("round")
     if last.pop(SAMPLED, None) is not None:
         last |= _of_all(simulation, state, hparams, evaluation, last)
-    done = last.pop("round")
-    stopped = patience is not None and patience.exhausted
-    limit = state.privacy.limit
-    spent_all = (
-        limit is not None and done < rounds and not stopped and not any(from_all(stop.is_set()))
-    )
+    out_of_patience = patience is not None and patience.exhausted
     summary = {
-        "algorithm": config.algorithm,
-        "data": config.data,
-        "model": config.model,
-        "clients": simulation.num_clients,
-        "rounds": done,
-        "rounds_planned": rounds,
-        "interrupted": done < rounds and not stopped and not spent_all,
-        "stopped_early": done < rounds and stopped,
-        "budget_spent": spent_all,
+        **_progress(experiment, state, rounds, out_of_patience, any(from_all(stop.is_set()))),
         **last,
         "epsilon": _joint(report, "zero_out"),
         "epsilon_replace": _joint(report, "replace"),
-        **audited,
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
-        "rounds_per_second": (done - first) / max(clock.seconds["rounds"], 1e-9),
+        "rounds_per_second": (int(state.round) - first) / max(clock.seconds["rounds"], 1e-9),
         "load_seconds": experiment.load_seconds,
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
         "device_peak_bytes": device_peak_bytes(simulation.devices or jax.devices()[:1]),
     }
+    if audit is not None:
+        summary |= {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     files = directory if is_first() else None
     with clock.phase("write"), doing("writing results", quiet=quiet or files is None):
         if files is not None:
             if client_table:
-                files.write_clients(_clients(simulation.population, evaluation, report))
+                columns = _clients(simulation.population, evaluation, report)
+                write_csv(files.path / CLIENTS, columns)
             write_json(files.path / GUARANTEE, report.to_json())
             if missing("plots") is None:
                 from fedjaxsim.report import figures, plots
@@ -210,6 +177,59 @@ def execute(
     if files is not None:
         write_json(files.path / SUMMARY, summary)  # after all other files
     return Executed(strict(summary), report, state, audit)
+
+
+def _watching(
+    stage: Stage, *, quiet: bool, log: str | None
+) -> tuple[callbacks.Records | callbacks.MetricsFile, callbacks.Patience | None, list[Any]]:
+    """Return the record of a run, its patience, and all callbacks but the checkpoints."""
+    experiment, path = stage.experiment, stage.path
+    config, released = experiment.config, experiment.evaluations is not None
+    recorded = callbacks.Records() if path is None else callbacks.MetricsFile(path / METRICS)
+    if isinstance(recorded, callbacks.MetricsFile):
+        recorded.keep_lines()
+    patience = None
+    if config.patience is not None:
+        patience = callbacks.Patience(config.patience, released=released)
+    watching: list[Any] = [recorded] if patience is None else [patience, recorded]
+    validated = experiment.simulation.population.splits["validation"].count.any()
+    if validated and patience is None and not released:
+        watching.insert(0, callbacks.Validation())
+    watching.append(callbacks.Progress(experiment.title, quiet=quiet))
+    if log is not None:
+        watching.append(callbacks.Logger(log, experiment.title, config.settings(), path))
+    return recorded, patience, watching
+
+
+def _write_config(
+    directory: RunDirectory, experiment: Experiment, rounds: int, earlier: Sequence[Record]
+) -> None:
+    """Write the settings of a run to an end at `rounds`, with what it must keep to its end."""
+    tables, facts = experiment.resolved(), about(experiment)
+    tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
+    tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
+    directory.write_config(tables | ({"stages": list(earlier)} if earlier else {}))
+
+
+def _progress(
+    experiment: Experiment, state: SimulationState, planned: int, patient: bool, stopped: bool
+) -> Record:
+    """Return what a run is, and how far it came."""
+    config, done = experiment.config, int(state.round)
+    ended = "" if done >= planned else "patience" if patient else "stop"
+    if ended == "stop" and state.privacy.limit is not None and not stopped:
+        ended = "budget"
+    return {
+        "algorithm": config.algorithm,
+        "data": config.data,
+        "model": config.model,
+        "clients": experiment.simulation.num_clients,
+        "rounds": done,
+        "rounds_planned": planned,
+        "interrupted": ended == "stop",
+        "stopped_early": ended == "patience",
+        "budget_spent": ended == "budget",
+    }
 
 
 def _judged(rows: Sequence[Record]) -> Record:
@@ -343,15 +363,8 @@ def _clients(
 
 
 def _figure_title(experiment: Experiment) -> str:
-    config = experiment.config
-    privacy = f"z = {number(experiment.noise_multiplier)}"
-    if not config.system.sends:
-        privacy = "nothing released"
-    elif experiment.noise_multiplier == 0:
-        privacy = "no privacy"
-    elif not config.noise_schedule.is_constant:
-        privacy += f" on average, noise-schedule {config.noise_schedule}"
-    return f"{experiment.title}, {experiment.simulation.num_clients} clients, {privacy}"
+    clients, z = experiment.simulation.num_clients, experiment.noise_multiplier
+    return f"{experiment.title}, {clients} clients, {f'z = {number(z)}' if z else 'no noise'}"
 
 
 # --- stages ---------------------------------------------------------------------------------------
@@ -401,6 +414,12 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
     directory = RunDirectory(path)
     tables, config = directory.config(), read_toml(path / CONFIG)
     new = (config.clients_used, experiment.config.clients_used) == ("kept", "held-out")
+    here = fingerprint_of(experiment.simulation.population)
+    if not new and tables.get("resolved", {}).get("data_fingerprint", here) != here:
+        raise ValueError(
+            f"{path} ran on other data: a stage has the same data, clients and partition-seed, so "
+            "leave out these settings, or run without --from"
+        )
     last = trained(path, None if new else experiment.simulation.population)
     before, state = last.experiment, last.state
     simulation, hparams = experiment.simulation, experiment.hparams

@@ -57,7 +57,11 @@ def resolve(
     check_parts(flags)
     inherited = {} if earlier is None else read_raw(earlier / CONFIG)
     file = {} if path is None else read_raw(path)
-    system = SYSTEMS.get(str({**inherited, **file, **flags}.get("algorithm")))
+    asked = {**inherited, **file, **flags}
+    if str(asked.get("seed")) != str(inherited.get("seed", asked.get("seed"))):
+        # A stage with another seed is on the same data.
+        inherited = {"partition_seed": inherited["seed"]} | inherited
+    system = SYSTEMS.get(str(asked.get("algorithm")))
     if system is not None and not system.sends:
         inherited = {name: inherited[name] for name in inherited if name not in _OF_RELEASES}
     return layered(

@@ -14,7 +14,7 @@ from fedjaxsim.cli.messages import refuse
         ("run --rounds 2.5", "rounds must be a whole number, as 1000000 or 1e6, got '2.5'"),
         (
             "run --lam abc",
-            "lam must be a number, one per client, or a .csv or .npy file of them, got 'abc'",
+            "lam must be a number, one per client, or a .npy file of them, got 'abc'",
         ),
         ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
         ("run --lamm 1", "unknown setting 'lamm' (did you mean 'lam'?)"),

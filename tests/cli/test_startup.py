@@ -46,10 +46,7 @@ codes = []
 with open(os.devnull, "w") as nowhere:
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         for arguments in json.loads(sys.argv[1]):
-            try:
-                codes.append(main(arguments))
-            except SystemExit as stopped:
-                codes.append(stopped.code)
+            codes.append(main(arguments))
 print(json.dumps([codes, sorted({name.partition(".")[0] for name in sys.modules})]))
 """
 

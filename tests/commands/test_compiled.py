@@ -127,8 +127,7 @@ print(jax.jit(lambda x: x * 2)(21))
     lines = compute().splitlines()
     assert len(lines) == len(written)
     for line in lines:
-        assert line.startswith("fedjaxsim: warning: the compiled jit_")
-        assert "is compiled again, as its file cannot be read in" in line
+        assert line.startswith("fedjaxsim: warning: Error reading persistent compilation cache")
     assert set(programs(tmp_path)) == written
     assert all(path.stat().st_size > 100 for path in written)
 

@@ -51,6 +51,8 @@ def test_what_neither_flag_nor_file_says_is_that_of_the_run_before(stages, tmp_p
     assert (settings.mu, settings.algorithm, settings.learning_rate) == (0.5, "fedprox", 0.02)
     # The file's ε takes the place of the other run's noise.
     assert (settings.epsilon, settings.noise_multiplier) == (2.0, None)
+    other = parse(["run", str(file), "--from", f"{stages}/first", "--seed", "9"]).settings
+    assert (other.seed, other.data_seed, settings.partition_seed) == (9, 3, None)
 
 
 def test_the_charges_of_both_stages_are_composed(stages):
@@ -185,8 +187,8 @@ def test_a_stage_goes_on_as_any_run_does(stages, refused, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("run --from {}/first --seed 4", "data"),
-        ("run --from {}/first --clients 7", "data"),
+        ("run --from {}/first --partition-seed 4", "partition-seed"),
+        ("run --from {}/first --clients 7", "leave out these settings"),
         ("run --from {}/first --out {}/first", "out"),
         ("run --from {}/absent", "absent"),
         ("run --algorithm finetune", "--from"),

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fedjaxsim import store
-from fedjaxsim.report.files import read_json, strict, write_json
-from fedjaxsim.runs import directory as run_directory
-from fedjaxsim.runs.directory import GUARANTEE, SUMMARY, RunDirectory
+from fedjaxsim.report.files import read_json, strict, write_csv, write_json
+from fedjaxsim.runs.directory import CLIENTS, GUARANTEE, SUMMARY, RunDirectory
 
 
 def names(folder):
@@ -30,20 +29,18 @@ def test_a_run_that_goes_on_has_no_summary_any_more(tmp_path):
     assert names(tmp_path) == ["config.toml"]
 
 
-def test_clients_are_one_line_each_or_rows_of_parquet(tmp_path, monkeypatch):
+def test_clients_are_one_line_each(tmp_path):
     directory = RunDirectory.create(tmp_path)
     columns: dict[str, Any] = {"name": ["a,b", "ü"], "train_rows": [3, 4], "test_rows": [1, 0]}
     columns = {name: np.asarray(each) for name, each in columns.items()}
     columns["accuracy"] = np.array([0.5, math.nan])
-    directory.write_clients(columns)
+    write_csv(tmp_path / CLIENTS, columns)
     text = 'name,train_rows,test_rows,accuracy\n"a,b",3,1,0.5\nü,4,0,\n'
     assert (tmp_path / "clients.csv").read_text() == text
-    lines = directory.clients()
-    monkeypatch.setattr(run_directory, "_MANY", 1)
-    (tmp_path / "clients.csv").unlink()
-    directory.write_clients(columns)
-    assert names(tmp_path) == ["clients.parquet"]
-    assert directory.clients() == lines
+    assert [list(row.values()) for row in directory.clients()] == [
+        ["a,b", "3", "1", "0.5"],
+        ["ü", "4", "0", ""],
+    ]
 
 
 def test_a_directory_with_a_run_is_kept_unless_told_otherwise(tmp_path):

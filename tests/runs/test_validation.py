@@ -1,6 +1,5 @@
 """Data and settings that do not suit each other, and the columns and labels of tables."""
 
-import dataclasses
 import json
 import sys
 
@@ -9,7 +8,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.assemble import doubts, simulation_of, whole_population_of
+from fedjaxsim.runs.assemble import simulation_of, whole_population_of
 from fedjaxsim.runs.settings import run_config
 
 COLUMNS = {"client": "who", "target": "likes", "drop": ("age",)}
@@ -30,14 +29,6 @@ def test_the_names_of_classes_say_how_many_there_are(table):
     known = simulation_of(config, population).public
     assert not any("number of classes" in sentence for sentence in known)
     assert any("names of the classes" in sentence for sentence in known)
-
-
-def test_a_class_that_never_occurs_is_warned_of(table):
-    config = run_config(data=table, **COLUMNS)
-    population = whole_population_of(config)
-    assert not any("never occurs" in doubt for doubt in doubts(config, population))
-    more = dataclasses.replace(population, categories={"y": ("no", "perhaps", "yes", "often")})
-    assert "the class 'often' never occurs in the labels" in doubts(config, more)
 
 
 def test_flags_name_columns(table):
