@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedjaxsim.factories import Setting, Word, flag, resolve, settings_of
 from fedjaxsim.runs.parts import ROLES
-from fedjaxsim.runs.settings import DATA, GROUPS, IN_FILES_ONLY, RUN, Table, table_of, unknown
+from fedjaxsim.runs.settings import DATA, GROUPS, IN_FILES_ONLY, RUN, Table, table_of
 
 Work = Callable[[], int]
 HELP = ("--help", "-h")
@@ -144,14 +144,6 @@ def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str,
         else:
             flags[name] = True
     return flags, others
-
-
-def require_known(command: Command, flags: Mapping[str, Any]) -> None:
-    """Check that a command has all these flags; raise a ValueError that suggests the nearest."""
-    for name in flags:
-        if name not in command.flags:
-            said = unknown(name, command.flags, "flag")
-            raise ValueError(f"{said}; see fedjaxsim {command.name} --help")
 
 
 # --- help -----------------------------------------------------------------------------------------

@@ -31,8 +31,10 @@ _SMALLER = (
 _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
-_NAME = re.compile(r"(?<![\w/.'\"=-])[a-z][a-z0-9]*(_[a-z0-9]+)+(?![\w/'\"=(-]|[:.]\w)")
-"""A name with underscores, neither quoted nor called nor in a path."""
+_NAME = re.compile(
+    r"(?<![\w/.'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?:\(\))?(?![\w/'\"=(-]|[:.]\w)"
+)
+"""A name with underscores, or a call of it, neither quoted nor in a path."""
 _HOW = ("encoding", "errors", "line_buffering", "write_through")
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
@@ -77,8 +79,8 @@ def refuse(error: Exception) -> int:
 
 
 def in_flags(text: str) -> str:
-    """Spell the names of settings in a message as flags."""
-    return _NAME.sub(lambda found: flag(SETTINGS.get(found[0], found[0])), text)
+    """Spell the names of arguments and parts in a message as on the command line."""
+    return _NAME.sub(lambda found: flag(SETTINGS.get(found[1], found[1])), text)
 
 
 def say(text: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjaxsim.cli.flags import HELP, Command, Work, require_known, show, show_commands, split
+from fedjaxsim.cli.flags import HELP, Command, Work, show, show_commands, split
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.cli.messages import (
     INTERRUPTED,
@@ -59,14 +59,14 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
         config, flags, others = _settings(command, words, [] if notes is None else notes)
         return Call(command, command.arguments(flags, others) | {"settings": config})
     flags, others = split(words, command.flags)
-    if command.name == "resume":
-        for name in flags.keys() - command.flags:
-            if name in static_keys() or name in readers():
-                raise ValueError(
-                    f"{flag(name)} is a setting of the run, which resume keeps: run --from DIR "
-                    "goes on with another"
-                )
-    require_known(command, flags)
+    for name in flags.keys() - command.flags:
+        if command.name == "resume" and (name in static_keys() or name in readers()):
+            raise ValueError(
+                f"{flag(name)} is a setting of the run, which resume keeps: run --from DIR goes on "
+                "with another"
+            )
+        said = unknown(name, command.flags, "flag")
+        raise ValueError(f"{said}; see fedjaxsim {command.name} --help")
     return Call(command, command.arguments(flags, others))
 
 

@@ -41,10 +41,9 @@ from fedjaxsim.runs.execute import (
     execute,
     spent_in_all,
     start_from,
-    with_delta_of,
 )
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.settings_files import kind_of, read_toml
+from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
@@ -65,9 +64,9 @@ def prepare_run(
             raise ValueError("audit-canaries is for one run, not for several stages: leave it out")
         if out is not None and out.resolve() == start.resolve():
             raise ValueError(f"out must be another directory than from, got {out} for both")
-        resolved = RunDirectory(start).config().get("resolved", {})
-        if config.clients_used == "held-out" and "delta" in resolved:
-            config = with_delta_of(config, resolved["delta"])
+        delta = RunDirectory(start).config().get("resolved", {}).get("delta")
+        if config.clients_used == "held-out" and delta and config.get("delta") is None:
+            config = config.replace(delta=delta)  # that of the number of new clients is another
     experiment = _prepare(config, course)
     check_own_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
@@ -99,8 +98,6 @@ def prepare_run(
 
 def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     """Check that a run can resume, to a total of `rounds`; return the work."""
-    if (kind := kind_of(path)) != "run":
-        raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
     watched, directory = _watched(course, path), RunDirectory(path)
     tables = directory.config()
     if processes.is_first():

@@ -1,7 +1,6 @@
 """Assemble the population and the simulation that settings name, and check that they fit."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,13 +25,13 @@ from fedjaxsim.data.transforms import (
     scale_by_rows,
     unit_rows,
 )
-from fedjaxsim.factories import make, resolve
+from fedjaxsim.factories import resolve
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
-from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own, make_own
+from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, known_regression
@@ -105,19 +104,9 @@ def parts_of(
     )
 
 
-def _part(
-    config: RunConfig,
-    role: str,
-    kind: type,
-    *args: Any,
-    supplied: Mapping[str, Any] = {},
-    **more: Any,
-) -> Any:
-    """Make the part of a role, of type `kind`; its factory takes what it can of `supplied`."""
-    part, settings = config.parts[role], config.arguments(role) | more
-    if is_own(part.name):
-        return make_own(role, part.name, kind, supplied, *args, **settings)
-    return make(part.factory, *args, supplied=supplied, **settings)
+def _part(config: RunConfig, role: str, kind: type, *args: Any, **more: Any) -> Any:
+    """Make the part of a role, of type `kind`; see `Part.make`."""
+    return config.parts[role].make(kind, *args, **config.arguments(role) | more)
 
 
 def population_of(config: RunConfig) -> Population:

@@ -39,7 +39,7 @@ from fedjaxsim.report.files import (
     write_tables,
 )
 from fedjaxsim.report.results import Run, without_seed
-from fedjaxsim.runs.settings_files import CONFIG, kind_of, looking_at
+from fedjaxsim.runs.settings_files import CONFIG, holds
 
 if TYPE_CHECKING:
     from fedjaxsim.data.population import Population
@@ -185,8 +185,8 @@ class RunDirectory:
         """Return the error for a file that the directory does not hold."""
         if not self.path.is_dir():
             return FileNotFoundError(f"no directory {self.path}")
-        if (kind := kind_of(self.path)) != "run":
-            return FileNotFoundError(f"{self.path} holds a {kind}: {looking_at(self.path)}")
+        if other := holds(self.path):
+            return FileNotFoundError(other)
         if (inside := min(self.path.glob(f"*/{CONFIG}"), default=None)) is not None:
             run = shlex.quote(str(inside.parent))
             return FileNotFoundError(f"{self.path} is no run, but holds some, such as {run}")

@@ -46,7 +46,6 @@ from fedjaxsim.runs.directory import (
     settings_digest,
 )
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
-from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.simulation import Simulation
 
@@ -434,8 +433,8 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
         earlier, later = (each.simulation.population.names for each in (before, experiment))
         if np.isin(later, earlier).any():
             raise ValueError(
-                "held-out clients of the stage took part in the run before: data, seed and "
-                "held-out-clients must be as there"
+                "held-out clients of the stage took part in the run before: data, "
+                "partition-seed and held-out-clients must be as there"
             )
         state = simulation.start_new_clients(state, hparams, before.simulation)
     elif (
@@ -448,14 +447,6 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
         state = simulation.start_from(state, hparams, before.simulation, before.hparams)
     state = experiment.with_budget(state)
     return state, [*tables.get("stages", []), stage_of(before, last.round, path)]
-
-
-def with_delta_of(config: RunConfig, delta: float) -> RunConfig:
-    """Return the settings of new clients with the δ of the run before, unless one is given.
-
-    The default would follow from the number of new clients.
-    """
-    return config if config.get("delta") is not None else config.replace(delta=delta)
 
 
 def _shapes(experiment: Experiment) -> Any:

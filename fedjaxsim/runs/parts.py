@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.readers import IN_FILES, PARTITIONS, READERS
-from fedjaxsim.factories import Setting, resolve, settings_of
+from fedjaxsim.factories import Setting, make, resolve, settings_of
 from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
 
 if TYPE_CHECKING:
@@ -153,11 +153,9 @@ class Part:
         # The parser refuses a mechanism that lacks a setting, with the flags of most mechanisms.
         if not needed <= known.keys():
             return "gaussian"
-        if is_own(self.name):
-            from fedjaxsim.privacy.mechanisms import Mechanism
+        from fedjaxsim.privacy.mechanisms import Mechanism
 
-            return make_own(self.role, self.name, Mechanism, {}, **known).event.kind
-        return self.factory(**known).event.kind
+        return self.make(Mechanism, **known).event.kind
 
     def _typed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the factory that settings give; a bad one has its default."""
@@ -176,6 +174,33 @@ class Part:
         values = {each.argument: settings[name] for name, each in self.settings.items()}
         unset = {each.argument for each in self.settings.values() if each.default is None}
         return {n: None if n in unset and value == () else value for n, value in values.items()}
+
+    def make(
+        self, kind: type, *args: Any, supplied: Mapping[str, Any] = {}, **settings: Any
+    ) -> Any:
+        """Call the factory, with those of the `supplied` arguments that it takes.
+
+        A user's factory must return a `kind`; its errors are of one line.
+        """
+        if not is_own(self.name):
+            return make(self.factory, *args, supplied=supplied, **settings)
+        name, signature = f"{self.role} {self.name}", inspect.signature(self.factory)
+        settings |= {n: value for n, value in supplied.items() if n in signature.parameters}
+        try:
+            signature.bind(*args, **settings)
+        except TypeError:
+            takes = str(signature.replace(return_annotation=signature.empty))
+            raise ValueError(
+                f"{name} must take ({_TAKES[self.role]}) and settings after *, but takes {takes}"
+            ) from None
+        made = calling(name, lambda: self.factory(*args, **settings))
+        if self.role == "model":
+            from fedjaxsim.models.model import require_model  # needs JAX, as the factory does
+
+            return require_model(f"{name} must return", made)
+        if not isinstance(made, kind):
+            raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
+        return made
 
 
 @functools.cache
@@ -315,34 +340,6 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
             f"{name} must be a function of ({_TAKES[role]}), got {type(found).__name__} {found!r}"
         )
     return found
-
-
-def make_own(
-    role: str, path: str, kind: type, supplied: Mapping[str, Any], /, *args: Any, **settings: Any
-) -> Any:
-    """Call the factory "module:factory" of a user's part, which must return a `kind`.
-
-    The factory gets those of the `supplied` arguments that it takes. Errors are of one line.
-    """
-    name = f"{role} {path}"
-    factory = find_own(role, path)
-    signature = inspect.signature(factory)
-    given = {name: value for name, value in supplied.items() if name in signature.parameters}
-    try:
-        signature.bind(*args, **given, **settings)
-    except TypeError:
-        takes = str(signature.replace(return_annotation=signature.empty))
-        raise ValueError(
-            f"{name} must take ({_TAKES[role]}) and settings after *, but takes {takes}"
-        ) from None
-    made = calling(name, lambda: factory(*args, **given, **settings))
-    if role == "model":
-        from fedjaxsim.models.model import require_model  # needs JAX, as the factory does
-
-        return require_model(f"{name} must return", made)
-    if not isinstance(made, kind):
-        raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
-    return made
 
 
 def calling(name: str, function: Callable[[], Any]) -> Any:

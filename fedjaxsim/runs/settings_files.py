@@ -1,6 +1,5 @@
 """Settings from flags, TOML files and earlier runs; errors name the file."""
 
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,26 +81,23 @@ def read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
-def kind_of(path: Path) -> str:
-    """Return the kind of results in a directory: "sweep", "tuning" or, by default, "run"."""
-    kinds = {"sweep": "sweep.toml", "tuning": "path.json"}
-    return next((kind for kind, name in kinds.items() if (path / name).exists()), "run")
-
-
-def looking_at(path: Path) -> str:
-    """Return how to see the results of a sweep or a tuning, and which file runs again."""
-    if kind_of(path) == "sweep":
-        again = f"fedjaxsim sweep {shlex.quote(str(path / 'sweep.toml'))}"
-        return f"its runs are in results.parquet, and {again} repeats it"
-    again = f"fedjaxsim run {shlex.quote(str(path / 'tuned.toml'))}"
-    return f"its steps are in path.json, and {again} runs with its result"
+def holds(path: Path) -> str:
+    """Return what a directory holds in place of a run, and how to go on; "" for anything else."""
+    files = {"sweep": ("sweep.toml", "results.parquet"), "tuning": ("path.json", "tuned.toml")}
+    for kind, (name, results) in files.items():
+        if (path / name).exists():
+            return (
+                f"{path} holds a {kind}: its results are in {results}, and the original command "
+                "resumes it"
+            )
+    return ""
 
 
 def content(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     folder = path.parent if path.name == CONFIG else path
-    if not path.is_file() and (kind := kind_of(folder)) != "run":
-        raise ValueError(f"{folder} holds a {kind}: {looking_at(folder)}")
+    if not path.is_file() and (other := holds(folder)):
+        raise ValueError(other)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file, as {path / CONFIG}")
     if not path.is_file():

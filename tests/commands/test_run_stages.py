@@ -160,7 +160,9 @@ def test_held_out_clients_start_from_what_was_published_and_cost_nothing(tmp_pat
     first, second = tmp_path / "first", tmp_path / "second"
     assert main(["run", *FIRST, "--held-out-clients", "0.33", "--out", str(first)]) == 0
     new = ["run", "--from", str(first), *TUNED, "--clients-used", "held-out", "--quiet", "--out"]
-    assert "took part in the run before" in refused(" ".join([*new, str(second), "--seed", "1"]))
+    assert "took part in the run before" in refused(
+        " ".join([*new, str(second), "--partition-seed", "1"])
+    )
     assert main([*new, str(second)]) == 0
     one, other = RunDirectory(first), RunDirectory(second)
     assert (one.summary()["clients"], other.summary()["clients"]) == (4, 2)
