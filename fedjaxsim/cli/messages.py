@@ -32,7 +32,7 @@ _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
 _NAME = re.compile(
-    r"(?<![\w/.'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?:\(\))?(?![\w/'\"=(-]|[:.]\w)"
+    r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?:\(\))?(?![\w/'\"=(-]|[:.]\w)"
 )
 """A name with underscores, or a call of it, neither quoted nor in a path."""
 _HOW = ("encoding", "errors", "line_buffering", "write_through")

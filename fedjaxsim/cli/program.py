@@ -48,15 +48,15 @@ class Call(NamedTuple):
         return self.command.function(**self.arguments)
 
 
-def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Call:
+def parse(arguments: Sequence[str]) -> Call:
     """Parse a command line, with the settings of the TOML file that it names.
 
     A flag without effect is refused. A file may serve several systems, so a setting without effect
-    there is added to `notes`.
+    there is noted.
     """
     command, words = _command(arguments), arguments[1:]
     if command.takes_settings:
-        config, flags, others = _settings(command, words, [] if notes is None else notes)
+        config, flags, others = _settings(command, words)
         return Call(command, command.arguments(flags, others) | {"settings": config})
     flags, others = split(words, command.flags)
     for name in flags.keys() - command.flags:
@@ -81,7 +81,7 @@ def _command(arguments: Sequence[str]) -> Command:
 
 
 def _settings(
-    command: Command, words: Sequence[str], notes: list[str]
+    command: Command, words: Sequence[str]
 ) -> tuple[RunConfig, dict[str, Any], list[str]]:
     """Return the settings of a run in a command line, its other flags, and its other words."""
     flags, others = split(words, static_keys() | command.flags)
@@ -97,7 +97,7 @@ def _settings(
     asked = {name: value for name, value in flags.items() if name not in own}
     earlier = Path(own["from"]) if "from" in own else None
     without = dict.fromkeys((*command.without, *OUTPUT), f"has no effect on {command.name}")
-    return resolve(asked, path, earlier, notes, without), own, others[path is not None :]
+    return resolve(asked, path, earlier, without), own, others[path is not None :]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,15 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    notes: list[str] = []
     try:
         try:
             with end_on_signal():
-                work = _help(arguments) or parse(arguments, notes).prepare()
+                work = _prepare(arguments)
         except REFUSED as error:
             return refuse(error)
-        for note in notes:
-            say(f"warning: {one_line(note)}")
         return work()
     except KeyboardInterrupt:
         say("interrupted")
@@ -142,8 +139,8 @@ def _main(arguments: Sequence[str]) -> int:
         release()
 
 
-def _help(arguments: Sequence[str]) -> Work | None:
-    """Show help or the version, if a line asks for it; return what is left to do: nothing."""
+def _prepare(arguments: Sequence[str]) -> Work:
+    """Show help or the version, or check all input of a command; return what is left to do."""
     first, words = arguments[:1], [word for word in arguments[1:] if word not in HELP]
     if first == ["--version"]:
         import importlib.metadata
@@ -154,5 +151,9 @@ def _help(arguments: Sequence[str]) -> Work | None:
     elif len(words) < len(arguments[1:]):
         show(_command(arguments), words)
     else:
-        return None
+        call = parse(arguments)
+        work = call.prepare()
+        for note in getattr(call.arguments.get("settings"), "notes", ()):
+            say(f"warning: {one_line(note)}")
+        return work
     return lambda: 0

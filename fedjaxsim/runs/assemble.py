@@ -1,6 +1,7 @@
 """Assemble the population and the simulation that settings name, and check that they fit."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -104,9 +105,16 @@ def parts_of(
     )
 
 
-def _part(config: RunConfig, role: str, kind: type, *args: Any, **more: Any) -> Any:
-    """Make the part of a role, of type `kind`; see `Part.make`."""
-    return config.parts[role].make(kind, *args, **config.arguments(role) | more)
+def _part(
+    config: RunConfig,
+    role: str,
+    kind: type,
+    *args: Any,
+    supplied: Mapping[str, Any] = {},
+    **more: Any,
+) -> Any:
+    """Make the part of a role, of type `kind`; its factory takes what it can of `supplied`."""
+    return config.parts[role].make(kind, supplied, *args, **config.arguments(role) | more)
 
 
 def population_of(config: RunConfig) -> Population:

@@ -151,8 +151,7 @@ class Experiment:
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
-        silent = not self.simulation.mechanism.event.releases
-        if silent and self.simulation.examples is None:
+        if not self.simulation.mechanism.event.releases and self.simulation.examples is None:
             return ()
         key = jax.random.key(self.config.seed, impl="threefry2x32")
         return (draws_of(key, self.config.rounds),)
@@ -160,8 +159,6 @@ class Experiment:
     def resolved(self) -> Record:
         """Return the settings as asked for, the values that followed, and versions."""
         minibatches = self.simulation.minibatches
-        z = np.asarray(self.hparams.get("noise_multiplier", 0.0))
-        ends = {"noise_first": float(z[0]), "noise_last": float(z[-1])} if z.ndim else {}
         return {
             **self.config.settings(),
             "resolved": {
@@ -169,7 +166,6 @@ class Experiment:
                 "clients": self.simulation.num_clients,
                 "capacity": self.simulation.sampler.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,
-                **ends,
                 "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
                 "delta": self.delta,
                 **{

@@ -155,7 +155,7 @@ class Part:
             return "gaussian"
         from fedjaxsim.privacy.mechanisms import Mechanism
 
-        return self.make(Mechanism, **known).event.kind
+        return self.make(Mechanism, {}, **known).event.kind
 
     def _typed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the factory that settings give; a bad one has its default."""
@@ -175,9 +175,7 @@ class Part:
         unset = {each.argument for each in self.settings.values() if each.default is None}
         return {n: None if n in unset and value == () else value for n, value in values.items()}
 
-    def make(
-        self, kind: type, *args: Any, supplied: Mapping[str, Any] = {}, **settings: Any
-    ) -> Any:
+    def make(self, kind: type, supplied: Mapping[str, Any], /, *args: Any, **settings: Any) -> Any:
         """Call the factory, with those of the `supplied` arguments that it takes.
 
         A user's factory must return a `kind`; its errors are of one line.

@@ -358,11 +358,15 @@ class Table:
 class RunConfig(Table):
     """The settings of a run as asked for; each is an attribute.
 
+    Attributes:
+      notes: what a file says that the run does not read.
+
     Raises:
       ValueError: if settings contradict each other, naming them and what is allowed.
     """
 
     values: Mapping[str, Any]
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -514,10 +518,6 @@ class RunConfig(Table):
                 "releases are covered by a budget alone",
             ),
             (
-                self.get("hidden", (1,)) == (),
-                "hidden must hold at least one width, got none",
-            ),
-            (
                 self.get("scale_noise") is not None and self.get("scale") != "private",
                 "scale-noise has no effect without scale private",
             ),
@@ -539,7 +539,7 @@ class Layer(NamedTuple):
 
     Attributes:
       path: the file that errors name; None for a command line or Python.
-      unread: what becomes of those that the run does not read.
+      unread: what becomes of those that the run does not read; notes say so in `RunConfig.notes`.
     """
 
     values: Mapping[str, Any]
@@ -557,15 +557,12 @@ def run_config(**settings: Any) -> RunConfig:
     return layered(Layer(settings))
 
 
-def layered(
-    *layers: Layer, notes: list[str] | None = None, without: Mapping[str, str] = {}
-) -> RunConfig:
+def layered(*layers: Layer, without: Mapping[str, str] = {}) -> RunConfig:
     """Make the settings of a run from layers, of which the last one wins.
 
-    A note is added to `notes` for each layer with noted settings. Settings in `without` are not
-    read, for the reason there: they have their defaults.
+    Settings in `without` are not read, for the reason there: they have their defaults.
     """
-    given, places = {}, {}
+    given, places, notes = {}, {}, []
     for layer in reversed(layers):
         with in_file(layer.path):
             check_parts(layer.values)
@@ -581,9 +578,9 @@ def layered(
             for name in without.keys() & layer.values.keys() & table.keys.keys():
                 if layer.values[name] != table.keys[name].default:
                     left.append(f"{flag(name)} {without[name]}")
-            if left and (layer.unread == "refused" or notes is None):
+            if left and layer.unread == "refused":
                 raise ValueError("; ".join(left))
-            if left and notes is not None:
+            if left:
                 notes.append(f"{layer.path}: {'; '.join(left)}")
     values = {}
     for name, setting in table.keys.items():
@@ -596,7 +593,7 @@ def layered(
             values[name] = setting.default
     files = {places[name] for name in given}
     with in_file(files.pop() if len(files) == 1 else None):
-        return RunConfig(**vars(table), values=values)
+        return RunConfig(**vars(table), values=values, notes=tuple(notes))
 
 
 def excluded(given: Mapping[str, Any]) -> set[str]:

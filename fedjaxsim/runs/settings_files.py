@@ -42,7 +42,6 @@ def resolve(
     flags: Mapping[str, Any],
     path: Path | None,
     earlier: Path | None,
-    notes: list[str],
     without: Mapping[str, str],
 ) -> RunConfig:
     """Make the settings of a run from flags, a file and an earlier run, of which the first wins.
@@ -67,7 +66,6 @@ def resolve(
         Layer(inherited, earlier and earlier / CONFIG, "left out"),
         Layer(file, path, "noted"),
         Layer(flags),
-        notes=notes,
         without=without,
     )
 
