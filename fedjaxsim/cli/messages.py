@@ -32,9 +32,10 @@ _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
 _NAME = re.compile(
-    r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?:\(\))?(?![\w/'\"=(-]|[:.]\w)"
+    r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+|[a-z]+(?=\(\)))(?:\(\))?"
+    r"(?![\w/'\"=(-]|[:.]\w)"
 )
-"""A name with underscores, or a call of it, neither quoted nor in a path."""
+"""A name with underscores, or a call without arguments, neither quoted nor in a path."""
 _HOW = ("encoding", "errors", "line_buffering", "write_through")
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""

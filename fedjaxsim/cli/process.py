@@ -138,7 +138,7 @@ def cache_folder() -> Path | None:
     chosen = os.environ.get(CACHE, "")
     if chosen.lower() == "off":
         return None
-    words = {platform.machine(), platform.processor()}
+    words = {platform.machine()}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         words |= {line for line in lines if line.startswith(("model name", "flags", "Features"))}

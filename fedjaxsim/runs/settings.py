@@ -678,21 +678,17 @@ def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str]
         )
         if role not in parts:
             without = f"without {role} {' or '.join(choices)}"
-            where = "on data with clients of their own" if role == "partition" else without
-            reasons.append(f"{flag(name)} has no effect {where}")
-            continue
-        key, chosen = role, parts[role].name
-        if chosen == "no-release":
-            sender = parts["algorithm"].name
-            silent = sender in SYSTEMS and not SYSTEMS[sender].sends
-            nothing = f"algorithm {sender} sends" if silent else f"{role} {chosen} releases"
-            reasons.append(f"{flag(name)} has no effect, as {nothing} nothing: leave it out")
-            continue
-        if chosen in choices:
-            key, chosen, choices = _condition(parts[role], name, given)
-        more = len(choices) - _SHOWN
-        listed = " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
-        reasons.append(f"{flag(name)} has no effect with {key} {chosen}, only with {listed}")
+            why = " on data with clients of their own" if role == "partition" else f" {without}"
+        elif parts[role].name == "no-release":
+            why = ", as nothing is released: leave it out"
+        else:
+            key, chosen = role, parts[role].name
+            if chosen in choices:
+                key, chosen, choices = _condition(parts[role], name, given)
+            more = len(choices) - _SHOWN
+            listed = " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
+            why = f" with {key} {chosen}, only with {listed}"
+        reasons.append(f"{flag(name)} has no effect{why}")
     return reasons
 
 

@@ -59,7 +59,7 @@ def files(tmp_path, monkeypatch):
         ("run --data npz:words.npz", "got <U5 (60,): train, train"),
         ("sweep a.toml --out s", "epsilon and noise-multiplier exclude each other"),
         ("run --clients 1500", "clients must be at most 359, as each has 5 rows"),
-        ("run --algorithm local --epsilon 2", "as algorithm local sends nothing: leave it out"),
+        ("run --algorithm local --epsilon 2", "as nothing is released: leave it out"),
         ("run --algorithm local --mechanism gaussian", "so it takes no-release"),
         ("run --clip -1 --epsilon 1", "clip must be positive"),
         ("run --algorithm ifca(k=5)", "(did you mean 'ifca'?) or MODULE:FACTORY, got 'ifca(k=5)'"),
