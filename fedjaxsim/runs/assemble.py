@@ -296,14 +296,15 @@ def check_data(config: RunConfig, population: Population) -> None:
             f"{x.dtype} {x.shape}"
         )
     labels = population.fields.get("y")
-    several = labels is not None and labels.ndim > 1 and config.model in numbers
+    if labels is None:
+        return
     known = config.loss in LOSSES and config.loss not in SEVERAL
-    if labels is not None and several and known:
+    if labels.ndim > 1 and config.model in numbers and known:
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}; "
             f"several targets need loss {' or '.join(SEVERAL)}"
         )
-    if labels is not None and labels.ndim == 1 and config.loss == "multilabel":
+    if labels.ndim == 1 and config.loss == "multilabel":
         raise ValueError(
             "loss multilabel needs several targets, as in --target a,b, or y of shape (n, k), got "
             f"{labels.shape}"
@@ -313,8 +314,6 @@ def check_data(config: RunConfig, population: Population) -> None:
             f"the labels of {kind} are classes, which loss squared would take for numbers: loss "
             "must be softmax or one-vs-all"
         )
-    if labels is None:
-        return
     if labels.min() == labels.max():
         names, only = population.categories.get("y"), labels.flat[0]
         value = f"{only:g}" if names is None else names[int(only)]
@@ -334,8 +333,6 @@ def _check_classes(config: RunConfig, population: Population, labels: np.ndarray
             f"the labels have {occurring} values in {len(labels)} rows, too many for classes: "
             "predict numbers with loss squared, or choose another target"
         )
-    if labels.dtype.kind == "f" and largest > np.iinfo(np.int32).max:
-        raise ValueError(f"labels must number the classes from 0, got {largest:g}")
     if "y" not in population.categories and largest + 1 > _SPARSE * max(2, occurring):
         raise ValueError(
             f"labels must number the classes from 0: {occurring} different ones occur, but the "

@@ -21,7 +21,7 @@ RUN = ["run", "--data", "synthetic", "--loss", "squared", "--clients", "6", "--l
 
 @pytest.mark.parametrize("allocate", [np.ones, jax.jit(jnp.ones, static_argnums=0)])
 def test_too_little_memory_is_one_line_with_the_size(monkeypatch, capsys, allocate):
-    command = types.SimpleNamespace(prepare=lambda: lambda: allocate(10**17))
+    command = types.SimpleNamespace(arguments={}, prepare=lambda: lambda: allocate(10**17))
     monkeypatch.setattr(program, "parse", lambda *_: command)
     assert main(["run"]) == 2
     error = capsys.readouterr().err
