@@ -100,11 +100,11 @@ def test_no_guarantee_is_infinite():
     unprotected, closed = (
         account((1.0, 0.5, 1), event=event) for event in (Unprotected(), NoRelease())
     )
-    assert float(epsilon_of(unprotected, 1e-5)) == np.inf
-    assert float(epsilon_of(closed, 1e-5)) == 0
+    assert float(jax.jit(epsilon_of)(unprotected, 1e-5)) == np.inf
+    assert float(jax.jit(epsilon_of)(closed, 1e-5)) == 0
     # Whatever is charged besides.
     both = ledgers.Ledger((account((9.0, 0.5, 1)), unprotected))
-    assert float(epsilon_in_jit(both, 1e-5)) == np.inf
+    assert float(jax.jit(epsilon_in_jit)(both, 1e-5)) == np.inf
 
 
 def test_charges_of_unlike_kinds_add_up():

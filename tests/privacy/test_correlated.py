@@ -172,6 +172,7 @@ def mu(rounds, z=Z):
     return math.sqrt(gdp.squared_sensitivity(3, 0.5, rounds, B)) / z
 
 
+@pytest.mark.thorough
 def test_the_epsilon_of_a_run_its_prefixes_and_its_stages(sim):
     state, in_jit = sim.init(0, given(sim)), jax.jit(lambda state: sim.epsilon(state, DELTA))
     for done in (1, 3, 5):

@@ -88,19 +88,21 @@ def check_refused(reports):
 # --- the record -----------------------------------------------------------------------------------
 
 
+@jax.jit
+def drawn(numbers):
+    """The ledger of rounds of these numbers."""
+    key = jax.random.key(3)
+
+    def step(ledger, number):
+        return ledgers.drew(ledger, key, number), None
+
+    return jax.lax.scan(step, ledgers.with_key(ledgers.Ledger(()), key), numbers)[0]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6))
 def test_a_ledger_knows_whether_rounds_were_drawn_in_their_order_each_once(numbers):
-    key = jax.random.key(3)
-
-    @jax.jit
-    def after(numbers):
-        def step(ledger, number):
-            return ledgers.drew(ledger, key, number), None
-
-        return jax.lax.scan(step, ledgers.with_key(ledgers.Ledger(()), key), numbers)[0]
-
-    [draws] = after(jnp.array(numbers, jnp.int32)).draws
+    [draws] = drawn(jnp.array(numbers, jnp.int32)).draws
     assert int(draws.next_round) == max(numbers) + 1
     assert bool(draws.repeated) == any(b <= a for a, b in itertools.pairwise(numbers))
 
