@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks, keys
 from fedjaxsim.kernels import backend, threefry
-from fedjaxsim.kernels.permutation import FEW_ROWS, Order, random_order
+from fedjaxsim.kernels.permutation import Order, random_order
 from fedjaxsim.kernels.traces import current_trace, note, noted_losses
 
 Carry = TypeVar("Carry")
@@ -27,8 +27,6 @@ Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]
 
 _UNROLLED = 4
 """Most local steps that an accelerator's program writes out."""
-_SHUFFLED = 40
-"""Positions of a minibatch and the next ones that go through the rounds of a shuffle together."""
 
 
 class Batch(NamedTuple):
@@ -438,26 +436,11 @@ class ClientData:
             order = self._order(threefry.fold_in(self._key, number))
             taken = steps if epochs == 1 else jnp.clip(steps - number * batches, 0, batches)
 
-            def several(first, order, carry, taken):
-                def batch(index):
-                    in_epoch = self._with_keys(lambda _: self._in_order(order, first + index))
-                    return in_epoch(number * batches + first + index)
+            def batch(index):
+                in_epoch = self._with_keys(lambda _: self._in_order(order, index))
+                return in_epoch(number * batches + index)
 
-                return _repeat(step, batch, carry, taken, most)
-
-            if most is not None or self._most_rows <= FEW_ROWS:
-                return several(0, order, carry, taken)
-            # A shuffle in rounds costs for a few rows what it does for many.
-            part = max(1, _SHUFFLED // size)
-
-            def next_part(index, carry):
-                position = index * part * size + jnp.arange(part * size)
-                rows = order(jnp.minimum(position, self.count - 1))
-                left = jnp.minimum(taken - index * part, part)
-                first = index * part
-                return several(first, lambda at: rows[at - first * size], carry, left)
-
-            return jax.lax.fori_loop(0, -(-taken // part), next_part, carry)
+            return _repeat(step, batch, carry, taken, most)
 
         return epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
 
