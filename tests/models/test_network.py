@@ -23,9 +23,9 @@ def test_the_papers_cnn_has_its_parameters():
 
 def test_the_cnn_is_conv_relu_pool_twice_then_linear():
     model = cnn((20, 20, 2), 5)
-    params = model.init(jax.random.key(0))
     params = jax.tree.map(
-        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), params
+        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape),
+        jax.eval_shape(model.init, jax.random.key(0)),
     )
     x = jax.random.normal(jax.random.key(1), (3, 20, 20, 2))
     layers = [params["_Conv_0"], params["_Conv_1"], params["Dense_0"]]
@@ -36,12 +36,12 @@ def test_the_cnn_is_conv_relu_pool_twice_then_linear():
         )
         h = nn.max_pool(nn.relu(h + layer["bias"]), (2, 2), strides=(2, 2))
     expected = h.reshape(3, -1) @ layers[2]["kernel"] + layers[2]["bias"]
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, x), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_sizes_of_linear_and_mlp():
-    assert size(linear((8, 8), 10).init(jax.random.key(0))) == 64 * 10 + 10
-    params = mlp((5,), 3, hidden=(7, 4)).init(jax.random.key(0))
+    assert size(jax.eval_shape(linear((8, 8), 10).init, jax.random.key(0))) == 64 * 10 + 10
+    params = jax.eval_shape(mlp((5,), 3, hidden=(7, 4)).init, jax.random.key(0))
     assert size(params) == (5 * 7 + 7) + (7 * 4 + 4) + (4 * 3 + 3)
 
 

@@ -81,10 +81,10 @@ def test_the_gru_is_that_of_flax():
     cell["hn"]["bias"] = ours["bias"]
     embedded = params["embedding"]["embedding"][x]
     layer = nn.RNN(nn.GRUCell(width))
-    states = layer.apply({"params": {"cell": cell}}, embedded)
+    states = jax.jit(layer.apply)({"params": {"cell": cell}}, embedded)
     assert isinstance(states, jax.Array)
     expected = states @ params["output"]["kernel"] + params["output"]["bias"]
-    found = gru((LENGTH,), CLASSES, TOKENS, (4,)).apply(params, x)
+    found = jax.jit(gru((LENGTH,), CLASSES, TOKENS, (4,)).apply)(params, x)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -112,7 +112,7 @@ def test_the_transformer_is_its_formula():
     inner = np.asarray(jax.nn.gelu(jnp.asarray(dense(norm(h, b["LayerNorm_1"]), b["inner"]))))
     h = norm(h + dense(inner, b["outer"]), p["LayerNorm_0"])
     expected = dense(h, p["output"])
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, x), expected, rtol=1e-3, atol=1e-4)
 
 
 @NETWORKS

@@ -158,13 +158,8 @@ def test_a_system_reads_what_it_declares_and_nothing_else(algorithm):
             assert computed(algorithm, **(needed | {name: value})) != plain[str(needed)], name
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        pytest.param(name, marks=() if name == "adaptive" else pytest.mark.thorough)
-        for name in MECHANISMS
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
     grams = dict.fromkeys(("gaussian-gram", "pure-gram", "wishart"), "mpmtl")
     behind = {"no-release": "local", "every-row": "naive-dp", **grams}
