@@ -313,6 +313,7 @@ def test_all_clients_of_a_batch_take_the_steps_of_the_first():
     assert steps_of(lengths, 3, longest=4) == (9 * 4, 3 * 3 + 1)
 
 
+@pytest.mark.thorough
 def test_sorted_by_length_a_round_is_the_same():
     """Sums of messages are exact under noise; a message's rounding depends on its place."""
     counts = [1, 1, 90, 2, 1, 60, 3, 1] * 5
