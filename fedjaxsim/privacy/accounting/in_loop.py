@@ -169,15 +169,10 @@ def noise_multiplier_in_jit(
     """Compute the z, (), at which T equal rounds meet (ε, δ) by the RDP bound, for zero-out.
 
     For sweeps and gradients over privacy targets: safe under jit and vmap, and differentiable in
-    all four arguments, forward and backward (by the implicit function theorem). RDP at integer
-    orders asks for more noise than `calibration.noise_multiplier`, and in float32 may miss ε by
-    1e-4: the report of a run is computed from its ledger.
-
-    Args:
-      epsilon: () target ε > 0; above about log(1/δ)/1000, the least that the largest order allows.
-      delta: () δ in (0, 1).
-      sampling_rate: () p in (0, 1] of Poisson sampling; at p = 1 its derivative is taken to be 0.
-      rounds: () T > 0, a float so that it has a derivative.
+    all four arguments, () floats, forward and backward (by the implicit function theorem; in p not
+    at 1). ε is above about log(1/δ)/1000, the least that the largest order allows. Integer orders
+    ask for more noise than `calibration.noise_multiplier`, and in float32 ε may be missed by 1e-4:
+    the report of a run is computed from its ledger.
     """
     values = jnp.broadcast_arrays(
         *(jnp.asarray(value, float) for value in (epsilon, delta, sampling_rate, rounds))

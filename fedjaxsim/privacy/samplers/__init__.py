@@ -398,14 +398,8 @@ def fixed_groups(*, groups: int) -> Sampling:
 def available(sampling: Sampling, availability: Availability) -> Sampling:
     """Return the sampling with clients that answer at times, or do a part of their steps.
 
-    All that are drawn are charged, so ε is that of the sampling alone.
-
-    Args:
-      sampling: draws the clients.
-      availability: such as `intermittent()`.
-
-    Raises:
-      ValueError: if it is no availability.
+    `availability` is such as `intermittent()`; anything else raises ValueError. All that are drawn
+    are charged, so ε is that of the sampling alone.
     """
     if not isinstance(availability, Availability):
         raise ValueError(f"availability must be such as intermittent(), got {availability!r}")
