@@ -518,6 +518,10 @@ class RunConfig(Table):
                 "releases are covered by a budget alone",
             ),
             (
+                self.get("hidden", (1,)) == (),
+                "hidden must hold at least one width, got none",
+            ),
+            (
                 self.get("scale_noise") is not None and self.get("scale") != "private",
                 "scale-noise has no effect without scale private",
             ),
