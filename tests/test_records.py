@@ -19,6 +19,7 @@ def recorded(sim, seed):
     return records
 
 
+@pytest.mark.thorough
 def test_records_by_label_are_one_picture_with_seeds_as_means_and_their_epsilon():
     population, task = least_squares(SIZES)
     population = fjs.data.split(population, test=0.5)

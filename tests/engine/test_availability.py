@@ -111,6 +111,7 @@ def test_a_silent_client_changes_the_release_by_its_bounded_message_alone():
     np.testing.assert_allclose(releases, [4 * 0.5 / 4, 3 * 0.5 / 4], rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_other_clients_see_nothing_of_one_who_is_slow_or_silent():
     population, task = problem()
     algorithm = fjs.compression.compressed(fjs.pmtl(task), fjs.compression.quantize(bits=4))

@@ -123,6 +123,7 @@ def test_a_client_s_state_is_one_piece_of_memory(pair):
     assert all(leaf.flags.c_contiguous for leaf in leaves)
 
 
+@pytest.mark.thorough
 def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
     sim = pair[1]
     straight, _ = run(sim, 6, seed=3)

@@ -59,6 +59,7 @@ def laplace():
     return fjs.gaussian()._replace(event=Laplace(), add=add, release=release)
 
 
+@pytest.mark.thorough
 def test_its_own_cost_is_reported_and_shown_on_the_way():
     population, task = classification([3, 4, 5])
     sim = fjs.Simulation(

@@ -118,6 +118,7 @@ def test_what_is_aimed_at_and_shown_is_what_the_accountant_reports(ran):
     assert summary["epsilon_replace"] > summary["epsilon"]
 
 
+@pytest.mark.thorough
 def test_clients_weigh_by_their_rows():
     """One full round without noise: w is the mean of the clients' models, by numbers of rows."""
     found = experiment(*SMALL, "--algorithm", "fedavg", "--sampling", "full", "--weights", "rows")
