@@ -7,8 +7,6 @@ minibatches.
 Axes: m clients, T rounds.
 """
 
-import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,11 +21,10 @@ from fedjaxsim import checks
 from fedjaxsim.engine.evaluation import measure_with, targets_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
-from fedjaxsim.gradients.modes import Forward, Mode, Run, bounded
+from fedjaxsim.gradients.modes import Forward, Mode, Reverse, bounded, run_rounds
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.kernels import backend
-from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit, noise_multiplier_in_jit
+from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
 
@@ -90,9 +87,8 @@ def check_names(
     for name in names:
         if name == "sampling_rate":
             raise ValueError(
-                "sampling_rate has no derivative here: it decides who takes part, which is "
-                "discrete. gradients.epsilon_by_sampling_rate gives dε/dp; for the rest, compare "
-                "runs at several p"
+                "sampling_rate has no derivative: it decides who takes part, which is discrete; "
+                "compare runs at several p"
             )
         checks.one_of([*fields, EPSILON], wrt=name)
         if name == EPSILON and epsilon is None:
@@ -119,8 +115,7 @@ def hypergradient(
 ) -> Callable[..., tuple[jax.Array, Gradient]]:
     """Return the value and the gradient of an objective of the state after T rounds.
 
-    `Forward()` and `Reverse()` give the same numbers at different costs. `Implicit()` gives the
-    derivative of the fixed point that rounds without random draws lead to.
+    `Forward()` and `Reverse()` give the same numbers at different costs.
 
     At fixed ε: given an ε, the returned function uses the noise multiplier z(ε, δ, p, T) that
     spends it by the in-jit RDP bound. "epsilon" in `wrt` is then the derivative along that curve,
@@ -132,7 +127,7 @@ def hypergradient(
       rounds: T.
       wrt: names of hyperparameters, and "epsilon"; not "sampling_rate", which decides a discrete
         draw. A noise schedule (T,) has a derivative for each round.
-      mode: by default `Forward()`, for few numbers; `Reverse()` for many, or `Implicit()`.
+      mode: by default `Forward()`, for few numbers; `Reverse()` for many.
       delta: δ of ε; by default `default_delta(m)`.
 
     Returns:
@@ -141,18 +136,19 @@ def hypergradient(
       `Simulation.init` or `Simulation.run` would, and if `wrt` names something discrete.
 
     Raises:
-      ValueError: if T is below 1, the mode is none, or rounds have no fixed point for `Implicit()`.
+      ValueError: if T is below 1, or the mode is none.
     """
     checks.count(rounds=rounds)
     mode = Forward() if mode is None else mode
-    if not hasattr(mode, "differentiate"):
-        raise ValueError(f"mode must be Forward(), Reverse() or Implicit(), got {mode!r}")
+    if not isinstance(mode, Forward | Reverse):
+        raise ValueError(f"mode must be Forward() or Reverse(), got {mode!r}")
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     delta = default_delta(simulation.num_clients) if delta is None else delta
     objective = objective if isinstance(objective, Partial) else Partial(objective)
-    program, rows = simulation.program.with_capped_batches(), simulation.rows["train"]
+    rows = simulation.rows["train"]
+    program = mode.program(simulation.program.with_capped_batches(), rows)
 
-    def begin(chosen, epsilon, key, hparams):
+    def value(chosen, rows, objective, epsilon, key, hparams):
         simulation.check_start(key, hparams)
         epsilon = chosen.get(EPSILON, epsilon)
         hparams = hparams.replace(**{name: chosen[name] for name in chosen if name != EPSILON})
@@ -160,9 +156,11 @@ def hypergradient(
             rate = program.sampling.rate(hparams)
             z = noise_multiplier_in_jit(epsilon, delta, rate, rounds)
             hparams = hparams.replace(noise_multiplier=z)
-        return program.init(key, hparams), hparams
+        state = program.init(key, hparams)
+        length = mode.segment_length(program, state, rounds)
+        return objective(run_rounds(program, state, hparams, rows, rounds, length), hparams)
 
-    differentiate = mode.differentiate(Run(program, begin, rows, rounds))
+    differentiate = mode.differentiate(value)
 
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
@@ -194,45 +192,6 @@ def price_of_privacy(
         return value, gradient[EPSILON]
 
     return price
-
-
-def epsilon_by_sampling_rate(
-    simulation: Simulation, hparams: Hyperparameters, rounds: int, delta: float | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Compute ε of a run of T rounds by the in-jit RDP bound, and dε/dp at its noise, both ().
-
-    The noise multiplier of `hparams` is () or (T,), and δ by default `default_delta(m)`.
-
-    Raises:
-      ValueError: if ε does not depend on p (sampling is not Poisson, p is 1, or nothing private is
-        released), or the run could not be done.
-    """
-    scheme, event = simulation.accounts[0]
-    simulation.check(hparams)
-    simulation.check_rounds(hparams, 0, rounds, None)
-    rate = float(np.asarray(hparams.get("sampling_rate", 1.0)))
-    if scheme.kind != "poisson" or event.kind != "gaussian" or rate >= 1:
-        raise ValueError(
-            "ε has a derivative in p for Poisson sampling with p < 1 and Gaussian noise, got "
-            f"{scheme.kind!r} sampling with p = {rate} and a {event.kind!r} mechanism"
-        )
-    delta = default_delta(simulation.num_clients) if delta is None else delta
-    schedule = np.broadcast_to(np.asarray(hparams.noise_multiplier, np.float64), (rounds,))
-    z, counts = np.unique(schedule, return_counts=True)
-    z, counts = jnp.asarray(z, float), jnp.asarray(counts, jnp.int32)
-    return _epsilon_slope(jnp.asarray(rate, float), z, counts, delta, scheme, event)
-
-
-@functools.partial(jax.jit, static_argnums=(4, 5))
-@jax.value_and_grad
-def _epsilon_slope(p, z, counts, delta, scheme, event):
-    charges = dataclasses.replace(
-        ledger.no_charges(scheme, event, z.shape[0]),
-        noise_multiplier=z,
-        sampling_rate=jnp.broadcast_to(p, z.shape),
-        rounds=counts,
-    )
-    return epsilon_in_jit(ledger.Ledger((charges,)), delta)
 
 
 def _check(

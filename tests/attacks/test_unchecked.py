@@ -11,7 +11,7 @@ from problems import classification, read_by, same
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.gradients import epsilon_by_sampling_rate, mean_metric, price_of_privacy
+from fedjaxsim.gradients import mean_metric, price_of_privacy
 from fedjaxsim.privacy import compose_reports
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.sweep import SimulationBatch
@@ -92,7 +92,6 @@ def test_no_report_of_its_states_has_an_epsilon(state, tmp_path):
     [
         lambda: LEAKS.calibrate(HPARAMS, epsilon=1.0, rounds=2),
         lambda: LEAKS.budget(HPARAMS, epsilon=1.0),
-        lambda: epsilon_by_sampling_rate(LEAKS, HPARAMS, 2),
         lambda: price_of_privacy(LEAKS, mean_metric(LEAKS, split="test"), 2)(0, HPARAMS, 1.0),
     ],
 )

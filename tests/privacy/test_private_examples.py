@@ -21,7 +21,7 @@ from fedjaxsim.data.minibatches import UnprotectedError, view_here
 from fedjaxsim.engine.accounts import gradients_of, require_protection
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.gradients.modes import reversible
+from fedjaxsim.gradients.modes import Reverse
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.models.model import Dense, Model
@@ -827,7 +827,7 @@ def test_a_run_is_differentiable_through_its_private_gradients():
         later, _ = program.step(state, hparams, rows)
         return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(later.shared.params))
 
-    of_reverse = functools.partial(after, program=reversible(sim.program, rows))
+    of_reverse = functools.partial(after, program=Reverse().program(sim.program, rows))
     slope, step = jax.jit(jax.grad(of_reverse))(jnp.float32(0.7)), 0.05
     plain = jax.jit(after)
     wanted = (plain(jnp.float32(0.7 + step)) - plain(jnp.float32(0.7 - step))) / (2 * step)
