@@ -79,11 +79,6 @@ class Progress(Callback):
         line = f"{self._title}  {done}/{self.run.rounds}  {words}"
         self._bar.show(line, completed=done, words=words)
 
-    def end(self, state: SimulationState) -> None:
-        """Show the last evaluation on all clients, if the run ended after one of a sample."""
-        if self.run.stopped is not None:
-            self.segment(state, self.run.stopped)
-
 
 def _describe_best(records: Sequence[Record], speed: float | None) -> str:
     """Describe an evaluation of several runs, as in `best accuracy 0.81  400 run-rounds/s`."""
@@ -144,11 +139,6 @@ class Logger(Callback):
         finite = {name: value for name, value in known.items() if math.isfinite(value)}
         self._write(finite, step=segment.round)
 
-    def end(self, state: SimulationState) -> None:
-        """Log the last evaluation on all clients, if the run ended after one of a sample."""
-        if self.run.stopped is not None:
-            self.segment(state, self.run.stopped)
-
     def _opened(self, closing: contextlib.ExitStack) -> Callable[..., Any]:
         """Open a log; return the function that writes values by name at a `step`."""
         if self._name == "tensorboard":
@@ -186,11 +176,6 @@ class Validation(Callback):
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Evaluate on validation rows."""
         validate(self.run, state, segment)
-
-    def end(self, state: SimulationState) -> None:
-        """Evaluate on all clients, if the run ended after an evaluation of a sample."""
-        if self.run.stopped is not None:
-            validate(self.run, state, self.run.stopped)
 
 
 def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluation:
@@ -243,6 +228,8 @@ class Patience(Callback):
 
     def segment(self, state: SimulationState, segment: Segment) -> bool:
         """Judge the run on its validation rows."""
+        if segment is self.run.stopped:
+            return False  # it has been judged
         if self._released:
             if segment.private is None:
                 return False

@@ -41,8 +41,6 @@ class Metric(NamedTuple):
     in_tables: tuple[str, ...] = ("", "_p10", "_p90")
 
 
-MAJORITY = "majority_accuracy"
-"""Accuracy of always predicting the most frequent class of the training rows."""
 SAMPLED = "sampled_clients"
 """The key of the number of clients in a record, if a sample was evaluated."""
 _FRACTION, _POSITIVE = (0.0, 1.0), (0.0, math.inf)
@@ -60,7 +58,6 @@ METRICS = {
     "balanced_accuracy": Metric(
         "balanced accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=()
     ),
-    MAJORITY: Metric("majority accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=()),
     "squared_error": Metric("squared error", None, False, _POSITIVE, power=2, in_tables=()),
 }
 """Records by metric name. A run is judged by the first metric of this list that it has."""

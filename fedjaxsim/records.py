@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjaxsim import notebook, store
+from fedjaxsim import store
 from fedjaxsim.divergence import failures
 from fedjaxsim.engine.loop import Callback, Record, Segment
 from fedjaxsim.engine.processes import is_first
@@ -41,7 +41,9 @@ class Records(Callback):
         self.memory = [row for row in self.memory if 0 < done >= row["round"]]
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
-        """Add an evaluation."""
+        """Add an evaluation, in place of an earlier one of this round."""
+        while self.memory and self.memory[-1]["round"] == segment.round:
+            self.memory.pop()
         self.memory += self.run.records(state, segment)
 
 
@@ -50,7 +52,8 @@ class MetricsFile(Callback):
 
     Memory stays the same however many there are. A checkpoint keeps the round of the last line.
     Lines after it stay in the file until their evaluation is done again, for they say what was
-    released. Without a checkpoint a start replaces the file.
+    released. Without a checkpoint a start replaces the file. A line has no training loss if nobody
+    took part.
 
     Args:
       path: the file; its folders are made.
@@ -60,25 +63,24 @@ class MetricsFile(Callback):
     initial = True
 
     def __init__(self, path: Path | str, *, exact: bool = False):
-        self._path, self._exact = Path(path), exact
-        self._last, self._bad = _NONE, None
+        self._path, self._exact, self._last = Path(path), exact, _NONE
         self._later: list[bytes] = []
 
     @property
     def memory(self) -> Any:
-        """The round of the last line, and the first round with an infinite loss."""
-        return {"last": self._last, "bad": self._bad}
+        """The round of the last line."""
+        return self._last
 
     @memory.setter
     def memory(self, kept: Any) -> None:
-        _, self._later = divided(self._path, kept["last"])
-        self._last, self._bad = kept["last"], kept["bad"]
+        _, self._later = divided(self._path, kept)
+        self._last = kept
 
     @property
     def rows(self) -> list[Record]:
-        """The records, read from the file; null is NaN, but for a loss without participants."""
-        rows = [json.loads(line) for line in divided(self._path, self._last)[0]]
-        return rows if self._exact else [_with_nan(row, self._bad) for row in rows]
+        """The records, read from the file; null is NaN."""
+        rows = (json.loads(line) for line in self._lines())
+        return [{k: math.nan if v is None else v for k, v in row.items()} for row in rows]
 
     @property
     def released(self) -> int:
@@ -95,7 +97,7 @@ class MetricsFile(Callback):
         if done == 0 and self._last > _NONE:
             self._later = []  # another run with this callback
         if done == 0:
-            self._last, self._bad = _NONE, None
+            self._last = _NONE
         if is_first():
             store.make_folder(self._path.parent)
             kept = [line for line in self._lines() if last_round([line]) <= done]
@@ -103,26 +105,20 @@ class MetricsFile(Callback):
         self._last = min(self._last, done)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
-        """Add an evaluation to the file."""
+        """Add an evaluation to the file, in place of an earlier one of this round."""
         records = self.run.records(state, segment)
-        if self._bad is None and not all(_is_finite(row.get("train_loss")) for row in records):
-            self._bad = segment.round
-        added = lines(records, exact=self._exact)
+        known = ({k: v for k, v in row.items() if v is not None} for row in records)
+        added = lines(known, exact=self._exact)
         before = [line for line in self._later if last_round([line]) <= segment.round]
         self._later = self._later[len(before) :]
         if is_first():
-            if not before and not self._later:
+            again = segment.round == self._last
+            if not again and not before and not self._later:
                 store.append(self._path, added)
-            elif added != b"".join(before):
-                store.write(self._path, b"".join([*self._lines(), added, *self._later]))
+            elif again or added != b"".join(before):
+                kept = [line for line in self._lines() if last_round([line]) < segment.round]
+                store.write(self._path, b"".join([*kept, added, *self._later]))
         self._last = segment.round
-
-    def end(self, state: SimulationState) -> None:
-        """Replace the last evaluation, if the run ended after one of a sample."""
-        if self.run.stopped is not None and is_first():
-            kept = [line for line in self._lines() if last_round([line]) < self._last]
-            added = lines(self.run.records(state, self.run.stopped), exact=self._exact)
-            store.write(self._path, b"".join([*kept, added, *self._later]))
 
     def _lines(self) -> list[bytes]:
         return divided(self._path, self._last)[0]
@@ -160,7 +156,7 @@ def comparison(
 
 
 class RunsReport(NamedTuple):
-    """Table of runs, which prints itself, in notebooks too.
+    """Table of runs, which prints itself.
 
     Each of `rows` is a label: its mean over seeds with a 95 % interval, its difference from the
     first label on the seeds that both have, with p (see `fedjaxsim compare`), and its largest
@@ -171,20 +167,12 @@ class RunsReport(NamedTuple):
 
     def __repr__(self) -> str:
         """Align the columns."""
-        table = [self._headings(), *self._cells()]
+        found = headings(self.rows, self.rows[0]["metric"])
+        table = [[each.replace("\n", " ") for each in (*found, "ε zero-out", "ε replace")]]
+        table += [[*cells(row), *map(epsilon_text, map(row.get, SPENT[:2]))] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ("  ".join(map(str.ljust, line, widths)) for line in table)
         return "\n".join(line.rstrip() for line in lines)
-
-    def _repr_html_(self) -> str:
-        return notebook.table("Means over seeds, 95 %", self._headings(), self._cells())
-
-    def _headings(self) -> list[str]:
-        found = headings(self.rows, self.rows[0]["metric"])
-        return [each.replace("\n", " ") for each in (*found, "ε zero-out", "ε replace")]
-
-    def _cells(self) -> list[list[str]]:
-        return [[*cells(row), *map(epsilon_text, map(row.get, SPENT[:2]))] for row in self.rows]
 
 
 def report(
@@ -244,7 +232,7 @@ def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
     def check(note: Mapping[str, Any]) -> None:
         kept = note.get("memory", {}).get(MetricsFile.__name__)
         if kept is not None:
-            divided(path, kept["last"])
+            divided(path, kept)
 
     return check
 
@@ -280,13 +268,3 @@ def _round(line: bytes) -> int | None:
         return int(json.loads(line)["round"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _with_nan(row: Record, bad: int | None) -> Record:
-    """Return a record with NaN for the nulls of JSON, but for a loss without participants."""
-    present = {name for name in row if name != "train_loss" or row["round"] == bad}
-    return {k: math.nan if v is None and k in present else v for k, v in row.items()}
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)

@@ -40,7 +40,6 @@ from fedjaxsim.engine.evaluation import (
     measure_with,
     prepare_release,
     sample_of,
-    summarize,
 )
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
@@ -685,7 +684,7 @@ class Simulation:
             self._statistics[split] = SplitStatistics.of(
                 self.population, split, self.task, measured.sums
             )
-        return summarize(split, to_host(measured), self._statistics[split], clients)
+        return self._statistics[split].evaluation(to_host(measured), clients)
 
     def with_account(
         self,

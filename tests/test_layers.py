@@ -24,7 +24,7 @@ LAYERS = (
     ("models",),
     ("data",),
     ("hyperparameters", "metrics"),
-    ("kernels", "factories", "extras", "notebook", "signals", "store", "divergence"),
+    ("kernels", "factories", "extras", "signals", "store", "divergence"),
     ("checks", "keys"),
 )
 """From the top down. Modules of one layer do not import each other."""

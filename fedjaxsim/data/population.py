@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedjaxsim import checks, notebook
+from fedjaxsim import checks
 from fedjaxsim.data.arrays import (
     SPLITS,
     Ranges,
@@ -199,21 +199,12 @@ class Population:
 
     def __repr__(self) -> str:
         """List clients, rows of each split, and every field."""
-        lines = (f"  {name}: {dtype} {shape}" for name, dtype, shape in self._described())
-        return "\n".join([self._title, *lines])
-
-    def _repr_html_(self) -> str:
-        return notebook.table(self._title, ["field", "type", "shape"], self._described())
-
-    @property
-    def _title(self) -> str:
         rows = ", ".join(
             f"{n:,} {name}" for n, name in zip(self.counts.sum(axis=0), SPLITS, strict=True)
         )
-        return f"Population of {self.num_clients:,} clients, {self.num_rows:,} rows ({rows})"
-
-    def _described(self) -> list[tuple[str, str, str]]:
-        return [(name, str(v.dtype), str(v.shape)) for name, v in self.fields.items()]
+        title = f"Population of {self.num_clients:,} clients, {self.num_rows:,} rows ({rows})"
+        lines = (f"  {name}: {v.dtype} {v.shape}" for name, v in self.fields.items())
+        return "\n".join([title, *lines])
 
     @functools.cached_property
     def splits(self) -> dict[str, Ranges]:

@@ -1,16 +1,16 @@
 """Evaluation: per-client metrics of the models that the clients predict with.
 
 Metrics are averages over private data, for the researcher, and have no guarantee. They never reach
-the training state. Evaluations that are released are a mean and a histogram over clients, with
-noise, and charged: each client sends its own metric, clipped, through the Gaussian mechanism with
-full participation. So a time to stop, or a choice among runs, that reads these releases alone is
-covered by ε.
+the training state. Evaluations that are released are a mean over clients, with noise, and
+charged: each client sends its own metric, clipped, through the Gaussian mechanism with full
+participation. So a time to stop, or a choice among runs, that reads these releases alone is covered
+by ε.
 """
 
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,15 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import checks, keys, notebook
+from fedjaxsim import checks, keys
 from fedjaxsim.checks import described
-from fedjaxsim.data.describe import majority_accuracy
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.metrics import MAJORITY, SAMPLED, Metric, larger_is_better, metric
+from fedjaxsim.metrics import SAMPLED, Metric, larger_is_better, metric
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.entries import Entry, SamplingScheme, check_noise_multiplier
@@ -55,7 +54,6 @@ class Evaluation:
         client without rows.
       streaming: the names of metrics that may be NaN for clients with rows, too: streaming ones,
         and "nmse" if all targets are one number.
-      majority: the accuracy of a constant answer, if the task has an accuracy.
       records: the task's `records` of its own metrics.
       clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
         `values` are then (k,); None for all clients.
@@ -65,7 +63,6 @@ class Evaluation:
     count: np.ndarray
     values: Mapping[str, np.ndarray]
     streaming: Collection[str] = ()
-    majority: float | None = None
     records: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     clients: np.ndarray | None = None
 
@@ -91,10 +88,6 @@ class Evaluation:
         """
         return self._over_clients(name, lambda v, rows: np.average(v, weights=rows, axis=0))
 
-    def std(self, name: str) -> Any:
-        """Return the population standard deviation over clients."""
-        return self._over_clients(name, lambda values, _: np.std(values, axis=0))
-
     def worst_tenth(self, name: str) -> Any:
         """Return the mean over the worst ⌈k/10⌉ of k clients; ValueError without a direction."""
         sign = 1 if self.direction(name) else -1
@@ -106,16 +99,6 @@ class Evaluation:
 
         return self._over_clients(name, worst)
 
-    def percentiles(self, name: str) -> np.ndarray:
-        """Return the 10th, 50th and 90th percentile over clients, (3,) or (3, S)."""
-        found = self._over_clients(name, lambda v, _: np.percentile(v, PERCENTILES, axis=0))
-        return np.broadcast_to(found, (len(PERCENTILES), *self.values[name].shape[1:]))
-
-    def undefined(self, name: str) -> Any:
-        """Count clients with rows for whom the metric is undefined, such as an AUC of one class."""
-        without = np.isnan(self.values[name]) & ~self.failed
-        return np.sum(without[self.count > 0], axis=0)
-
     def summary(self) -> dict[str, Any]:
         """Return all metrics as flat numbers, prefixed by the split: `test_accuracy_p10`.
 
@@ -125,28 +108,27 @@ class Evaluation:
         `test_failed` counts the clients who failed, if any. By the convention of the field the
         plain `nmse` is pooled (total squared error over the variance of all targets) and
         `nmse_unweighted` the mean over clients. A streaming metric also has `_undefined`, the
-        number of clients with rows and without a value. `majority_accuracy` accompanies `accuracy`,
-        and `sampled_clients` is the size of the sample that was evaluated, if not all were.
+        number of clients with rows and without a value. `sampled_clients` is the size of the sample
+        that was evaluated, if not all clients were.
         """
         result: dict[str, Any] = {}
         for name, values in self.values.items():
             key = f"{self.split}_{name}"
             record = metric(name, self.records)
+            mean, weighted = self.mean(name), self.weighted_mean(name)
             if record.pooled:
-                result[key] = self.weighted_mean(name)
-                result[f"{key}_unweighted"] = self.mean(name)
+                result |= {key: weighted, f"{key}_unweighted": mean}
             else:
-                result[key] = self.mean(name)
-                result[f"{key}_weighted"] = self.weighted_mean(name)
-            for q, value in zip(PERCENTILES, self.percentiles(name), strict=True):
-                result[f"{key}_p{q}"] = value
-            result[f"{key}_std"] = self.std(name)
+                result |= {key: mean, f"{key}_weighted": weighted}
+            found = self._over_clients(name, lambda v, _: np.percentile(v, PERCENTILES, axis=0))
+            found = np.broadcast_to(found, (len(PERCENTILES), *values.shape[1:]))
+            result |= {f"{key}_p{q}": found[place] for place, q in enumerate(PERCENTILES)}
+            result[f"{key}_std"] = self._over_clients(name, lambda v, _: np.std(v, axis=0))
             if record.larger_is_better is not None:
                 result[f"{key}_worst_tenth"] = self.worst_tenth(name)
             if name in self.streaming:
-                result[f"{key}_undefined"] = self.undefined(name)
-            if name == "accuracy" and self.majority is not None:
-                result[f"{self.split}_{MAJORITY}"] = np.full(values.shape[1:], self.majority)[()]
+                without = np.isnan(values) & ~self.failed
+                result[f"{key}_undefined"] = np.sum(without[self.count > 0], axis=0)
         if np.any(self.failed):
             result[f"{self.split}_failed"] = np.sum(self.failed, axis=0)
         if self.clients is not None:
@@ -155,33 +137,19 @@ class Evaluation:
 
     def __repr__(self) -> str:
         """Show clients and split, and a line for each metric."""
-        lines = (
-            f"  {name}: {mean}, p10 {low}, p90 {high}"
-            for name, mean, low, _, high, _ in self._rows()
-        )
-        return "\n".join([self._title, *lines])
-
-    def _repr_html_(self) -> str:
-        headings = ["metric", "mean", *(f"p{q}" for q in PERCENTILES), "worst tenth"]
-        return notebook.table(self._title, headings, self._rows())
-
-    @property
-    def _title(self) -> str:
         shape = next(iter(self.values.values()), self.count).shape[1:]
         of_runs = f", {shape[0]} runs" if shape else ""
         clients = "clients" if self.clients is None else "sampled clients"
         clients = f"{int(np.sum(self.count > 0)):,} of {len(self.count):,} {clients}"
         failed = int(np.sum(np.any(self.failed.reshape(len(self.count), -1), axis=1)))
         of_failed = f", {failed:,} failed" if failed else ""
-        return f"Evaluation on {self.split} rows of {clients}{of_runs}{of_failed}"
-
-    def _rows(self) -> Iterator[list[str]]:
-        """Yield the name of each metric and its summaries over clients, as text."""
+        lines = [f"Evaluation on {self.split} rows of {clients}{of_runs}{of_failed}"]
         summary = self.summary()
-        ends = ("", *(f"_p{q}" for q in PERCENTILES), "_worst_tenth")
         for name in self.values:
-            numbers = (summary.get(f"{self.split}_{name}{end}", np.nan) for end in ends)
-            yield [name, *map(notebook.number, numbers)]
+            ends = ("", "_p10", "_p90")
+            mean, low, high = (in_short(summary[f"{self.split}_{name}{end}"]) for end in ends)
+            lines.append(f"  {name}: {mean}, p10 {low}, p90 {high}")
+        return "\n".join(lines)
 
     def _over_clients(self, name: str, summary: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
         """Summarize the values (k, ...) and rows (k,) of the clients that have a value."""
@@ -201,19 +169,26 @@ class Evaluation:
             return summary(values[has], self.count[has])
 
 
+def in_short(value: Any) -> str:
+    """Format a number with four significant digits, or the range of an array."""
+    ends = (value,) if np.ndim(value) == 0 else (np.min(value), np.max(value))
+    return " to ".join(f"{end:.4g}" for end in ends)
+
+
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """Statistics of one split that its evaluations use; see `Evaluation`.
+    """Statistics of one split that its evaluations use.
 
     Attributes:
+      split, count, records: as in `Evaluation`.
       variance: variance of all targets "y" in their units, its mean over several, if the task has a
         squared error; else None.
       units: the unit of each target as a stored number, see `Columns`; (1,) without columns.
     """
 
+    split: str
     count: np.ndarray
     variance: float | None
-    majority: float | None
     records: Mapping[str, Metric]
     units: tuple[float, ...] = (1.0,)
 
@@ -230,7 +205,7 @@ class SplitStatistics:
                 stacklevel=2,
             )
         units = population.columns["y"].half_range if "y" in population.columns else (1.0,)
-        variance = majority = None
+        variance = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
             targets = y[population.splits[split].all_rows()]
             spread = np.var(targets, axis=0, dtype=np.float64)
@@ -242,9 +217,34 @@ class SplitStatistics:
                     f"{values}",
                     stacklevel=2,
                 )
-        if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
-            majority = majority_accuracy(population, split)
-        return cls(count, variance, majority, task.records, tuple(map(abs, units)))
+        return cls(split, count, variance, task.records, tuple(map(abs, units)))
+
+    def evaluation(self, measured: ClientMetrics, clients: np.ndarray | None = None) -> Evaluation:
+        """Summarize client metrics, numpy arrays (m,) or (m, S), of all clients or a sample (k,).
+
+        "squared_error" divided by the variance of all targets is also reported as "nmse", as in the
+        experiments of MP-MTL.
+        """
+        count = self.count if clients is None else self.count[clients]
+        rows = np.where(count > 0, count, np.nan)
+
+        def over(divisor, found):
+            return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
+
+        values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
+        names, found = [*streaming], values | streaming
+        records = {name: metric(name, self.records) for name in found}
+        for name, record in records.items():
+            if len(self.units) == 1 or record.target is not None:
+                found[name] = found[name] * self.units[record.target or 0] ** record.power
+        of_targets = [found[name] for name, each in records.items() if each.target is not None]
+        if "squared_error" in found and of_targets:
+            found["squared_error"] = np.mean(of_targets, axis=0)
+        if "squared_error" in found and self.variance is not None:
+            # Without variance it is undefined, which is no failure of a client.
+            names += [] if self.variance else ["nmse"]
+            found["nmse"] = found["squared_error"] / (self.variance or np.nan)
+        return Evaluation(self.split, count, found, tuple(names), self.records, clients)
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
@@ -269,40 +269,6 @@ def sample_of(key: jax.Array, num_clients: int, size: int | None) -> np.ndarray 
     seed = np.asarray(to_host(jax.random.key_data(jax.random.fold_in(key, keys.EVALUATED))))
     chosen = np.random.default_rng(seed).choice(num_clients, size, replace=False)
     return np.sort(chosen).astype(np.int32)
-
-
-def summarize(
-    split: str,
-    measured: ClientMetrics,
-    statistics: SplitStatistics,
-    clients: np.ndarray | None = None,
-) -> Evaluation:
-    """Summarize client metrics, numpy arrays (m,) or (m, S), of all clients or of a sample (k,).
-
-    "squared_error" divided by the variance of all targets is also reported as "nmse", as in the
-    experiments of MP-MTL.
-    """
-    count = statistics.count if clients is None else statistics.count[clients]
-    rows = np.where(count > 0, count, np.nan)
-
-    def over(divisor, found):
-        return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
-
-    values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
-    names, found = [*streaming], values | streaming
-    records = {name: metric(name, statistics.records) for name in found}
-    for name, record in records.items():
-        if len(statistics.units) == 1 or record.target is not None:
-            found[name] = found[name] * statistics.units[record.target or 0] ** record.power
-    of_targets = [found[name] for name, each in records.items() if each.target is not None]
-    if "squared_error" in found and of_targets:
-        found["squared_error"] = np.mean(of_targets, axis=0)
-    if "squared_error" in found and statistics.variance is not None:
-        # Without variance it is undefined, which is no failure of a client.
-        names += [] if statistics.variance else ["nmse"]
-        found["nmse"] = found["squared_error"] / (statistics.variance or np.nan)
-    majority, records = statistics.majority, statistics.records
-    return Evaluation(split, count, found, tuple(names), majority, records, clients)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:
@@ -337,13 +303,11 @@ class EvaluationPlan:
         client's contribution.
       metric: name of a client metric, computed of that client's rows alone.
       largest: the public bound of the metric; client metrics are clipped to [0, `largest`].
-      bins: number of bins of the histogram; 0 for none.
     """
 
     noise_multiplier: float
     metric: str
     largest: float = 1.0
-    bins: int = 0
 
     def __post_init__(self):
         check_noise_multiplier(self.noise_multiplier)
@@ -353,18 +317,15 @@ class EvaluationPlan:
                 "variance of all clients' targets: release squared_error"
             )
         checks.positive(largest=self.largest)
-        checks.count(0, bins=self.bins)
 
     def spend(self, num_clients: int, evaluations: int = 1) -> PrivacySpend:
         """Return the charges of some evaluations.
 
-        What one client sends is in [0, 1] and one of the bins, so replacing it moves the sum by at
-        most 1 and √2: together √3, which is √1.5 times the norm.
+        What one client sends is in [0, 1], so replacing it moves the sum by at most 1.
         """
         scheme = SamplingScheme("full", num_clients, num_clients)
-        event = Gaussian(replace=1.5**0.5 if self.bins else 1.0)
         entry = Entry(float(np.float32(self.noise_multiplier)), 1.0, evaluations)
-        return PrivacySpend(scheme, event, (entry,))
+        return PrivacySpend(scheme, Gaussian(replace=1.0), (entry,))
 
 
 class PrivateMetric(NamedTuple):
@@ -373,32 +334,24 @@ class PrivateMetric(NamedTuple):
     Attributes:
       name: of the metric.
       mean: the mean over all m clients, with noise; clients without a value count as the worst.
-      histogram: (bins,) fractions of the m clients, with noise; None without bins.
     """
 
     name: str
     mean: float
-    histogram: np.ndarray | None = None
     larger_is_better: bool = True
 
 
 @functools.cache
 def _released(plan: EvaluationPlan, better: bool):
-    """Return `(values, key) -> sums / m` of a plan, compiled."""
-    # A client sends its share of `largest`, and a bin.
-    norm, z = 2.0**0.5 if plan.bins else 1.0, plan.noise_multiplier
+    """Return `(values, key) -> mean share of the largest value` of a plan, compiled."""
 
     def release(values, key):
         # A client without a finite value sends nothing, which counts as the worst value: a model
         # that diverged must not look good.
         has = jnp.isfinite(values)
         share = jnp.clip(jnp.where(has, values, 0.0) / plan.largest, 0.0, 1.0)
-        share = share if better else 1.0 - share
-        # Bin index; the last bin includes its upper edge.
-        place = jnp.minimum(jnp.clip(values / plan.largest, 0, 1) * plan.bins, plan.bins - 1)
-        bins = jax.nn.one_hot(place.astype(jnp.int32), plan.bins)
-        sent = {"mean": share, "histogram": jnp.where(has[:, None], bins, 0.0)}
-        return release_once(gaussian(), sent, has, key, clip_norm=norm, noise_multiplier=z)
+        share, z = share if better else 1.0 - share, plan.noise_multiplier
+        return release_once(gaussian(), share, has, key, clip_norm=1.0, noise_multiplier=z)
 
     return jax.jit(release)
 
@@ -437,11 +390,8 @@ def release_evaluation(
     if privacy.limit is not None and not allows(privacy.limit, privacy):
         return state, None
     own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)
-    found = _released(plan, better)(jnp.asarray(values, float), own)
-    histogram = np.asarray(found["histogram"], np.float64) if plan.bins else None
-    share = float(found["mean"])
-    mean = plan.largest * (share if better else 1 - share)
-    released = PrivateMetric(plan.metric, mean, histogram, better)
+    share = float(_released(plan, better)(jnp.asarray(values, float), own))
+    released = PrivateMetric(plan.metric, plan.largest * (share if better else 1 - share), better)
     return dataclasses.replace(state, privacy=privacy), released
 
 

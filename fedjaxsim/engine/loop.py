@@ -9,13 +9,13 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from fedjaxsim import checks, notebook
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.checks import described
 from fedjaxsim.engine.checks import check_arguments
@@ -23,12 +23,12 @@ from fedjaxsim.engine.evaluation import (
     Evaluation,
     EvaluationPlan,
     PrivateMetric,
+    in_short,
     release_evaluation,
 )
 from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.extras import importing
-from fedjaxsim.metrics import SAMPLED
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import Adjacency, check_delta
@@ -64,24 +64,8 @@ class Segment:
     private: PrivateMetric | None = None
 
 
-class History(Sequence[Segment]):
+class History(tuple[Segment, ...]):
     """The segments of a run, in the order of rounds."""
-
-    def __init__(self, segments: Iterable[Segment] = ()):
-        self._segments = tuple(segments)
-
-    def __len__(self) -> int:
-        return len(self._segments)
-
-    @overload
-    def __getitem__(self, index: int) -> Segment: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "History": ...
-
-    def __getitem__(self, index: int | slice) -> "Segment | History":
-        found = self._segments[index]
-        return found if isinstance(found, Segment) else History(found)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with one row per evaluation and, of several runs at once, per run.
@@ -102,25 +86,11 @@ class History(Sequence[Segment]):
     def __repr__(self) -> str:
         """Show the rounds, and the first and last mean of each metric."""
         ends = [each.evaluation.summary() for each in (*self[:1], *self[1:][-1:])]
-        names = _metrics(self[-1]) if self else []
-        lines = (
-            f"  {name}: {' → '.join(notebook.number(end[name]) for end in ends)}" for name in names
-        )
-        return "\n".join([self._title, *lines])
-
-    def _repr_html_(self) -> str:
-        names = _metrics(self[-1]) if self else []
-        rows = []
-        for segment in self:
-            values = _means(segment) | segment.evaluation.summary()
-            shown = (values.get(name, np.nan) for name in ("participants", *names))
-            rows.append([segment.round, *map(notebook.number, shown)])
-        return notebook.table(self._title, ["round", "participants", *names], rows)
-
-    @property
-    def _title(self) -> str:
         count = "1 evaluation" if len(self) == 1 else f"{len(self)} evaluations"
-        return f"History of {count}" + (f", up to round {self[-1].round}" if self else "")
+        lines = [f"History of {count}" + (f", up to round {self[-1].round}" if self else "")]
+        for name in _metrics(self[-1]) if self else []:
+            lines.append(f"  {name}: {' → '.join(in_short(end[name]) for end in ends)}")
+        return "\n".join(lines)
 
 
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
@@ -179,7 +149,8 @@ class Callback:
     def segment(self, state: SimulationState, segment: Segment) -> bool | None:
         """Read the state after a segment, and its results; return False to stop the run here.
 
-        The buffers of `state` are reused by the next segment.
+        The buffers of `state` are reused by the next segment. If the run ends early after an
+        evaluation of a sample, the last segment comes once more, evaluated on all clients.
         """
 
     def sync(self) -> None:
@@ -236,8 +207,8 @@ class RunLoop:
       closing: resources that are closed when the run is over.
       course: round, training loss and means of test metrics of each segment so far.
       nonfinite: the number of messages that were not finite so far.
-      stopped: the last segment, at `Callback.end`, if the run ended early, not by an interruption,
-        and the segment was then evaluated on all clients.
+      stopped: the last segment, evaluated on all clients, if the run has ended early after an
+        evaluation of a sample, and not by an interruption.
     """
 
     advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
@@ -329,21 +300,16 @@ class RunLoop:
                 evaluation = self.evaluate(state, "test", None)
                 whole = dataclasses.replace(segment, evaluation=evaluation)
                 if ended:
-                    self._amend(state, segment, whole)
+                    self.stopped = whole
+                    with self.clock.phase("write"):
+                        for step in steps:
+                            step(state, whole)
                 if history:
                     history[-1] = whole
             with self.clock.phase("write"):
                 for each in hooked:
                     each.end(state)
         return state, History(history)
-
-    def _amend(self, state: SimulationState, segment: Segment, whole: Segment) -> None:
-        """Give the records of the last segment the numbers of its evaluation on all clients."""
-        kept, columns = self.records(state, segment), whole.evaluation.summary()
-        for record, more in zip(kept, rows_of(columns, self.size), strict=True):
-            record.pop(SAMPLED)
-            record.update({name: value for name, value in more.items() if name in columns})
-        self._recorded = self.stopped = whole
 
     def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
         """Release an evaluation, if the run does and its budget allows it."""

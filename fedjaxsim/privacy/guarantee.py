@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedjaxsim import notebook
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.profile import with_failure
@@ -219,24 +218,6 @@ class Report:
         """Return the unit and a line for each guarantee; `str` adds the assumptions."""
         return "\n".join(["Report of privacy", *(f"  {each}" for each in self.guarantees)])
 
-    def _repr_html_(self) -> str:
-        rows = [
-            [
-                each.adjacency,
-                each.view,
-                f"ε {each.value}" if each.epsilon is not None else f"none: {each.reason}",
-                f"{each.delta:.3g}",
-                each.accountant,
-            ]
-            for each in self.guarantees
-        ]
-        headings = ["adjacency", "view", "guarantee", "δ", "accountant"]
-        shown = notebook.table("Differential privacy", headings, rows)
-        return shown + notebook.details("Assumptions", self._sentences())
-
-    def _sentences(self) -> dict[str, None]:
-        return dict.fromkeys(s for g in self.guarantees for s in g.assumptions)
-
     def __str__(self) -> str:
         """Return the guarantees, then their assumptions, each once."""
         first = self.guarantees[0]
@@ -245,7 +226,8 @@ class Report:
         if self.examples is not None:
             lines += [f"  one example, {text}" for text in self.examples.in_words()]
         lines += [f"  {name}: {text}" for name, text in _MEANINGS.items()]
-        return "\n".join([*lines, *(f"  - {sentence}" for sentence in self._sentences())])
+        sentences = dict.fromkeys(s for each in self.guarantees for s in each.assumptions)
+        return "\n".join([*lines, *(f"  - {sentence}" for sentence in sentences)])
 
 
 def _certified(

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from fedjaxsim.extras import missing
 from fedjaxsim.metrics import METRICS, SAMPLED, in_tables
-from fedjaxsim.notebook import DisplayedBar
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -104,7 +103,7 @@ def doing(text: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
 
 
 class Bar:
-    """A bar on a terminal or in a notebook; elsewhere lines; if quiet, nothing.
+    """A bar on a terminal; elsewhere lines; if quiet, nothing.
 
     Both announce compilation. Lines go to the logger "fedjaxsim" if it has a handler and its
     level is INFO.
@@ -115,9 +114,7 @@ class Bar:
         console = Console(stderr=True)
         self._bar: Any = None
         self._task: Any = None
-        if console.is_jupyter and not quiet:
-            self._bar = DisplayedBar(title, total, "starting")
-        elif console.is_terminal and not quiet:
+        if console.is_terminal and not quiet:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=12),

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.divergence import is_finite
-from fedjaxsim.metrics import MAJORITY, METRICS, in_tables, judged_by, of_column
+from fedjaxsim.metrics import METRICS, in_tables, judged_by, of_column
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, ends, short_name
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
@@ -426,8 +426,9 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
     headings, texts = zip(*columns, strict=True)
     lines = [list(line) for line in zip(*texts, strict=True)]
     notes = []
-    meanings = {f"test_{MAJORITY}": "accuracy of always saying the most frequent label"}
-    meanings["test_failed"] = "clients whose model predicts NaN, which leaves a run without a value"
+    meanings = {
+        "test_failed": "clients whose model predicts NaN, which leaves a run without a value"
+    }
     meanings |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
     for key, words in meanings.items():
         known: dict[str, list[str]] = {}

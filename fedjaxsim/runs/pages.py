@@ -36,7 +36,7 @@ _ENDINGS = {
 }
 _SAID = (
     "algorithm", "data", "delta", "epsilon", "epsilon_replace", "model", "rounds",
-    "rounds_per_second", *(f"test_{each}" for each in (metrics.MAJORITY, "failed")),
+    "rounds_per_second", "test_failed",
 )  # fmt: skip
 """Entries of a summary that the page has above: in its title, in the results or below them."""
 

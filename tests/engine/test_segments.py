@@ -19,7 +19,7 @@ HISTORY = History([segment(2, [1, 2], [0.5, 1.5]), segment(4, [3, 3], [0.25, 0.2
 def test_a_history_is_a_sequence_of_segments():
     first, last = HISTORY
     assert (len(HISTORY), HISTORY[0], HISTORY[-1]) == (2, first, last)
-    assert isinstance(HISTORY[1:], History)
+    assert History(HISTORY[1:])[0] is last
     assert [each.round for each in HISTORY[::-1]] == [4, 2]
     with pytest.raises(IndexError):
         HISTORY[2]
@@ -48,12 +48,8 @@ def test_it_shows_where_metrics_began_and_ended():
         "History of 2 evaluations, up to round 4",
         "  test_loss: 1 → 0.25",
     ]
-    assert repr(HISTORY[:1]).splitlines()[1] == "  test_loss: 1"
+    assert repr(History(HISTORY[:1])).splitlines()[1] == "  test_loss: 1"
     assert repr(History()) == "History of 0 evaluations"
-    page = HISTORY._repr_html_()
-    assert "<tr><th>round</th><th>participants</th><th>test_loss</th></tr>" in page
-    assert "<tr><td>2</td><td>1.5</td><td>1</td></tr>" in page
-    assert History()._repr_html_().count("<td>") == 0
 
 
 def test_a_segment_does_not_show_its_arrays():

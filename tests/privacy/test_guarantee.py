@@ -218,17 +218,11 @@ def test_a_report_shows_its_guarantees_and_no_charges():
     assert repr(found).splitlines() == [
         "Report of privacy", *(f"  {each}" for each in found.guarantees)
     ]  # fmt: skip
-    page = found._repr_html_()
-    assert page.count("<tr>") == 1 + len(found.guarantees) == 5
-    for each in found.guarantees:
-        assert f"<td>ε {each.value}</td>" in page
-        assert all(sentence.replace("'", "&#x27;") in page for sentence in each.assumptions)
 
 
 def test_a_report_without_a_guarantee_shows_why():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (0.0, 1.0, 10)), 1e-5)
     assert "no guarantee (no noise was added)" in repr(found)
-    assert "<td>none: no noise was added</td>" in found._repr_html_()
 
 
 KINDS = {
