@@ -17,8 +17,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedjaxsim import checks, extras, metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
@@ -75,25 +73,11 @@ class Progress(Callback):
     def show(self, records: Sequence[Record], speed: float | None) -> None:
         """Show an evaluation's record of each run, with the rounds/s without compilation."""
         alone, done = self.run.size is None, records[0]["round"]
-        words = in_words(strict(records[0]), speed) if alone else _describe_best(records, speed)
+        words = in_words(strict(records[0]), speed) if alone else f"{len(records)} runs"
+        if not alone and speed is not None:
+            words += f"  {number(len(records) * speed)} run-rounds/s"
         line = f"{self._title}  {done}/{self.run.rounds}  {words}"
         self._bar.show(line, completed=done, words=words)
-
-
-def _describe_best(records: Sequence[Record], speed: float | None) -> str:
-    """Describe an evaluation of several runs, as in `best accuracy 0.81  400 run-rounds/s`."""
-    words = []
-    for key, metric in metrics.in_tables():
-        values = [row[key] for row in records if key in row and np.isfinite(row[key])]
-        if values:
-            best, of = ("best", max) if metric.larger_is_better else ("least", min)
-            words.append(f"{best} {metric.title} {number(of(values))}")
-    nonfinite = sum(row.get("nonfinite", 0) for row in records)
-    if nonfinite:
-        words.append(f"{nonfinite} messages not finite")
-    if speed is not None:
-        words.append(f"{number(len(records) * speed)} run-rounds/s")
-    return "  ".join(words)
 
 
 class Logger(Callback):

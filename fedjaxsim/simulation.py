@@ -26,6 +26,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import accounts, trained
 from fedjaxsim.engine.checks import (
+    TracedRound,
     check_parts,
     require_key,
     require_same_shapes,
@@ -45,7 +46,7 @@ from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, algorithm_of_run, mechanism_of_run
-from fedjaxsim.engine.purity import Captured, assumptions_of, check_captured
+from fedjaxsim.engine.purity import assumptions_of, check_captured
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
@@ -99,9 +100,8 @@ class Simulation:
     Attributes:
       accounts: the scheme and the event of each account that rounds are charged to.
       records: the hyperparameters that the parts declare, by name.
-      program: the pure functions on one device, which `shard`, `batch` and `stream` transform.
-      transformed: the program, sharded or streamed as asked for.
-      compiled: the compiled functions of `transformed`.
+      program: the pure functions on one device; `transformed` is the program sharded or streamed as
+        asked for, and `compiled` has its compiled functions.
     """
 
     algorithm: Algorithm
@@ -152,8 +152,7 @@ class Simulation:
         self.accounts = accounts.accounts_of(
             algorithm, mechanism, self.sampler, self.examples, unchecked=self.unchecked
         )
-        self._states: dict[Any, SimulationState] = {}
-        self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
+        self._traced: dict[Any, TracedRound] = {}
         self.program = Program(
             algorithm_of_run(algorithm, self.sampler, self.population.fields, self.examples),
             mechanism_of_run(mechanism, self.records.values()),
@@ -484,7 +483,6 @@ class Simulation:
         Returns the next state, and the round's metrics by name (see `Segment`), each ().
         """
         state, hparams = self.with_account(state, hparams), self.check(hparams)
-        self.message_shapes(state.key, hparams)
         self._require_own(state, hparams)
         return self.compiled.step(state, hparams, self.placed["train"])
 
@@ -524,7 +522,6 @@ class Simulation:
         done = int(state.round)
         self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
         hparams = self.check(hparams)
-        self.message_shapes(state.key, hparams)
         self._require_own(state, hparams)
         state = self.with_room(state, hparams, rounds)
         if evaluate_privately is not None:
@@ -712,13 +709,10 @@ class Simulation:
     ) -> SimulationState:
         """Return the state with ledger entries for `rounds` more rounds, or for the first ones."""
         state, done = self.with_account(state, hparams, begins), int(state.round)
-        scheme, event = self.accounts[0]
-        if not event.releases:
+        planned = self.planned(hparams, done, done + rounds)
+        if not planned.entries:
             return state
-        z = np.asarray(hparams.get("noise_multiplier", 0.0))
-        z = z[done : done + rounds] if z.ndim else z
-        privacy = ledger.with_room(state.privacy, scheme, event, z, self.sampler.rate(hparams))
-        return dataclasses.replace(state, privacy=privacy)
+        return dataclasses.replace(state, privacy=ledger.with_room(state.privacy, planned))
 
     @property
     def prepared(self) -> tuple[PrivacySpend, ...]:
@@ -818,29 +812,23 @@ class Simulation:
 
     def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
         """Return the shapes of one client's message; the first call checks all functions."""
+        return self._trace(key, hparams).message
+
+    def _trace(self, key: jax.Array, hparams: Hyperparameters) -> TracedRound:
         rows = Rows.shapes(self.population, "train")
-        kind = _kind((hparams, rows.fields))
+        leaves = jax.tree.leaves((hparams, rows.fields))
+        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if kind not in self._traced:  # shared with simulations of other data
             self._traced[kind] = trace_round(
                 self.program, rows, key, hparams, pure=not self.unchecked
             )
-        message, captured = self._traced[kind]
         if kind not in self._checked:
-            check_captured(captured, self.population.fields)
+            check_captured(self._traced[kind].captured, self.population.fields)
             self._checked.add(kind)
-        return message
+        return self._traced[kind]
 
     def _require_own(self, state: SimulationState, hparams: Hyperparameters) -> None:
-        """Check that a state has the shapes of those of `init`; raise a ValueError if not."""
-        kind = _kind(hparams)
-        if kind not in self._states:
-            key = jax.random.key(0, impl="threefry2x32")
-            self._states[kind] = jax.eval_shape(self.program.init, key, hparams)
-        own = self._states[kind]
+        """Check that a state has the shapes of those of `init`, and all functions."""
+        own = self._trace(jax.random.key(0, impl="threefry2x32"), hparams).state
         require_same_shapes("server state", own.shared, state.shared)
         require_same_shapes("personal states", own.personal, state.personal)
-
-
-def _kind(tree: PyTree) -> Any:
-    """Return the shapes and types of the leaves, as a key."""
-    return tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree))

@@ -162,7 +162,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _write_all(descriptor: int, part: Any) -> None:
-    left = memoryview(part).cast("B")
+    left = memoryview(part)
     while left:
         left = left[os.write(descriptor, left) :]
 

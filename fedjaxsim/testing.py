@@ -18,7 +18,6 @@ from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.population import Population, with_other_rows
 from fedjaxsim.engine.state import PARTS
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.simulation import Simulation, SimulationState
 
 PyTree = Any
@@ -72,14 +71,14 @@ def check_billboard(
     for client in clients or ():
         checks.count(0, m - 1, client=client)
     simulation.check_rounds(hparams, 0, rounds, None)
-    first = _with_tape(simulation, hparams, rounds)
+    first = _with_tape(simulation, hparams)
     begun = state = first.init(seed, hparams)
     records = []
     for _ in range(rounds):
         state, metrics = first.round(state, hparams)
         records.append((state, metrics))
     if clients is None:
-        drawn = np.flatnonzero(np.any(state.mechanism.present, axis=0))
+        drawn = np.flatnonzero(np.any([each.mechanism.present for each, _ in records], axis=0))
         clients = [*dict.fromkeys(drawn[[0, len(drawn) // 2, -1]].tolist())] if len(drawn) else []
     if not clients:
         raise NothingTestedError(f"no client took part in {rounds} rounds, so nothing was tested")
@@ -88,7 +87,7 @@ def check_billboard(
         if build is None:
             second = first.with_population(changed)
         else:
-            second = _with_tape(build(changed), hparams, rounds)
+            second = _with_tape(build(changed), hparams)
         other = second.init(seed, hparams)
         _compare_states("init", begun, other, client, all_clients=True)
         other = _replay(second, hparams, records, other, client)
@@ -105,20 +104,21 @@ def _replay(
     client: int,
 ) -> SimulationState:
     """Run the recorded rounds on other data of a client, comparing; return the last state."""
-    last = records[-1][0].mechanism
-    tape = last._replace(inner=other.mechanism.inner, recording=jnp.array(False))
-    other = dataclasses.replace(other, mechanism=tape)
     reached = False
-    for number, (record, metrics) in enumerate(records):
+    for number, (record, metrics) in enumerate(records, 1):
+        taped = record.mechanism
+        tape = other.mechanism._replace(played=taped.computed, recording=jnp.array(False))
+        other = dataclasses.replace(other, mechanism=tape)
         other, others_metrics = second.round(other, hparams)
-        when = f"round {number + 1}"
-        _compare_states(when, record, other, client, all_clients=False)
-        sent, again = _at(last.sent, number), _at(other.mechanism.sent, number)
-        _compare(when, "message", sent, again, client)
-        reached |= _differ(metrics, others_metrics) or _differ(
-            _of_client(record, client), _of_client(other, client)
+        _compare_states(f"round {number}", record, other, client, all_clients=False)
+        _compare(f"round {number}", "message", taped.sent, other.mechanism.sent, client)
+        one, two = (
+            (told, each.mechanism.computed, _at((each.personal, each.consumed), client))
+            for told, each in ((metrics, record), (others_metrics, other))
         )
-    if not reached and not _differ(last.computed, other.mechanism.computed):
+        leaves = zip(*map(jax.tree.leaves, (one, two)), strict=True)
+        reached |= any(_bits(a) != _bits(b) for a, b in leaves)
+    if not reached:
         raise NothingTestedError(
             f"other data of client {client} changed nothing in {len(records)} rounds, so nothing "
             "was tested; give more rounds, a higher sampling rate, another seed or another client"
@@ -130,49 +130,43 @@ def _replay(
 
 
 class _Tape(NamedTuple):
-    """State of a mechanism with recorded releases.
+    """State of a mechanism that records its release, or plays one back.
 
     Attributes:
       inner: state of the plain mechanism.
-      played: releases and next states that the run uses, leaves (rounds, ...).
-      computed: releases and next states computed from the messages, leaves (rounds, ...).
-      sent: uint32 digests of the clients' messages before the mechanism, leaves (rounds, m).
-      present: the clients who took part, (rounds, m) bool.
-      recording: () bool; if not, `played` is played back.
+      played: the release and the next state that a round uses if it is not `recording`, () bool.
+      computed: the last round's release and next state, computed from the messages.
+      sent: uint32 digests of the clients' messages before the mechanism, leaves (m,).
+      present: the clients who took part, (m,) bool.
     """
 
     inner: PyTree
     played: PyTree
+    recording: jax.Array
     computed: PyTree
     sent: PyTree
     present: jax.Array
-    recording: jax.Array
 
 
-def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) -> Simulation:
+def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
     """Return the simulation with a mechanism that records and plays back, in one program."""
-    mechanism, arrays = simulation.mechanism, simulation.check(hparams)
+    mechanism, arrays, m = simulation.mechanism, simulation.check(hparams), simulation.num_clients
     key = jax.random.key(0, impl="threefry2x32")
     message = simulation.message_shapes(key, arrays)
 
     def one_release():
-        zero, state = mechanism.zero(message, simulation.num_clients), mechanism.init(arrays)
-        out = mechanism.release(zero, jnp.ones(()), key, state, arrays, jnp.int32(0))
+        state = mechanism.init(arrays)
+        total = mechanism.zero(message, m)
+        out = mechanism.release(total, jnp.ones(()), key, state, arrays, jnp.int32(0))
         return out.value, out.state
 
-    shapes = jax.eval_shape(one_release)
-    taped = _taped(mechanism, message, shapes, rounds, simulation.num_clients)
-    return dataclasses.replace(simulation, mechanism=taped)
-
-
-def _taped(mechanism: Mechanism, message: PyTree, shapes: PyTree, rounds: int, m: int) -> Mechanism:
-    def unsent(*axes):
-        sent = jax.tree.map(lambda _: jnp.zeros((*axes, m), jnp.uint32), message)
-        return sent, jnp.zeros((*axes, m), bool)
+    def unsent():
+        return jax.tree.map(lambda _: jnp.zeros(m, jnp.uint32), message), jnp.zeros(m, bool)
 
     def init(hparams):
-        blank = jax.tree.map(lambda leaf: jnp.zeros((rounds, *leaf.shape), leaf.dtype), shapes)
-        return _Tape(mechanism.init(hparams), blank, blank, *unsent(rounds), jnp.array(True))
+        shapes = jax.eval_shape(one_release)
+        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return _Tape(mechanism.init(hparams), blank, jnp.array(True), blank, *unsent())
 
     def zero(message, num_clients):
         inner = mechanism.zero(message, num_clients)
@@ -191,25 +185,18 @@ def _taped(mechanism: Mechanism, message: PyTree, shapes: PyTree, rounds: int, m
         return inner._replace(total=(inner.total, sent, present.at[ids].add(mask)))
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        total, *sent = accumulator.total
+        total, sent, present = accumulator.total
         inner = accumulator._replace(total=total)
         out = mechanism.release(inner, denominator, key, state.inner, hparams, round_)
-
-        def note(tape, values):
-            return jax.tree.map(lambda t, v: t.at[round_].set(v), tape, values)
-
         computed = (out.value, out.state)
-        played = jax.tree.map(
-            lambda new, old: jnp.where(state.recording, new, old),
-            note(state.played, computed),
-            state.played,
+        value, kept = jax.tree.map(
+            lambda new, old: jnp.where(state.recording, new, old), computed, state.played
         )
-        value, kept = jax.tree.map(lambda leaf: leaf[round_], played)
-        sent, present = note((state.sent, state.present), (sent[0], sent[1] > 0))
-        tape = _Tape(kept, played, note(state.computed, computed), sent, present, state.recording)
+        tape = _Tape(kept, state.played, state.recording, computed, sent, present > 0)
         return out._replace(value=value, state=tape)
 
-    return mechanism._replace(init=init, zero=zero, add=add, release=release)
+    taped = mechanism._replace(init=init, zero=zero, add=add, release=release)
+    return dataclasses.replace(simulation, mechanism=taped)
 
 
 def _digests(messages: jax.Array) -> jax.Array:
@@ -276,15 +263,6 @@ def _host(leaf: jax.Array | np.ndarray) -> np.ndarray:
 def _bits(leaf: Any) -> tuple[Any, ...]:
     array = _host(leaf)
     return array.shape, array.dtype, array.tobytes()
-
-
-def _differ(one: PyTree, two: PyTree) -> bool:
-    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    return any(_bits(a) != _bits(b) for a, b in leaves)
-
-
-def _of_client(state: SimulationState, client: int) -> PyTree:
-    return _at((state.personal, state.consumed), client)
 
 
 def _predictions(

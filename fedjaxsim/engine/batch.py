@@ -1,4 +1,4 @@
-"""`batch`: several runs as one program, by `jax.vmap` over settings or over seeds.
+"""`batch`: several runs as one program, by `jax.vmap` over settings.
 
 Runs that differ in hyperparameters share a seed and a sampling rate, so they share cohorts and
 minibatches. Only the functions of algorithm, mechanism and ledger are mapped; cohorts are drawn and
@@ -7,7 +7,6 @@ minibatch (b, d) and linear models (S, c, d) make one product.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Program, Runs
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels.products import dense, unsealed
@@ -24,64 +22,21 @@ from fedjaxsim.privacy.messages import Messages
 PyTree = Any
 
 
-def batch(program: Program, axes: Hyperparameters | None, size: int | None = None) -> Program:
-    """Return one program for S runs that differ in hyperparameters, or in seeds.
+def batch(program: Program, axes: Hyperparameters, size: int) -> Program:
+    """Return one program for S runs of one key that differ in hyperparameters.
 
     Args:
       program: the program of one run.
-      axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`; all
-        runs then share a key. None maps over keys instead: `init` takes (S,) keys, and each run
-        draws other cohorts, minibatches and noise.
-      size: S; required with `axes`.
+      axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`.
+      size: S.
 
     Returns:
-      With `axes`, a program whose state has an axis of S: the first of the server's parts, the
-      second of the clients' parts. Round, key and consumed minibatches are shared and have none.
-      Metrics are (S,), and `evaluate` returns (m, S). For seeds S is the first axis of everything.
+      A program whose state has an axis of S: the first of the server's parts, the second of the
+      clients' parts. Round, key and consumed minibatches are shared and have none. Metrics are
+      (S,), and `evaluate` returns (m, S).
     """
     if program.runs is not None:
         raise ValueError("the program is a batch already: map over its functions by jax.vmap")
-    if axes is None:
-        parts = program.parts()
-        parts["runs"] = Runs(program, None, None)
-        return Seeds(**parts)
-    if size is None:
-        raise ValueError("size must be the number of settings, got None")
-    return _of_settings(program, axes, size)
-
-
-def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
-    """Return for each hyperparameter the axis to map over: 0 where settings differ, else None."""
-
-    def axis(*values):
-        first = np.asarray(values[0])
-        return None if all(np.array_equal(first, value) for value in values) else 0
-
-    return settings[0].map(axis, *settings[1:])
-
-
-def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperparameters:
-    """Stack S settings; hyperparameters that vary in `axes`, from `varying`, become (S, ...)."""
-    differ = varying(settings)
-    fields = {}
-    for name in axes:
-        values = [np.asarray(getattr(setting, name)) for setting in settings]
-        if len({value.shape for value in values}) > 1:
-            shapes = sorted({value.shape for value in values})
-            raise ValueError(f"{name} must have one shape in all settings, got {shapes}")
-        if getattr(axes, name) is not None:
-            fields[name] = np.stack(values)
-        elif getattr(differ, name) is None:
-            fields[name] = values[0]
-        else:
-            raise ValueError(
-                f"{name} does not vary in this program, got {[v.tolist() for v in values]}"
-            )
-    return Hyperparameters(**fields)
-
-
-def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
-    """Map the parts of a program over settings."""
 
     def many(function, *in_axes):
         return jax.vmap(function, in_axes, axis_size=size)
@@ -143,32 +98,31 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
     )
 
 
-class Seeds(Program):
-    """Runs of one setting with (S,) keys."""
+def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
+    """Return for each hyperparameter the axis to map over: 0 where settings differ, else None."""
 
-    def init(self, key, hparams):
-        """Initialize a run for each key."""
-        return jax.vmap(self._one.init, (0, None))(key, hparams)
+    def axis(*values):
+        first = np.asarray(values[0])
+        return None if all(np.array_equal(first, value) for value in values) else 0
 
-    def step(self, state, hparams, rows):
-        """Run one round of each run."""
-        return jax.vmap(self._one.step, (0, None, None))(state, hparams, rows)
+    return settings[0].map(axis, *settings[1:])
 
-    def rounds(self, state, hparams, rows, rounds):
-        """Run `rounds` rounds of each run."""
-        several = functools.partial(self._one.rounds, rounds=rounds)
-        return jax.vmap(several, (0, None, None))(state, hparams, rows)
 
-    def evaluate(self, state, hparams, rows, clients=None):
-        """Compute each run's client metrics."""
-        several = jax.vmap(self._one.evaluate, (0, None, None, None))
-        return several(state, hparams, rows, clients)
-
-    def place(self, population: Population) -> dict[str, Any]:
-        """Put rows where the functions read them; all seeds share them."""
-        return self._one.place(population)
-
-    @property
-    def _one(self) -> Program:
-        assert self.runs is not None
-        return self.runs.program.with_capped_batches()
+def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperparameters:
+    """Stack S settings; hyperparameters that vary in `axes`, from `varying`, become (S, ...)."""
+    differ = varying(settings)
+    fields = {}
+    for name in axes:
+        values = [np.asarray(getattr(setting, name)) for setting in settings]
+        if len({value.shape for value in values}) > 1:
+            shapes = sorted({value.shape for value in values})
+            raise ValueError(f"{name} must have one shape in all settings, got {shapes}")
+        if getattr(axes, name) is not None:
+            fields[name] = np.stack(values)
+        elif getattr(differ, name) is None:
+            fields[name] = values[0]
+        else:
+            raise ValueError(
+                f"{name} does not vary in this program, got {[v.tolist() for v in values]}"
+            )
+    return Hyperparameters(**fields)

@@ -25,7 +25,7 @@ from fedjaxsim.engine.processes import is_first, pieces_of, placed, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
-from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, PrivacySpend, event_from
+from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend, event_from
 
 Tree = TypeVar("Tree")
 
@@ -33,12 +33,8 @@ KEPT = 3
 """Checkpoints that a folder keeps, the last ones."""
 
 _ENDING = ".state"
-_DIGEST = hashlib.sha256
-_DIGEST_BYTES = 32
-_DAMAGE = ValueError, KeyError, AttributeError, OSError, RecursionError, SyntaxError
-"""Errors of a header that is no header; numpy parses the names of types."""
 _BLOCK = 1 << 20
-"""Bytes that are read, or written and hashed, at once."""
+"""Bytes that are read at once."""
 
 
 class Checkpoint(NamedTuple):
@@ -49,9 +45,7 @@ class Checkpoint(NamedTuple):
       round: rounds done.
       about, note: as in `CheckpointFolder` and its `save`.
       leaves: type and shape of the state's leaves, by name, in their order in the file.
-      accounts: sampler, mechanism and number of entries of each account of the state's ledger.
-      keys: number of keys that the state has drawn from; the ledger has a record of each.
-      public, limit: of the state's ledger.
+      ledger: the static parts of the state's ledger; None without one.
       skipped: the reasons why later checkpoints in its folder cannot be read.
     """
 
@@ -61,23 +55,15 @@ class Checkpoint(NamedTuple):
     about: Mapping[str, str]
     note: dict[str, Any]
     leaves: Mapping[str, tuple[str, list[int]]]
-    accounts: list[tuple[dict[str, Any], dict[str, Any], int]]
-    keys: int
-    public: list[str]
-    limit: list[Any] | None = None
+    ledger: dict[str, Any] | None
     skipped: tuple[str, ...] = ()
-
-    @property
-    def kinds(self) -> list[tuple[SamplingScheme, PrivacyEvent, int]]:
-        """Sampler, mechanism and number of entries of each account."""
-        return [(*_kind_from(scheme, event), n) for scheme, event, n in self.accounts]
 
     def state(self, like: Tree) -> Tree:
         """Return the state with the structure, types and shardings of `like`, from `init`.
 
         Its ledger may differ; ValueError if other leaves do.
         """
-        like = self._with_accounts(like)
+        like = _with_ledger(like, self.ledger)
         wanted = dict(_leaves(like))
         if wanted.keys() != self.leaves.keys():
             differing = ", ".join(sorted(wanted.keys() ^ self.leaves.keys()))
@@ -96,20 +82,41 @@ class Checkpoint(NamedTuple):
                 found[name] = _placed(array, wanted[name])
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
 
-    def _with_accounts(self, like: Any) -> Any:
-        """Add the saved accounts and key records to a state."""
-        if not isinstance(like, SimulationState):
-            return like
-        kinds = self.kinds
-        known = [(each.scheme, each.event, len(each.rounds)) for each in like.privacy.charges]
-        privacy = like.privacy
-        if known != kinds:
-            charges = tuple(ledger.no_charges(*kind) for kind in kinds)
-            privacy = dataclasses.replace(privacy, charges=charges)
-        limit = None if self.limit is None else _limit_from(*self.limit)
-        draws, public = privacy.draws[:1] * self.keys, tuple(self.public)
-        privacy = dataclasses.replace(privacy, draws=draws, public=public, limit=limit)
-        return dataclasses.replace(like, privacy=privacy)
+
+def _ledger_of(state: Any) -> dict[str, Any] | None:
+    """Return the static parts of a state's ledger as JSON: accounts, number of keys, and so on."""
+    if not isinstance(state, SimulationState):
+        return None
+    privacy, limit = state.privacy, state.privacy.limit
+    if limit is not None:
+        limit = limit._replace(planned=[(*_kind_of(e), e.entries) for e in limit.planned])
+    return {
+        "accounts": [(*_kind_of(each), len(each.rounds)) for each in privacy.charges],
+        "keys": len(privacy.draws),
+        "public": privacy.public,
+        "limit": limit,
+    }
+
+
+def _with_ledger(like: Any, saved: dict[str, Any] | None) -> Any:
+    """Return a state whose ledger has the saved static parts."""
+    if saved is None:
+        return like
+    kinds = [(*_kind_from(scheme, event), n) for scheme, event, n in saved["accounts"]]
+    privacy, limit = like.privacy, saved["limit"]
+    if kinds != [(each.scheme, each.event, len(each.rounds)) for each in privacy.charges]:
+        charges = tuple(ledger.no_charges(*kind) for kind in kinds)
+        privacy = dataclasses.replace(privacy, charges=charges)
+    if limit is not None:
+        epsilon, delta, planned = limit
+        spends = (
+            PrivacySpend(*_kind_from(scheme, event), tuple(Entry(*each) for each in entries))
+            for scheme, event, entries in planned
+        )
+        limit = PrivacyLimit(epsilon, delta, tuple(spends))
+    draws, public = privacy.draws[:1] * saved["keys"], tuple(saved["public"])
+    privacy = dataclasses.replace(privacy, draws=draws, public=public, limit=limit)
+    return dataclasses.replace(like, privacy=privacy)
 
 
 def _kind_of(account: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,14 +125,6 @@ def _kind_of(account: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _kind_from(scheme: dict[str, Any], event: dict[str, Any]) -> tuple[Any, Any]:
     return SamplingScheme(**scheme), event_from(event)
-
-
-def _limit_from(epsilon: float, delta: float, planned: list[Any]) -> PrivacyLimit:
-    spends = (
-        PrivacySpend(*_kind_from(scheme, event), tuple(Entry(*each) for each in entries))
-        for scheme, event, entries in planned
-    )
-    return PrivacyLimit(epsilon, delta, tuple(spends))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,33 +160,22 @@ class CheckpointFolder:
         arrays = {name: _words(leaf) for name, leaf in _leaves(state)}
         if copied:
             arrays = {name: np.array(to_host(array)) for name, array in arrays.items()}
-        privacy = state.privacy if isinstance(state, SimulationState) else ledger.Ledger(())
-        limit = privacy.limit
-        if limit is not None:
-            limit = limit._replace(planned=[(*_kind_of(e), e.entries) for e in limit.planned])
         content = {
             "round": round_,
             "about": dict(self.about),
             "note": note,
             "leaves": {name: (str(a.dtype), np.shape(a)) for name, a in arrays.items()},
-            "accounts": [(*_kind_of(each), len(each.rounds)) for each in privacy.charges],
-            "keys": len(privacy.draws),
-            "public": privacy.public,
-            "limit": limit,
+            "ledger": _ledger_of(state),
         }
         header = f"{json.dumps(content)}\n".encode()
 
         def parts() -> Iterator[Any]:
-            digest, block = _DIGEST(header), bytearray(header)
+            digest = hashlib.sha256(header)
+            yield header
             for piece in (piece for leaf in arrays.values() for piece in pieces_of(leaf)):
-                for begin in range(0, len(piece), _BLOCK):
-                    part = piece[begin : begin + _BLOCK].data
-                    digest.update(part)
-                    block += part
-                    if len(block) >= _BLOCK:
-                        yield block
-                        block = bytearray()
-            yield block + digest.digest()
+                digest.update(piece.data)
+                yield piece
+            yield digest.digest()
 
         def write() -> None:
             if not is_first():
@@ -213,19 +201,17 @@ class CheckpointFolder:
 
         ValueError if there are checkpoints, and each is damaged or of another run.
         """
-        while True:
-            skipped = []
+        skipped = []
+        for round_ in reversed(self.rounds()):
             try:
-                for round_ in reversed(self.rounds()):
-                    try:
-                        return self._read(round_)._replace(skipped=tuple(skipped))
-                    except ValueError as error:
-                        skipped.append(str(error))
-            except FileNotFoundError:
-                continue  # the run that writes has removed an old one meanwhile
-            if skipped:
-                raise ValueError(f"{skipped[0]}; to begin anew, delete {self.path}")
-            return None
+                return self._read(round_)._replace(skipped=tuple(skipped))
+            except FileNotFoundError:  # the run that writes has removed an old one meanwhile
+                return self.last()
+            except ValueError as error:
+                skipped.append(str(error))
+        if skipped:
+            raise ValueError(f"{skipped[0]}; to begin anew, delete {self.path}")
+        return None
 
     def clear(self) -> None:
         """Remove all checkpoints."""
@@ -236,49 +222,36 @@ class CheckpointFolder:
 
     def _read(self, round_: int) -> Checkpoint:
         file = self._file(round_)
+        header, whole = _header(file)
         try:
-            header, end = _header(file)
-            found = Checkpoint(file, len(header), **json.loads(header))
-            sizes = [_nbytes(*each) for each in found.leaves.values()]
-            if found.round != round_ or len(header) + sum(sizes) != end:
-                raise ValueError("another file has its name")
-            if sum(n for _, _, n in found.kinds) + found.keys > end:
-                raise ValueError("it is too short for its accounts")
-            if self.check is not None:
-                self.check(found.note)
-        except FileNotFoundError:
-            raise
-        except TypeError as error:  # the digest fits, so it is whole, with other fields
+            found = Checkpoint(file, len(header), **json.loads(header)) if whole else None
+        except TypeError as error:
             raise ValueError(f"{file} was written by another version of fedjaxsim") from error
-        except _DAMAGE as error:
-            raise ValueError(f"{file} is damaged ({error})") from error
+        if found is None or found.round != round_:
+            raise ValueError(f"{file} is damaged")
+        if self.check is not None:
+            self.check(found.note)
         other = [name for name, value in self.about.items() if found.about.get(name) != value]
         if other:
             raise ValueError(f"{file} was made with other {' and '.join(other)} than these here")
         return found
 
 
-def _header(file: Path) -> tuple[bytes, int]:
-    """Return the first line and the position of the digest of a file, once the digest fits."""
+def _header(file: Path) -> tuple[bytes, bool]:
+    """Return the first line of a file, and whether the digest at its end fits."""
     with file.open("rb") as stream:
-        end = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
-        header, digest = stream.readline(max(end, 0)), _DIGEST()
-        block = header
+        header = block = stream.readline()
+        digest = hashlib.sha256()
+        end = os.fstat(stream.fileno()).st_size - digest.digest_size
         while block:
             digest.update(block)
-            block = stream.read(min(_BLOCK, end - stream.tell()))
-        if stream.read() != digest.digest():
-            raise ValueError("its digest does not fit")
-        return header, end
+            block = stream.read(min(_BLOCK, max(0, end - stream.tell())))
+        return header, stream.read() == digest.digest()
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
-
-
-def _nbytes(dtype: str, shape: list[int]) -> int:
-    return int(np.prod(shape, dtype=object)) * jnp.dtype(dtype).itemsize
 
 
 def _is_key(leaf: Any) -> bool:

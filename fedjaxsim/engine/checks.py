@@ -6,7 +6,7 @@ are checked by shapes alone: the functions of a round and of an evaluation are t
 
 import contextlib
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,26 +144,23 @@ def require_key(key: Any) -> jax.Array:
     raise ValueError(f"key must be a seed, such as 0, or jax.random.key(0), got {described(key)}")
 
 
+class TracedRound(NamedTuple):
+    """Shapes of one client's message and of a run's first state, and the arrays closed over."""
+
+    message: PyTree
+    state: SimulationState
+    captured: list[Captured]
+
+
 def trace_round(
     program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters, *, pure: bool = True
-) -> tuple[PyTree, list[Captured]]:
-    """Check all functions of one client and their results; return its message as shapes.
+) -> TracedRound:
+    """Check all functions of one client and their results, and return what they are made of.
 
     They are traced without rows: a function that looks for rows in other ways than by its view
-    finds shapes alone. If `pure`, they must have no way to other clients, and the arrays that they
-    close over are returned, too.
+    finds shapes alone. If `pure`, they must have no way to other clients.
     """
     messages = []
-    if names := per_client(program.algorithm.hyperparameters, hparams):
-        try:
-            jax.eval_shape(program.init, key, hparams)
-        except ValueError as error:
-            if "out_axes" not in str(error):
-                raise
-            raise _RefusedError(
-                f"init must return a server state that depends on no client: {', '.join(names)} "
-                "has a value for each, which only the personal state may follow"
-            ) from error
 
     def a_round(key, hparams, count, round_, client_id):
         data = _view(program, rows, key, count)
@@ -171,12 +168,23 @@ def trace_round(
 
     try:
         traced = jax.make_jaxpr(a_round)(key, hparams, *[_INTEGER] * 3)
-        return messages[0], check_pure(traced) if pure else []
+        captured = check_pure(traced) if pure else []
     except (_RefusedError, ImpureError):
         raise
     except Exception as error:
         _blame_task(program, key, rows, error)
         raise
+    try:
+        state = jax.eval_shape(program.init, key, hparams)
+    except ValueError as error:
+        if "out_axes" not in str(error):
+            raise
+        names = ", ".join(per_client(program.algorithm.hyperparameters, hparams))
+        raise _RefusedError(
+            f"init must return a server state that depends on no client: {names} has a value for "
+            "each, which only the personal state may follow"
+        ) from error
+    return TracedRound(messages[0], state, captured)
 
 
 def _view(program: Program, rows: Rows, key: jax.Array, count: jax.Array) -> ClientData:

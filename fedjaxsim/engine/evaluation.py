@@ -406,9 +406,8 @@ def prepare_release(
         raise ValueError(f"evaluate_privately must be an EvaluationPlan, got {described(plan)}")
     larger_is_better(plan.metric, records)
     spend = plan.spend(num_clients)
-    noise = np.array(plan.noise_multiplier, np.float32)
     privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, 1)
-    privacy = ledger.with_room(privacy, spend.scheme, spend.event, noise, 1.0)
+    privacy = ledger.with_room(privacy, spend)
     return dataclasses.replace(state, privacy=ledger.with_stream(privacy, _key_of(state)))
 
 

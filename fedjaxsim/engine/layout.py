@@ -112,7 +112,7 @@ class Workload:
       by_length: whether batches are of clients with similar numbers of rows, since all clients of a
         batch wait for the longest.
       longest: how many clients of a cohort, the longest, run in batches of `LEAST_IN_BATCH`.
-      capped: whether seeds or derivatives enlarge a batch beyond the shapes of one client's work,
+      capped: whether derivatives enlarge a batch beyond the shapes of one client's work,
         so that memory may not ask for larger ones.
       rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
         writes into the clients' states in place. No effect otherwise.

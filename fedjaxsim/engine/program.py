@@ -71,12 +71,11 @@ class Runs(NamedTuple):
     """The runs of a batched program, made of `program` of one run.
 
     `axes` has the axis of each hyperparameter, 0 if it differs between the `size` runs, else None.
-    Both are None for seeds, whose number is that of the keys.
     """
 
     program: "Program"
-    axes: Hyperparameters | None
-    size: int | None
+    axes: Hyperparameters
+    size: int
 
 
 class Functions(NamedTuple):
@@ -389,15 +388,11 @@ class Program:
         self, state: SimulationState, *, evaluates: bool = False
     ) -> Callable[..., Layout]:
         """Return `Workload.layout` for the models of all runs in the state."""
-        runs = () if self.runs is None or self.runs.size is None else (self.runs.size,)
+        runs = None if self.runs is None else self.runs.size
         row_bytes = bytes_of(state.personal) / self.partition.size
         alike = not jax.tree.leaves(state.personal)
-        choose = functools.partial(self.workload.layout, *runs, row_bytes=row_bytes)
+        choose = functools.partial(self.workload.layout, runs, row_bytes=row_bytes)
         return functools.partial(choose, evaluates=evaluates, alike=alike)
-
-    def with_capped_batches(self) -> "Program":
-        """Return the program with batches of at most a chunk, for derivatives and seeds."""
-        return dataclasses.replace(self, workload=dataclasses.replace(self.workload, capped=True))
 
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
         """Estimate from shapes the bytes that one client of a batch needs at once."""

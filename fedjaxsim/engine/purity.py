@@ -189,6 +189,16 @@ def own_modules(part: Any) -> list[str]:
     return sorted(found)
 
 
+_ASSUMED = (
+    "Functions of {} depend on their arguments alone: they read no data but the client's that they "
+    "are given, keep nothing between calls, and hold no numbers computed from clients' rows.",
+    "The mechanism of {} bounds each message and draws the noise that it charges, as its event "
+    "says; no check of a run tests that.",
+    "The sampler of {} draws clients as its scheme says, of which single clients, pairs and rounds "
+    "were tested.",
+)
+
+
 def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler) -> tuple[str, ...]:
     """Return what a guarantee assumes of users' functions; nothing if there are none."""
     found = []
@@ -197,20 +207,7 @@ def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler)
             "Whether a drawn client answers, and how many local steps it takes, does not follow "
             "from data; whoever is drawn is charged, and who answers is as secret as who is drawn."
         )
-    if modules := own_modules(algorithm):
-        found.append(
-            f"Functions of {', '.join(modules)} depend on their arguments alone: they read no data "
-            "but the client's that they are given, keep nothing between calls, and hold no numbers "
-            "computed from clients' rows."
-        )
-    if modules := own_modules(mechanism):
-        found.append(
-            f"The mechanism of {', '.join(modules)} bounds each message and draws the noise that "
-            "it charges, as its event says; no check of a run tests that."
-        )
-    if modules := own_modules(sampler):
-        found.append(
-            f"The sampler of {', '.join(modules)} draws clients as its scheme says, of which "
-            "single clients, pairs and rounds were tested."
-        )
+    for part, sentence in zip((algorithm, mechanism, sampler), _ASSUMED, strict=True):
+        if modules := own_modules(part):
+            found.append(sentence.format(", ".join(modules)))
     return tuple(found)

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.batch import Seeds, batch
+from fedjaxsim.engine.batch import batch
 from fedjaxsim.engine.processes import SAME, across, placed
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
@@ -98,7 +98,7 @@ def shard(program: Program, mesh: Mesh) -> "Sharded":
     runs, along = program.runs, mesh.shape.get(RUNS, 1)
     if runs is None and along > 1:
         raise ValueError(f"a single run cannot be divided over {along} devices: batch it first")
-    if runs is not None and runs.size is not None and runs.size % along:
+    if runs is not None and runs.size % along:
         raise ValueError(f"{along} devices must divide the number of runs, got {runs.size}")
     return Sharded(**program.parts(), mesh=mesh)
 
@@ -111,9 +111,8 @@ class Sharded(Program):
 
     def init(self, key, hparams):
         """Initialize each device's clients and runs."""
-        on_one_device = (Seeds if self._seeds else Program)(**self.parts())
-        specs = self.specs(jax.eval_shape(on_one_device.init, key, hparams))
-        whole = across(self._local().init, self.mesh, (self._keys, self._hparams), specs)
+        specs = self.specs(jax.eval_shape(Program(**self.parts()).init, key, hparams))
+        whole = across(self._local().init, self.mesh, (SAME, self._hparams), specs)
         return map_clients_leaves(self._unpadded, whole(key, hparams))
 
     def step(self, state, hparams, rows):
@@ -159,7 +158,7 @@ class Sharded(Program):
         if self.runs is None:
             return one
         _, axes, size = self.runs
-        return batch(one, axes, None if size is None else size // self.mesh.shape.get(RUNS, 1))
+        return batch(one, axes, size // self.mesh.shape.get(RUNS, 1))
 
     def _advance(self, function, state, hparams, rows, before):
         """Run rounds on all devices; metrics of runs have their axis after `before`."""
@@ -170,7 +169,7 @@ class Sharded(Program):
             return state, varies, {k: v for k, v in metrics.items() if k not in varies}
 
         specs = self.specs(state)
-        of_runs = self._keys if self._seeds else PartitionSpec(*before, self._runs_axis)
+        of_runs = PartitionSpec(*before, self._runs_axis)
         whole = across(
             local, self.mesh, (specs, self._hparams, specs_of_rows(rows)), (specs, of_runs, SAME)
         )
@@ -184,21 +183,13 @@ class Sharded(Program):
         return Shard(self.num_clients, CLIENTS, self.mesh.shape[CLIENTS])
 
     @property
-    def _seeds(self) -> bool:
-        return self.runs is not None and self.runs.axes is None
-
-    @property
     def _runs_axis(self) -> str | None:
         return RUNS if RUNS in self.mesh.axis_names else None
 
     @property
-    def _keys(self) -> PartitionSpec:
-        return PartitionSpec(self._runs_axis) if self._seeds else SAME
-
-    @property
     def _hparams(self) -> Any:
         """Specs of the hyperparameters: runs divide those that differ."""
-        if self.runs is None or self.runs.axes is None:
+        if self.runs is None:
             return SAME
         by_runs = PartitionSpec(self._runs_axis)
         return self.runs.axes.map(lambda axis: SAME if axis is None else by_runs)
@@ -206,25 +197,20 @@ class Sharded(Program):
     def _spec(self, part: StatePart) -> PartitionSpec:
         """Return how a part of the state is divided, by clients and by runs."""
         clients = [CLIENTS] if part.owner == "clients" else []
-        if self._seeds:
-            return PartitionSpec(self._runs_axis, *clients)
         runs = [self._runs_axis] if part.varies and self.runs is not None else []
         return PartitionSpec(*clients, *runs)
 
     def _with_padding(self, state: SimulationState) -> SimulationState:
         """Pad the clients' axis to a multiple of the number of devices."""
         extra = self._partition.devices * self._partition.size - self.num_clients
-        axis = int(self._seeds)
 
         def pad(leaf):
-            return jnp.pad(leaf, [(0, extra * (place == axis)) for place in range(leaf.ndim)])
+            return jnp.pad(leaf, [(0, extra * (axis == 0)) for axis in range(leaf.ndim)])
 
         return state if extra == 0 else map_clients_leaves(pad, state)
 
     def _unpadded(self, leaf: jax.Array) -> jax.Array:
-        if self._partition.even:
-            return leaf
-        return leaf[:, : self.num_clients] if self._seeds else leaf[: self.num_clients]
+        return leaf if self._partition.even else leaf[: self.num_clients]
 
 
 def _place(mesh: Mesh, population: Population, algorithm: Algorithm) -> dict[str, Rows]:

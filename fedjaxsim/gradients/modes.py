@@ -33,7 +33,8 @@ class Forward:
     def program(self, program: Program, rows: Rows) -> Program:
         """Return the program that is differentiated."""
         del rows
-        return program
+        workload = dataclasses.replace(program.workload, capped=True)
+        return dataclasses.replace(program, workload=workload)
 
     def segment_length(self, program: Program, state: SimulationState, rounds: int) -> int:
         """Return the number of rounds that are recomputed together."""

@@ -146,7 +146,7 @@ def hypergradient(
     delta = default_delta(simulation.num_clients) if delta is None else delta
     objective = objective if isinstance(objective, Partial) else Partial(objective)
     rows = simulation.rows["train"]
-    program = mode.program(simulation.program.with_capped_batches(), rows)
+    program = mode.program(simulation.program, rows)
 
     def value(chosen, rows, objective, epsilon, key, hparams):
         simulation.check_start(key, hparams)

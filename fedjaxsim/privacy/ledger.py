@@ -212,20 +212,17 @@ def spend_of(preparation: Preparation) -> PrivacySpend:
     return PrivacySpend(SamplingScheme("full", m, m), Prepared(digest=preparation.digest), (entry,))
 
 
-def with_room(
-    ledger: Ledger,
-    scheme: SamplingScheme,
-    event: PrivacyEvent,
-    noise: np.ndarray,
-    sampling_rate: ArrayLike,
-) -> Ledger:
-    """Return the ledger with room in one account for rounds of z, (T,) or (), and p."""
+def with_room(ledger: Ledger, planned: PrivacySpend) -> Ledger:
+    """Return the ledger with room in the account of planned releases for their (z, p)."""
 
     def widened(charges: Charges) -> Charges:
         z, p = np.asarray(charges.noise_multiplier), np.asarray(charges.sampling_rate)
         used = np.asarray(charges.rounds) > 0
-        rate = np.asarray(sampling_rate, p.dtype)
-        new = np.setdiff1d(np.asarray(noise, z.dtype), z[used & (p == rate)])
+        pairs = {
+            (z.dtype.type(e.noise_multiplier), p.dtype.type(e.sampling_rate))
+            for e in planned.entries
+        }
+        new = pairs - {*zip(z[used], p[used], strict=True)}
         missing = max(0, len(new) - int(np.sum(~used)))
         wide = {
             name: jnp.pad(getattr(charges, name), (0, missing))
@@ -233,7 +230,7 @@ def with_room(
         }
         return dataclasses.replace(charges, **wide) if missing else charges
 
-    return update(ledger, scheme, event, widened)
+    return update(ledger, planned.scheme, planned.event, widened)
 
 
 def update(

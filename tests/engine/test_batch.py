@@ -1,7 +1,5 @@
 """Several runs as one program, on one device and on several: each is what it is alone."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.processes import grid_of, mesh_of
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import state_of
-from fedjaxsim.privacy.samplers import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 
 VALUES = {
@@ -44,33 +42,6 @@ def test_a_settings_axis_composes_with_clients_on_several_devices():
         agree_alone(sim, state, settings, key)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("clients", [3, 4])
-def test_seeds_as_one_program_are_the_runs_of_each_seed(clients):
-    population, task = least_squares([4, 4, 5, 6][:clients], test=0.3)
-    sim = Simulation(pmtl(task), population, poisson(0.6), EPOCHS)
-    hparams = read_by(sim, **VALUES).as_arrays()
-    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 2)
-    seeds = batch(sim.program, None)
-    mesh = grid_of(jax.devices()[:2], {RUNS: 1, CLIENTS: 2})
-    across = grid_of(jax.devices()[:2], {RUNS: 2, CLIENTS: 1})
-    for program in (seeds, shard(seeds, mesh), shard(seeds, across)):
-        rows, functions = program.place(population), program.compiled()
-        state = functions.init(keys, hparams)
-        state, metrics = functions.rounds(state, hparams, rows["train"], rounds=2)
-        found = functions.evaluate(state, hparams, rows["test"])
-        assert metrics["loss"].shape == (2, 2)
-        for run, key in enumerate(keys):
-            alone, history = sim.run(sim.init(key, hparams), hparams, 2)
-            close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-            for name in ("shared", "personal"):
-                one = jax.tree.map(lambda leaf: leaf[run], getattr(state, name))  # noqa: B023
-                close(numbers(one), numbers(getattr(alone, name)))
-            close(metrics["loss"][run], history[-1].metrics["loss"])
-            own = sim.program.evaluate(alone, hparams, sim.rows["test"])
-            close(found.sums["loss"][run], own.sums["loss"])
-
-
 def test_a_mesh_that_does_not_suit_a_program_is_refused():
     population, task = least_squares([4, 4])
     sim = Simulation(pmtl(task), population, full_participation(), EPOCHS)
@@ -84,9 +55,7 @@ def test_a_mesh_that_does_not_suit_a_program_is_refused():
     with pytest.raises(ValueError, match="runs"):
         shard(batch(sim.program, axes, 3), grid_of(two, {RUNS: 2, CLIENTS: 1}))
     with pytest.raises(ValueError, match="batch"):
-        batch(batch(sim.program, axes, 3), None)
-    with pytest.raises(ValueError, match="size"):
-        batch(sim.program, axes)
+        batch(batch(sim.program, axes, 3), axes, 3)
 
 
 def agree_alone(sim, state, settings, key):

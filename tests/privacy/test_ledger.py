@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
-from fedjaxsim.privacy.events import Gaussian
+from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.ledger import charge, entries, no_charges
 
 POISSON, GAUSSIAN = SamplingScheme("poisson", 100, 100), Gaussian()
@@ -147,11 +147,12 @@ def test_room_is_made_for_noise_that_is_to_come_and_has_no_place_yet():
     ledger = ledgers.Ledger((charged([(1.0, 0.5), (2.0, 0.5)], 3),))
 
     def places(noise, rate):
-        wide = ledgers.with_room(ledger, POISSON, GAUSSIAN, np.array(noise), rate)
+        planned = tuple(Entry(z, rate, 1) for z in noise)
+        wide = ledgers.with_room(ledger, PrivacySpend(POISSON, GAUSSIAN, planned))
         assert entries(wide.charges[0]) == entries(ledger.charges[0])
         return len(wide.charges[0].rounds)
 
     assert places([1.0, 2.0, 2.0, 1.0], 0.5) == 3
-    assert places(3.0, 0.5) == 3
+    assert places([3.0], 0.5) == 3
     assert places([1.0, 3.0, 4.0, 5.0], 0.5) == 5
     assert places([1.0, 2.0], 0.25) == 4  # at another rate they are other entries
