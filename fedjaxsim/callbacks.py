@@ -40,8 +40,7 @@ _BETWEEN, _SHARE = 60.0, 20
 """Default cadence of checkpoints: seconds between them, and times the duration of writing one."""
 SMALL = 64 * 10**6
 """Bytes of a state that is copied, and written while the next rounds compute."""
-LOGGERS = "tensorboard", "wandb", "mlflow", "trackio"
-_PROJECT = "fedjaxsim"
+LOGGERS = "tensorboard", "wandb"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -87,11 +86,10 @@ class Logger(Callback):
     each per-round metric over the segment.
 
     Args:
-      name: "tensorboard", "wandb", "mlflow" or "trackio". Environment variables of wandb
-        (WANDB_MODE, WANDB_PROJECT) and mlflow (MLFLOW_TRACKING_URI) apply.
+      name: "tensorboard" or "wandb", whose environment variables (WANDB_MODE, WANDB_PROJECT) apply.
       title: name of the run.
       settings: settings of the run, by name.
-      directory: parent of tensorboard's folder `tensorboard`; the others need none.
+      directory: parent of tensorboard's folder `tensorboard`.
     """
 
     everywhere, initial = False, True
@@ -137,16 +135,11 @@ class Logger(Callback):
                 writer.flush()
 
             return write
-        library = importlib.import_module(self._name)
-        if self._name == "mlflow":
-            library.start_run(run_name=self._title)
-            library.log_params(self._settings)
-            closing.callback(library.end_run)
-            return library.log_metrics
-        project = os.environ.get("WANDB_PROJECT", _PROJECT) if self._name == "wandb" else _PROJECT
-        library.init(project=project, name=self._title, config=self._settings)
-        closing.callback(library.finish)
-        return library.log
+        wandb: Any = importlib.import_module("wandb")
+        project = os.environ.get("WANDB_PROJECT", "fedjaxsim")
+        wandb.init(project=project, name=self._title, config=self._settings)
+        closing.callback(wandb.finish)
+        return wandb.log
 
 
 class Validation(Callback):

@@ -19,12 +19,10 @@ EXTRAS = {
     "equinox": Extra("equinox modules need", ("equinox",)),
     "hf": Extra("Hugging Face data sets need", ("datasets",)),
     "images": Extra("images need", ("PIL",)),
-    "mlflow": Extra("the logger mlflow needs", ("mlflow",)),
     "plots": Extra("pictures need", ("matplotlib",)),
     "tables": Extra("data frames, table files and sweeps need", ("pandas", "pyarrow")),
     "tensorboard": Extra("the logger tensorboard needs", ("tensorboardX",)),
     "tpu": Extra("programs for TPUs need", ("libtpu",)),
-    "trackio": Extra("the logger trackio needs", ("trackio",)),
     "wandb": Extra("the logger wandb needs", ("wandb",)),
 }
 """Extras whose libraries the package imports."""

@@ -52,8 +52,7 @@ class MetricsFile(Callback):
 
     Memory stays the same however many there are. A checkpoint keeps the round of the last line.
     Lines after it stay in the file until their evaluation is done again, for they say what was
-    released. Without a checkpoint a start replaces the file. A line has no training loss if nobody
-    took part.
+    released. Without a checkpoint a start replaces the file.
 
     Args:
       path: the file; its folders are made.
@@ -107,8 +106,7 @@ class MetricsFile(Callback):
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Add an evaluation to the file, in place of an earlier one of this round."""
         records = self.run.records(state, segment)
-        known = ({k: v for k, v in row.items() if v is not None} for row in records)
-        added = lines(known, exact=self._exact)
+        added = lines(records, exact=self._exact)
         before = [line for line in self._later if last_round([line]) <= segment.round]
         self._later = self._later[len(before) :]
         if is_first():

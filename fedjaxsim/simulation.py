@@ -413,15 +413,26 @@ class Simulation:
         else:
             if self.algorithm.warm_start.start is None:
                 raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
-            earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
-            begin = functools.partial(
-                trained.first_states,
-                self.algorithm,
-                self.population,
-                earlier.program.algorithm,
-                unchecked=self.unchecked,
-            )
-            shared, personal = jax.jit(begin)(key, hparams, state, earlier_hparams)
+            warm_start, predict = earlier.algorithm.warm_start, earlier.program.algorithm.predict
+            before = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
+
+            @jax.jit
+            def begin(key, hparams, state, before):
+                published = warm_start.published(state.shared)
+                if published is None and self.algorithm.warm_start.required:
+                    raise ValueError(
+                        "the algorithm needs the model that the stage before published, as "
+                        "FedAvg's w or PMTL's w̃, but that stage published none"
+                    )
+                if published is None:
+                    published = self.task.init(jax.random.split(key)[0])
+                return trained.first_states(
+                    self.algorithm, self.population, hparams, published, state.personal,
+                    lambda personal, client_id: predict(state.shared, personal, before, client_id),
+                    unchecked=self.unchecked,
+                )  # fmt: skip
+
+            shared, personal = begin(key, hparams, state, before)
         new = self._begun(key, hparams, shared, personal, state.privacy)
         if state.consumed is not None and new.consumed is not None:
             new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
@@ -469,8 +480,8 @@ class Simulation:
         # Their minibatches differ from those of the clients who have the same numbers.
         key = jax.random.fold_in(trained.stage_key(state.key, state.round), keys.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
-        shared, personal = trained.states_from(
-            self.algorithm, self.num_clients, hparams, jax.tree.map(jnp.copy, published)
+        shared, personal = trained.first_states(
+            self.algorithm, self.population, hparams, jax.tree.map(jnp.copy, published)
         )
         privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
         return self._begun(key, hparams, shared, personal, privacy)

@@ -51,7 +51,7 @@ WRONG = {
     "callbacks must be a list, got a Progress": lambda: run(2, callbacks=fjs.callbacks.Progress()),
     "callbacks must be a list, got a Records":
         lambda: fjs.callbacks.Checkpoints("folder", any_fjs.callbacks.Records()),
-    "log must be one of tensorboard, wandb, mlflow, trackio, got 'tb'":
+    "log must be one of tensorboard, wandb, got 'tb'":
         lambda: fjs.callbacks.Logger("tb"),
     "log tensorboard needs a directory for its files": lambda: fjs.callbacks.Logger("tensorboard"),
     "such as Progress(), got the class": lambda: run(2, callbacks=[fjs.callbacks.Progress]),

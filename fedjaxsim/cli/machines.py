@@ -22,7 +22,7 @@ class Course:
     """
 
     explain: bool = False
-    log: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None
+    log: Literal["tensorboard", "wandb"] | None = None
     checkpoint_every: str | None = None
     no_client_table: bool = False
     quiet: bool = False

@@ -328,14 +328,16 @@ class RunLoop:
         """Return the flat record of an evaluation of each run, to which callbacks may add.
 
         It has `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the local
-        losses of the segment, each participation with equal weight; None without any), the
+        losses of the segment, each participation with equal weight; absent without any), the
         evaluation's summary, `nonfinite` (messages that were not finite and counted as zero, if
         any), `private_` and the name of a metric (the released mean, if any), and `epsilon`, an
         upper bound on what was spent (zero-out, joint DP; inf without a guarantee): by RDP, which
         is fast, and the tight value after the last planned round.
         """
         if self._recorded is not segment:
-            columns = {"round": segment.round, "train_loss": _train_loss(segment)}
+            columns: Record = {"round": segment.round}
+            loss = _train_loss(segment)
+            columns |= {} if loss is None else {"train_loss": loss}
             columns |= segment.evaluation.summary()
             nonfinite = np.sum(segment.metrics.get("nonfinite", 0), axis=0)
             if np.any(nonfinite):

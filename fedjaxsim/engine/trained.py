@@ -1,6 +1,7 @@
 """The models of a trained state: what they say of rows, and the start of another run from them."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -155,55 +156,34 @@ def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
 def first_states(
     algorithm: Algorithm,
     population: Population,
-    earlier: Algorithm,
-    key: jax.Array,
     hparams: Hyperparameters,
-    state: SimulationState,
-    earlier_hparams: Hyperparameters,
+    published: PyTree,
+    personal: PyTree = (),
+    model_of: Callable[[PyTree, jax.Array], PyTree] | None = None,
     *,
-    unchecked: bool,
+    unchecked: bool = False,
 ) -> tuple[PyTree, PyTree]:
-    """Return the server state and personal states (m, ...) made from another algorithm's models.
+    """Return the server state and personal states (m, ...) that start from models.
 
+    Each client has the published one or, of its earlier personal state, `model_of(personal, id)`.
     The server state is made of zeros in place of a client's model, so it holds none of it.
     """
-    start, published = algorithm.warm_start.start, earlier.warm_start.published(state.shared)
-    assert start is not None
-    if published is None and algorithm.warm_start.required:
-        raise ValueError(
-            "the algorithm needs the model that the stage before published, as FedAvg's w or "
-            "PMTL's w̃, but that stage published none"
-        )
-    if published is None:
-        published = algorithm.task.init(jax.random.split(key)[0])
-
-    def model_of(personal, client_id):
-        return earlier.predict(state.shared, personal, earlier_hparams, client_id)
-
-    def of_one(personal, client_id):
-        own = client_values(algorithm.hyperparameters, hparams, client_id)
-        return start(own, published, model_of(personal, client_id))
-
-    ids = jnp.arange(population.num_clients, dtype=jnp.int32)
-    first = jax.tree.map(lambda leaf: leaf[0], (state.personal, ids))
-    if not unchecked:
-        check_captured(check_pure(jax.make_jaxpr(of_one)(*first)), population.fields)
-    model = jax.tree.map(jnp.zeros_like, model_of(*first))
-    shared, _ = start(client_values(algorithm.hyperparameters, hparams, 0), published, model)
-    # `out_axes` raises where the server state depends on a client's model.
-    _, personal = jax.vmap(of_one, out_axes=(None, 0))(state.personal, ids)
-    return shared, personal
-
-
-def states_from(
-    algorithm: Algorithm, num_clients: int, hparams: Hyperparameters, published: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Return server state and personal states (m, ...) of clients that start from one model."""
     start = algorithm.warm_start.start
     assert start is not None
 
-    def of_one(client_id):
-        own = client_values(algorithm.hyperparameters, hparams, client_id)
-        return start(own, published, published)
+    def own_model(personal, client_id):
+        return published if model_of is None else model_of(personal, client_id)
 
-    return jax.vmap(of_one, out_axes=(None, 0))(jnp.arange(num_clients))
+    def of_one(personal, client_id):
+        own = client_values(algorithm.hyperparameters, hparams, client_id)
+        return start(own, published, own_model(personal, client_id))
+
+    ids = jnp.arange(population.num_clients, dtype=jnp.int32)
+    first = jax.tree.map(lambda leaf: leaf[0], (personal, ids))
+    if model_of is not None and not unchecked:
+        check_captured(check_pure(jax.make_jaxpr(of_one)(*first)), population.fields)
+    model = jax.tree.map(jnp.zeros_like, own_model(*first)) if model_of else published
+    shared, _ = start(client_values(algorithm.hyperparameters, hparams, 0), published, model)
+    # `out_axes` raises where the server state depends on a client's model.
+    _, personal = jax.vmap(of_one, out_axes=(None, 0))(personal, ids)
+    return shared, personal

@@ -152,13 +152,13 @@ def test_a_run_that_stops_early_ends_with_all_clients(
     in_memory, tmp_path, keep, monkeypatch, capsys
 ):
     patience, kept, file = Patience(1), Records(), MetricsFile(tmp_path / "rows.jsonl")
-    logged = MagicMock(__spec__=ModuleSpec("trackio", None))
-    monkeypatch.setitem(sys.modules, "trackio", logged)
+    logged = MagicMock(__spec__=ModuleSpec("wandb", None))
+    monkeypatch.setitem(sys.modules, "wandb", logged)
 
     def stop(state, segment):
         return False
 
-    watching = [Validation(), patience, kept, file, Logger("trackio"), Progress(), stop]
+    watching = [Validation(), patience, kept, file, Logger("wandb"), Progress(), stop]
     state, hparams, history = run(in_memory, watching, 6, keep=keep, eval_every=3)
     whole = in_memory.evaluate(state, hparams)
     assert [segment.round for segment in history] == ([3] if keep is None else [])
