@@ -235,7 +235,7 @@ def table_of(frame: Any) -> "Table":
         table = pyarrow.table(
             frame.reset_index(drop=True) if hasattr(frame, "reset_index") else frame
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, pyarrow.ArrowNotImplementedError) as error:
         raise ValueError(
             f"columns must have distinct names and values of one type each: {error}"
         ) from error
@@ -246,9 +246,13 @@ def table_of(frame: Any) -> "Table":
         if isinstance(column.type, pyarrow.BaseExtensionType):
             parts = [part.storage for part in column.chunks]
             column = pyarrow.chunked_array(parts, column.type.storage_type)
-        if pyarrow.types.is_dictionary(column.type) and not _is_number(column.type.value_type):
-            column = column.cast(column.type.value_type)
-        if pyarrow.types.is_string_view(column.type):
+        if pyarrow.types.is_dictionary(kind := column.type):
+            if pyarrow.types.is_string_view(kind.value_type):  # of polars; it has no cast to text
+                kind = pyarrow.dictionary(kind.index_type, pyarrow.string(), kind.ordered)
+                column = column.cast(kind)
+            if not _is_number(kind.value_type):
+                column = column.cast(kind.value_type)
+        elif pyarrow.types.is_string_view(kind):
             column = column.cast(pyarrow.string())
         columns.append(column)
     return pyarrow.table(columns, names)

@@ -125,6 +125,25 @@ def test_categories_and_numbers_of_pandas_count_as_text_and_numbers():
     assert_array_equal(population.fields["x"], [[2], [1]])
 
 
+def test_categories_of_polars_are_text():
+    pl = pytest.importorskip("polars")
+    who = pl.Series(["b", "a"], dtype=pl.Categorical)
+    y = pl.Series(["no", "yes"], dtype=pl.Enum(["yes", "no"]))
+    population = from_dataframe(
+        pl.DataFrame({"who": who, "kind": who, "y": y}), client="who", target="y", one_hot=["kind"]
+    )
+    assert population.names.tolist() == ["a", "b"]
+    assert population.categories == {"y": ("no", "yes")}
+    assert_array_equal(population.fields["y"], [1, 0])
+    assert_array_equal(population.fields["x"], np.eye(2))
+
+
+def test_numbers_that_no_column_can_hold_are_refused():
+    frame = pd.DataFrame({"who": ["a", "b"], "y": [0, 1], "x": [1j, 2j]})
+    with pytest.raises(ValueError, match="column x"):
+        from_dataframe(frame, client="who", target="y")
+
+
 def test_a_target_of_categories_that_are_numbers_keeps_the_numbers():
     frame = pd.DataFrame({"who": ["a", "a", "b"], "x": [1, 2, 3], "y": pd.Categorical([1, 2, 10])})
     population = from_dataframe(frame, client="who", target="y")
