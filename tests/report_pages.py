@@ -7,8 +7,8 @@ import numpy as np
 
 from fedjaxsim.cli import main
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.privacy.entries import Entry, SamplingScheme
-from fedjaxsim.privacy.events import Drawn, Gaussian, PrivacySpend
+from fedjaxsim.privacy.entries import Drawn, Entry, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.files import lines, write_csv, write_json
 from fedjaxsim.report.plots import content, picture

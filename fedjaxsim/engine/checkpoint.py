@@ -63,7 +63,10 @@ class Checkpoint(NamedTuple):
 
         Its ledger may differ; ValueError if other leaves do.
         """
-        like = _with_ledger(like, self.ledger)
+        try:
+            like = _with_ledger(like, self.ledger)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.file} is damaged: its ledger cannot be read") from error
         wanted = dict(_leaves(like))
         if wanted.keys() != self.leaves.keys():
             differing = ", ".join(sorted(wanted.keys() ^ self.leaves.keys()))

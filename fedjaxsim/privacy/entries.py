@@ -5,6 +5,8 @@ On the host, without JAX and numpy, so that the command line can check a plan at
 
 import bisect
 import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from fedjaxsim import checks
@@ -135,3 +137,27 @@ class Entry(NamedTuple):
     noise_multiplier: float
     sampling_rate: float
     rounds: int
+
+
+class Drawn(NamedTuple):
+    """Rounds from 0 on with random numbers (cohorts, minibatches, noise) from a key's digest."""
+
+    digest: str
+    rounds: int
+
+
+def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
+    """Return a sentence that names the runs with a round from the same key; "" if there is none."""
+    groups: dict[str, dict[str, None]] = {}
+    each = {name: tuple(draws) for name, draws in runs.items()}
+    for (one, its), (other, theirs) in itertools.combinations(each.items(), 2):
+        for a, b in itertools.product(its, theirs):
+            if a.digest == b.digest and a.rounds and b.rounds:
+                groups.setdefault(a.digest, {}).update({one: None, other: None})
+    if not groups:
+        return ""
+    names = "; ".join(dict.fromkeys(map(", ".join, groups.values())))
+    return (
+        "Runs that drew a round's cohort and noise from the same key have no joint ε, and at most "
+        f"one of them may be published under its own: {names}."
+    )

@@ -1,9 +1,8 @@
 """Events: what one release of a mechanism costs, and the records of a run's releases."""
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from fedjaxsim import checks
@@ -331,30 +330,6 @@ class PrivacyLimit(NamedTuple):
     planned: tuple[PrivacySpend, ...]
 
 
-class Drawn(NamedTuple):
-    """Rounds from 0 on with random numbers (cohorts, minibatches, noise) from a key's digest."""
-
-    digest: str
-    rounds: int
-
-
 def in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
     """Return whether the cost of rounds depends on their order."""
     return scheme.kind == "groups" or event.of_whole_run
-
-
-def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
-    """Return a sentence that names the runs with a round from the same key; "" if there is none."""
-    groups: dict[str, dict[str, None]] = {}
-    each = {name: tuple(draws) for name, draws in runs.items()}
-    for (one, its), (other, theirs) in itertools.combinations(each.items(), 2):
-        for a, b in itertools.product(its, theirs):
-            if a.digest == b.digest and a.rounds and b.rounds:
-                groups.setdefault(a.digest, {}).update({one: None, other: None})
-    if not groups:
-        return ""
-    names = "; ".join(dict.fromkeys(map(", ".join, groups.values())))
-    return (
-        "Runs that drew a round's cohort and noise from the same key have no joint ε, and at most "
-        f"one of them may be published under its own: {names}."
-    )

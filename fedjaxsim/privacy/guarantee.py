@@ -28,20 +28,15 @@ from fedjaxsim.privacy.entries import (
     ADJACENCIES,
     VIEWS,
     Adjacency,
+    Drawn,
     Entry,
     Status,
     Unit,
     View,
     check_delta,
-)
-from fedjaxsim.privacy.events import (
-    Drawn,
-    Examples,
-    Prepared,
-    PrivacyLimit,
-    PrivacySpend,
     drawn_twice,
 )
+from fedjaxsim.privacy.events import Examples, Prepared, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons, round_up
 
 _FEW = 64

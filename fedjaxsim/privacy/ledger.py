@@ -19,9 +19,8 @@ from jax.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.data.columns import Preparation
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Entry, SamplingScheme
+from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
-    Drawn,
     Prepared,
     PrivacyEvent,
     PrivacyLimit,

@@ -27,7 +27,8 @@ from fedjaxsim.metrics import judged_by
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.events import Drawn, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.entries import Drawn
+from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
 from fedjaxsim.privacy.samplers import full_participation

@@ -31,6 +31,7 @@ import numpy as np
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
+from fedjaxsim.privacy import entries
 from fedjaxsim.report.files import (
     Record,
     make_directory,
@@ -43,9 +44,7 @@ from fedjaxsim.runs.settings_files import CONFIG, holds
 
 if TYPE_CHECKING:
     from fedjaxsim.data.population import Population
-    from fedjaxsim.privacy.events import Drawn
     from fedjaxsim.privacy.guarantee import Report
-
 
 METRICS = "metrics.jsonl"
 GUARANTEE = "guarantee.json"
@@ -127,12 +126,10 @@ class RunDirectory:
         except ValueError as error:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: {error}") from error
 
-    def draws(self) -> tuple["Drawn", ...]:
+    def draws(self) -> tuple[entries.Drawn, ...]:
         """Read the rounds that the run drew from each key."""
-        from fedjaxsim.privacy.events import Drawn
-
         try:
-            return tuple(Drawn(**each) for each in self.guarantee()["draws"])
+            return tuple(entries.Drawn(**each) for each in self.guarantee()["draws"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: it lacks draws") from error
 
@@ -220,14 +217,12 @@ def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> 
 
 def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:
     """Return a sentence on private runs that draw from the same key; "" if there are none."""
-    from fedjaxsim.privacy import events
-
     private = {
         name: each.draws()
         for name, each in directories.items()
         if each.summary()["epsilon"] is not None
     }
-    return events.drawn_twice(private)
+    return entries.drawn_twice(private)
 
 
 def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:

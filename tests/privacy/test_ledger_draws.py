@@ -22,7 +22,8 @@ from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.events import Drawn, NoRelease, drawn_twice
+from fedjaxsim.privacy.entries import Drawn, drawn_twice
+from fedjaxsim.privacy.events import NoRelease
 from fedjaxsim.privacy.guarantee import Report, compose_reports
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.sweep import SimulationBatch

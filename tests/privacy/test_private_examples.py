@@ -27,11 +27,10 @@ from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.models.model import Dense, Model
 from fedjaxsim.privacy import silos as of_silos
 from fedjaxsim.privacy.calibration import equal_example_noise
-from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
+from fedjaxsim.privacy.entries import ADJACENCIES, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     EXAMPLE,
     GAUSSIAN,
-    Drawn,
     Examples,
     NoRelease,
     PrivacySpend,

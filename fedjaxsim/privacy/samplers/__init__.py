@@ -88,7 +88,8 @@ class Sampling(NamedTuple):
 
     def sampler(self, num_clients: int) -> "Sampler":
         """Return the sampler of m clients; raise ValueError if m does not suit it."""
-        return self.for_clients(num_clients)._replace(availability=self.availability)
+        made = self.for_clients(num_clients)
+        return made if self.availability is None else made._replace(availability=self.availability)
 
 
 class Sampler(NamedTuple):
