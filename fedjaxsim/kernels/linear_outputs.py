@@ -45,7 +45,7 @@ def _of_few_rows_jvp(primals, tangents):
     if not isinstance(dkernel, SymbolicZero):
         # Its transpose is the sum of outer products. Without the barrier every number of the
         # kernel would compute the derivatives in the outputs again.
-        rows = jnp.stack([jnp.sum(row * dkernel, axis=1) for row in x])
+        rows = jnp.stack([jnp.sum(row[None] * dkernel, axis=1) for row in x])
         parts.append(jax.lax.optimization_barrier(rows))
     return _of_few_rows(x, kernel), functools.reduce(jnp.add, parts)
 
