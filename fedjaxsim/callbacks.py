@@ -205,8 +205,10 @@ class Patience(Callback):
 
     def segment(self, state: SimulationState, segment: Segment) -> bool:
         """Judge the run on its validation rows."""
-        if segment is self.run.stopped:
-            return False  # it has been judged
+        if segment is self.run.stopped:  # it has been judged
+            if not self._released:
+                validate(self.run, state, segment)
+            return False
         if self._released:
             if segment.private is None:
                 return False

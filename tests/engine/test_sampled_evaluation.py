@@ -180,6 +180,16 @@ def test_a_run_that_stops_early_ends_with_all_clients(
     assert f"accuracy {whole.mean('accuracy'):.2g}" in last
 
 
+def test_patience_alone_validates_the_end_on_all_clients(in_memory):
+    patience, kept = Patience(1), Records()
+    state, hparams, _ = run(
+        in_memory, [patience, kept, lambda state, segment: False], 6, eval_every=3
+    )
+    validated = in_memory.evaluate(state, hparams, "validation")
+    assert kept.rows[-1]["validation_loss"] == pytest.approx(validated.mean("loss"), rel=1e-12)
+    assert len(patience.memory) == 2
+
+
 def test_an_interrupted_run_has_the_records_of_one_that_was_not(in_memory, tmp_path):
     kept, file, interrupted = Records(), MetricsFile(tmp_path / "rows.jsonl"), Event()
     interrupted.set()
