@@ -210,7 +210,7 @@ class CheckpointFolder:
                 return self._read(round_)._replace(skipped=tuple(skipped))
             except FileNotFoundError:  # the run that writes has removed an old one meanwhile
                 return self.last()
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 skipped.append(str(error))
         if skipped:
             raise ValueError(f"{skipped[0]}; to begin anew, delete {self.path}")

@@ -126,6 +126,14 @@ def test_damage_anywhere_is_noticed_and_the_one_before_is_read(tmp_path):
     assert same(last(checkpoints).state(state(0)), state(2))
 
 
+def test_one_that_cannot_be_read_is_skipped(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path)
+    checkpoints.save(1, state(1), {})
+    (tmp_path / "2.state").mkdir()
+    assert last(checkpoints).round == 1
+    assert "2.state" in last(checkpoints).skipped[0]
+
+
 def test_a_whole_checkpoint_with_other_fields_is_of_another_version(tmp_path):
     checkpoints = CheckpointFolder(tmp_path)
     checkpoints.save(1, state(1), {})
