@@ -111,6 +111,15 @@ def test_a_silent_client_changes_the_release_by_its_bounded_message_alone():
     np.testing.assert_allclose(releases, [4 * 0.5 / 4, 3 * 0.5 / 4], rtol=1e-4)
 
 
+def test_a_sampler_may_bring_its_own_availability():
+    seldom = intermittent(dropout=0.5)
+    own = full_participation().sampler(M)._replace(availability=seldom)
+    sampling = full_participation()._replace(for_clients=lambda num_clients: own)
+    assert sampling.sampler(M).availability is seldom
+    always = intermittent()
+    assert available(sampling, always).sampler(M).availability is always
+
+
 @pytest.mark.thorough
 def test_other_clients_see_nothing_of_one_who_is_slow_or_silent():
     population, task = problem()
