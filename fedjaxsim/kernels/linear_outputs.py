@@ -25,7 +25,7 @@ def linear_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
       kernel: (c, d).
     """
     precise = x.dtype == kernel.dtype and x.dtype in (jnp.float32, jnp.float64)
-    if backend.platform() == "cpu" and precise and x.shape[0] <= MOST_ROWS:
+    if backend.platform() == "cpu" and precise and 0 < x.shape[0] <= MOST_ROWS:
         return _of_few_rows(x, kernel)
     return _product(x, kernel)
 

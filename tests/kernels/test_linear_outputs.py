@@ -9,7 +9,7 @@ from jax.test_util import check_grads
 from fedjaxsim.kernels.linear_outputs import MOST_ROWS, linear_outputs
 
 
-@pytest.mark.parametrize("rows", [1, 3, MOST_ROWS, MOST_ROWS + 1])
+@pytest.mark.parametrize("rows", [0, 1, 3, MOST_ROWS, MOST_ROWS + 1])
 def test_derivatives_are_those_of_the_product(rows):
     rng = np.random.default_rng(rows)
     x, kernel, weight = (
