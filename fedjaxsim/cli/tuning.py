@@ -20,7 +20,7 @@ from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.cli.tune import Question
+from fedjaxsim.cli.question import Question
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
