@@ -16,6 +16,7 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.engine.shape_bytes import bytes_of
+from fedjaxsim.kernels.linear_outputs import MOST_ROWS
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.simulation import Simulation
 
@@ -66,15 +67,17 @@ def flops_of_gradient(simulation: Simulation) -> float:
         for name, field in population.fields.items()
     }
 
+    size = MOST_ROWS + 1  # whose outer products are a matrix product
+
     def batch(row: dict[str, jax.Array]) -> Batch:
-        size = simulation.minibatches.size
         fields = {name: jnp.zeros((size, *value.shape), value.dtype) for name, value in row.items()}
         if population.generate is not None:
             fields = population.generate(key, row, size)
         return Batch(fields, jnp.ones(size))
 
     shapes = jax.eval_shape(task.init, key), jax.eval_shape(batch, row)
-    return flops_of(jax.make_jaxpr(jax.grad(task.loss))(*shapes).jaxpr)
+    found = flops_of(jax.make_jaxpr(jax.grad(task.loss))(*shapes).jaxpr)
+    return found * simulation.minibatches.size / size
 
 
 def flops_of(jaxpr: Any) -> float:
