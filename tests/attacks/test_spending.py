@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from fedjaxsim.cli import main
+from fedjaxsim.runs.parts import part_of
 
 RUN = (
     "run --data synthetic --loss squared --clients 6 --validation-fraction 0.3 --algorithm fedavg "
@@ -65,15 +66,20 @@ def test_a_killed_run_resumes_with_the_code_alone_that_made_what_it_released(
 ):
     """Other code under the noise of released evaluations: their difference has no noise."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def forget():  # as a process that begins
+        sys.modules.pop("drifting")
+        part_of.cache_clear()
+
     code = tmp_path / "drifting.py"
     code.write_text(OWN)
     assert main(RUN.replace("fedavg", "drifting:mine").split()) == 0
     for name in ("checkpoints/3.state", "summary.json", "guarantee.json"):
         (tmp_path / "run" / name).unlink()
     code.write_text(OWN.replace("1 * w", "0 * w"))
-    sys.modules.pop("drifting")
+    forget()
     assert "with other code of yours" in refused("resume run")
     code.write_text(OWN)
-    sys.modules.pop("drifting")
+    forget()
     assert main(["resume", "run", "--quiet"]) == 0
-    sys.modules.pop("drifting")
+    forget()
