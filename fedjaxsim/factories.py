@@ -145,7 +145,8 @@ def _numbers(path: str, called: str) -> list[float]:
     import numpy as np
 
     try:
-        return np.load(path).ravel().tolist()
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file).ravel().tolist()
     except (OSError, ValueError) as error:
         raise ValueError(f"{called} cannot be read from {path}: {error}") from error
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.parts import SETTINGS, own_line
+from fedjaxsim.runs.parts import FOUND, ROLES, SETTINGS, own_line
+from fedjaxsim.runs.settings import static_keys
 from fedjaxsim.store import StorageError
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
@@ -36,6 +37,8 @@ _NAME = re.compile(
     r"(?![\w/'\"=(-]|[:.]\w)"
 )
 """A name with underscores, or a call without arguments, neither quoted nor in a path."""
+_OF_PLANS = ("sampling_rate", "noise_multiplier")
+"""Settings of parts that `fedjaxsim privacy` describes without loading them."""
 _HOW = ("encoding", "errors", "line_buffering", "write_through")
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
@@ -80,8 +83,28 @@ def refuse(error: Exception) -> int:
 
 
 def in_flags(text: str) -> str:
-    """Spell the names of arguments and parts in a message as on the command line."""
-    return _NAME.sub(lambda found: flag(SETTINGS.get(found[1], found[1])), text)
+    """Spell the names of settings and parts in a message as on the command line.
+
+    Others stay: they are of files, columns, metrics, or a user's own code.
+    """
+    known = _spelled_otherwise() if _NAME.search(text) else set[str]()
+
+    def spelled(found: re.Match[str]) -> str:
+        name = found[1]
+        return flag(SETTINGS.get(name, name)) if name in known else found[0]
+
+    return _NAME.sub(spelled, text)
+
+
+def _spelled_otherwise() -> set[str]:
+    """Return the names, in Python, of settings and of parts."""
+    names = {*static_keys(), *SETTINGS, *_OF_PLANS}
+    for known in ROLES.values():
+        for name, path in known.known.items():
+            names |= {name.replace("-", "_"), path.partition(":")[2]}
+    for part in FOUND.values():
+        names |= {*part.settings, *(record.name for record in part.all_records)}
+    return names
 
 
 def say(text: str) -> None:

@@ -201,13 +201,20 @@ class Part:
         return made
 
 
-@functools.cache
+FOUND: dict[tuple[str, str], Part] = {}
+"""The parts that were found, by role and name."""
+
+
 def part_of(role: str, name: str) -> Part:
     """Find a part by name; raise a ValueError for an unknown one."""
-    if ROLES[role].own and is_own(name):
-        return Part(role, name, find_own(role, name))
-    _check_name(role, name)
-    return Part(role, name, resolve(ROLES[role].known[name]))
+    if (role, name) not in FOUND:
+        if ROLES[role].own and is_own(name):
+            factory = find_own(role, name)
+        else:
+            _check_name(role, name)
+            factory = resolve(ROLES[role].known[name])
+        FOUND[role, name] = Part(role, name, factory)
+    return FOUND[role, name]
 
 
 def check_parts(given: Mapping[str, Any]) -> None:

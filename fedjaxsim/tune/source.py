@@ -101,7 +101,8 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
         except ValueError as error:
             raise ValueError(f"{kind} data do not suit the run: {error}") from error
     if not _has(simulation.population, split):
-        raise ValueError(f"{kind} clients have no {split} rows to tune on: see --held-out-clients")
+        whose = "the" if others is None else kind
+        raise ValueError(f"{whose} clients have no {split} rows to tune on: see --held-out-clients")
     sizes = {"run": final.simulation.num_clients, "tuning": simulation.num_clients}
     statement = _STATEMENTS[kind].format(data=public_data, **sizes)
     hparams = _scaled(final, sizes["tuning"] / sizes["run"], clips)
@@ -128,8 +129,8 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
     if asked is None:
         return "loss" if "loss" in smooth else smooth[0]
     if asked not in smooth:
-        least = "to minimize it needs a derivative, which steps such as accuracy lack"
-        raise ValueError(f"metric {least}: one of {', '.join(smooth)}, got {asked}")
+        why = "must have a derivative to be minimized, which steps such as accuracy lack"
+        raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {asked}")
     return asked
 
 

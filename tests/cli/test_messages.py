@@ -1,8 +1,9 @@
 """Words of refusals and help: the one place where whole sentences are compared."""
 
+import numpy as np
 import pytest
 
-from fedjaxsim.cli.messages import refuse
+from fedjaxsim.cli.messages import in_flags, refuse
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,8 @@ from fedjaxsim.cli.messages import refuse
         ),
         ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
         ("run --lamm 1", "unknown setting 'lamm' (did you mean 'lam'?)"),
+        ("run --lam empty.npy", "lam cannot be read from empty.npy"),
+        ("run --lam several.npy", "lam cannot be read from several.npy"),
         ("resume r --lam 1", "lam is a setting of the run, which resume keeps"),
         ("resume r --roundz 1", "unknown flag 'roundz' (did you mean 'rounds'?)"),
         ("run --algorithm", "--algorithm needs a value"),
@@ -34,7 +37,25 @@ from fedjaxsim.cli.messages import refuse
 )  # fmt: skip
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, command, sentence):
     (tmp_path / "a.toml").write_text("learning_rat = 1\n")
+    (tmp_path / "empty.npy").touch()
+    with (tmp_path / "several.npy").open("wb") as file:
+        np.savez(file, lam=np.ones(3))
     assert sentence in refused(command)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("batch_size and num_clients", "batch-size and clients"),
+        ("one_vs_all, as every_row()", "one-vs-all, as every-row"),
+        ("my_run already holds a run", None),
+        ("one of loss, squared_error", None),
+        ("model a:b must take (shape, outputs), but takes (my_shape)", None),
+        ("model a:b fails: TypeError: my_part() takes 2", None),
+    ],
+)  # fmt: skip
+def test_settings_and_parts_are_spelled_as_flags_and_nothing_else(said, shown):
+    assert in_flags(said) == (shown or said)
 
 
 def test_a_long_message_loses_its_end(capsys):
