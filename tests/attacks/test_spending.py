@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.runs.parts import part_of
+from fedjaxsim.runs.parts import FOUND
 
 RUN = (
     "run --data synthetic --loss squared --clients 6 --validation-fraction 0.3 --algorithm fedavg "
@@ -69,7 +69,7 @@ def test_a_killed_run_resumes_with_the_code_alone_that_made_what_it_released(
 
     def forget():  # as a process that begins
         sys.modules.pop("drifting")
-        part_of.cache_clear()
+        FOUND.clear()
 
     code = tmp_path / "drifting.py"
     code.write_text(OWN)
