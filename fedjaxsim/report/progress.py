@@ -97,9 +97,12 @@ def print_rows(
     Console(width=None if console.is_terminal else 200).print(table)
 
 
-def doing(text: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
-    """Say on a terminal what a block does while it does it."""
-    return Console(stderr=True, quiet=quiet).status(f"{text} …")
+def doing(text: str, *, quiet: bool = False, slow: bool = False) -> AbstractContextManager[Any]:
+    """Say on a terminal what a block does while it does it; elsewhere in a line if it is slow."""
+    console = Console(stderr=True, quiet=quiet)
+    if slow and not console.is_terminal:
+        console.print(f"{text} …", soft_wrap=True, highlight=False, markup=False)
+    return console.status(f"{text} …")
 
 
 class Bar:

@@ -51,6 +51,8 @@ from fedjaxsim.simulation import Simulation
 
 FIXED = "settings", "data"
 """What a run keeps to its end."""
+_MANY = 10**6
+"""Clients from which on their table takes seconds to write."""
 
 
 class Stage(NamedTuple):
@@ -161,7 +163,9 @@ def execute(
     if audit is not None:
         summary |= {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     files = directory if is_first() else None
-    with clock.phase("write"), doing("writing results", quiet=quiet or files is None):
+    many = client_table and simulation.num_clients >= _MANY
+    what = f"writing results of {simulation.num_clients:,} clients" if many else "writing results"
+    with clock.phase("write"), doing(what, quiet=quiet or files is None, slow=many):
         if files is not None:
             if client_table:
                 columns = _clients(simulation.population, evaluation, report)

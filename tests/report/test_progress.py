@@ -11,6 +11,7 @@ from fedjaxsim.callbacks import Progress
 from fedjaxsim.report.progress import (
     Bar,
     bytes_text,
+    doing,
     epsilon_text,
     in_words,
 )
@@ -56,6 +57,14 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
         "pmtl  10/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235  3 rounds/s",
     ]
     assert output.err == ""
+
+
+def test_what_is_slow_is_said_without_a_terminal_too(capsys):
+    for slow, said in ((False, ""), (True, "writing [a] …\n")):
+        with doing("writing [a]", slow=slow):
+            assert capsys.readouterr() == ("", said)
+    with doing("writing", quiet=True, slow=True):
+        assert capsys.readouterr() == ("", "")
 
 
 def test_lines_go_to_the_log_of_a_program_that_has_one(capsys, caplog):
