@@ -247,7 +247,7 @@ def test_ctrl_c_to_a_process_of_a_sweep_ends_both_and_they_go_on(tmp_path):
     config = tmp_path / "sweep.toml"
     config.write_text(SWEEP.replace("rounds = 6", "rounds = 1000000"))
     running = start_commands(command, command)
-    interrupt(running, {1: signal.SIGINT}, "least")
+    interrupt(running, {1: signal.SIGINT}, "run-rounds")
     codes, _, errors = ends(running)
     assert codes == [130, 130], errors
     assert "run the same command again to resume" in errors[0]
@@ -255,7 +255,7 @@ def test_ctrl_c_to_a_process_of_a_sweep_ends_both_and_they_go_on(tmp_path):
     codes, _, errors = ends(start_commands(command, [*command, "--overwrite"]))
     assert codes == [2, 2], errors
     again = start_commands(command, command)
-    interrupt(again, {1: signal.SIGINT}, "least")
+    interrupt(again, {1: signal.SIGINT}, "run-rounds")
     assert ends(again)[0] == [130, 130]
 
 
