@@ -11,15 +11,20 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.engine.layout import Workload
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters, client_values
+from fedjaxsim.kernels.products import unsealed
+
+PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Reverse:
     """Reverse mode, for many numbers.
 
     It takes two to four times the time of a run for any number of derivatives, and keeps part of
-    every round. A message that is not finite makes its derivatives NaN.
+    every round.
 
     Args:
       segment: number of rounds that are recomputed together, at least 1; by default the number that
@@ -70,9 +75,15 @@ class Reverse:
             checks.count(segment=self.segment)
 
     def program(self, program: Program, rows: Rows) -> Program:
-        """Return the program that is differentiated; forward mode does not apply to it."""
+        """Return the program that is differentiated; forward mode does not apply to it.
+
+        A message that is not finite counts as zero, and so does its derivative. Plain reverse mode
+        would multiply that zero by infinite derivatives of the client's work: NaN for all.
+        """
         workload = dataclasses.replace(bounded(program.workload, rows), rematerialize=True)
-        return dataclasses.replace(program, workload=workload)
+        return dataclasses.replace(
+            program, algorithm=_guarded(program.algorithm), workload=workload
+        )
 
     def segment_length(self, program: Program, state: SimulationState, rounds: int) -> int:
         """Return the number of rounds that are recomputed together.
@@ -129,3 +140,76 @@ def run_rounds(
     state, _ = jax.lax.scan(again, state, length=rounds // segment)
     rest = rounds % segment
     return several(state, rest) if rest else state
+
+
+def _guarded(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with `client` between two identities that see its cotangents.
+
+    The backward pass meets `_leave` first: it removes the cotangents of a message that is not
+    finite, and the marker's cotangent tells `_enter` whether any are left. The marker is made from
+    the client id, so that `jax.vmap` maps the inputs with the client; otherwise it would sum the
+    clients' cotangents before `_enter` sees them.
+    """
+
+    def client(shared, personal, data, hparams, context):
+        marker = (context.client_id * 0).astype(float)
+        hparams = client_values(algorithm.hyperparameters, hparams, context.client_id)
+        read, put = _floats((shared, personal, hparams))
+        read, marker = _enter(read, marker)
+        shared, personal, hparams = put(read)
+        personal, message, _ = algorithm.client(shared, personal, data, hparams, context)
+        kept, put_kept = _floats(personal)
+        sent, put_sent = _floats(unsealed(message))
+        kept, sent = _leave(kept, sent, marker)
+        return put_kept(kept), put_sent(sent), {}
+
+    return algorithm._replace(client=client)
+
+
+def _floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
+    """Return the leaves with derivatives, and a function that replaces them in the tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+    def put(new):
+        changed = dict(zip(places, new, strict=True))
+        return structure.unflatten([changed.get(i, leaf) for i, leaf in enumerate(leaves)])
+
+    return [leaves[i] for i in places], put
+
+
+@jax.custom_vjp
+def _enter(read: list[jax.Array], marker: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """Return the inputs of a client plus the marker, which is zero."""
+    return [leaf + marker.astype(leaf.dtype) for leaf in read], marker
+
+
+def _enter_backward(_, cotangents):
+    read, nothing_left = cotangents
+    return [jnp.where(nothing_left > 0, 0, leaf) for leaf in read], jnp.zeros_like(nothing_left)
+
+
+@jax.custom_vjp
+def _leave(kept: list[jax.Array], sent: list[jax.Array], marker: jax.Array):
+    return kept, sent
+
+
+def _leave_forward(kept, sent, marker):
+    finite = jnp.array(True)
+    for leaf in sent:
+        finite &= jnp.all(jnp.isfinite(leaf))
+    return _leave(kept, sent, marker), (finite, marker)
+
+
+def _leave_backward(residuals, cotangents):
+    finite, marker = residuals
+    kept, sent = cotangents
+    sent = [jnp.where(finite, leaf, 0) for leaf in sent]
+    nothing_left = jnp.array(True)
+    for leaf in [*kept, *sent]:
+        nothing_left &= jnp.all(leaf == 0)
+    return kept, sent, nothing_left.astype(marker.dtype)
+
+
+_enter.defvjp(lambda *inputs: (_enter(*inputs), None), _enter_backward)
+_leave.defvjp(_leave_forward, _leave_backward)
