@@ -160,6 +160,8 @@ class Experiment:
     def resolved(self) -> Record:
         """Return the settings as asked for, the values that followed, and versions."""
         minibatches = self.simulation.minibatches
+        z = np.asarray(self.hparams.get("noise_multiplier", 0.0))
+        ends = {"noise_first": float(z[0]), "noise_last": float(z[-1])} if z.ndim else {}
         return {
             **self.config.settings(),
             "resolved": {
@@ -167,6 +169,7 @@ class Experiment:
                 "clients": self.simulation.num_clients,
                 "capacity": self.simulation.sampler.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,
+                **ends,
                 "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
                 "delta": self.delta,
                 **{

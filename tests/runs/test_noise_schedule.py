@@ -87,6 +87,8 @@ def test_what_is_spent_at_every_evaluation_is_that_of_the_rounds_done(ran):
     assert records[2]["epsilon"] < 0.8 * exact([3.0] * 6)
     summary = RunDirectory(ran).summary()
     assert summary["noise_multiplier"] == pytest.approx(3.0)
+    resolved = RunDirectory(ran).config()["resolved"]
+    assert (resolved["noise_first"], resolved["noise_last"]) == (float(z[0]), float(z[-1]))
 
 
 @pytest.mark.thorough
