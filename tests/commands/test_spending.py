@@ -10,8 +10,8 @@ import pytest
 from fedjaxsim.cli import main
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.entries import Entry, SamplingScheme
-from fedjaxsim.privacy.events import GAUSSIAN, Drawn, Gaussian, PrivacySpend, drawn_twice
+from fedjaxsim.privacy.entries import Drawn, Entry, SamplingScheme, drawn_twice
+from fedjaxsim.privacy.events import GAUSSIAN, Gaussian, PrivacySpend
 from fedjaxsim.runs.build import draws_of
 
 DATA = [
