@@ -21,9 +21,13 @@ PATIENCE = 60.0
 
 
 class Stop(threading.Event):
-    """Event that a signal sets, whose `number` it is; `late` ends the process unless it is read."""
+    """Event that a signal sets, whose `number` it is; `late` ends the process unless it is read.
 
-    number = 0
+    Once `writes` is true the rounds are over, and a first signal ends nothing before the files are
+    whole.
+    """
+
+    number, writes = 0, False
     late: threading.Timer | None = None
 
     def is_set(self) -> bool:
@@ -57,6 +61,11 @@ def stop_on_signal() -> Iterator[Stop]:
         if not first:
             end()
             return
+        again = f"{NAMES[number]} again to abort\n"
+        if stop.writes:
+            stop.set()
+            _say(f"\nthe run is over and ends once its results are written; {again}")
+            return
         said = f"the rounds in flight have not returned within {PATIENCE:g} seconds"
         stop.late = threading.Timer(
             PATIENCE, end, [f"fedjaxsim: ended by {NAMES[number]}: {said}\n"]
@@ -64,7 +73,7 @@ def stop_on_signal() -> Iterator[Stop]:
         stop.late.daemon = True
         stop.late.start()
         stop.set()
-        _say(f"\nstopping after the rounds in flight; {NAMES[number]} again to abort\n")
+        _say(f"\nstopping after the rounds in flight; {again}")
 
     try:
         with _listening(receive):

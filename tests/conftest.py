@@ -16,7 +16,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
-from fedjaxsim.report import plots
+from fedjaxsim.report import plots, progress
 
 os.environ["FEDJAXSIM_COMPILATION_CACHE"] = "off"
 # Of 3 s that a process needs to import the package, 2 s read its text where bytecode is not kept.
@@ -68,6 +68,8 @@ plots.content = lambda figure, kind="png": _BLANK
 # Tracing makes many small objects that live: Python's collector would go through them again and
 # again, for a sixth of a test's time.
 gc.set_threshold(200_000, 20, 50)
+# Under load everything is slow, and commands are read line by line.
+progress.SLOW = 600.0
 # What a shell has started in the background ignores Ctrl-C, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples at each call, none fails for the time that it takes, and none is kept.

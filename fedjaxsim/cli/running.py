@@ -166,7 +166,8 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
 
 
 def _prepare(config: RunConfig, course: Course) -> Experiment:
-    with doing(f"reading {config.data} and checking the run", quiet=course.quiet):
+    quiet = course.quiet or not processes.is_first()
+    with doing(f"reading {config.data} and checking the run", quiet=quiet):
         return prepare(config)
 
 

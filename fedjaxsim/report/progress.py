@@ -1,10 +1,12 @@
 """Watching a run on the terminal."""
 
+import functools
 import logging
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
 COMPILING = "compiling …"
+SLOW = 1.0
+"""Seconds from which on a step is slow."""
 _LOG = logging.getLogger("fedjaxsim")
 
 
@@ -97,12 +101,23 @@ def print_rows(
     Console(width=None if console.is_terminal else 200).print(table)
 
 
-def doing(text: str, *, quiet: bool = False, slow: bool = False) -> AbstractContextManager[Any]:
+@contextmanager
+def doing(text: str, *, quiet: bool = False) -> Iterator[None]:
     """Say on a terminal what a block does while it does it; elsewhere in a line if it is slow."""
-    console = Console(stderr=True, quiet=quiet)
-    if slow and not console.is_terminal:
-        console.print(f"{text} …", soft_wrap=True, highlight=False, markup=False)
-    return console.status(f"{text} …")
+    console, said = Console(stderr=True, quiet=quiet), f"{text} …"
+    if console.is_terminal:
+        with console.status(said):
+            yield
+        return
+    line = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    timer = threading.Timer(SLOW, line, [said])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 class Bar:

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 
 import jax
@@ -47,12 +46,11 @@ from fedjaxsim.runs.directory import (
 )
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
 from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.signals import Stop
 from fedjaxsim.simulation import Simulation
 
 FIXED = "settings", "data"
 """What a run keeps to its end."""
-_MANY = 10**6
-"""Clients from which on their table takes seconds to write."""
 
 
 class Stage(NamedTuple):
@@ -88,7 +86,7 @@ class Executed(NamedTuple):
 
 def execute(
     stage: Stage,
-    stop: Event,
+    stop: Stop,
     *,
     quiet: bool = False,
     client_table: bool = True,
@@ -163,9 +161,8 @@ def execute(
     if audit is not None:
         summary |= {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     files = directory if is_first() else None
-    many = client_table and simulation.num_clients >= _MANY
-    what = f"writing results of {simulation.num_clients:,} clients" if many else "writing results"
-    with clock.phase("write"), doing(what, quiet=quiet or files is None, slow=many):
+    what, stop.writes = f"writing results of {simulation.num_clients:,} clients", True
+    with clock.phase("write"), doing(what, quiet=quiet or files is None):
         if files is not None:
             if client_table:
                 columns = _clients(simulation.population, evaluation, report)

@@ -13,6 +13,7 @@ from problems import HANGS
 from several import start
 
 from fedjaxsim.cli import main
+from fedjaxsim.runs import execute
 from fedjaxsim.runs.directory import RunDirectory
 
 LONG = ["--clients", "8", "--rounds", "100000000", "--local-steps", "1"]
@@ -59,6 +60,26 @@ def test_a_signal_ends_a_run_with_all_its_files(tmp_path, capfd, number, name):
     assert 0 < summary["rounds"] < summary["rounds_planned"] == 100_000_000
     assert summary["rounds"] == RunDirectory(out).metrics()[-1]["round"]
     assert f"{summary['rounds']} of 100000000" in output
+
+
+def test_a_signal_while_results_are_written_leaves_all_of_them(tmp_path, capfd, monkeypatch):
+    out, write, said = tmp_path / "run", execute.write_csv, []
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not (errors := capfd.readouterr().err):
+            time.sleep(0.01)
+        said.append(errors)
+        write(*arguments)
+
+    monkeypatch.setattr(execute, "write_csv", interrupted)
+    command = ["run", "--clients", "8", "--rounds", "2", "--local-steps", "1", "--out", str(out)]
+    assert main(command) == 0
+    assert said == [
+        "\nthe run is over and ends once its results are written; SIGTERM again to abort\n"
+    ]
+    assert {path.name for path in out.iterdir()} == FILES
+    assert RunDirectory(out).summary()["interrupted"] is False
 
 
 @pytest.mark.thorough

@@ -1,5 +1,6 @@
 import contextlib
 import logging
+import threading
 import types
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjaxsim.callbacks import Progress
+from fedjaxsim.report import progress
 from fedjaxsim.report.progress import (
     Bar,
     bytes_text,
@@ -59,12 +61,17 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
     assert output.err == ""
 
 
-def test_what_is_slow_is_said_without_a_terminal_too(capsys):
-    for slow, said in ((False, ""), (True, "writing [a] …\n")):
-        with doing("writing [a]", slow=slow):
-            assert capsys.readouterr() == ("", said)
-    with doing("writing", quiet=True, slow=True):
-        assert capsys.readouterr() == ("", "")
+def test_what_is_slow_is_said_without_a_terminal_too(capsys, monkeypatch):
+    with doing("writing"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress, "SLOW", 0.0)
+    for quiet, said in ((False, "writing [a] …\n"), (True, "")):
+        with doing("writing [a]", quiet=quiet):
+            for timer in {*threading.enumerate()} - {threading.current_thread()}:
+                if isinstance(timer, threading.Timer):
+                    timer.join()
+        assert capsys.readouterr() == ("", said)
 
 
 def test_lines_go_to_the_log_of_a_program_that_has_one(capsys, caplog):

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import hypothesis
 import jax
@@ -36,6 +35,7 @@ from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import Stage, about, execute, start_from
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.signals import Stop
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.store import StorageError
 
@@ -62,7 +62,7 @@ def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) 
 
 
 def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = None) -> None:
-    execute(Stage(experiment, directory, rounds), Event(), quiet=True, cadence=EVERY)
+    execute(Stage(experiment, directory, rounds), Stop(), quiet=True, cadence=EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ class Model:
 
     def go(self, n=None, error=KilledError, *, stop=False) -> None:
         """Begin or resume the run; note each checkpoint that was reported as kept."""
-        prepared, event = CheckpointFolder.prepared, Event()
+        prepared, event = CheckpointFolder.prepared, Stop()
         self._disk.arm(n, error)
         if stop:
             event.set()
