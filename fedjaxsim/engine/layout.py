@@ -26,6 +26,8 @@ LARGEST_PASS = 16
 """Rows in a batch of an exact pass, unless every client has fewer."""
 CACHE = 2**20
 """Bytes of a core's second-level cache."""
+_COPIES = 4
+"""Arrays of a model's size that a client's step reads and writes."""
 SMALL_MODEL = 2**12
 """Largest models, in bytes, with which a CPU runs a chunk of several settings as one batch, or one
 whose layout a user gave in part."""
@@ -247,9 +249,9 @@ def workload_of(
     """Return the workload of a run on the default backend.
 
     A CPU runs the clients of a chunk as one batch, unless the products of one client fill a core
-    by themselves or the clients with most rows keep the others waiting. The models of a chunk fit
-    the core's cache, and half of a small cohort fills it, so that few slots stay empty. The default
-    rate of `sampling` tells the size of a cohort.
+    by themselves or the clients with most rows keep the others waiting. What the steps of a chunk
+    read and write fits the core's cache, and half of a small cohort fills the chunk, so that few
+    slots stay empty. The default rate of `sampling` tells the size of a cohort.
     """
     model, steps = bytes_of(jax.eval_shape(task.init, jax.random.key(0))), np.ones(1)
     if minibatches.epochs is not None:
@@ -264,8 +266,8 @@ def workload_of(
     if known.chosen or backend.platform() != "cpu":
         return known
     lengths = expected_lengths(steps, _expected_cohort(sampling, population.num_clients))
-    fitting = 1 << max(1, CACHE // max(1, model)).bit_length() - 1
-    most = min(_IN_BATCH, max(2 * LEAST_IN_BATCH, fitting))
+    fitting = 1 << max(1, CACHE // max(1, _COPIES * model)).bit_length() - 1
+    most = min(_IN_BATCH, max(LEAST_IN_BATCH, fitting))
     while most > LEAST_IN_BATCH and 2 * most > len(lengths):
         most //= 2
     size, longest = _batches(lengths, most)

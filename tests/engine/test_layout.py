@@ -354,7 +354,7 @@ def test_multiplications_of_a_step_by_hand():
         ([20] * 400, 1.0, "softmax", "vmap", 64),
         ([20] * 400, 0.25, "softmax", "vmap", 32),  # half of a cohort of 100
         ([20] * 100, 0.1, "softmax", "vmap", 4),
-        ([20] * 100, 1.0, "mlp", "vmap", 32),  # 1 MiB holds 40 models of 26 kB
+        ([20] * 100, 1.0, "mlp", "vmap", 8),  # 1 MiB holds 40 arrays of 26 kB
         ([20] * 4, 1.0, "cnn", "scan", 16),  # the products of one client fill a core
         ([20] * 399 + [300], 1.0, "softmax", "vmap", 64),  # 16 of them in batches of 4
         ([1] * 399 + [90_000], 1.0, "softmax", "scan", 16),
