@@ -17,6 +17,7 @@ Formal guarantees:
     2012): a simulation of the ideal mechanism, not a hardened deployment.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -76,6 +77,7 @@ def radius(key: jax.Array, dimension: int) -> jax.Array:
     return jnp.linalg.norm(normal(key, (dimension + 1,), jnp.result_type(float)))
 
 
+@functools.partial(jax.jit, static_argnames="dtype")  # traced once for each shape, not each draw
 def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """Return the normal numbers of two uint32 words; the last bit of `low` is the sign."""
     below = _fraction(high, low, dtype)
