@@ -134,11 +134,14 @@ def keep_compiled_programs() -> None:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for programs of this kind of CPU; None if the user wants none."""
+    """Return the folder for programs of this kind of CPU and threads; None if the user wants none.
+
+    A program says how its operations are spread over threads.
+    """
     chosen = os.environ.get(CACHE, "")
     if chosen.lower() == "off":
         return None
-    words = {platform.machine()}
+    words = {platform.machine(), f"threads {os.environ.get(processes.THREADS)}"}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         words |= {line for line in lines if line.startswith(("model name", "flags", "Features"))}

@@ -1,5 +1,6 @@
 """`fedjaxsim run` and `fedjaxsim resume`."""
 
+import dataclasses
 from pathlib import Path
 
 from fedjaxsim.cli.flags import Work
@@ -26,8 +27,10 @@ def run(
       course: Report, progress and checkpoints.
       machines: Devices.
     """
-    if settings.streamed and (machines.count or 1) > 1:
-        raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
+    if settings.streamed:
+        if (machines.count or 1) > 1:
+            raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
+        machines = dataclasses.replace(machines, devices="1")
     machines.start()
     from fedjaxsim.cli.running import prepare_run
 

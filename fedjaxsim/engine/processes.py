@@ -22,6 +22,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 SAME: Any = PartitionSpec()
 """The spec of an array that every device holds whole."""
+THREADS = "PJRT_NPROC"
+"""Environment variable: threads of XLA on a CPU, which are never fewer than devices."""
 
 
 def use_all_cores() -> None:
@@ -35,13 +37,18 @@ def use_all_cores() -> None:
 
 
 def use_devices(wanted: int | None) -> None:
-    """Use `wanted` cores of a CPU or GPUs, by default all; call `require` after JAX computes."""
+    """Use `wanted` cores of a CPU or GPUs, by default all; call `require` after JAX computes.
+
+    XLA takes as many threads as cores are wanted: spread over more, a round of small models takes
+    twice the time.
+    """
     cores = os.cpu_count() or 1
     # JAX may have computed already, as in a notebook or in tests.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", min(wanted or cores, cores))
         if wanted is not None:
             jax.config.update("jax_cuda_visible_devices", ",".join(map(str, range(wanted))))
+            os.environ.setdefault(THREADS, str(min(wanted, cores)))
 
 
 def require(wanted: int | None) -> None:

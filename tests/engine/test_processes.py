@@ -4,6 +4,7 @@ import functools
 import pickle
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -122,3 +123,19 @@ def test_fifty_rounds_are_the_same_however_they_are_divided(of_kinds, name, shap
 
 if __name__ == "__main__":
     compute(*sys.argv[1:])
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names on Linux")
+def test_one_device_computes_in_one_thread():
+    script = """if True:
+        from pathlib import Path
+        from fedjaxsim.engine import processes
+        processes.use_devices(1)
+        import jax
+        jax.jit(lambda x: x + 1)(1.0).block_until_ready()
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        print(names.count("tf_XLAEigen"))
+    """
+    with start("-c", script) as process:
+        assert process.communicate(timeout=HANGS)[0].split() == ["1"]
