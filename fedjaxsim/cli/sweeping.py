@@ -244,8 +244,10 @@ def _chunks(
         experiments = _experiments(family)
         all_hparams = [experiment.hparams for experiment in experiments.values()]
         simulation = next(iter(experiments.values())).simulation
-        each = bytes_per_run(simulation, all_hparams[0])
-        fitting = max(1, int(plan.options.memory * _GB // each))
+        fitting = 1
+        if max(map(len, family)) > 1:
+            each = bytes_per_run(simulation, all_hparams[0])
+            fitting = max(1, int(plan.options.memory * _GB // each))
         # The places of a program follow from the plan or from the checkpoint that it resumes, not
         # from the runs left: otherwise a checkpoint would not fit the program that reads it.
         places = max(len(_cut([*group], fitting)[0]) for group in family)
