@@ -23,20 +23,24 @@ def test_the_papers_cnn_has_its_parameters():
 
 def test_the_cnn_is_conv_relu_pool_twice_then_linear():
     model = cnn((20, 20, 2), 5)
+    rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape),
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32),
         jax.eval_shape(model.init, jax.random.key(0)),
     )
-    x = jax.random.normal(jax.random.key(1), (3, 20, 20, 2))
-    layers = [params["_Conv_0"], params["_Conv_1"], params["Dense_0"]]
-    h = x
-    for layer in layers[:2]:
-        h = jax.lax.conv_general_dilated(
-            h, layer["kernel"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        h = nn.max_pool(nn.relu(h + layer["bias"]), (2, 2), strides=(2, 2))
-    expected = h.reshape(3, -1) @ layers[2]["kernel"] + layers[2]["bias"]
-    np.testing.assert_allclose(jax.jit(model.apply)(params, x), expected, rtol=1e-4, atol=1e-3)
+    x = rng.normal(size=(3, 20, 20, 2)).astype(np.float32)
+
+    @jax.jit
+    def by_hand(params, h):
+        for layer in (params["_Conv_0"], params["_Conv_1"]):
+            h = jax.lax.conv_general_dilated(
+                h, layer["kernel"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            h = nn.max_pool(nn.relu(h + layer["bias"]), (2, 2), strides=(2, 2))
+        return h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+
+    found, expected = jax.jit(model.apply)(params, x), by_hand(params, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_sizes_of_linear_and_mlp():

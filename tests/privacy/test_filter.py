@@ -227,10 +227,8 @@ def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():
         sampling_rate=jnp.ones(1),
         rounds=jnp.full(1, most, jnp.int32),
     )
-    shown = [
-        float(epsilon_in_jit(ledgers.Ledger((spend,), limit=limit), delta))
-        for delta in (1e-4, 1e-5, 1e-6)
-    ]
+    ledger = ledgers.Ledger((spend,), limit=limit)
+    shown = jax.jit(lambda it: [epsilon_in_jit(it, delta) for delta in (1e-4, 1e-5, 1e-6)])(ledger)
     found = [
         report([charged(FULL, GAUSSIAN, (6.0, 1.0, most))], delta, limit=limit).find("zero_out")
         for delta in (1e-4, 1e-5, 1e-6)

@@ -276,7 +276,10 @@ class Watching(fjs.callbacks.Callback):
 
 def after_one_round(algorithm, task=TASK, **changes):
     """The released mean of one round, and the report."""
-    sim = simulation(algorithm, task=task)
+    return first_round(simulation(algorithm, task=task), **changes)
+
+
+def first_round(sim, **changes):
     hparams = values(sim, **changes)
     state, _ = sim.round(sim.init(0, hparams), hparams)
     return released(state).astype(np.float64), sim.guarantee(state, DELTA)
@@ -321,10 +324,10 @@ def own_code(factor=0.1, slope=0.01, function="sin"):
 )
 def test_other_code_with_the_same_seed_draws_the_same_noise_and_reports_say_so(change):
     silent: Any = {"noise_multiplier": 0.0}
-    one, report = after_one_round(own_code())
-    two, other = after_one_round(own_code(**change))
-    truth = after_one_round(own_code(**change), **silent)[0]
-    truth = truth - after_one_round(own_code(), **silent)[0]
+    original, changed = simulation(own_code()), simulation(own_code(**change))
+    one, report = first_round(original)
+    two, other = first_round(changed)
+    truth = first_round(changed, **silent)[0] - first_round(original, **silent)[0]
     assert np.abs(truth).max() > 1e-5
     np.testing.assert_allclose(two - one, truth, atol=1e-5)  # whatever the noise
     assert report.draws == other.draws

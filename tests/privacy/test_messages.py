@@ -24,22 +24,44 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_may_be_done_is_the_same_in_either_form(form):
-    messages = FORMS[form]
-    np.testing.assert_array_equal(messages.dense()["w"], MATRIX)
-    np.testing.assert_array_equal(messages.total()["w"], MATRIX[0])
-    np.testing.assert_array_equal(messages.total()["b"], [0, 1])
-    np.testing.assert_array_equal(messages.nonzero(), [True, False])
-    scaled = messages.scale(jnp.array([0.5, 7.0]))
-    np.testing.assert_array_equal(scaled.total()["w"], MATRIX[0] / 2)
-    bounded = messages.bound(jnp.float32(np.sqrt(126) / 3), jnp.ones(2, bool))
-    np.testing.assert_allclose(bounded.messages.total()["w"], MATRIX[0] / 3, rtol=1e-4)
-    np.testing.assert_array_equal(bounded.clipped, [True, False])
-    rows = messages.add_rows({"w": jnp.ones((3, 2, 2)), "b": jnp.zeros((3, 2))}, jnp.array([2, 0]))
+    messages, limit = FORMS[form], jnp.float32(np.sqrt(126) / 3)
+
+    @jax.jit
+    def results():
+        bounded = messages.bound(limit, jnp.ones(2, bool))
+        absent = messages.bound(jnp.float32(1.0), jnp.array([False, True]))
+        before = {"w": jnp.ones((3, 2, 2)), "b": jnp.zeros((3, 2))}
+        return (
+            messages.dense()["w"],
+            messages.total(),
+            messages.nonzero(),
+            messages.scale(jnp.array([0.5, 7.0])).total()["w"],
+            (bounded.messages.total()["w"], bounded.clipped),
+            messages.add_rows(before, jnp.array([2, 0])),
+            (absent.messages.dense()["w"], absent.clipped),
+        )
+
+    dense, total, nonzero, scaled, (bounded, clipped), rows, absent = results()
+    np.testing.assert_array_equal(dense, MATRIX)
+    np.testing.assert_array_equal(total["w"], MATRIX[0])
+    np.testing.assert_array_equal(total["b"], [0, 1])
+    np.testing.assert_array_equal(nonzero, [True, False])
+    np.testing.assert_array_equal(scaled, MATRIX[0] / 2)
+    np.testing.assert_allclose(bounded, MATRIX[0] / 3, rtol=1e-4)
+    np.testing.assert_array_equal(clipped, [True, False])
     np.testing.assert_array_equal(rows["w"], [np.ones((2, 2)), np.ones((2, 2)), MATRIX[0] + 1])
     np.testing.assert_array_equal(rows["b"], [[0, 0], [0, 0], [0, 1]])
-    absent = messages.bound(jnp.float32(1.0), jnp.array([False, True]))
-    assert not np.any(absent.messages.dense()["w"])
-    assert not np.any(absent.clipped)
+    assert not any(np.any(each) for each in absent)
+
+
+@jax.jit
+def forms(both):
+    """Of two products: which are finite, and all that is made of them."""
+    bounded = Messages(both).bound(jnp.float32(np.inf), jnp.ones(2, bool))
+    messages = bounded.messages
+    rows = messages.add_rows(jnp.zeros((2, 2, 2)), jnp.arange(2))
+    sums = messages.total(), messages.gram(), messages.gram_diagonal()
+    return bounded.finite, messages.dense(), rows, *sums
 
 
 @pytest.mark.parametrize("factor", ["left", "right"])
@@ -50,15 +72,7 @@ def test_a_product_that_is_not_finite_adds_nothing_in_any_form(factor):
         lambda *leaves: jnp.concatenate(leaves), dataclasses.replace(other, **broken), other
     )
 
-    @jax.jit
-    def forms():
-        bounded = Messages(both).bound(jnp.float32(np.inf), jnp.ones(2, bool))
-        messages = bounded.messages
-        rows = messages.add_rows(jnp.zeros((2, 2, 2)), jnp.arange(2))
-        sums = messages.total(), messages.gram(), messages.gram_diagonal()
-        return bounded.finite, messages.dense(), rows, *sums
-
-    finite, dense, rows, total, gram, diagonal = forms()
+    finite, dense, rows, total, gram, diagonal = forms(both)
     w = MATRIX[0]
     np.testing.assert_array_equal(finite, [False, True])
     np.testing.assert_array_equal(dense, [0 * w, w])

@@ -679,7 +679,10 @@ def test_dense_layers_whose_loss_mixes_examples_see_one_at_a_time():
     params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(0)))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 3)), jnp.float32)
     batch = fjs.Batch({"x": x, "y": jnp.arange(16) % 4}, jnp.ones(16))
-    sums = [_sums_of_layers(each, params, batch, jnp.float32(0.5)) for each in (mixed, task)]
+    sums = [
+        jax.jit(functools.partial(_sums_of_layers, each))(params, batch, jnp.float32(0.5))
+        for each in (mixed, task)
+    ]
     for one, other in zip(*map(jax.tree.leaves, sums), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -698,7 +701,8 @@ def test_dense_layers_of_ones_own_cannot_stretch_a_clipped_gradient(biased):
     layers = task.layers._replace(dense=dense._replace(apply=understated, biased=biased))
     batch = fjs.Batch({"x": jnp.full((1, 3), 10.0), "y": jnp.full(1, 1e4)}, jnp.ones(1))
     params = task.init(jax.random.key(0))
-    _, total = _sums_of_layers(task._replace(layers=layers), params, batch, jnp.float32(0.5))
+    sums = jax.jit(functools.partial(_sums_of_layers, task._replace(layers=layers)))
+    _, total = sums(params, batch, jnp.float32(0.5))
     moved = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)])
     assert 0.49 < np.linalg.norm(moved) <= 0.5
 

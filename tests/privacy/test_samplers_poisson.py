@@ -79,10 +79,8 @@ def test_the_rate_charged_is_the_fraction_of_bit_patterns_that_include(p):
 
 def test_every_round_draws_anew():
     hparams = Hyperparameters(sampling_rate=0.5).as_arrays()
-    cohorts = [
-        without_overflow(40).draw(jax.random.key(0), jnp.int32(t), hparams).ids.tolist()
-        for t in (0, 1, 1)
-    ]
+    draw = jax.jit(without_overflow(40).draw)
+    cohorts = [draw(jax.random.key(0), jnp.int32(t), hparams).ids.tolist() for t in (0, 1, 1)]
     assert cohorts[0] != cohorts[1]
     assert cohorts[1] == cohorts[2]
 
@@ -126,15 +124,12 @@ def test_a_gpu_draws_the_same_cohorts_full_or_not():
 def test_overflow_is_counted_and_places_are_filled_from_the_front():
     hparams = Hyperparameters(sampling_rate=1.0).as_arrays()
     sampling = poisson(capacity=4).for_clients(10)
-    cohort = sampling.draw(jax.random.key(0), jnp.int32(0), hparams)
+    cohort = jax.jit(sampling.draw)(jax.random.key(0), jnp.int32(0), hparams)
     assert int(cohort.overflow) == 6
     assert cohort.mask.all()
     assert len(set(np.asarray(cohort.ids).tolist())) == 4
-    cohort = (
-        poisson(capacity=10)
-        .for_clients(10)
-        .draw(jax.random.key(1), jnp.int32(0), Hyperparameters(sampling_rate=0.3).as_arrays())
-    )
+    hparams, sampling = hparams.replace(sampling_rate=0.3), poisson(capacity=10).for_clients(10)
+    cohort = jax.jit(sampling.draw)(jax.random.key(1), jnp.int32(0), hparams.as_arrays())
     mask = np.asarray(cohort.mask)
     assert int(cohort.overflow) == 0
     assert np.all(np.diff(mask.astype(int)) <= 0)
