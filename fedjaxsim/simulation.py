@@ -52,7 +52,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
-from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of
+from fedjaxsim.engine.trained import models_of, predictions_of
 from fedjaxsim.factories import factory_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
@@ -579,17 +579,6 @@ class Simulation:
         require_state(state)
         with self._near_rows():
             return models_of(self.program, self.population, state, hparams.as_arrays())
-
-    def coefficients(
-        self, state: SimulationState, hparams: Hyperparameters
-    ) -> dict[str, np.ndarray]:
-        """Return the table of the clients' linear models, in the units of the data as read.
-
-        Like `models`, each client's rows are its own. Columns are "client", "feature"
-        ("(intercept)" first), "coefficient" and, with several outputs, "class". Raises ValueError
-        if models are not linear, or columns have no names.
-        """
-        return coefficients_of(self.population, self.models(state, hparams))
 
     def predict(
         self,

@@ -205,8 +205,8 @@ _OF_PLANS: dict[str, str] = {
 }  # fmt: skip
 _RESULTS = (
     "compare", "compare absent", "compare sweep", "compare a.csv", "compare broken", "compare .",
-    "compare broken --out c.bmp", "report", "report absent", "report broken", "report a.csv",
-    "report broken --out r.pdf", "report sweep broken --out r.html", "report broken sweep",
+    "compare broken --out c.bmp", "compare sweep broken --out r.html",
+    "report broken", "predict broken",
     "resume", "resume absent", "resume sweep", "resume broken", "resume a.csv",
     "resume . --rounds 0", "resume broken --lam 1",
     "resume broken --quite", "resume broken --rounds abc", "run sweep", "run broken", "run .",

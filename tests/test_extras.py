@@ -131,7 +131,6 @@ def test_a_data_frame_names_the_extra(monkeypatch):
 REFUSED = {
     "data show --clients 6 --out who.png": "plots",
     "compare done --out both.png": "plots",
-    "report done": "plots",
     "sweep sweep.toml --out swept": "tables",
     "run --data csv:t.csv --client k --target y --rounds 2 --out table": "tables",
     "run --data hf:ylecun/mnist --target label --partition iid --rounds 2": "hf",
@@ -198,12 +197,6 @@ def test_a_sweep_goes_on_without_pictures_and_says_so_first(tmp_path, monkeypatc
     assert capsys.readouterr().err.splitlines()[0] == NO_PICTURES
     assert (tmp_path / "swept" / "results.parquet").exists()
     assert list((tmp_path / "swept").glob("*.png")) == []
-
-
-def test_the_page_of_a_run_without_pictures_draws_its_own(bare, tmp_path):
-    page = tmp_path / "page.html"
-    assert main(["report", str(bare[0] / "run"), "--out", str(page)]) == 0
-    assert "data:image/png" in page.read_text()
 
 
 def test_the_compiler_of_cuda_13_serves_as_well(monkeypatch):

@@ -1,9 +1,20 @@
-"""`fedjaxsim compare` and `fedjaxsim report`: finished runs side by side."""
+"""`fedjaxsim compare`: finished runs side by side."""
 
+import base64
+import contextlib
+import html
+import io
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedjaxsim.cli.flags import Work
+
+if TYPE_CHECKING:
+    from fedjaxsim.runs.directory import RunDirectory
+
+PAGE = ".html"
 
 
 def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = False) -> Work:
@@ -11,10 +22,11 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
 
     Args:
       runs: Directories of the runs.
-      out: Figure of the runs: .png, .pdf or .svg.
+      out: Figure of the runs (.png, .pdf or .svg), or a page (.html) with it, the tables, and the
+        guarantees and settings in full.
       json: Print JSON instead of a table.
     """
-    from fedjaxsim import metrics
+    from fedjaxsim import metrics, store
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.labels import data_label
     from fedjaxsim.report.progress import print_rows
@@ -24,9 +36,9 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
     if not runs:
         raise ValueError("compare needs at least one run directory, got none")
     if out is not None:
-        from fedjaxsim.report.plots import check_path
+        from fedjaxsim.report.plots import FORMATS, check_path
 
-        check_path(out)
+        check_path(out, (*FORMATS, PAGE))
     directories = named(runs)
     finished = runs_of(directories)
     rows = [{"run": run.name, **run.summary} for run in finished]
@@ -40,57 +52,51 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
 
         figure = comparison_figure(found)
 
-    def work() -> int:
-        if json:
-            shown = [row | {"assumed": assumed[row["run"]]} for row in rows]
-            print_json({"runs": shown, "systems": means} if means else shown)
-        else:
-            data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
-            print_table(rows, data.pop() if len(data) == 1 else None)
-            for of_runs in (promised, assumed):
-                for sentence in dict.fromkeys(each for of in of_runs.values() for each in of):
-                    names = [name for name, said in of_runs.items() if sentence in said]
-                    print(f"{sentence}{among(names, rows)}")
-        if means and not json:
+    def print_all() -> None:
+        data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
+        print_table(rows, data.pop() if len(data) == 1 else None)
+        for of_runs in (promised, assumed):
+            for sentence in dict.fromkeys(each for of in of_runs.values() for each in of):
+                names = [name for name, said in of_runs.items() if sentence in said]
+                print(f"{sentence}{among(names, rows)}")
+        if means:
             label = metrics.label(means[0]["metric"])
             print_rows(headings(means, label), [cells(row) for row in means])
             print("means over seeds with 95 % intervals; differences on seeds that both have")
         if twice:
-            print(twice, file=sys.stderr if json else None)
-        if figure is not None and out is not None:
-            from fedjaxsim.report.plots import save
-
-            save(figure, out)
-        return 0
-
-    return work
-
-
-def report(directories: tuple[Path, ...], *, out: Path | None = None) -> Work:
-    """Write one HTML file about a run, or about several runs side by side.
-
-    Args:
-      directories: Directories of runs.
-      out: File to write, FILE.html; needed for several runs, by default report.html in DIR.
-    """
-    from fedjaxsim import store
-    from fedjaxsim.runs.directory import PAGE
-
-    if not directories:
-        raise ValueError("report needs the directory of a run, got none")
-    first, *others = directories
-    if out is None and others:
-        raise ValueError("a report of several runs needs --out FILE.html")
-    file = first / PAGE if out is None else out
-    if file.suffix != ".html" or (out is not None and not file.parent.is_dir()):
-        raise ValueError(f"out must be a .html file in a folder that exists, got {file}")
-    from fedjaxsim.runs.pages import runs_page
-
-    page = runs_page(directories)
+            print(twice)
 
     def work() -> int:
-        store.write(file, page)
-        print(f"report in {file}")
+        if json:
+            shown = [row | {"assumed": assumed[row["run"]]} for row in rows]
+            print_json({"runs": shown, "systems": means} if means else shown)
+            if twice:
+                print(twice, file=sys.stderr)
+        else:
+            print_all()
+        if figure is not None and out is not None:
+            from fedjaxsim.report.plots import content
+
+            if out.suffix == PAGE:
+                with contextlib.redirect_stdout(io.StringIO()) as tables:
+                    print_all()
+                store.write(out, _page(tables.getvalue(), content(figure), directories))
+            else:
+                store.write(out, content(figure, out.suffix[1:]))
         return 0
 
     return work
+
+
+def _page(tables: str, curves: bytes, directories: "Mapping[str, RunDirectory]") -> bytes:
+    """Return a page without scripts or network access."""
+    texts = [tables]
+    for name, run in directories.items():
+        texts += [f"{name}\n\n{run.report()}", (run.path / "config.toml").read_text("utf-8")]
+    return "\n".join([
+        '<!DOCTYPE html>\n<meta charset="utf-8">\n<title>Runs</title>',
+        "<p>For the person who ran the simulation: metrics are without noise, which no guarantee "
+        "covers, and the noise follows from the seed.</p>",
+        f'<img src="data:image/png;base64,{base64.b64encode(curves).decode()}" alt="Curves">',
+        *(f"<pre>{html.escape(text)}</pre>" for text in texts),
+    ]).encode(errors="replace")  # fmt: skip

@@ -25,8 +25,8 @@ from fedjaxsim.store import release
 
 _FILES = {
     "run": ("run", "resume"), "sweep": ("sweep", "demo"), "tune": ("tune",),
-    "compare": ("compare", "report"), "predict": ("predict", "models"), "data": ("data",),
-    "plan": ("plan",), "privacy": ("privacy",), "audit": ("audit",), "bench": ("bench",),
+    "compare": ("compare",), "data": ("data",), "plan": ("plan",), "privacy": ("privacy",),
+    "audit": ("audit",), "bench": ("bench",),
 }  # fmt: skip
 COMMANDS = {name: f"fedjaxsim.cli.{file}:{name}" for file, of in _FILES.items() for name in of}
 """The functions of commands, as "module:function"; see `flags`."""

@@ -94,34 +94,6 @@ def predictions_of(
     return found
 
 
-def coefficients_of(population: Population, models: PyTree) -> dict[str, np.ndarray]:
-    """Return the table of linear models, {"kernel": (m, c, d)} with or without "bias": (m, c)."""
-    x = population.columns.get("x")
-    is_linear = isinstance(models, dict) and models.keys() <= {"kernel", "bias"}
-    kernel: Any = np.asarray(models["kernel"], np.float64) if is_linear else np.zeros(0)
-    if x is None or kernel.ndim != 3 or kernel.shape[2] != len(x.names):
-        raise ValueError(
-            "only linear models of a table's columns have coefficients: sim.models(state, hparams) "
-            "gives the parameters of others, in Python"
-        )
-    m, c, _ = kernel.shape
-    # y = centre_y + half_y (b + Σ_j w_j (x_j − centre_j)/half_j)
-    target, half, centre = population.columns.get("y"), np.ones(c), np.zeros(c)
-    if target is not None and len(target.names) == c:  # not of classes
-        half, centre = np.array(target.half_range), np.array(target.centre)
-    slopes = half[:, None] * kernel / np.array(x.half_range)
-    bias = half * np.asarray(models.get("bias", np.zeros((m, c))), np.float64)
-    bias = centre + bias - slopes @ np.array(x.centre)
-    values = np.concatenate([bias[..., None], slopes], axis=2)
-    features = ["(intercept)", *x.names]
-    table = {"client": np.repeat(population.names, c * len(features))}
-    if c > 1:
-        names = population.categories.get("y", tuple(map(str, range(c))))
-        table["class"] = np.tile(np.repeat(np.array(names), len(features)), m)
-    table["feature"] = np.tile(np.array(features), m * c)
-    return table | {"coefficient": values.ravel()}
-
-
 def _on_host(state: SimulationState) -> SimulationState:
     """Return the parts of a state that predictions read, of whatever devices, on the host."""
     unread: Any = ()

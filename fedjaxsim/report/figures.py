@@ -241,20 +241,6 @@ def _is_number(value: float | None) -> bool:
     return value is not None and not math.isnan(value)
 
 
-@mpl.rc_context(STYLE)
-def clients_figure(runs: Sequence[tuple[Look, np.ndarray]], metric: str) -> Figure:
-    """Draw the empirical distribution of a metric over the clients (m,) of each system."""
-    figure = picture("", 4.6, 3.0)
-    axes = figure.subplots()
-    for (label, style), values in runs:
-        axes.ecdf(values, label=label, color=style["color"], ls=style["ls"])
-    axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
-    axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
-    if len(runs) > 1:
-        figure.legend(loc="outside lower center", ncols=2)
-    return figure
-
-
 def _spent_by(system: System) -> str:
     """Return the largest ε over the seeds of a system, as text."""
     spent = [run.rows[-1].get("epsilon") for run in system.runs.values()]

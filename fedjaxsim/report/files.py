@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim import store
-from fedjaxsim.extras import importing
 
 Record = dict[str, Any]
 
@@ -110,26 +109,3 @@ def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
     import tomli_w
 
     store.write(path, tomli_w.dumps(tables).encode())
-
-
-def check_table(path: Path) -> None:
-    """Check that a table can be written there, before it is computed; pyarrow may be missing."""
-    if path.suffix not in (".parquet", ".csv") or not path.parent.is_dir():
-        raise ValueError(f"out must be .parquet or .csv, in a folder that exists, got {path}")
-    if path.suffix == ".parquet":
-        with importing("tables"):
-            import pyarrow.parquet  # noqa: F401
-
-
-def write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
-    """Write columns (N,) by name as a table, .parquet or .csv; masked numbers stay empty."""
-    if path.suffix == ".csv":
-        write_csv(path, columns)
-        return
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.table({name: pyarrow.array(each) for name, each in columns.items()})
-    stream = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, stream, compression="zstd")
-    store.write(path, stream.getvalue().to_pybytes())

@@ -77,10 +77,10 @@ def marked_points(count: int, place: int) -> list[int]:
     return sorted({*range(first, count - step // 2, step), count - 1}) if count else []
 
 
-def check_path(path: Path) -> None:
-    """Check that `path` has an ending of `FORMATS` and a folder; raise ValueError if not."""
-    if path.suffix not in FORMATS:
-        raise ValueError(f"a figure must be a {', '.join(FORMATS)} file, got {path}")
+def check_path(path: Path, formats: Sequence[str] = FORMATS) -> None:
+    """Check that `path` has an ending of `formats` and a folder; raise ValueError if not."""
+    if path.suffix not in formats:
+        raise ValueError(f"a figure must be a {', '.join(formats)} file, got {path}")
     if not path.parent.is_dir():
         raise ValueError(f"the folder of a figure must exist, got {path}")
 

@@ -18,8 +18,6 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedjaxsim import checks
 from fedjaxsim.divergence import is_finite
 from fedjaxsim.metrics import METRICS, in_tables, judged_by, of_column
@@ -39,8 +37,8 @@ _NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
 class Run:
     """A run in the table, by the name of its folder or its number in a sweep.
 
-    `settings` are without the seed, `rows` its evaluations in the order of rounds. `config`,
-    `summary`, `clients` and `report` are the other files of its folder, where it has one.
+    `settings` are without the seed, `rows` its evaluations in the order of rounds. `config`
+    and `summary` are files of its folder, where it has one.
     """
 
     name: str
@@ -49,8 +47,6 @@ class Run:
     rows: Sequence[Record]
     config: Record = dataclasses.field(default_factory=dict)
     summary: Record = dataclasses.field(default_factory=dict)
-    clients: Sequence[Mapping[str, str]] = ()
-    report: Any = None
 
     def setting(self, name: str) -> Any:
         """Return a setting, None if the run has none of this name."""
@@ -73,10 +69,6 @@ class Run:
             return None
         value = row.get(column)
         return math.nan if row.get("failed") or not is_finite(value) else value
-
-    def of_clients(self, column: str) -> np.ndarray:
-        """Return the known values of a column of the table of clients."""
-        return np.array([float(row[column]) for row in self.clients if row.get(column)])
 
 
 def without_seed(config: Record) -> Record:
@@ -380,30 +372,13 @@ def grouped(
 # --- runs side by side ----------------------------------------------------------------------------
 
 
-class RunsTable(NamedTuple):
-    """Runs side by side: headings, a line of texts for each, and notes."""
-
-    headings: list[str]
-    lines: list[list[str]]
-    notes: list[str]
-
-
 def among(names: Sequence[str], runs: Collection[Any]) -> str:
     """Return the names of some of the runs in brackets; "" for all of them."""
     return "" if len(names) == len(runs) else f" ({', '.join(names)})"
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Print runs side by side, one line each; `rows` as for `runs_table`."""
-    headings, lines, notes = runs_table(rows)
-    left = 1 + ("data" in headings)
-    print_rows(headings, lines, title, left=left, padding=0)  # 80 columns are enough then
-    for note in notes:
-        print(note)
-
-
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
-    """Make a line for each summary of a run; its entry `run` is the name.
+    """Print a line for each summary of a run; its entry `run` is the name.
 
     Where data sets differ, a column names them.
     """
@@ -424,8 +399,9 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
         ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),
     ]
     headings, texts = zip(*columns, strict=True)
-    lines = [list(line) for line in zip(*texts, strict=True)]
-    notes = []
+    # 80 columns are enough without padding.
+    left = 1 + ("data" in headings)
+    print_rows(headings, zip(*texts, strict=True), title, left=left, padding=0)
     meanings = {
         "test_failed": "clients whose model predicts NaN, which leaves a run without a value"
     }
@@ -437,8 +413,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
                 known.setdefault(number(row[key]), []).append(row["run"])
         found = [f"{value}{among(runs, rows)}" for value, runs in known.items()]
         if found:
-            notes.append(f"{words}: {', '.join(found)}")
-    return RunsTable([*headings], lines, notes)
+            print(f"{words}: {', '.join(found)}")
 
 
 def _rounds(row: Mapping[str, Any]) -> str:

@@ -9,16 +9,13 @@ A run directory holds
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
     curves.png      loss, quality and ε over rounds
-    report.html     all of it for people, if asked for
     tensorboard/    event files, if asked for
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε without a guarantee.
 """
 
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 import math
 import shlex
@@ -50,7 +47,6 @@ METRICS = "metrics.jsonl"
 GUARANTEE = "guarantee.json"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
-PAGE = "report.html"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
@@ -79,7 +75,7 @@ class RunDirectory:
         from fedjaxsim.engine.processes import is_first
 
         names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
-        pictures = [CURVES, PAGE, TENSORBOARD]
+        pictures = [CURVES, TENSORBOARD]
         if is_first():
             make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)
         return cls(path)
@@ -143,23 +139,6 @@ class RunDirectory:
             return []
         return [str(each) for each in self.report().guarantees if each.unit == "example"]
 
-    def clients(self) -> list[dict[str, str]]:
-        """Read the table of clients, a row each, by column; none if the run wrote no table."""
-        if not (self.path / CLIENTS).is_file():
-            return []
-        text = self.read(CLIENTS).decode()
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=""))
-        for row in rows:
-            numbers = [value or 0 for name, value in row.items() if name != "name"]
-            try:
-                whole = {"name", "train_rows", "test_rows"} <= row.keys()
-                whole = whole and np.isfinite(np.asarray(numbers, float)).all()
-            except (TypeError, ValueError):
-                whole = False
-            if not whole:
-                raise ValueError(f"{self.path / CLIENTS} is damaged: it is no table of clients")
-        return rows
-
     def summary(self) -> Record:
         """Read the summary."""
         path = self._existing(SUMMARY)
@@ -199,8 +178,8 @@ def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
     return {name: RunDirectory(path) for name, path in zip(names, paths, strict=True)}
 
 
-def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> list[Run]:
-    """Read finished runs by their names; with `whole` their clients and reports, too."""
+def runs_of(directories: Mapping[str, RunDirectory]) -> list[Run]:
+    """Read finished runs by their names."""
     found = []
     for name, each in directories.items():
         config, summary, rows = each.config(), each.summary(), each.metrics()
@@ -209,9 +188,8 @@ def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> 
             for row, failed in zip(rows, failures(rows), strict=True)
         ]
         table[-1]["epsilon_replace"] = summary["epsilon_replace"]
-        more: Any = {"clients": each.clients(), "report": each.report()} if whole else {}
         seed = config.get("seed", 0)
-        found.append(Run(name, without_seed(config), seed, table, config, summary, **more))
+        found.append(Run(name, without_seed(config), seed, table, config, summary))
     return found
 
 

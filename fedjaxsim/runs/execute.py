@@ -369,12 +369,6 @@ def _figure_title(experiment: Experiment) -> str:
 
 # --- stages ---------------------------------------------------------------------------------------
 
-PERSONAL = (
-    "A client's model is its own, and so are predictions by it: the run's guarantee covers it "
-    "against the other clients, not against a reader of this file."
-)
-PUBLISHED = "All clients have the model that the run published, which its guarantee covers."
-
 
 class Trained(NamedTuple):
     """A run and its last state; `skipped` says whether a later checkpoint is damaged."""
@@ -383,13 +377,6 @@ class Trained(NamedTuple):
     state: SimulationState
     round: int
     skipped: bool
-
-    @property
-    def whose(self) -> str:
-        """A sentence on whose the models are."""
-        algorithm = self.experiment.simulation.algorithm
-        shared = not self.state.personal and algorithm.predict_with_data is None
-        return PUBLISHED if shared and self.experiment.config.algorithm != "naive-dp" else PERSONAL
 
 
 def trained(path: Path, population: Population | None = None) -> Trained:

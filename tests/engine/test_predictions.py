@@ -127,16 +127,14 @@ def in_units(population):
     return dataclasses.replace(population, columns=columns)
 
 
-def test_predictions_and_coefficients_are_in_the_units_of_the_source():
+def test_predictions_are_in_the_units_of_the_source():
     population, task = least_squares([4, 2, 7], test=0.3)
     scaled = in_units(population)
     sim, state, hparams = trained("pmtl", scaled, task)
     x = scaled.columns["x"].original(population.fields["x"])
-    table = sim.coefficients(state, hparams)
-    assert table["feature"].tolist() == 3 * ["(intercept)", "age", "pay", "size"]
-    assert table["client"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    own = table["coefficient"].reshape(3, 4)[owners(population)]
-    wanted = own[:, 0] + np.sum(own[:, 1:] * x, axis=1)
+    models = jax.tree.map(lambda leaf: leaf[owners(population)], sim.models(state, hparams))
+    scores = np.einsum("nod,nd->no", models["kernel"], population.fields["x"]) + models["bias"]
+    wanted = 3 + 5 * scores[:, 0]
     said = sim.predict(state, hparams)["prediction"]
     np.testing.assert_allclose(said, wanted, rtol=1e-4)
     # Rows as they are read, columns in another order, and those of one client.
