@@ -95,7 +95,7 @@ def main() -> None:
 
 def kills(folder: Path, total: int, names: Sequence[str] | None) -> common.Record:
     """Kill kinds of work (None for each) until there were `total` kills; return a line for each."""
-    os.environ["FEDJAXSIM_COMPILATION_CACHE"] = str(folder / "programs")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "programs")
     kinds = {name: work for name, work in kinds_of(folder).items() if name in (names or [name])}
     chance, lines = random.Random(0), common.Record()
     print(f"{'work':14} kills  runs  identical")

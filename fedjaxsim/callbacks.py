@@ -75,8 +75,7 @@ class Progress(Callback):
         words = in_words(strict(records[0]), speed) if alone else f"{len(records)} runs"
         if not alone and speed is not None:
             words += f"  {number(len(records) * speed)} run-rounds/s"
-        line = f"{self._title}  {done}/{self.run.rounds}  {words}"
-        self._bar.show(line, completed=done, words=words)
+        self._bar.show(done, words)
 
 
 class Logger(Callback):

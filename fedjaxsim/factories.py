@@ -48,7 +48,7 @@ class Setting:
       optional: whether None is allowed, as it is for a default of None.
       shown: its default in words, if that follows from other settings.
       argument: name of the factory's argument.
-      per_client: whether a number may also be a list of one per client, or a file of them.
+      per_client: whether a number may also be a list of one per client.
     """
 
     name: str
@@ -94,15 +94,13 @@ class Setting:
             if isinstance(value, str):
                 value = [Word(word.strip()) for word in value.split(",") if word.strip()]
             return tuple(one.convert(each, called) for each in value)
-        if self.per_client and str(value).endswith(".npy"):
-            value = _numbers(value, called)
         if self.per_client and isinstance(value, list | tuple):
             one = dataclasses.replace(self, per_client=False)
             return tuple(
                 one.convert(each, f"{called} of client {k}") for k, each in enumerate(value)
             )
         found, allowed = _read(value, self.hint)
-        allowed += ", one per client, or a .npy file of them" * self.per_client
+        allowed += " or, in a file, a list of one per client" * self.per_client
         if found is None:
             raise ValueError(f"{called} must be {allowed}, got {value!r}")
         if isinstance(found, int | float) and (found < self.least or found > self.most):
@@ -138,17 +136,6 @@ def _read(value: Any, hint: Any) -> tuple[Any, str]:
     if hint is Path:
         return Path(value) if isinstance(value, str | Path) and str(value) else None, "a path"
     return (str(value) if isinstance(value, str) else None), "a text"
-
-
-def _numbers(path: str, called: str) -> list[float]:
-    """Return the numbers of a .npy file, in the order of clients."""
-    import numpy as np
-
-    try:
-        with open(path, "rb") as file:
-            return np.lib.format.read_array(file).ravel().tolist()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{called} cannot be read from {path}: {error}") from error
 
 
 def _whole(value: Any) -> int | None:

@@ -51,9 +51,6 @@ class Hyperparameter:
       schedule: whether it may have one value per round, shape (T,), instead of ().
       per_client: whether it may have one value per client, shape (m,), but no schedule; `init`,
         `client` and `predict` then read their client's, (), and nothing else may.
-      symbol: its symbol in figures; None for the name.
-      label: its name in a figure's axis label; None for the symbol alone.
-      meanings: the names of special values.
     """
 
     name: str
@@ -65,9 +62,6 @@ class Hyperparameter:
     scale: Literal["linear", "log"] = "linear"
     schedule: bool = False
     per_client: bool = False
-    symbol: str | None = None
-    label: str | None = None
-    meanings: Mapping[float, str] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.schedule and self.per_client:

@@ -129,7 +129,6 @@ def test_a_data_frame_names_the_extra(monkeypatch):
 
 
 REFUSED = {
-    "data show --clients 6 --out who.png": "plots",
     "compare done --out both.png": "plots",
     "sweep sweep.toml --out swept": "tables",
     "run --data csv:t.csv --client k --target y --rounds 2 --out table": "tables",

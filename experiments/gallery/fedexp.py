@@ -9,7 +9,7 @@ import optax
 
 import fedjaxsim as fjs
 
-DAMPING = fjs.Hyperparameter("damping", 1e-3, "ϵ in the divisor of the server's step.", symbol="ϵ")
+DAMPING = fjs.Hyperparameter("damping", 1e-3, "ϵ in the divisor of the server's step.")
 
 
 @fjs.reads(fjs.optimizers.LEARNING_RATE, DAMPING)

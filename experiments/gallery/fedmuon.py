@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 import fedjaxsim as fjs
 
-BETA = fjs.Hyperparameter("beta", 0.9, "β of the momentum.", (0.0, 1.0), symbol="β")
+BETA = fjs.Hyperparameter("beta", 0.9, "β of the momentum.", (0.0, 1.0))
 ALIGNMENT = fjs.Hyperparameter(
-    "alignment", 0.5, "α, the part of the global direction in a local step.", (0.0, 1.0), symbol="α"
+    "alignment", 0.5, "α, the part of the global direction in a local step.", (0.0, 1.0)
 )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import fedjaxsim as fjs
 
-LAM = fjs.Hyperparameter("lam", 1.0, "λ, the weight of the distance to prototypes.", symbol="λ")
+LAM = fjs.Hyperparameter("lam", 1.0, "λ, the weight of the distance to prototypes.")
 
 
 class Predictor(NamedTuple):

@@ -9,7 +9,7 @@ import optax
 
 import fedjaxsim as fjs
 
-RHO = fjs.Hyperparameter("rho", 0.05, "ρ, how far a step looks uphill.", symbol="ρ")
+RHO = fjs.Hyperparameter("rho", 0.05, "ρ, how far a step looks uphill.")
 
 
 @fjs.reads(fjs.optimizers.LEARNING_RATE, fjs.optimizers.SERVER_LEARNING_RATE, RHO)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import fedjaxsim as fjs
 
 BETA = fjs.Hyperparameter(
-    "beta", 0.9, "β of the server's momentum.", (0.0, 1.0), allowed="lie in [0, 1]", symbol="β"
+    "beta", 0.9, "β of the server's momentum.", (0.0, 1.0), allowed="lie in [0, 1]"
 )
 
 

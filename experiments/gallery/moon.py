@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import fedjaxsim as fjs
 
-MU = fjs.Hyperparameter("mu", 1.0, "μ, the weight of the contrastive loss.", symbol="μ")
+MU = fjs.Hyperparameter("mu", 1.0, "μ, the weight of the contrastive loss.")
 TEMPERATURE = fjs.Hyperparameter("temperature", 0.5, "τ of the contrastive loss.", scale="log")
 
 

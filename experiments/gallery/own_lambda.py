@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import fedjaxsim as fjs
 
-LAMBDA_RATE = fjs.Hyperparameter("lambda_rate", 0.3, "κ, the step of log λ_k.", symbol="κ")
+LAMBDA_RATE = fjs.Hyperparameter("lambda_rate", 0.3, "κ, the step of log λ_k.")
 
 
 class Own(NamedTuple):

@@ -18,8 +18,6 @@ MIXTURE = Hyperparameter(
     default=0.5,
     range=(0.0, 1.0),
     allowed="lie in [0, 1]",
-    label="mixture",
-    meanings={0.0: "global", 1.0: "local"},
     help="α of APFL, the weight of the client's own model in its predictions.",
     per_client=True,
 )

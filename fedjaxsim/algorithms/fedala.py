@@ -18,7 +18,6 @@ AGGREGATION_RATE = Hyperparameter(
     "aggregation_rate",
     default=1.0,
     scale="log",
-    symbol="aggregation η",
     help="η of FedALA's aggregation weights, 1 in the paper.",
     per_client=True,
 )

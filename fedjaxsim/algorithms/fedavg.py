@@ -24,15 +24,11 @@ from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
-MU = dataclasses.replace(
-    PULL, name="mu", symbol="μ", help="μ, the weight of FedProx's proximal term."
-)
+MU = dataclasses.replace(PULL, name="mu", help="μ, the weight of FedProx's proximal term.")
 FAIRNESS = Hyperparameter(
     "fairness",
     default=0.1,  # a loss of hundreds, as of raw scores, makes the steps of q = 1 diverge
     scale="log",
-    symbol="q",
-    label="fairness",
     help="q of q-FFL: clients of loss F weigh F^q in the server's step; 0 is FedAvg.",
 )
 _ADAPTIVE_RATE = dataclasses.replace(optimizers.SERVER_LEARNING_RATE, default=0.01)

@@ -18,7 +18,6 @@ SEPARATION = Hyperparameter(
     "separation",
     default=0.1,
     scale="log",
-    label="separation of the first models",
     help="Standard deviation of the random numbers that set the first models of clusters apart.",
 )
 

@@ -18,8 +18,6 @@ NEIGHBOUR_WEIGHT = Hyperparameter(
     default=0.5,
     range=(0.0, 1.0),
     allowed="lie in [0, 1]",
-    symbol="λ",
-    label="weight of the neighbours",
     help="λ of kNN-Per, the weight of a client's nearest neighbours in its predictions.",
     per_client=True,
 )
@@ -27,7 +25,6 @@ NEIGHBOUR_SCALE = Hyperparameter(
     "neighbour_scale",
     default=1.0,
     scale="log",
-    label="scale of distances",
     help="Distance at which a neighbour of kNN-Per weighs 1/e.",
 )
 _TINY = 1e-30

@@ -19,7 +19,6 @@ PULL = Hyperparameter(
     "lam",
     default=0.1,
     scale="log",
-    symbol="λ",
     help="λ, the weight of the pull of a client's model towards the shared one.",
     per_client=True,
 )

@@ -39,7 +39,7 @@ Penalty = Literal[
 Outliers = Literal["entries", "columns", "frobenius"]
 Acceleration = Literal["none", "convex", "strongly-convex"]
 RIDGE = Hyperparameter(
-    "ridge", default=0.0, symbol="ridge", help="μ, the weight of ½‖w‖² in every client's objective."
+    "ridge", default=0.0, help="μ, the weight of ½‖w‖² in every client's objective."
 )
 LAM = dataclasses.replace(
     PULL, per_client=False, help="λ, the weight of the penalty on the matrix of all models."
@@ -47,7 +47,6 @@ LAM = dataclasses.replace(
 LAM2 = dataclasses.replace(
     LAM,
     name="lam2",
-    symbol="λ₂",
     help="λ₂, the weight of the penalty on the part of a model that its client keeps.",
 )
 MESSAGE_EPSILON = Hyperparameter(
@@ -56,8 +55,6 @@ MESSAGE_EPSILON = Hyperparameter(
     range=(1e-12, LARGEST_FLOAT32),
     also=(float("inf"),),
     allowed="be positive (inf: examples are not protected by themselves)",
-    symbol="ε of an example",
-    meanings={float("inf"): "none"},
     help="ε of one round for every single example, beside the guarantee of clients.",
 )
 _STL_LAM = dataclasses.replace(PULL, help="λ, the weight of ‖w‖₁ in STL's objective.")

@@ -20,8 +20,6 @@ LEARNING_RATE = Hyperparameter(
     "learning_rate",
     default=STEP,
     scale="log",
-    symbol="η",
-    label="learning rate",
     help="η, the local learning rate; a schedule over rounds multiplies it.",
     per_client=True,
 )
@@ -31,14 +29,11 @@ SERVER_LEARNING_RATE = Hyperparameter(
     "server_learning_rate",
     default=1.0,
     scale="log",
-    symbol="server η",
     help="Server's step along the released mean update; 1 with sgd adds the update as it is.",
 )
 PERSONAL_LEARNING_RATE = dataclasses.replace(
     LEARNING_RATE,
     name="personal_learning_rate",
-    symbol="personal η",
-    label=None,
     help="η of the personal optimizer; a schedule over rounds multiplies it.",
 )
 MOMENTUM = Hyperparameter(
@@ -46,7 +41,6 @@ MOMENTUM = Hyperparameter(
     default=0.9,
     range=(0.0, 1.0),
     allowed="lie in [0, 1]",
-    symbol="β",
     help="β, the momentum of the clients' optimizer; 0 is plain sgd.",
     per_client=True,
 )
@@ -54,13 +48,11 @@ SERVER_MOMENTUM = dataclasses.replace(
     MOMENTUM,
     name="server_momentum",
     per_client=False,
-    symbol="server β",
     help="β, the momentum of the server's optimizer.",
 )
 WEIGHT_DECAY = Hyperparameter(
     "weight_decay",
     default=0.0,
-    symbol="weight decay",
     help="Weight of ½‖v‖² beside the loss of every local step, as PyTorch's weight_decay.",
     per_client=True,
 )

@@ -18,8 +18,6 @@ from fedjaxsim.tasks.task import Task
 ADAPTATION_RATE = dataclasses.replace(
     optimizers.LEARNING_RATE,
     name="adaptation_rate",
-    symbol="α",
-    label="adaptation rate",
     help="α of Per-FedAvg, the step from the shared model to a client's own.",
 )
 Derivative = Literal["first-order", "hessian"]

@@ -16,7 +16,6 @@ ENVELOPE_RATE = Hyperparameter(
     "envelope_rate",
     default=1.0,
     scale="log",
-    symbol="envelope η",
     help="η of pFedMe, the step of a client's copy of w along the gradient of its envelope.",
     per_client=True,
 )

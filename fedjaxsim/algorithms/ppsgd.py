@@ -31,8 +31,6 @@ PERSONALIZATION = Hyperparameter(
     also=(float("inf"),),
     allowed="be at least 0 (inf: global only)",
     scale="log",
-    label="level of personalization",
-    meanings={0.0: "local", float("inf"): "global"},
     help="Level of personalization: 0 is local only; the ratio of the global step to the local one "
     "(inf: global only), or the paper's α.",
 )

@@ -42,7 +42,7 @@ def audit(
             confidence=confidence,
             delta=experiment.delta,
             seed=settings.seed,
-            on_run=lambda done, _: bar.show(completed=done, words=""),
+            on_run=lambda done, _: bar.show(done, ""),
         )
 
     def work() -> int:

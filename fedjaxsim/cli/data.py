@@ -27,7 +27,7 @@ def data(
     Args:
       what: Action.
       settings: The settings of the data.
-      out: Figure of rows and labels per client (.png, .pdf or .svg), or the new folder to write.
+      out: New folder to convert into.
       json: Print JSON instead of text.
     """
     given = settings.given()
@@ -36,9 +36,7 @@ def data(
     if what == "convert" and (out is None or out.exists()):
         raise ValueError(f"out must be a new folder to convert into, got {out}")
     if what == "show" and out is not None:
-        from fedjaxsim.report.plots import check_path
-
-        check_path(out)
+        raise ValueError("out is for data convert")
     from fedjaxsim.data.describe import TABLES, columns_in_words, columns_of, describe, in_words
     from fedjaxsim.data.npz import save_folder
     from fedjaxsim.data.transforms import ranges_of
@@ -70,11 +68,7 @@ def data(
         else:
             lines = [] if columns is None else [columns_in_words(columns)]
             print("\n".join([*lines, in_words(found)]))
-        if what == "show" and out is not None:
-            from fedjaxsim.report import figures, plots
-
-            plots.save(figures.population_figure(population), out)
-        elif what == "convert" and not json:
+        if what == "convert" and not json:
             print(f"written to {out}, for --data folder:{out}")
         return 0
 

@@ -1,13 +1,10 @@
-"""One-line messages of a command, its exit codes, and outputs that can no longer be written."""
+"""One-line messages of a command, and its exit codes."""
 
-import contextlib
-import io
 import os
 import re
 import sys
 import textwrap
 import traceback
-from typing import Any
 
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
@@ -39,7 +36,6 @@ _NAME = re.compile(
 """A name with underscores, or a call without arguments, neither quoted nor in a path."""
 _OF_PLANS = ("sampling_rate", "noise_multiplier")
 """Settings of parts that `fedjaxsim privacy` describes without loading them."""
-_HOW = ("encoding", "errors", "line_buffering", "write_through")
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
@@ -115,36 +111,3 @@ def say(text: str) -> None:
 def one_line(text: object) -> str:
     """Return a message without line breaks, and with the beginning of what is too long."""
     return " ".join(_TOO_LONG.sub(r"\1…", str(text)).split())
-
-
-class Output(io.FileIO):
-    """A standard stream that drops what can no longer be written, and keeps the error."""
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Write bytes, or drop them."""
-        if self.error is None:
-            try:
-                return super().write(data)
-            except OSError as error:
-                self.error = error
-        return len(data)
-
-
-def open_outputs() -> list[Output]:
-    """Make standard output and error drop what they cannot write, and return them.
-
-    A command goes on when they are closed, full or without a reader.
-    """
-    for number in range(3):  # a file opened later must not take the number of a closed stream
-        with contextlib.suppress(OSError):
-            os.fstat(number)
-            continue
-        os.open(os.devnull, os.O_RDWR)
-    found = [Output(1, "w", closefd=False), Output(2, "w", closefd=False)]
-    for name, output in zip(("stdout", "stderr"), found, strict=True):
-        stream = getattr(sys, name)
-        how = {} if stream is None else {each: getattr(stream, each) for each in _HOW}
-        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(output), **how))
-    return found

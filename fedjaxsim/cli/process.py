@@ -33,10 +33,8 @@ from fedjaxsim.engine import processes
 from fedjaxsim.signals import Stop, stop_on_signal
 
 Result = TypeVar("Result")
-CACHE = "FEDJAXSIM_COMPILATION_CACHE"
-"""Environment variable: `off`, or a folder in place of the user's cache folder."""
 _MOST_BYTES = 2**30
-"""Most bytes kept from one start to the next."""
+"""Most bytes of compiled programs that are kept."""
 _BROKEN = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
@@ -113,61 +111,40 @@ def stoppable(kept: Callable[[], str]) -> Iterator[Stop]:
 def keep_compiled_programs() -> None:
     """Turn the cache on before JAX compiles, unless the user has chosen another one or none.
 
-    An unusable folder gives a warning.
+    A full folder begins anew, as JAX's own limit takes a lock for every program. An unusable one
+    gives a warning.
     """
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
         return
     try:
         folder = cache_folder()
-        if folder is None:
-            return
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        if sum(path.stat().st_size for path in files) > _MOST_BYTES:
+            for path in files:
+                path.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         say(f"warning: compiled programs are not kept: {error}")
         return
-    prune(folder, _MOST_BYTES)
     settings.update("jax_compilation_cache_dir", str(folder))
     # Many small programs take as long to compile as a large one.
     settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     _watch_files(folder)
 
 
-def cache_folder() -> Path | None:
-    """Return the folder for programs of this kind of CPU and threads; None if the user wants none.
+def cache_folder() -> Path:
+    """Return the folder for programs of this kind of CPU and threads.
 
     A program says how its operations are spread over threads.
     """
-    chosen = os.environ.get(CACHE, "")
-    if chosen.lower() == "off":
-        return None
     words = {platform.machine(), f"threads {os.environ.get(processes.THREADS)}"}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         words |= {line for line in lines if line.startswith(("model name", "flags", "Features"))}
     kind_of_cpu = hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:16]
-    if chosen:
-        return Path(chosen).expanduser() / kind_of_cpu
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():  # The XDG specification ignores relative ones.
-        root = Path.home() / ".cache"
-    return root / "fedjaxsim" / "compiled" / kind_of_cpu
-
-
-def prune(folder: Path, most_bytes: int) -> None:
-    """Remove the least recently used files below a folder until at most `most_bytes` are left.
-
-    JAX's own limit needs a package for locks and takes a lock for every program.
-    """
-    # Other programs may remove the same files meanwhile.
-    with contextlib.suppress(OSError):
-        known = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
-        left = sum(status.st_size for _, status in known)
-        for path, status in sorted(known, key=lambda each: max(each[1].st_atime, each[1].st_mtime)):
-            if left <= most_bytes:
-                return
-            path.unlink(missing_ok=True)
-            left -= status.st_size
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "fedjaxsim" / "compiled" / kind_of_cpu
 
 
 def _watch_files(folder: Path) -> None:

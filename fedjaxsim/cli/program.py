@@ -1,5 +1,6 @@
 """The program: reads a command line, does the command, and reports errors in one line."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from fedjaxsim.cli.messages import (
     REFUSED,
     is_expected,
     one_line,
-    open_outputs,
     refuse,
     say,
 )
@@ -104,30 +104,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program on words, by default the process's; an error of the user is one line.
 
     Returns:
-      The exit code: 0; 1 if its output could not be written; 2 for bad input, an error in a user's
+      The exit code: 0; 1 if its output has no reader; 2 for bad input, an error in a user's
       own code, or too little memory; 3 if another process of the run was lost; 4 if a file cannot
       be written; 128 + n after signal n.
     """
-    if arguments is not None:
-        return _main(arguments)
-    outputs = open_outputs()
-    code = _main(sys.argv[1:])
-    sys.stdout.flush()
-    errors = [each.error for each in outputs if each.error is not None]
-    for error in errors:
-        if not isinstance(error, BrokenPipeError):
-            say(f"warning: some output is lost ({error.strerror})")
-    return code or int(bool(errors))
-
-
-def _main(arguments: Sequence[str]) -> int:
     try:
         try:
             with end_on_signal():
-                work = _prepare(arguments)
+                work = _prepare(sys.argv[1:] if arguments is None else arguments)
         except REFUSED as error:
             return refuse(error)
         return work()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
+        return 1
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED

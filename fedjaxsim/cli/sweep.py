@@ -20,7 +20,7 @@ def sweep(
     score_largest: float = 1.0,
     quiet: bool = False,
     checkpoint_every: str | None = None,
-    machines: Machines,
+    devices: str = "all",
 ) -> Work:
     """Run a grid of settings as one program, and draw the best of each family.
 
@@ -35,10 +35,14 @@ def sweep(
       score_largest: Public bound to which clients' metrics are clipped for that.
       quiet: Print the result and errors only.
       checkpoint_every: Rounds or time between checkpoints, as for `run`.
-      machines: Devices.
+      devices: Devices that share the runs, all or a number; of a CPU, its cores.
     """
+    machines = Machines(devices)
     machines.start()
     from fedjaxsim.cli.sweeping import prepare_selection, prepare_sweep
+    from fedjaxsim.engine.processes import require
+
+    require(machines.count)
 
     if (select_privately is None) != (score_noise is None):
         raise ValueError("select-privately needs score-noise, and score-noise select-privately")
@@ -46,7 +50,7 @@ def sweep(
         score = score_noise, score_largest
         return prepare_selection(config, out, data, select_privately, score, overwrite=overwrite)
     how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
-    return machines.together(lambda: prepare_sweep(config, out, data, **how))
+    return prepare_sweep(config, out, data, **how)
 
 
 def demo(

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from fedjaxsim.callbacks import Cadence, StopOnInterrupt
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.evaluation import EvaluationPlan
@@ -33,9 +32,8 @@ from fedjaxsim.runs.build import (
     draws_of,
     population_of,
     prepare,
-    versions,
 )
-from fedjaxsim.runs.directory import GUARANTEE, fingerprint_of, settings_digest
+from fedjaxsim.runs.directory import GUARANTEE, fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.sweep_results import (
     SEARCH,
@@ -113,34 +111,27 @@ def _prepared(
         if chooses and not _validates(first.simulation):
             raise ValueError("a search chooses on validation rows: set validation-fraction")
     fingerprint = "-".join(fingerprint_of(first.simulation.population) for first in firsts)
-    processes.agree({
-        "settings": plan.fingerprint, "clients' rows": fingerprint,
-        "versions": settings_digest(versions()), "overwrite": str(overwrite),
-        "number of devices": str(jax.local_device_count()),
-    })  # fmt: skip
     directory = SweepDirectory.open(out, plan, fingerprint, overwrite=overwrite)
-    processes.agree({})  # the first process has made the directory
     begun, finished = directory.checkpoint(), directory.finished()
-    processes.agree({f"results in {out}": settings_digest([sorted(finished), begun is None])})
 
     def work() -> int:
-        draws, done = processes.is_first() and can_draw(), len(finished)
+        draws, done = can_draw(), len(finished)
         kept = "finished runs and checkpoints are kept; the same command continues"
         with stoppable(lambda: kept) as stop:
             for chunk in _chunks(plan, families, finished, begun):
                 if begun and tuple(begun.note["runs"]) != chunk.runs:
-                    _first_alone(directory.checkpoints.clear)
+                    directory.checkpoints.clear()
                 title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
                 progress = callbacks.Progress(title, quiet=quiet)
                 _compute(chunk, directory, stop, cadence, progress)
-                if any(processes.from_all(stop.is_set())):
+                if stop.is_set():
                     break
                 done += len(chunk.runs)
         runs = directory.runs()
         left = len(plan.runs) - len(runs)
         if chooses and not left:
             return 0
-        if runs and not chooses and processes.is_first():
+        if runs and not chooses:
             experiments = _experiments(list(itertools.chain(*families)))
             best = best_of(plan, runs)
             write_report(plan, directory, runs, best, experiments)
@@ -154,7 +145,7 @@ def _prepared(
         print(f"files in {directory.path}")
         if not left:
             return 0
-        name, code = stopped(processes.from_all(stop.number))
+        name, code = stopped([stop.number])
         unfinished = f"{left} of {len(plan.runs)} runs to finish"
         again = "run the same command again to resume"
         print(f"stopped by {name} with {unfinished}; {again}", file=sys.stderr)
@@ -219,21 +210,10 @@ def _compute(
     if int(state.round) < config.rounds:
         return
     replace = recorded.run.epsilon(state, "replace")
-
-    def add() -> None:
-        rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
-        for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
-            row["epsilon_replace"] = epsilon
-        directory.add(rows)
-
-    _first_alone(add)
-
-
-def _first_alone(write: Callable[[], None]) -> None:
-    """Call a function in the first process; the others wait until it is done."""
-    if processes.is_first():
-        write()
-    processes.from_all("written")
+    rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
+    for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
+        row["epsilon_replace"] = epsilon
+    directory.add(rows)
 
 
 def _chunks(
@@ -297,8 +277,6 @@ def prepare_selection(
     runs, plan = selection.parse(spec), read_sweep(file, data)
     if "seed" in plan.keys:
         raise ValueError("select-privately gives each run a seed of its own: leave out seed")
-    if processes.several():
-        raise ValueError("select-privately runs in one process: leave out processes")
     candidates = _candidates(plan)
     judged = [EvaluationPlan(score[0], each.judging, score[1]) for each in candidates]
     report = _selection_report(runs, candidates, judged)

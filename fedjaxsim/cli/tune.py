@@ -1,11 +1,31 @@
 """`fedjaxsim tune`."""
 
+import dataclasses
 from pathlib import Path
 
 from fedjaxsim.cli.flags import Work, without
 from fedjaxsim.cli.machines import Machines
-from fedjaxsim.cli.question import Question
 from fedjaxsim.runs.settings import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Options that a tuning depends on, besides the settings of a run.
+
+    Attributes:
+      wrt: Positive hyperparameters to tune, as learning-rate,clip; without it, the error lists
+        those of the algorithm.
+      seeds: S, runs per point, whose mean is minimized; all points share the seeds.
+      steps: Most points to try besides the start.
+      metric: Smooth metric to minimize; by default loss.
+      public_data: Data to tune on instead of the run's; they are read without protection.
+    """
+
+    wrt: tuple[str, ...] = ()
+    seeds: int = 4
+    steps: int = 20
+    metric: str | None = None
+    public_data: str | None = None
 
 
 @without(

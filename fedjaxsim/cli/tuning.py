@@ -3,7 +3,6 @@
 A tuning's directory holds
 
     path.json   every step, the test of the result on fresh seeds, and the privacy statement
-    path.png    the picture of the steps
     tuned.toml  the settings with the result, for `fedjaxsim run`
 """
 
@@ -20,12 +19,10 @@ from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.cli.question import Question
-from fedjaxsim.extras import missing
+from fedjaxsim.cli.tune import Question
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
-from fedjaxsim.report.labels import remember
-from fedjaxsim.report.progress import can_draw, number, print_rows
+from fedjaxsim.report.progress import Bar, number, print_rows
 from fedjaxsim.report.results import Estimate, difference, estimate
 from fedjaxsim.runs.build import check_own_code, draws_of, versions
 from fedjaxsim.runs.directory import fingerprint_of, settings_digest
@@ -42,10 +39,9 @@ from fedjaxsim.tune.descent import (
     descend,
     limits,
 )
-from fedjaxsim.tune.report import TuneProgress, shown
 from fedjaxsim.tune.source import find_source, keys_of, metric_of
 
-PATH_JSON, PICTURE, TUNED = "path.json", "path.png", "tuned.toml"
+PATH_JSON, TUNED = "path.json", "tuned.toml"
 BOUNDS = 1e4
 """Largest factor between a hyperparameter and its start."""
 
@@ -57,7 +53,6 @@ def prepare_tune(
     names = _names(question.wrt, config)
     checks.count(2, seeds=question.seeds)
     checks.count(steps=question.steps)
-    remember(config.records.values())
     source = find_source(config, question.public_data, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
     for name in names:
@@ -87,7 +82,6 @@ def prepare_tune(
     known = _opened(path, record["fingerprint"], overwrite=overwrite)
 
     def work() -> int:
-        can_draw()
         with stoppable(lambda: "the steps so far are kept; the same command continues") as stop:
             steps: list[Step] = []
 
@@ -102,11 +96,11 @@ def prepare_tune(
                 steps.append(step)
                 if not known:
                     _write(path, record, steps)
-                progress.update(step)
+                bar.show(len(steps) - 1, words_of(step, metric))
                 return bool(known) or not stop.is_set()
 
             how = {"bounds": bounds, "cost": measure.runs, "on_step": on_step}
-            with TuneProgress(metric, question.steps, quiet=quiet) as progress:
+            with Bar("tune", question.steps, quiet=quiet) as bar:
                 trace = descend(remembered, start, steps=question.steps, **how)
             best, test = trace.best, None
             if best is not trace.steps[0] and not stop.is_set():
@@ -119,12 +113,6 @@ def prepare_tune(
                 tuned = tuned_settings(final.config, best.point)
                 tuned = tuned.replace(public=(*tuned.public, source.statement))
                 write_tables(path / TUNED, tuned.settings())
-            if missing("plots") is None:
-                from fedjaxsim.report import plots
-                from fedjaxsim.tune.report import trace_figure
-
-                title = f"Tuning of {final.title}, {question.seeds} seeds"
-                plots.save(trace_figure(trace, metric, title), path / PICTURE)
             record.update(stopped=ended, best=trace.steps.index(best), test=test)
             _write(path, record, trace.steps)  # the end, after all other files
             if ended == NOT_FINITE:
@@ -174,7 +162,7 @@ def _opened(path: Path, fingerprint: str, *, overwrite: bool) -> list[tuple[Poin
                  {name: _array(values) for name, values in step["slopes"].items()}))
                 for step in saved["steps"]
             ]  # fmt: skip
-    make_directory(path, (PATH_JSON, TUNED), "tuning", overwrite=overwrite, pictures=[PICTURE])
+    make_directory(path, (PATH_JSON, TUNED), "tuning", overwrite=overwrite)
     return []
 
 
@@ -210,6 +198,18 @@ def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> 
     gain = Estimate(test["gain"], test["half"], None, len(test["start"]))
     fell = f"{metric} fell by {gain} on {gain.seeds} fresh seeds"
     print(f"{fell} (95 %; paired t test, p = {number(test['p'])}); ended: {ended}")
+
+
+def words_of(step: Step, metric: str) -> str:
+    """Describe a step that was tried, as in `loss 0.93 ± 0.018  lam 0.1  kept`."""
+    point = "  ".join(f"{flag(name)} {shown(value)}" for name, value in step.point.items())
+    fate = "kept" if step.accepted else "taken back"
+    return f"{metric} {step.objective.estimate}  {point}  {fate}"
+
+
+def shown(value: Any) -> str:
+    """Return a hyperparameter in words; the least and the largest of clients' values."""
+    return " to ".join(map(number, (np.min(value), np.max(value))[: 1 + np.ndim(value)]))
 
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:

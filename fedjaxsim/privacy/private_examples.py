@@ -32,8 +32,6 @@ EXAMPLE_CLIP = dataclasses.replace(
     default=1.0,
     also=(),
     allowed=CLIP_NORM.allowed.replace(" (inf is no clipping)", ""),
-    symbol="C of an example",
-    label="clip norm of an example",
     help="C of an example, the bound on the L2 norm of its gradient.",
 )
 EXAMPLE_NOISE = dataclasses.replace(
@@ -41,7 +39,6 @@ EXAMPLE_NOISE = dataclasses.replace(
     name="example_noise_multiplier",
     default=None,
     schedule=False,
-    symbol="z of an example",
     help="z of an example, the standard deviation of a gradient's noise, divided by its C.",
 )
 _TAIL = 1e-15

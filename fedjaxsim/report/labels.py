@@ -1,18 +1,12 @@
 """Names of keys, their values and data in figures and tables."""
 
-import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import resolve
-from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.report.progress import epsilon_text, number
-
-if TYPE_CHECKING:
-    from fedjaxsim.hyperparameters import Hyperparameter
 
 Combination = tuple[Any, ...]
 """Values of several keys; None where a run's table does not set one."""
@@ -58,21 +52,16 @@ def ends(value: Any) -> Any:
 
 
 def value_label(key: str, value: Any) -> str:
-    """Format a value with its meaning, as in `0 (local)`, a level of personalization."""
-    named: str | None = None
+    """Format a value; infinite noise has its meaning beside it."""
     value = ends(value)
-    if not isinstance(value, list):  # as of one-hot columns
-        found = (each.meanings[value] for each in _named(key) if value in each.meanings)
-        named = next(found, "no noise" if (key, value) == ("target_epsilon", math.inf) else None)
     if value is None:
-        text = "not set"
-    elif key == "algorithm":
-        text = short_name(str(value))
-    elif isinstance(value, float):
-        text = "∞" if math.isinf(value) else number(value)
-    else:
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text + (f" ({named})" if named else "")
+        return "not set"
+    if key == "algorithm":
+        return short_name(str(value))
+    if isinstance(value, float):
+        none = (key, value) in (("target_epsilon", math.inf), ("noise_multiplier", 0))
+        return ("∞" if math.isinf(value) else number(value)) + " (no noise)" * none
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:
@@ -89,30 +78,6 @@ def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:
     return f"{' and '.join(map(key_label, keys))} not set"
 
 
-_SYMBOLS = {"target_epsilon": "ε", "batch_size": "b", "delta": "δ"}
-
-
-def remember(records: Iterable["Hyperparameter"]) -> None:
-    """Add hyperparameters of runs; a later record wins."""
-    _records().extend(records)
-
-
 def key_label(key: str) -> str:
-    """Return the symbol of a key in axes and legends, or its name."""
-    symbols = (each.symbol for each in _named(key) if each.symbol)
-    return next(symbols, _SYMBOLS.get(key, key.replace("_", " ")))
-
-
-@functools.cache
-def _records() -> list["Hyperparameter"]:
-    """Return all known hyperparameters, the package's own first."""
-    from fedjaxsim.hyperparameters import ever_declared_by  # names of parts need no JAX
-
-    systems = [system.factory for system in SYSTEMS.values()]
-    factories = map(resolve, (*systems, *MECHANISMS.values(), *SAMPLERS.values()))
-    return [record for factory in factories for record in ever_declared_by(factory)]
-
-
-def _named(key: str) -> list["Hyperparameter"]:
-    """Return the records with a name, the last one first."""
-    return [each for each in reversed(_records()) if key == each.name]
+    """Return the name of a key in axes, legends and tables."""
+    return "ε" if key == "target_epsilon" else key.replace("_", " ")

@@ -1,7 +1,6 @@
 """Watching a run on the terminal."""
 
 import functools
-import logging
 import math
 import sys
 import threading
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 COMPILING = "compiling …"
 SLOW = 1.0
 """Seconds from which on a step is slow."""
-_LOG = logging.getLogger("fedjaxsim")
 
 
 def number(value: float | None) -> str:
@@ -121,58 +119,37 @@ def doing(text: str, *, quiet: bool = False) -> Iterator[None]:
 
 
 class Bar:
-    """A bar on a terminal; elsewhere lines; if quiet, nothing.
-
-    Both announce compilation. Lines go to the logger "fedjaxsim" if it has a handler and its
-    level is INFO.
-    """
+    """A bar on a terminal; elsewhere a line for each step; if quiet, nothing."""
 
     def __init__(self, title: str, total: int, *, quiet: bool = False):
-        self._title, self._said_compiling, self._quiet = title, False, quiet
         console = Console(stderr=True)
-        self._bar: Any = None
-        self._task: Any = None
-        if console.is_terminal and not quiet:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=12),
-                TextColumn("{task.completed}/{task.total}"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[words]}"),
-                console=console,
-            )
-            self._task = self._bar.add_task(title, total=total, words="starting")
+        self._lines = not (console.is_terminal or quiet)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[words]}"),
+            console=console,
+        )
+        self._title, self._total, self._draws = title, total, console.is_terminal and not quiet
+        self._task = self._bar.add_task(title, total=total, words=COMPILING)
 
     def __enter__(self) -> Self:
         """Start the bar."""
-        import jax  # tables of finished runs need none
-
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-        if self._bar is not None:
+        if self._draws:
             self._bar.start()
+        elif self._lines:
+            print(f"{self._title}  {COMPILING}", flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the bar as it is."""
-        import jax
-
-        jax.monitoring.unregister_event_duration_listener(self._listen)
-        if self._bar is not None:
+        if self._draws:
             self._bar.stop()
 
-    def show(self, otherwise: str | None = None, **changes: Any) -> None:
-        """Change `completed` or `words`; without a bar, log or print the line `otherwise`."""
-        self._said_compiling = False
-        if self._bar is not None:
-            self._bar.update(self._task, **changes)
-        elif otherwise is not None and _LOG.hasHandlers() and _LOG.isEnabledFor(logging.INFO):
-            _LOG.info(otherwise)
-        elif otherwise is not None and not self._quiet:
-            print(otherwise, flush=True)
-
-    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Announce a compilation when its first part is traced."""
-        del duration_secs, kwargs
-        if event.startswith("/jax/core/compile/") and not self._said_compiling:
-            self.show(f"{self._title}  {COMPILING}", words=COMPILING)
-            self._said_compiling = True
+    def show(self, completed: int, words: str) -> None:
+        """Show how much of the total is done, and words about it."""
+        self._bar.update(self._task, completed=completed, words=words)
+        if self._lines and words:
+            print(f"{self._title}  {completed}/{self._total}  {words}", flush=True)

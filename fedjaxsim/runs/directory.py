@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ from fedjaxsim.report.files import (
     write_tables,
 )
 from fedjaxsim.report.results import Run, without_seed
-from fedjaxsim.runs.settings_files import CONFIG, holds
+from fedjaxsim.runs.settings_files import CONFIG
 
 if TYPE_CHECKING:
     from fedjaxsim.data.population import Population
@@ -161,11 +160,6 @@ class RunDirectory:
         """Return the error for a file that the directory does not hold."""
         if not self.path.is_dir():
             return FileNotFoundError(f"no directory {self.path}")
-        if other := holds(self.path):
-            return FileNotFoundError(other)
-        if (inside := min(self.path.glob(f"*/{CONFIG}"), default=None)) is not None:
-            run = shlex.quote(str(inside.parent))
-            return FileNotFoundError(f"{self.path} is no run, but holds some, such as {run}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
 
 

@@ -685,13 +685,12 @@ def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str]
             why = " on data with clients of their own" if role == "partition" else f" {without}"
         elif parts[role].name == "no-release":
             why = ", as nothing is released: leave it out"
+        elif (chosen := parts[role].name) in choices:
+            why = f" with these settings of {role} {chosen}: see --{role} {chosen} --help"
         else:
-            key, chosen = role, parts[role].name
-            if chosen in choices:
-                key, chosen, choices = _condition(parts[role], name, given)
             more = len(choices) - _SHOWN
             listed = " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
-            why = f" with {key} {chosen}, only with {listed}"
+            why = f" with {role} {chosen}, only with {listed}"
         reasons.append(f"{flag(name)} has no effect{why}")
     return reasons
 
@@ -703,23 +702,6 @@ def unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
     close = [meant] if meant in names else difflib.get_close_matches(flag(name), sorted(names), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return f"unknown {kind} {flag(name)!r}{hint}"
-
-
-def _condition(part: Part, name: str, given: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    """Return the setting of a part, its value, and the values with which the part reads `name`."""
-    from fedjaxsim.hyperparameters import declared_by
-
-    for setting in part.settings.values():
-        values = [
-            value
-            for value in setting.values
-            if name in {r.name for r in declared_by(part.factory, **{setting.argument: value})}
-        ]
-        absent = setting.optional and given.get(setting.name) is None
-        if values and (absent or len(values) < len(setting.values)):
-            chosen = given.get(setting.name, setting.default)
-            return flag(setting.name), str(chosen), list(map(str, values))
-    return part.role, part.name, [part.name]
 
 
 @functools.cache

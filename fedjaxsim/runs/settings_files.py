@@ -79,28 +79,12 @@ def read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
-def holds(path: Path) -> str:
-    """Return what a directory holds in place of a run, and how to go on; "" for anything else."""
-    files = {"sweep": ("sweep.toml", "results.parquet"), "tuning": ("path.json", "tuned.toml")}
-    for kind, (name, results) in files.items():
-        if (path / name).exists():
-            return (
-                f"{path} holds a {kind}: its results are in {results}, and the original command "
-                "resumes it"
-            )
-    return ""
-
-
 def content(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
-    folder = path.parent if path.name == CONFIG else path
-    if not path.is_file() and (other := holds(folder)):
-        raise ValueError(other)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file, as {path / CONFIG}")
     if not path.is_file():
-        listed = "" if path.suffix else "; in the value of a flag, commas separate several"
-        raise FileNotFoundError(f"no configuration file {path}{listed}")
+        raise FileNotFoundError(f"no configuration file {path}")
     return read_tables(path, "is not a TOML file")
 
 

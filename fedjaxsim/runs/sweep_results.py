@@ -25,7 +25,6 @@ from fedjaxsim import metrics, store
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
-from fedjaxsim.engine.processes import is_first
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.guarantee import report
@@ -85,9 +84,8 @@ class SweepDirectory:
         cls, path: Path, sweep: SweepRuns, data: str = "", *, overwrite: bool = False
     ) -> "SweepDirectory":
         """Make the directory, or open it to resume the same runs; another sweep is refused."""
-        if is_first():
-            names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
-            make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
+        names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
+        make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
         if (path / SWEEP).is_file() and not overwrite:
             found = None
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -95,11 +93,10 @@ class SweepDirectory:
             if found != sweep.fingerprint:
                 what = f"{path} holds another sweep, or a damaged sweep.toml"
                 raise ValueError(f"{what}: choose another directory or say --overwrite")
-        if is_first():
-            resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs)}
-            resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
-            asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
-            write_tables(path / SWEEP, asked)
+        resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs)}
+        resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
+        asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
+        write_tables(path / SWEEP, asked)
         return cls(path, sweep, data)
 
     @property
@@ -144,8 +141,7 @@ class SweepDirectory:
         last = self.checkpoints.last()
         # Results are written before their checkpoints are removed.
         if last is not None and set(last.note["runs"]) <= self.finished():
-            if is_first():
-                self.checkpoints.clear()
+            self.checkpoints.clear()
             return None
         return last
 

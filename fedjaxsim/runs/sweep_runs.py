@@ -18,7 +18,6 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
-from fedjaxsim.report.labels import remember
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
 from fedjaxsim.runs.settings import (
@@ -222,7 +221,6 @@ def resolve_sweep(
     for key, table, where in unread_:
         raise _unread(key, base, table, where)
     given = tuple(map(frozenset, runs.values()))
-    remember(dict.fromkeys(each for run in runs for each in run.records.values()))
     return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
 
 

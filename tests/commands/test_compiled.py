@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -46,7 +47,7 @@ def environment(cache: Path) -> dict[str, str]:
     """Return the environment of a process with a folder for programs that compile quickly."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("JAX_")}
     quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return kept | quick | {process.CACHE: str(cache)}
+    return kept | quick | {"XDG_CACHE_HOME": str(cache)}
 
 
 def run(cache: Path, out: Path) -> Finished:
@@ -62,6 +63,15 @@ def run(cache: Path, out: Path) -> Finished:
     *errors, events = done.stderr.splitlines()
     names = Counter(event.rpartition("/")[2] for event in json.loads(events) if "cache" in event)
     return Finished(done.returncode, names, errors, RunDirectory(out))
+
+
+def jax_without_cache(changed: dict[str, str] | None = None) -> types.SimpleNamespace:
+    """Return what stands for JAX before its cache is on, with what is changed of its settings."""
+    update = ({} if changed is None else changed).__setitem__
+    config = types.SimpleNamespace(
+        jax_compilation_cache_dir=None, jax_enable_compilation_cache=True, update=update
+    )
+    return types.SimpleNamespace(config=config)
 
 
 def programs(cache: Path) -> list[Path]:
@@ -134,7 +144,8 @@ print(jax.jit(lambda x: x * 2)(21))
 
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(process.CACHE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(process, "jax", jax_without_cache())
     process.keep_compiled_programs()
     error = capsys.readouterr().err
     assert error.startswith("fedjaxsim: warning: compiled programs are not kept: ")
@@ -150,34 +161,17 @@ def test_a_warning_is_said_once(tmp_path, monkeypatch, capsys):
     assert lines == ["fedjaxsim: warning: one", "fedjaxsim: warning: two"]
 
 
-def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
-    def folder(chosen: str | None, cache: str | None) -> Path | None:
-        for name, value in ((process.CACHE, chosen), ("XDG_CACHE_HOME", cache)):
-            if value is None:
-                monkeypatch.delenv(name, raising=False)
-            else:
-                monkeypatch.setenv(name, value)
-        found = process.cache_folder()
-        return None if found is None else found.parent
-
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder(None, None) == tmp_path / ".cache" / "fedjaxsim" / "compiled"
-    assert folder(None, "relative") == tmp_path / ".cache" / "fedjaxsim" / "compiled"
-    assert folder(None, "/var/cache/me") == Path("/var/cache/me/fedjaxsim/compiled")
-    assert folder("/elsewhere", "/var/cache/me") == Path("/elsewhere")
-    assert folder("~/own", None) == tmp_path / "own"
-    assert folder("off", "/var/cache/me") is None
-
-
-def test_what_was_not_used_for_longest_is_removed_first(tmp_path):
-    for age, name in enumerate(("newest", "middle", "oldest")):
-        path = tmp_path / "kind" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(bytes(10))
-        os.utime(path, (10_000 - age, 10_000 - age))
-    process.prune(tmp_path, 30)
-    assert len(programs(tmp_path)) == 3
-    process.prune(tmp_path, 29)
-    assert {path.name for path in programs(tmp_path)} == {"newest", "middle"}
-    process.prune(tmp_path, 9)
-    assert programs(tmp_path) == []
+def test_a_full_folder_begins_anew(tmp_path, monkeypatch):
+    changed: dict[str, str] = {}
+    monkeypatch.setattr(process, "jax", jax_without_cache(changed))
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # and restored
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    process.keep_compiled_programs()
+    folder = Path(changed["jax_compilation_cache_dir"])
+    assert folder.is_relative_to(tmp_path / "fedjaxsim" / "compiled")
+    for most, left in ((20, 2), (19, 0)):
+        for name in "ab":
+            (folder / name).write_bytes(bytes(10))
+        monkeypatch.setattr(process, "_MOST_BYTES", most)
+        process.keep_compiled_programs()
+        assert len(programs(tmp_path)) == left

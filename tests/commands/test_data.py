@@ -13,13 +13,12 @@ def test_what_a_run_would_have_is_shown(tmp_path, capsys):
     rows = "".join(f"{'ab'[k % 2]},{k},{k % 4}\n" for k in range(20))
     (tmp_path / "a.csv").write_text("who,age,y\n" + rows)
     flags = f"--data csv:{tmp_path}/a.csv --client who --target y --test-fraction 0.2"
-    assert main(["data", "show", *flags.split(), "--out", str(tmp_path / "a.png")]) == 0
+    assert main(["data", "show", *flags.split()]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["column", "role", "type", "values", "distinct", "missing"]
     begin = lines.index("clients: 2")
     assert lines[begin + 1] == "rows: 20 (train 16, validation 0, test 4)"
     assert "labels: 4 different: 0, 1, 2, 3" in lines
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_columns_of_text_are_shown_with_their_flags(tmp_path, capsys):

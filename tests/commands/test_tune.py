@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjaxsim.cli import main, process
+from fedjaxsim.cli import main, process, tuning
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.tuning import tuned_settings
+from fedjaxsim.cli.tuning import tuned_settings, words_of
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.tune.report import TuneProgress
 
 SMALL = [
     "tune", "--clients", "12", "--local-steps", "1", "--sampling-rate", "1", "--rounds", "4",
@@ -42,9 +41,8 @@ def finished(tmp_path_factory):
 
 def test_all_files_are_written(finished):
     folder, _ = finished
-    names = {"path.json", "path.png", "tuned.toml"}
+    names = {"path.json", "tuned.toml"}
     assert {path.name for path in folder.iterdir()} == names
-    assert (folder / "path.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_path_states_every_step_and_what_it_cost(finished):
@@ -127,21 +125,18 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
         def __exit__(self, *error):
             return self.context.__exit__(*error)
 
-    show = TuneProgress.update
-
-    def update(self, step):
-        show(self, step)
+    def shown(step, metric):
         if step.runs > 6:
             events[0].set()
+        return words_of(step, metric)
 
     monkeypatch.setattr(process, "stop_on_signal", Caught)
-    monkeypatch.setattr(TuneProgress, "update", update)
+    monkeypatch.setattr(tuning, "words_of", shown)
     assert main([*SMALL, *PRIVATE, "--out", str(tmp_path)]) == 130
     path = read(tmp_path)
     assert path["stopped"] == "stopped by the user"
     assert path["steps"] == read(folder)["steps"][:2]
     assert path["test"] is None
-    assert (tmp_path / "path.png").exists()
     assert (tmp_path / "tuned.toml").exists()
     assert "stopped by Ctrl-C; the path so far is kept" in capsys.readouterr().err
     monkeypatch.undo()

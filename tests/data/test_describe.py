@@ -105,3 +105,21 @@ def test_white_paper_is_named_until_it_is_inverted():
     with pytest.warns(UserWarning, match=r"fjs\.data\.invert"):
         fjs.Simulation(fjs.fedavg(task), white, *parts)
     fjs.Simulation(fjs.fedavg(task), black, *parts)
+
+
+def test_a_description_is_readable():
+    names = (" ", *(f"class {k}" for k in range(1, 12)))
+    y = np.arange(12)
+    population = Population.from_flat({"x": np.zeros((12, 2, 3)), "y": y}, [4, 8])
+    found = describe(
+        Population(population.fields, population.counts, population.names, None, (), {"y": names})
+    )
+    assert in_words(found).splitlines() == [
+        "clients: 2",
+        "rows: 12 (train 12, validation 0, test 0)",
+        "rows per client: min 4, median 6, max 8, skewness 0.00",
+        "x: float64, 2 × 3 per row",
+        "y: int32, one per row",
+        "labels: 12 different: ' ', class 1, class 2, class 3, class 4, class 5, class 6, class 7, "
+        "…, class 11",
+    ]

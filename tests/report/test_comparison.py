@@ -46,11 +46,11 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     assert legend(apart) == ["PMTL, ε ≤ 2", "PMTL, ε = ∞", "own, ε ≤ 2"]
     assert [axes.get_title() for axes in apart.axes] == ["digits, 5 clients", "b, 5 clients"]
     settings = figure_of(run("pmtl", lam=0.1), run("pmtl", lam=0.2), run("pmtl", lam=0.2))
-    assert legend(settings) == ["PMTL, λ = 0.1", "run-1", "run-2"]
+    assert legend(settings) == ["PMTL, lam = 0.1", "run-1", "run-2"]
     columns = figure_of(run("pmtl", one_hot=["sex", "ward"]), run("pmtl", one_hot=["sex"]))
     assert legend(columns) == ["PMTL, one hot = sex, ward", "PMTL, one hot = sex"]
     lists = figure_of(run("pmtl", lam=[0.1] * 999 + [0.3]), run("pmtl", lam=0.2))
-    assert legend(lists) == ["PMTL, λ = 0.1 to 0.3", "PMTL, λ = 0.2"]
+    assert legend(lists) == ["PMTL, lam = 0.1 to 0.3", "PMTL, lam = 0.2"]
     with pytest.raises(ValueError, match="did you mean test_accuracy"):
         figure_of(run("pmtl"), columns=["accuracy"])
     ten = figure_of(run("pmtl", epsilon=10.0))

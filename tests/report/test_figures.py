@@ -48,7 +48,7 @@ def results(noises: tuple[float, ...], metric: str = "test_accuracy") -> list[Ru
 KEYS = ("personalization", "noise_multiplier", "learning_rate")
 
 
-LEGEND = [f"personalization = {level}" for level in ("0 (local)", "1", "∞ (global)")]
+LEGEND = [f"personalization = {level}" for level in ("0", "1", "∞")]
 
 
 def xs(line: Line2D) -> list[float]:
@@ -82,9 +82,9 @@ def level_figure(noises: tuple[float, ...], metric: str = "test_accuracy") -> Fi
 def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
     figure = level_figure((0.0, 1.0, 2.0))
     assert [axes.get_title() for axes in left_axes(figure)] == [
-        "z = 0 (no noise)",
-        "z = 1\nε ≤ 4 (zero-out, joint DP)",
-        "z = 2\nε ≤ 2 (zero-out, joint DP)",
+        "noise multiplier = 0 (no noise)",
+        "noise multiplier = 1\nε ≤ 4 (zero-out, joint DP)",
+        "noise multiplier = 2\nε ≤ 2 (zero-out, joint DP)",
     ]
     assert legend_texts(figure) == LEGEND
     first = left_axes(figure)[0]
@@ -203,7 +203,7 @@ def test_figures_of_a_sweep_in_which_all_failed_are_drawn(tmp_path):
 
 
 def test_algorithms_have_colours_and_their_settings_dashes_or_shades():
-    names = ["pmtl, λ = 0.1", "pmtl, λ = 0.2", "fedavg"]
+    names = ["pmtl, lam = 0.1", "pmtl, lam = 0.2", "fedavg"]
     styles = [look.style for look in looks(["pmtl", "pmtl", "fedavg"], names)]
     assert [each["ls"] for each in styles] == ["solid", "dashed", "solid"]
     assert styles[0]["color"] == styles[1]["color"] != styles[2]["color"]
@@ -219,7 +219,7 @@ def test_combinations_are_named_without_what_is_not_set():
         "ε = ∞ (no noise)"
     )
     assert combination_label(["noise_multiplier", "target_epsilon"], (None, None)) == (
-        "z and ε not set"
+        "noise multiplier and ε not set"
     )
 
 
@@ -246,13 +246,15 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
     rates = {"learning_rate": (0.1, 0.3), "seed": (0, 1)}
     figures = default(rates)
     assert set(figures) == {"envelopes.png"}
-    assert legend_texts(figures["envelopes.png"]) == ["η = 0.1", "η = 0.3"]
+    assert legend_texts(figures["envelopes.png"]) == ["learning rate = 0.1", "learning rate = 0.3"]
     figures = default({**rates, "lam": (0.1, 1.0, 3.0), "epsilon": (1.0, math.inf)})
     assert set(figures) == {"envelopes.png", "trade_off.png"}
     curves = figures["envelopes.png"]
     assert [axes.get_title() for axes in left_axes(curves)] == [ONE, "ε = ∞ (no noise)"]
-    assert legend_texts(curves) == ["λ = 0.1", "λ = 1", "λ = 3"]
-    assert curves.get_suptitle() == "PMTL on digits; δ = 0.1; best over η; mean of 2 seeds"
+    assert legend_texts(curves) == ["lam = 0.1", "lam = 1", "lam = 3"]
+    assert (
+        curves.get_suptitle() == "PMTL on digits; δ = 0.1; best over learning rate; mean of 2 seeds"
+    )
     assert legend_texts(figures["trade_off.png"]) == legend_texts(curves)
     for figure in figures.values():
         assert drawn(figure, tmp_path) == b"\x89PNG"

@@ -1,11 +1,8 @@
 import contextlib
-import logging
 import threading
 import types
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from fedjaxsim.callbacks import Progress
@@ -55,6 +52,7 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
         show(RECORD | {"round": 10}, 3.0)
     output = capsys.readouterr()
     assert output.out.splitlines() == [
+        "pmtl  compiling …",
         "pmtl  5/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235",
         "pmtl  10/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235  3 rounds/s",
     ]
@@ -72,28 +70,6 @@ def test_what_is_slow_is_said_without_a_terminal_too(capsys, monkeypatch):
                 if isinstance(timer, threading.Timer):
                     timer.join()
         assert capsys.readouterr() == ("", said)
-
-
-def test_lines_go_to_the_log_of_a_program_that_has_one(capsys, caplog):
-    with caplog.at_level(logging.INFO, "fedjaxsim"), watching() as show:
-        show(RECORD, None)
-    assert caplog.messages == ["pmtl  5/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235"]
-    assert capsys.readouterr().out == ""
-
-
-def test_compiling_is_said_once_between_two_evaluations(capsys):
-    with watching() as show:
-        jax.jit(lambda x: jnp.sin(x) + 1)(1.0)
-        jax.jit(lambda x: jnp.cos(x) + 2)(1.0)
-        show(RECORD, None)
-        compiled = jax.jit(lambda x: jnp.tan(x) + 3)
-        compiled(1.0)
-        show(RECORD, None)
-        compiled(1.0)
-        show(RECORD, None)
-    jax.jit(lambda x: jnp.tan(x) + 4)(1.0)
-    said = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
-    assert said == ["compiling", "5/10", "compiling", "5/10", "5/10"]
 
 
 def test_the_table_has_the_columns_of_what_was_measured(capsys):
@@ -142,7 +118,7 @@ def test_below_the_table_is_who_has_no_value(capsys):
 
 
 def test_a_quiet_bar_prints_nothing(capsys):
-    for quiet, printed in ((True, ""), (False, "round 1\n")):
+    for quiet, printed in ((True, ""), (False, "run  compiling …\nrun  1/3  loss 2\n")):
         with Bar("run", 3, quiet=quiet) as bar:
-            bar.show("round 1")
+            bar.show(1, "loss 2")
         assert capsys.readouterr() == (printed, "")

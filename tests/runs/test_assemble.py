@@ -178,10 +178,10 @@ def test_they_may_be_swept(tmp_path):
         ("--weights rows --noise-multiplier 1", "weights rows with noise need max-weight"),
         ("--max-weight 9", "max-weight has no effect with weights equal"),
         ("--lr 1", "did you mean 'learning-rate'"),
-        ("--weight-decay 1", "weight-decay .*local-optimizer sgd.*momentum or adam"),
+        ("--weight-decay 1", "weight-decay .*settings of algorithm"),
         (
             "--algorithm ditto --personal-learning-rate 1",
-            "personal-optimizer None, only with .*sgd",
+            "personal-learning-rate .*settings of algorithm ditto",
         ),
         (
             "--mechanism adaptive --noise-multiplier 1 --count-noise 0.4",

@@ -340,7 +340,8 @@ PRIVATE = ["--epsilon", "3"]
 def kept_programs(tmp_path_factory):
     """Processes share a compilation cache, as a user's processes do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDJAXSIM_COMPILATION_CACHE", str(tmp_path_factory.mktemp("programs")))
+        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "1")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("programs")))
         yield
 
 

@@ -254,12 +254,12 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
         (
             ["lam"],
             {"algorithm": "finetune", "penalty": "vanilla"},
-            ["lam has no effect with penalty vanilla, only with mean or kl or ewc"],
+            ["lam has no effect with these settings of algorithm finetune: see --algorithm"],
         ),
         (
             ["message_epsilon"],
             {"algorithm": "mpmtl"},
-            ["message-epsilon has no effect with protect-examples False, only with True"],
+            ["message-epsilon has no effect with these settings of algorithm mpmtl"],
         ),
         (["bits"], {}, ["bits has no effect without compression quantize"]),
         (["alpha"], {"data": "synthetic"}, ["alpha has no effect on data with clients of their"]),

@@ -36,8 +36,6 @@ CLIP_NORM = Hyperparameter(
         f"[{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}]"
     ),
     scale="log",
-    symbol="C",
-    label="clip norm",
     help="C, the bound on the L2 norm of a message; the start of adaptive clipping.",
 )
 NOISE_MULTIPLIER = Hyperparameter(
@@ -50,8 +48,6 @@ NOISE_MULTIPLIER = Hyperparameter(
         f"[{SMALLEST_NOISE:g}, {LARGEST_NOISE:g}]"
     ),
     schedule=True,
-    symbol="z",
-    meanings={0.0: "no noise"},
     help="z, the standard deviation of the noise on the sum of clipped messages, divided by C.",
 )
 _WEIGHTS = (

@@ -20,22 +20,16 @@ TARGET_QUANTILE = Hyperparameter(
     default=0.5,
     range=_OPEN,
     allowed="lie in (0, 1)",
-    symbol="γ",
-    label="target quantile",
     help="γ of adaptive clipping, the share of messages that should not be clipped.",
 )
 CLIP_LEARNING_RATE = Hyperparameter(
     "clip_learning_rate",
     default=0.2,
-    symbol="η_C",
-    label="step of log C",
     help="η_C of adaptive clipping, the step of log C.",
 )
 COUNT_NOISE = Hyperparameter(
     "count_noise",
     default=0.0,
-    symbol="σ_b",
-    label="noise on the count",
     help="σ_b of adaptive clipping, the noise on the number of clipped messages, above z/2 where "
     "there is noise. (A run sets a twentieth of the expected cohort where it is not given.)",
 )

@@ -39,7 +39,6 @@ SAMPLING_RATE = Hyperparameter(
     default="max(0.2, 10 / clients)",
     range=(math.nextafter(0, 1), 1.0),
     allowed="lie in (0, 1]",
-    symbol="p",
     help="p, the probability that a client takes part in a round.",
 )
 
