@@ -42,8 +42,12 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
     directories = named(runs)
     finished = runs_of(directories)
     rows = [{"run": run.name, **run.summary} for run in finished]
-    assumed = {name: each.assumed() for name, each in directories.items()}
-    promised = {name: each.promised_to_examples() for name, each in directories.items()}
+    reports = {name: each.report() for name, each in directories.items()}
+    said: dict[str, list[str]] = {}
+    for name, report in reports.items():
+        examples = [str(each) for each in report.guarantees if each.unit == "example"]
+        for sentence in (*examples, *report.assumed):
+            said.setdefault(sentence, []).append(name)
     found, twice = systems(finished), drawn_twice(directories)
     means = compared(found) if len(found) < len(finished) else []
     figure = None
@@ -55,10 +59,8 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
     def print_all() -> None:
         data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
         print_table(rows, data.pop() if len(data) == 1 else None)
-        for of_runs in (promised, assumed):
-            for sentence in dict.fromkeys(each for of in of_runs.values() for each in of):
-                names = [name for name, said in of_runs.items() if sentence in said]
-                print(f"{sentence}{among(names, rows)}")
+        for sentence, names in said.items():
+            print(f"{sentence}{among(names, rows)}")
         if means:
             label = metrics.label(means[0]["metric"])
             print_rows(headings(means, label), [cells(row) for row in means])
@@ -68,7 +70,7 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
 
     def work() -> int:
         if json:
-            shown = [row | {"assumed": assumed[row["run"]]} for row in rows]
+            shown = [row | {"assumed": reports[row["run"]].assumed} for row in rows]
             print_json({"runs": shown, "systems": means} if means else shown)
             if twice:
                 print(twice, file=sys.stderr)

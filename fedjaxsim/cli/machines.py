@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from fedjaxsim import checks
 
@@ -75,18 +75,15 @@ class Machines:
         """Check the flags against each other."""
         if self.devices != "all" and not (self.devices.isdecimal() and int(self.devices) > 0):
             raise ValueError(f"devices must be all or a positive number, got {self.devices!r}")
-        three: dict[str, Any] = {
-            "coordinator": self.coordinator, "processes": self.processes, "process": self.process
-        }  # fmt: skip
-        missing = [f"--{name}" for name, value in three.items() if value is None]
-        if len(missing) == len(three):
-            return
-        if self.cluster:
+        three = (self.coordinator, self.processes, self.process)
+        if self.cluster and three != (None, None, None):
             raise ValueError("cluster and coordinator, processes, process exclude each other")
-        if missing:
+        if three == (None, None, None):
+            return
+        coordinator, processes, process = three
+        if coordinator is None or processes is None or process is None:
             needed = "--coordinator HOST:PORT, --processes N and --process I, or --cluster alone"
-            raise ValueError(f"several processes need {needed}; not given: {', '.join(missing)}")
-        coordinator, processes, process = three.values()
+            raise ValueError(f"several processes need {needed}")
         port = re.fullmatch(r"\S+:(\d+)", coordinator)
         if port is None or not 0 < int(port[1]) < 2**16:
             raise ValueError(f"coordinator must be HOST:PORT, port 1 to 65535, got {coordinator!r}")

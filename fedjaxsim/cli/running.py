@@ -15,6 +15,7 @@ from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
+from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import warning_of, warning_of_messages
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
@@ -47,8 +48,6 @@ from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
-_RANGES = 3
-"""Private ranges that are printed."""
 _VOTES = "the clients' votes on ranges of columns spend"
 _SAME_NOISE = "and would draw the same noise again"
 _ANEW = "begin anew with another seed and --out"
@@ -233,20 +232,6 @@ def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
     return code
 
 
-def voted_ranges(experiment: Experiment, *, explain: bool) -> str:
-    """Return the private ranges of columns in words, the first ones or all."""
-    words = [
-        f"{name} {number(centre - abs(half))} to {number(centre + abs(half))}"
-        for columns in experiment.simulation.population.columns.values()
-        for name, centre, half in zip(
-            columns.names, columns.centre, columns.half_range, strict=True
-        )
-        if (centre, half) != (0, 1)
-    ]
-    left = 0 if explain else len(words) - _RANGES
-    return ", ".join(words if left < 2 else [*words[:_RANGES], f"{left} others (--explain)"])
-
-
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     """Print a run's results, warnings about it, and the guarantee of all stages."""
     config = stage.experiment.config
@@ -259,8 +244,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         least = number(float(np.min(hparams.learning_rate)))
         print(f"learning rate {least}: 1/L, so no step expands")
     if 0 < (taken := stage.experiment.epsilon_of_ranges) < math.inf:
-        ranges = voted_ranges(stage.experiment, explain=explain)
-        print(f"{_VOTES} ε {epsilon_text(taken)}: {ranges}")
+        print(f"{_VOTES} ε {epsilon_text(taken)}: {ranges_in(simulation.population)}")
     if done.audit is not None:
         print(done.audit)
     if stage.earlier:
@@ -275,6 +259,16 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         choices = [each for each in done.state.privacy.public if each not in parts]
         for sentence in (*choices, *({NO_RELEASE} & {*done.report.assumed})):
             print(sentence)
+
+
+def ranges_in(population: Population) -> str:
+    """Return the ranges of columns that were found by votes, in words."""
+    return ", ".join(
+        f"{name} {number(centre - abs(half))} to {number(centre + abs(half))}"
+        for each in population.columns.values()
+        for name, centre, half in zip(each.names, each.centre, each.half_range, strict=True)
+        if (centre, half) != (0, 1)
+    )
 
 
 def _warn_of(stage: Stage, done: Executed) -> None:

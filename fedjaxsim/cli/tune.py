@@ -18,14 +18,12 @@ class Question:
       seeds: S, runs per point, whose mean is minimized; all points share the seeds.
       steps: Most points to try besides the start.
       metric: Smooth metric to minimize; by default loss.
-      public_data: Data to tune on instead of the run's; they are read without protection.
     """
 
     wrt: tuple[str, ...] = ()
     seeds: int = 4
     steps: int = 20
     metric: str | None = None
-    public_data: str | None = None
 
 
 @without(
@@ -42,10 +40,10 @@ def tune(
 ) -> Work:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
-    Settings are those of `run`; tuned ones start there. Without --held-out-clients or
-    --public-data, tuning uses validation rows of the run's own clients, which no ε covers: 0.2 of
-    the training rows, unless --validation-fraction says otherwise. `run` with the tuned.toml in
-    --out runs with the result.
+    Settings are those of `run`; tuned ones start there. Without --held-out-clients, tuning uses
+    validation rows of the clients, which no ε covers: 0.2 of the training rows, unless
+    --validation-fraction says otherwise. `run` with the tuned.toml in --out runs with the result,
+    on other data if --data names them.
 
     Args:
       settings: The settings of the run.

@@ -53,7 +53,7 @@ def prepare_tune(
     names = _names(question.wrt, config)
     checks.count(2, seeds=question.seeds)
     checks.count(steps=question.steps)
-    source = find_source(config, question.public_data, clips="clip" in names)
+    source = find_source(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
     for name in names:
         value = start[name] = np.asarray(source.hparams.get(name), np.float64)[()]

@@ -182,18 +182,16 @@ def run_figure(records: Rows, title: str) -> Figure:
 
 
 def looks_of(found: Sequence[System]) -> list[Look]:
-    """Return the looks of systems: algorithm, ε unless the title has it, settings where needed."""
-    _, common = _spent(found)
-    short, full = [], []
-    for each in found:
+    """Return the looks of systems: algorithm, ε, and settings where these agree."""
+    short = [f"{algorithm_title(each.algorithm)}, {_spent_by(each)}" for each in found]
+    full = []
+    for brief, each in zip(short, found, strict=True):
         differs = {k: v for k, v in each.differs.items() if k not in ("epsilon", *NOISE)}
-        settings, spent = combination_label([*differs], [*differs.values()]), _spent_by(each)
-        parts = [algorithm_title(each.algorithm), "" if spent == common else spent]
-        short.append(", ".join(filter(None, parts)))
-        full.append(", ".join(filter(None, [*parts, settings])))
+        settings = combination_label([*differs], [*differs.values()])
+        full.append(f"{brief}, {settings}" if short.count(brief) > 1 and settings else brief)
     labels = [
-        brief if short.count(brief) == 1 else long if full.count(long) == 1 else each.label
-        for brief, long, each in zip(short, full, found, strict=True)
+        name if full.count(name) == 1 else each.label
+        for name, each in zip(full, found, strict=True)
     ]
     return looks([each.algorithm for each in found], labels)
 
@@ -203,7 +201,7 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
 
     By default the column is the metric that judges the runs. Each data set has panels of its own.
-    The title names the only one, and the ε of all systems or, where they differ, its meaning.
+    The title names the only one, and the meaning of ε.
 
     Raises:
       ValueError: if no run of a data set has numbers in a column.
@@ -221,8 +219,12 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
                 got = f"{column} (did you mean {close[0]}?)" if close else column
                 raise ValueError(f"a figure needs a column of numbers in metrics.jsonl, got {got}")
             panels.append(Panel(name if len(sets) > 1 else "", column, curves))
-    data = found[0].data if len(sets) == 1 else ""
-    return _curves("; ".join(filter(None, [data, _spent(found)[0]])), panels, shown, alike=False)
+    rows = [run.rows[-1] for each in found for run in each.runs.values()]
+    deltas = sorted({row["delta"] for row in rows if row.get("epsilon")})
+    ends = " to ".join(map(number, dict.fromkeys((*deltas[:1], *deltas[-1:]))))
+    title = [*(sets if len(sets) == 1 else ()), *(shown[0].label for _ in found if len(found) == 1)]
+    meaning = [f"ε: {MEANING}, δ = {ends}"] if deltas else []
+    return _curves("; ".join([*title, *meaning]), panels, shown, alike=False)
 
 
 def _rows_of(system: System, column: str) -> Rows:
@@ -241,22 +243,6 @@ def _spent_by(system: System) -> str:
     """Return the largest ε over the seeds of a system, as text."""
     spent = [run.rows[-1].get("epsilon") for run in system.runs.values()]
     return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
-
-
-def _spent(found: Sequence[System]) -> tuple[str, str]:
-    """Return the ε of all systems that release anything, with its meaning and alone.
-
-    Where they differ the first is the meaning and the second empty.
-    """
-    nothing, endless = epsilon_label(0.0), epsilon_label(None)
-    released = {text for each in found if (text := _spent_by(each)) != nothing} or {nothing}
-    rows = [run.rows[-1] for each in found for run in each.runs.values()]
-    deltas = {row["delta"] for row in rows if row.get("epsilon")}
-    ends = " to ".join(map(number, sorted({min(deltas), max(deltas)}))) if deltas else ""
-    meaning = f" ({MEANING}, δ = {ends})" if released - {nothing, endless} else ""
-    meaning = " (whole clients)" if released == {endless} else meaning
-    common = released.pop() if len(released) == 1 else ""
-    return f"{common or 'ε'}{meaning}", common
 
 
 # --- sweeps ---------------------------------------------------------------------------------------

@@ -260,8 +260,6 @@ _MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing")
 """Names of classes that may stand for missing labels."""
 SEVERAL = ("multilabel", "squared")
 """Losses of several targets per row."""
-_RARE = 0.1
-"""Expected clients of a round that are hardly meant."""
 _LARGE, _UNEVEN, _SAMPLED = 30, 1e3, 10_000
 """Features, and their ratio, that one step hardly suits, and the rows that are looked at."""
 _SPARSE = 10
@@ -348,12 +346,6 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
         for name in population.categories.get("y", ())
         if name.strip().lower() in _MISSING
     ]
-    expected = (config.get("sampling_rate") or 1.0) * population.num_clients
-    if config.sampler != "full" and expected < _RARE:
-        found.append(
-            f"{expected:.2g} clients are expected in a round, so in most rounds there are none: "
-            "sampling-rate may be too small"
-        )
     if config.model not in OF_TOKENS and (column := _largest(population)):
         found.append(
             f"column {column[0]!r} holds numbers up to {column[1]:.3g}, so no learning rate suits "

@@ -128,16 +128,6 @@ class RunDirectory:
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: it lacks draws") from error
 
-    def assumed(self) -> list[str]:
-        """Read the sentences on what the run's guarantee does not cover."""
-        return self.guarantee().get("assumed", [])
-
-    def promised_to_examples(self) -> list[str]:
-        """Read the guarantees of single examples, a line each."""
-        if "example" not in self.guarantee():
-            return []
-        return [str(each) for each in self.report().guarantees if each.unit == "example"]
-
     def summary(self) -> Record:
         """Read the summary."""
         path = self._existing(SUMMARY)
@@ -146,10 +136,6 @@ class RunDirectory:
     def is_finished(self) -> bool:
         """Return whether all files are there, and the run was not interrupted."""
         return (self.path / SUMMARY).is_file() and self.summary().get("interrupted") is False
-
-    def read(self, name: str) -> bytes:
-        """Read any file of a finished run."""
-        return self._existing(name).read_bytes()
 
     def _existing(self, name: str) -> Path:
         if not (self.path / name).is_file():

@@ -110,7 +110,10 @@ def execute(
         watching.append(checkpoints)
         state = checkpoints.restore(state)
         if is_first():
-            _write_config(directory, experiment, rounds, earlier)
+            tables, facts = experiment.resolved(), about(experiment)
+            tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
+            tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
+            directory.write_config(tables | ({"stages": list(earlier)} if earlier else {}))
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
     history: Sequence[Segment] = ()
@@ -171,8 +174,10 @@ def execute(
             if missing("plots") is None:
                 from fedjaxsim.report import figures, plots
 
-                figure = figures.run_figure(strict(rows), _figure_title(experiment))
-                plots.save(figure, files.path / CURVES)
+                z = experiment.noise_multiplier
+                noise = f"z = {number(z)}" if z else "no noise"
+                title = f"{experiment.title}, {simulation.num_clients} clients, {noise}"
+                plots.save(figures.run_figure(strict(rows), title), files.path / CURVES)
     summary |= {f"{phase}_seconds": value for phase, value in clock.seconds.items()}
     if files is not None:
         write_json(files.path / SUMMARY, summary)  # after all other files
@@ -199,16 +204,6 @@ def _watching(
     if log is not None:
         watching.append(callbacks.Logger(log, experiment.title, config.settings(), path))
     return recorded, patience, watching
-
-
-def _write_config(
-    directory: RunDirectory, experiment: Experiment, rounds: int, earlier: Sequence[Record]
-) -> None:
-    """Write the settings of a run to an end at `rounds`, with what it must keep to its end."""
-    tables, facts = experiment.resolved(), about(experiment)
-    tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
-    tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
-    directory.write_config(tables | ({"stages": list(earlier)} if earlier else {}))
 
 
 def _progress(
@@ -252,15 +247,6 @@ def _of_all(
     if any(name.startswith("validation_") for name in last):
         found |= simulation.evaluate(state, hparams, "validation").summary()
     return {name: np.asarray(value).item() for name, value in found.items() if name in last}
-
-
-def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Record:
-    """Return the record of a run, with its finished `rounds`, in `config.toml` of a later stage."""
-    return {
-        **({} if directory is None else {"directory": str(directory)}),
-        "algorithm": experiment.config.algorithm,
-        "rounds": rounds,
-    }
 
 
 def spent_in_all(
@@ -362,11 +348,6 @@ def _clients(
     }
 
 
-def _figure_title(experiment: Experiment) -> str:
-    clients, z = experiment.simulation.num_clients, experiment.noise_multiplier
-    return f"{experiment.title}, {clients} clients, {f'z = {number(z)}' if z else 'no noise'}"
-
-
 # --- stages ---------------------------------------------------------------------------------------
 
 
@@ -434,7 +415,8 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
     else:
         state = simulation.start_from(state, hparams, before.simulation, before.hparams)
     state = experiment.with_budget(state)
-    return state, [*tables.get("stages", []), stage_of(before, last.round, path)]
+    stage = {"directory": str(path), "algorithm": config.algorithm, "rounds": last.round}
+    return state, [*tables.get("stages", []), stage]
 
 
 def _shapes(experiment: Experiment) -> Any:

@@ -1,7 +1,7 @@
 """The data of a tuning, and what the choice means for the guarantee of the final run."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,25 +22,18 @@ VALIDATION_FRACTION = 0.2
 """Fraction of each client's training rows to tune on, by default."""
 
 _FIXED = "The final run's guarantee is that of a run whose hyperparameters were fixed beforehand."
-_STATEMENTS = {
-    "validation": (
-        f"Tuned on validation rows of the same {{run}} clients as the run. {_FIXED} These were "
-        "chosen by reading the clients' data without protection: the choice is NOT covered by the "
-        "run's ε, and what the hyperparameters reveal is not bounded. To be covered, tune on "
-        "held-out clients or on public data."
-    ),
-    "held-out": (
-        "Tuned on {tuning} held-out clients, drawn by the seed independently of their data; the "
-        f"run uses only the {{run}} others. {_FIXED} That holds for these {{run}} clients, because "
-        "the choice read none of their data. The {tuning} held-out clients have NO protection: the "
-        "hyperparameters depend on their data, which were read without protection."
-    ),
-    "public": (
-        f"Tuned on {{data}} ({{tuning}} clients), which is taken to be public. {_FIXED} That holds "
-        "for the {run} clients of the run if {data} contains none of their data; clients in it "
-        "have NO protection."
-    ),
-}
+_VALIDATION = (
+    f"Tuned on validation rows of {{data}} ({{tuning}} clients). {_FIXED} These were chosen by "
+    "reading the data of these clients without protection: for them the choice is NOT covered by "
+    "the run's ε, and what the hyperparameters reveal is not bounded. To be covered, tune on "
+    "held-out clients or on public data."
+)
+_HELD_OUT = (
+    "Tuned on {tuning} held-out clients, drawn by the seed independently of their data; the run "
+    f"uses only the {{run}} others. {_FIXED} That holds for these {{run}} clients, because the "
+    "choice read none of their data. The {tuning} held-out clients have NO protection: the "
+    "hyperparameters depend on their data, which were read without protection."
+)
 
 
 class Source(NamedTuple):
@@ -59,54 +52,36 @@ class Source(NamedTuple):
     statement: str
 
 
-def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> Source:
+def find_source(config: RunConfig, *, clips: bool) -> Source:
     """Load the data of a tuning and of the run after it.
 
-    On other clients than the run's, the noise multiplier is scaled by their number, so that the
-    noise on a released *mean* is the same as in the final run. `clips` says whether messages are
-    clipped at ε = ∞ too.
+    On held-out clients the noise multiplier is scaled by their number, so that the noise on a
+    released *mean* is the same as in the final run. `clips` says whether messages are clipped at
+    ε = ∞ too.
     """
-    if public_data is not None and config.held_out_clients:
-        raise ValueError(
-            "public-data and held-out-clients exclude each other: give one of them, got "
-            f"{public_data} and {config.held_out_clients}"
-        )
-    if public_data == config.data:
-        raise ValueError(f"public-data must be other data than those of the run, {config.data}")
-    kind, others = "validation", None
-    if public_data is not None:
-        kind, final = "public", prepare(config)
-        others = whole_population_of(config.replace(data=public_data))
-        ours, theirs = (_shapes(each) for each in (final.simulation.population, others))
-        if ours != theirs:
-            what = "public data must have the fields and classes of the run"
-            raise ValueError(f"{what}, {ours}, got {theirs} in {public_data}")
-    elif config.held_out_clients:
-        left = whole_population_of(config)
-        kind, others = "held-out", left.held_out
+    if config.held_out_clients:
+        if config.get("cohort") is not None:
+            raise ValueError(
+                "tuning on held-out clients needs a sampling rate: cohorts of one size are another "
+                f"share of them, with other noise on their mean, got cohort {config.get('cohort')}"
+            )
+        left, statement, split = whole_population_of(config), _HELD_OUT, "test"
         final = prepare(config, simulation_of(config, left))
+        assert left.held_out is not None
+        try:
+            simulation = simulation_of(config, left.held_out, final.simulation.task)
+        except ValueError as error:
+            raise ValueError(f"held-out data do not suit the run: {error}") from error
     else:
         if config.get("validation_fraction") == 0 and not _has(population_of(config), "validation"):
             config = config.replace(validation_fraction=VALIDATION_FRACTION)
-        final = prepare(config)
-    simulation, split = final.simulation, "validation"
-    if others is not None:
-        if config.get("cohort") is not None:
-            raise ValueError(
-                "tuning on other clients needs a sampling rate: cohorts of one size are another "
-                f"share of them, with other noise on their mean, got cohort {config.get('cohort')}"
-            )
-        try:
-            simulation, split = simulation_of(config, others, simulation.task), "test"
-        except ValueError as error:
-            raise ValueError(f"{kind} data do not suit the run: {error}") from error
+        final, statement, split = prepare(config), _VALIDATION, "validation"
+        simulation = final.simulation
     if not _has(simulation.population, split):
-        whose = "the" if others is None else kind
-        raise ValueError(f"{whose} clients have no {split} rows to tune on: see --held-out-clients")
+        raise ValueError(f"the clients have no {split} rows to tune on: see --held-out-clients")
     sizes = {"run": final.simulation.num_clients, "tuning": simulation.num_clients}
-    statement = _STATEMENTS[kind].format(data=public_data, **sizes)
     hparams = _scaled(final, sizes["tuning"] / sizes["run"], clips)
-    return Source(final, simulation, hparams, split, statement)
+    return Source(final, simulation, hparams, split, statement.format(data=config.data, **sizes))
 
 
 def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
@@ -132,12 +107,6 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
         why = "must have a derivative to be minimized, which steps such as accuracy lack"
         raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {asked}")
     return asked
-
-
-def _shapes(population: Population) -> dict[str, Any]:
-    """Return the shapes of a row's fields, and the classes of labels if they have names."""
-    shapes = {name: values.shape[1:] for name, values in population.fields.items()}
-    return shapes | {f"classes of {name}": of for name, of in population.categories.items()}
 
 
 def _has(population: Population, split: str) -> bool:

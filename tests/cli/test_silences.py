@@ -75,7 +75,6 @@ def test_what_is_hardly_meant_is_refused(files, refused, flags, sentence):
     ("flags", "warns"),
     [
         (f"{COLUMNS} answer --drop name,number", "'NA' is a class of its own"),
-        ("run --data npz:good.npz --sampling-rate 0.02", "0.08 clients are expected in a round"),
         ("run --data npz:uneven.npz", "holds numbers up to 1e+05, so no learning rate suits"),
         ("run --data npz:good.npz", ""),
     ],

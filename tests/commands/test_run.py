@@ -128,7 +128,7 @@ def test_compare_as_json(finished, capsys):
     assert main(["compare", str(finished / "pmtl"), "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out, parse_constant=refuse)
     run = RunDirectory(finished / "pmtl")
-    assert row == {"run": "pmtl", **run.summary(), "assumed": run.assumed()}
+    assert row == {"run": "pmtl", **run.summary(), "assumed": [*run.report().assumed]}
 
 
 def test_the_target_epsilon_is_met(finished):

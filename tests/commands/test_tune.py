@@ -184,8 +184,6 @@ def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
         ("--metric accuracy", "accuracy "),
         ("--held-out-clients 1", "held-out-clients "),
         ("--held-out-clients 0.01", "held out"),
-        ("--held-out-clients 0.5 --public-data synthetic", "public-data and held-out-clients "),
-        ("--public-data synthetic", "public data "),
         ("--epsilon 1 --noise-multiplier 1", "epsilon and noise-multiplier "),
         ("--rounds 0", "rounds "),
     ],

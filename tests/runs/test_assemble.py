@@ -11,7 +11,7 @@ from scipy.stats import norm
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.running import voted_ranges
+from fedjaxsim.cli.running import ranges_in
 from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.guarantee import spent
@@ -227,7 +227,7 @@ def test_private_ranges_are_part_of_a_target_epsilon(tmp_path):
         experiment(*table, "--scale-noise", "9")
     with pytest.raises(ValueError, match=r"leave nothing of epsilon 1.*public cost nothing"):
         experiment(*table, "--scale-noise", "1", "--epsilon", "1")
-    ranges = voted_ranges(found, explain=True)
+    ranges = ranges_in(found.simulation.population)
     assert found.epsilon_of_ranges == spent(found.simulation.prepared, found.delta)
     low, high = map(float, ranges.split(",")[0].removeprefix("year ").split(" to "))
     assert low < 1965 < 1985 < high

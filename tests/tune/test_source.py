@@ -13,7 +13,7 @@ SMALL = run_config(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.
 @pytest.mark.thorough
 def test_a_run_leaves_held_out_clients_out_and_tuning_takes_them():
     config = SMALL.replace(held_out_clients=0.25)
-    source = find_source(config, None, clips=False)
+    source = find_source(config, clips=False)
     final, tuned_on = source.final.simulation.population, source.simulation.population
     assert (final.num_clients, tuned_on.num_clients) == (9, 3)
     assert not set(final.names) & set(tuned_on.names)
@@ -28,38 +28,19 @@ def test_a_run_leaves_held_out_clients_out_and_tuning_takes_them():
 
 
 def test_validation_rows_are_the_same_clients_and_not_covered():
-    source = find_source(SMALL, None, clips=False)
+    source = find_source(SMALL, clips=False)
     assert source.simulation is source.final.simulation
     assert source.final.config.validation_fraction == 0.2
     assert source.split == "validation"
-    assert "the choice is NOT covered by the run's ε" in source.statement
-    kept = find_source(SMALL.replace(validation_fraction=0.4), None, clips=False)
+    assert "the choice is NOT covered by" in source.statement
+    kept = find_source(SMALL.replace(validation_fraction=0.4), clips=False)
     assert kept.final.config.validation_fraction == 0.4
-
-
-def test_public_data_are_other_data_that_suit_the_model(tmp_path):
-    rng = np.random.default_rng(0)
-    owners = np.repeat(np.arange(4), 10)
-    x, y = rng.normal(size=(40, 64)), rng.integers(0, 10, 40)
-    np.savez(tmp_path / "fits.npz", x=x, y=y, client=owners)
-    np.savez(tmp_path / "wide.npz", x=np.ones((40, 65)), y=y, client=owners)
-    np.savez(tmp_path / "more.npz", x=x, y=y + 1, client=owners)
-    source = find_source(SMALL, f"npz:{tmp_path}/fits.npz", clips=False)
-    assert (source.simulation.num_clients, source.final.simulation.num_clients) == (4, 12)
-    assert "is taken to be public" in source.statement
-    for data, message in (
-        (f"npz:{tmp_path}/wide.npz", "fields and classes of the run, .*64.*got .*65"),
-        (f"npz:{tmp_path}/more.npz", "classes of y"),
-        ("digits", "public-data"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            find_source(SMALL, data, clips=False)
 
 
 def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tuned():
     config = SMALL.replace(epsilon=None, clip=None, held_out_clients=0.25)
     for clips, norm in ((False, np.inf), (True, 1.0)):
-        hparams = find_source(config, None, clips=clips).hparams
+        hparams = find_source(config, clips=clips).hparams
         assert np.asarray(hparams.noise_multiplier) == 0
         assert np.asarray(hparams.clip) == norm
 
@@ -73,7 +54,7 @@ def test_a_metric_is_minimized_where_it_is_smooth():
     with pytest.raises(ValueError, match="metric"):
         metric_of(task, population, "los")
     stream = SMALL.replace(data="synthetic-stream", loss="squared", held_out_clients=0.25)
-    simulation = find_source(stream, None, clips=False).simulation
+    simulation = find_source(stream, clips=False).simulation
     assert metric_of(simulation.task, simulation.population, None) == "excess_risk"
     with pytest.raises(ValueError, match="validation"):
-        find_source(stream.replace(held_out_clients=0.0), None, clips=False)
+        find_source(stream.replace(held_out_clients=0.0), clips=False)
