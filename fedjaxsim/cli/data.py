@@ -1,8 +1,7 @@
 """`fedjaxsim data`."""
 
-import functools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedjaxsim.cli.flags import Work, without
 from fedjaxsim.cli.messages import in_flags, one_line
@@ -53,36 +52,28 @@ def data(
     try:
         with doing(f"reading {settings.data}", quiet=json):
             population = population_of(settings)
+        found = describe(population)
+        if what == "convert" and out is not None:
+            with doing(f"writing {out}", quiet=json):
+                save_folder(out, population)
     except ValueError as error:
         if columns is None or not any(each["flag"] for each in columns):
             raise
-        return functools.partial(_show_columns, columns, one_line(error), json=json)
-    if what == "convert" and out is not None:
-        with doing(f"writing {out}", quiet=json):
-            save_folder(out, population)
+        found = {"refused": one_line(error)}
 
     def work() -> int:
-        found = describe(population) | ({} if columns is None else {"columns": columns})
         if json:
-            print_json(found)
+            print_json(found | ({} if columns is None else {"columns": columns}))
+            return 0
+        if columns is not None:
+            print(columns_in_words(columns))
+        if "refused" in found:
+            why = in_flags(found["refused"])
+            print(f"clients, rows and labels are shown with such flags; without: {why}")
         else:
-            lines = [] if columns is None else [columns_in_words(columns)]
-            print("\n".join([*lines, in_words(found)]))
-        if what == "convert" and not json:
+            print(in_words(found))
+        if what == "convert":
             print(f"written to {out}, for --data folder:{out}")
         return 0
 
     return work
-
-
-def _show_columns(columns: list[dict[str, Any]], why: str, *, json: bool) -> int:
-    """Show the columns of a table that is no population yet, and what it lacks."""
-    from fedjaxsim.data.describe import columns_in_words
-    from fedjaxsim.report.files import print_json
-
-    if json:
-        print_json({"columns": columns, "refused": why})
-    else:
-        print(columns_in_words(columns))
-        print(f"clients, rows and labels are shown with such flags; without: {in_flags(why)}")
-    return 0

@@ -6,9 +6,10 @@ import sys
 import textwrap
 import traceback
 
+from fedjaxsim.cli.flags import USUAL
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.parts import FOUND, ROLES, SETTINGS, own_line
+from fedjaxsim.runs.parts import FOUND, SETTINGS, own_line
 from fedjaxsim.runs.settings import static_keys
 from fedjaxsim.store import StorageError
 
@@ -29,13 +30,8 @@ _SMALLER = (
 _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
-_NAME = re.compile(
-    r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+|[a-z]+(?=\(\)))(?:\(\))?"
-    r"(?![\w/'\"=(-]|[:.]\w)"
-)
-"""A name with underscores, or a call without arguments, neither quoted nor in a path."""
-_OF_PLANS = ("sampling_rate", "noise_multiplier")
-"""Settings of parts that `fedjaxsim privacy` describes without loading them."""
+_NAME = re.compile(r"(?<![\w/.:'\"=-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w/'\"=(-]|[:.]\w)")
+"""A name with underscores, neither quoted nor in a path."""
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
@@ -83,24 +79,14 @@ def in_flags(text: str) -> str:
 
     Others stay: they are of files, columns, metrics, or a user's own code.
     """
-    known = _spelled_otherwise() if _NAME.search(text) else set[str]()
+    known = {*static_keys(), *SETTINGS, *USUAL}
+    for part in FOUND.values():
+        known |= {*part.settings, *(record.name for record in part.all_records)}
 
     def spelled(found: re.Match[str]) -> str:
-        name = found[1]
-        return flag(SETTINGS.get(name, name)) if name in known else found[0]
+        return flag(SETTINGS.get(found[0], found[0])) if found[0] in known else found[0]
 
     return _NAME.sub(spelled, text)
-
-
-def _spelled_otherwise() -> set[str]:
-    """Return the names, in Python, of settings and of parts."""
-    names = {*static_keys(), *SETTINGS, *_OF_PLANS}
-    for known in ROLES.values():
-        for name, path in known.known.items():
-            names |= {name.replace("-", "_"), path.partition(":")[2]}
-    for part in FOUND.values():
-        names |= {*part.settings, *(record.name for record in part.all_records)}
-    return names
 
 
 def say(text: str) -> None:

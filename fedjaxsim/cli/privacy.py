@@ -1,6 +1,5 @@
 """`fedjaxsim privacy`: what a plan costs, or what meets an ε, by the accountants of runs."""
 
-import dataclasses
 from typing import Any, Literal
 
 from fedjaxsim import checks
@@ -16,31 +15,16 @@ from fedjaxsim.privacy.entries import (
 from fedjaxsim.privacy.schedule import Schedule
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cohorts:
-    """Sampling of cohorts, as asked for.
-
-    Attributes:
-      sampling: Sampling of cohorts: independent, of exactly q clients, or all. K passes of
-        fixed groups in turn cost what K rounds of all clients do.
-      sampling_rate: p (poisson).
-      clients: m; ε depends on it only through a capacity.
-      capacity: Places in a cohort (poisson; by default enough for all), or its size (fixed).
-    """
-
-    sampling: Literal["poisson", "fixed", "full"] = "poisson"
-    sampling_rate: float | None = None
-    clients: int | None = None
-    capacity: int | None = None
-
-
 def privacy(
     *,
     epsilon: float | None = None,
     delta: float,
     noise_multiplier: float | None = None,
     rounds: int | None = None,
-    cohorts: Cohorts,
+    sampling: Literal["poisson", "fixed", "full"] = "poisson",
+    sampling_rate: float | None = None,
+    clients: int | None = None,
+    capacity: int | None = None,
     adjacency: Adjacency | None = None,
     noise_schedule: str | None = None,
     json: bool = False,
@@ -56,15 +40,19 @@ def privacy(
       delta: Total δ.
       noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
       rounds: T.
-      cohorts: Sampling.
+      sampling: Sampling of cohorts: independent, of exactly q clients, or all. K passes of
+        fixed groups in turn cost what K rounds of all clients do.
+      sampling_rate: p (poisson).
+      clients: m; ε depends on it only through a capacity.
+      capacity: Places in a cohort (poisson; by default enough for all), or its size (fixed).
       adjacency: Adjacency of the target; by default zero_out.
       noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
         z is then the constant noise of the same total cost. Constant where rounds are solved for.
       json: Print JSON instead of text.
     """
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
-    if cohorts.sampling == "poisson":
-        plan["sampling_rate"] = cohorts.sampling_rate
+    if sampling == "poisson":
+        plan["sampling_rate"] = sampling_rate
     needed = ", ".join(map(flag, plan))
     missing = [name for name, value in plan.items() if value is None]
     if epsilon is not None and not missing:
@@ -74,9 +62,10 @@ def privacy(
         absent = ", ".join(map(flag, missing))
         raise ValueError(f"a plan has {all_of} of {needed}; not given: {absent}")
     if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
-        cohorts = dataclasses.replace(cohorts, sampling_rate=1.0)
+        sampling_rate = 1.0
     check_delta(delta)
-    (scheme, share, assumed), schedule = _resolve(cohorts, delta), Schedule.parse(noise_schedule)
+    scheme, share, assumed = _resolve(sampling, sampling_rate, clients, capacity, delta)
+    schedule = Schedule.parse(noise_schedule)
     check_noise_multiplier(noise_multiplier or 0.0, zero=True)
     checks.count(1, MOST_ROUNDS, rounds=1 if rounds is None else rounds)
     plan["sampling_rate"], solved = share, {}
@@ -118,9 +107,14 @@ def privacy(
     return work
 
 
-def _resolve(cohorts: Cohorts, delta: float) -> tuple[SamplingScheme, float, tuple[str, ...]]:
+def _resolve(
+    kind: Literal["poisson", "fixed", "full"],
+    p: float | None,
+    m: int | None,
+    capacity: int | None,
+    delta: float,
+) -> tuple[SamplingScheme, float, tuple[str, ...]]:
     """Return scheme, rate, and sentences on values filled in: ε does not depend on them."""
-    kind, p, m, capacity = dataclasses.astuple(cohorts)
     if kind == "fixed":
         if m is None or capacity is None or p is not None:
             raise ValueError("fixed sampling takes clients and capacity, and no sampling_rate")

@@ -376,7 +376,12 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict
     over = ", ".join(key_label(key) for key in varied if is_choice and key not in shown)
     seeds = len({run.seed for run in runs})
     several = f"mean of {seeds} seeds" if seeds > 1 else ""
-    about = [_subject(sweep), _delta(runs), over and f"best over {over}", several]
+    titles = dict.fromkeys(algorithm_title(run.algorithm) for run in sweep.runs)
+    data = dict.fromkeys(data_name(run.data) for run in sweep.runs)
+    deltas = {run.rows[-1]["delta"] for run in runs if run.rows[-1]["epsilon"]}
+    delta = f"δ = {number(deltas.pop())}" if len(deltas) == 1 else ""
+    subject = f"{', '.join(titles)} on {', '.join(data)}"
+    about = [subject, delta, over and f"best over {over}", several]
     title = "; ".join(filter(None, about))
     in_panels = _in_every_panel(best, noise)
     figures = {"envelopes.png": envelope_figure(in_panels, panels=noise, lines=lines, title=title)}
@@ -398,17 +403,3 @@ def _in_every_panel(rows: Sequence[Record], panels: Sequence[str]) -> list[Recor
         for row, fitting in zip(rows, fits_all, strict=True)
         for place in (places if fitting else [tuple(row[key] for key in panels)])
     ]
-
-
-def _delta(runs: Sequence[Run]) -> str:
-    """Return the δ of all runs, if they spend a finite ε and agree."""
-    deltas = {run.rows[-1]["delta"] for run in runs}
-    spent = any(run.rows[-1]["epsilon"] for run in runs)
-    return f"δ = {number(deltas.pop())}" if len(deltas) == 1 and spent else ""
-
-
-def _subject(sweep: SweepRuns) -> str:
-    """Name the algorithms and data of a sweep, without files or folders."""
-    titles = dict.fromkeys(algorithm_title(run.algorithm) for run in sweep.runs)
-    data = dict.fromkeys(data_name(run.data) for run in sweep.runs)
-    return f"{', '.join(titles)} on {', '.join(data)}"

@@ -41,7 +41,6 @@ def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, com
     ("said", "shown"),
     [
         ("batch_size and num_clients", "batch-size and clients"),
-        ("one_vs_all, as every_row()", "one-vs-all, as every-row"),
         ("my_run already holds a run", None),
         ("one of loss, squared_error", None),
         ("model a:b must take (shape, outputs), but takes (my_shape)", None),
