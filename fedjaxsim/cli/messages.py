@@ -9,7 +9,7 @@ import traceback
 from fedjaxsim.cli.flags import USUAL
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.parts import FOUND, SETTINGS, own_line
+from fedjaxsim.runs.parts import FOUND, ROLES, SETTINGS, own_line
 from fedjaxsim.runs.settings import static_keys
 from fedjaxsim.store import StorageError
 
@@ -30,8 +30,10 @@ _SMALLER = (
 _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
-_NAME = re.compile(r"(?<![\w/.:'\"=-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w/'\"=(-]|[:.]\w)")
-"""A name with underscores, neither quoted nor in a path."""
+_NAME = re.compile(
+    r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?:\(\))?(?![\w/'\"=(-]|[:.]\w)"
+)
+"""A name with underscores, or a call without arguments, neither quoted nor in a path."""
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
@@ -80,11 +82,12 @@ def in_flags(text: str) -> str:
     Others stay: they are of files, columns, metrics, or a user's own code.
     """
     known = {*static_keys(), *SETTINGS, *USUAL}
+    known |= {name.replace("-", "_") for role in ROLES.values() for name in role.known}
     for part in FOUND.values():
         known |= {*part.settings, *(record.name for record in part.all_records)}
 
     def spelled(found: re.Match[str]) -> str:
-        return flag(SETTINGS.get(found[0], found[0])) if found[0] in known else found[0]
+        return flag(SETTINGS.get(found[1], found[1])) if found[1] in known else found[0]
 
     return _NAME.sub(spelled, text)
 

@@ -62,11 +62,6 @@ def line(axes: Axes, x: Any, y: Any, band: Sequence[Any] | None = None, **style:
         axes.fill_between(x, *band, color=style["color"], alpha=0.15, lw=0)
 
 
-def legend_above(axes: Axes) -> None:
-    """Add a legend above the axes, where it hides no data."""
-    axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
-
-
 def marked_points(count: int, place: int) -> list[int]:
     """Return the points with a marker: about seven, the last one among them.
 
