@@ -112,9 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             with end_on_signal():
                 work = _prepare(sys.argv[1:] if arguments is None else arguments)
+        except BrokenPipeError:
+            raise
         except REFUSED as error:
             return refuse(error)
-        return work()
+        code = work()
+        print(end="", flush=True)
+        return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
         return 1
