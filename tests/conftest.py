@@ -18,7 +18,8 @@ from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
 from fedjaxsim.report import plots, progress
 
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # of child processes
+jax.config.update("jax_enable_compilation_cache", False)
 # Of 3 s that a process needs to import the package, 2 s read its text where bytecode is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
