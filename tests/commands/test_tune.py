@@ -58,7 +58,7 @@ def test_the_path_states_every_step_and_what_it_cost(finished):
     assert best["value"] == min(step["value"] for step in steps if step["accepted"])
     for step in steps:
         assert step["value"] == pytest.approx(np.mean(step["values"]))
-    assert len(re.findall(r"^step \d/2  loss ", printed, re.MULTILINE)) == 3
+    assert len(re.findall(r"^tune  \d/2  loss ", printed, re.MULTILINE)) == 3
 
 
 def test_the_result_is_tested_on_fresh_seeds(finished):
