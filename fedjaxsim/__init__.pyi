@@ -12,7 +12,6 @@ from . import testing as testing
 from .algorithm import Algorithm as Algorithm
 from .algorithm import Context as Context
 from .algorithm import WarmStart as WarmStart
-from .algorithms import compression as compression
 from .algorithms import optimizers as optimizers
 from .algorithms import shared_model as shared_model
 from .algorithms.apfl import apfl as apfl

@@ -104,15 +104,12 @@ class Algorithm(NamedTuple):
       example_epsilon: `(hparams) -> ε`, (): each round, a client's message is ε-differentially
         private for each of its examples, by the client's own noise; charged to an account of its
         own. None without such noise.
-      message_bytes: `(message) -> bytes` that a client sends, from the shapes of its message; None
-        for numbers of these types, not compressed.
       noise_adds_up: the argument under which the server's state forgets earlier noise, if it adds
-        up as the algorithm stands; None if it does not.
-      curvature: the largest curvature that a step with `hparams.learning_rate` meets, from that of
-        the loss: the default η is 1/L, with which no step expands. None keeps the usual default.
+        up as the algorithm stands.
+      curvature: L of a step with `hparams.learning_rate`, from that of the loss: the default η is
+        1/L, with which no step expands. None keeps the usual default.
       averages_statistics: whether clients send the change of a model's running statistics
-        (BatchNorm) with that of its parameters, and the server moves its own by the mean, whatever
-        its optimizer. Without it no message may hold them.
+        (BatchNorm), by whose mean the server moves its own. Else no message may hold them.
     """
 
     init: Callable[..., tuple[PyTree, PyTree]]
@@ -128,7 +125,6 @@ class Algorithm(NamedTuple):
         Callable[[PyTree, PyTree, Any, Hyperparameters, jax.Array], PyTree] | None
     ) = None
     example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
-    message_bytes: Callable[[PyTree], int] | None = None
     noise_adds_up: str | None = None
     curvature: Curvature | None = None
     averages_statistics: bool = False

@@ -24,8 +24,6 @@ NOISE_OF_ROUNDS, NOISE_OF_RUN = 0, 1
 AVAILABILITY = 2
 """Whether the client answers, and with which share of its steps."""
 # Folded into the key of a client's context; algorithms fold in small numbers.
-COMPRESSION = 2**32 - 3
-"""Random roundings of a message."""
 EXAMPLE_NOISE = 0x65_78_61_6D
 """Noise of a client that protects its examples."""
 # Folded into the key of a client's minibatches in a round; steps are numbered from 0.

@@ -12,7 +12,6 @@ import optax
 from fedjaxsim import tasks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.compression import Compression, compressed
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
@@ -245,9 +244,7 @@ def _algorithm(
     algorithm = _part(config, "algorithm", Algorithm, task, supplied=supplied, **more)
     if "sizes" in supplied:
         algorithm = algorithm._replace(public=(_DIVISOR,))
-    if "compression" not in config.parts:
-        return algorithm
-    return compressed(algorithm, _part(config, "compression", Compression))
+    return algorithm
 
 
 # --- checks of data and models --------------------------------------------------------------------

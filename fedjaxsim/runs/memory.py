@@ -25,15 +25,15 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
 
     `message_bytes` is a client's upload (0 if nothing is released), `server_bytes` its download:
     the server state with the moments of its optimizer. `cohort` is the expected number of clients
-    that answer in a round. Numbers count with the types of the simulation, mostly float32, unless
-    messages are compressed. Secure aggregation would add to it.
+    that answer in a round. Numbers count with the types of the simulation, mostly float32. Secure
+    aggregation would add to it.
     """
     hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
     sends = simulation.mechanism.event.releases
     state = jax.eval_shape(simulation.program.init, key, hparams)
-    size, sampler = simulation.algorithm.message_bytes or bytes_of, simulation.sampler
+    sampler = simulation.sampler
     return {
-        "message_bytes": size(simulation.message_shapes(key, hparams)) if sends else 0,
+        "message_bytes": bytes_of(simulation.message_shapes(key, hparams)) if sends else 0,
         "server_bytes": bytes_of((state.shared, state.mechanism)),
         "cohort": simulation.num_clients * float(sampler.answer_rate(sampler.rate(hparams))),
     }

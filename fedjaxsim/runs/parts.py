@@ -38,12 +38,6 @@ LOSSES = {
     "logistic": f"{_TASKS}:logistic",
     "multilabel": f"{_TASKS}:multilabel",
 }
-_COMPRESSION = "fedjaxsim.algorithms.compression"
-COMPRESSIONS = {
-    "quantize": f"{_COMPRESSION}:quantize",
-    "top-k": f"{_COMPRESSION}:top_k",
-    "random-k": f"{_COMPRESSION}:random_k",
-}
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
 OWN = System("", "a user's algorithm", "")
@@ -81,7 +75,6 @@ ROLES = {
     "mechanism": Role(MECHANISMS, ("diagonal", "weights"), own=True),
     "sampling": Role(SAMPLERS, (), own=True),
     "availability": Role(AVAILABILITIES, (), own=True),
-    "compression": Role(COMPRESSIONS, (), own=True),
     "data": Role(READERS, ("path", "seed", "has_clients")),
     "partition": Role(PARTITIONS, ("fields", "seed", "min_rows")),
 }
@@ -261,7 +254,8 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
         "sampling": texts.get("sampling", "full" if system.full_participation else "poisson"),
         "data": texts.get("data", "digits").partition(":")[0],
     }
-    names |= {role: texts[role] for role in ("availability", "compression") if role in texts}
+    if "availability" in texts:
+        names["availability"] = texts["availability"]
     if is_own(texts.get("loss", "")):  # others have no settings
         names["loss"] = texts["loss"]
     if _is_divided(texts.get("data", "digits"), given):
@@ -295,7 +289,7 @@ def absolute(data: str) -> str:
 
 _TAKES = {
     "algorithm": "task", "model": "shape, outputs", "loss": "model, outputs", "mechanism": "",
-    "sampling": "", "availability": "", "compression": "",
+    "sampling": "", "availability": "",
 }  # fmt: skip
 """Positional arguments of factories."""
 _PACKAGES: set[str] = set()

@@ -96,7 +96,6 @@ RUN = (
     _name("mechanism", None, "Release of the messages", "the algorithm's own"),
     _name("sampling", None, "Sampling of the cohorts", "poisson"),
     _name("availability", None, "When drawn clients answer", "always"),
-    _name("compression", None, "Compression of a client's message", "none"),
     _name(
         "loss",
         "softmax",

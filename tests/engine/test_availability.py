@@ -14,8 +14,6 @@ from scipy.stats import norm
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.algorithms.compression import compressed, top_k
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy import available, intermittent
@@ -123,11 +121,9 @@ def test_a_sampler_may_bring_its_own_availability():
 @pytest.mark.thorough
 def test_other_clients_see_nothing_of_one_who_is_slow_or_silent():
     population, task = problem()
-    algorithm = fjs.compression.compressed(fjs.pmtl(task), fjs.compression.quantize(bits=4))
     flaky = intermittent(dropout=0.3, least_work=0.3, period=3, window=2)
     sampling = available(poisson(0.7), flaky)
-    sim = fjs.Simulation(algorithm, population, sampling, Minibatches(2, epochs=2))
-    assert repr(sim).startswith("Simulation of pmtl\n")
+    sim = fjs.Simulation(fjs.pmtl(task), population, sampling, Minibatches(2, epochs=2))
     check_billboard(sim, read_by(sim, **VALUES))
 
 
@@ -234,9 +230,7 @@ def test_a_silo_is_charged_for_the_minibatches_that_it_took():
     """Examples: 4, 2, 1 and no minibatches of four equal silos; a silent one releases nothing."""
     population, task = least_squares([4, 4, 4, 4])
     trace = recorded([[1, 0.5, 0.25, 0]])
-    algorithm = fjs.compression.compressed(
-        fjs.fedavg(fjs.private_examples(task)), fjs.compression.top_k(kept=0.5)
-    )
+    algorithm = fjs.fedavg(fjs.private_examples(task))
     spent = []
     for sampling, rounds in ((available(full_participation(), trace), 1), (None, 4)):
         steps = Minibatches(2, steps=4 if rounds == 1 else 1)
@@ -251,13 +245,11 @@ def test_a_silo_is_charged_for_the_minibatches_that_it_took():
     np.testing.assert_array_equal(spent[0], [spent[4][0], spent[2][0], spent[1][0], 0])
 
 
-def states(name, availability, sampling, batched=False, compression=None, **settings: Any):
+def states(name, availability, sampling, batched=False, **settings: Any):
     population, task = problem()
     sampling = sampling if availability is None else available(sampling, availability)
     batches = Minibatches(2, epochs=2)
     sim = simulation_of(name, task, population, sampling, batches, **settings)
-    if compression is not None:
-        sim = dataclasses.replace(sim, algorithm=compressed(sim.algorithm, compression))
     hparams = read_by(sim, **VALUES, lam=0.3)
     if batched:
         many = SimulationBatch(sim, [read_by(sim, **VALUES, lam=0.5), hparams])
@@ -288,11 +280,10 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["pmtl", "scaffold", "mpmtl"])
 def test_placements_agree(name):
-    """Messages are sparse, too; all placements but devices are of one system."""
+    """All placements but devices are of one system."""
     flaky = intermittent(dropout=0.3, least_work=0.2, period=3, window=2)
-    kind = None if SYSTEMS[name].mechanism == "no-release" else top_k(kept=0.5)
     whole, *others = (
-        states(name, flaky, poisson(0.7), compression=kind, **each)
+        states(name, flaky, poisson(0.7), **each)
         for each in PLACEMENTS[: 5 if name == "pmtl" else 2]
     )
     for other in others:

@@ -182,28 +182,13 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
     assert declared <= set(RELEASE)
 
 
-@pytest.mark.parametrize(
-    ("role", "name"),
-    [
-        ("compression", "top-k"),
-        *(
-            pytest.param(*each, marks=pytest.mark.thorough)
-            for each in (
-                ("availability", "intermittent"),
-                ("compression", "quantize"), ("compression", "random-k"),
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_a_part_of_clients_as_they_are_reads_what_it_declares(role, name):
-    changed = {
-        "dropout": 0.5, "least_work": 0.5, "period": 5, "window": 3, "bits": 3, "kept": 0.5,
-    }  # fmt: skip
-    base = {role: name}
-    base |= {"window": 2} if name == "intermittent" else {}
+@pytest.mark.thorough
+def test_an_availability_reads_what_it_declares():
+    changed = {"dropout": 0.5, "least_work": 0.5, "period": 5, "window": 3}
+    base = {"availability": "intermittent", "window": 2}
     plain = computed("fedavg", **base)
     assert plain != computed("fedavg")
-    for setting in part_of(role, name).settings:
+    for setting in part_of("availability", "intermittent").settings:
         assert computed("fedavg", **(base | {setting: changed[setting]})) != plain, setting
 
 
@@ -261,7 +246,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
             {"algorithm": "mpmtl"},
             ["message-epsilon has no effect with these settings of algorithm mpmtl"],
         ),
-        (["bits"], {}, ["bits has no effect without compression quantize"]),
+        (["dropout"], {}, ["dropout has no effect without availability intermittent"]),
         (["alpha"], {"data": "synthetic"}, ["alpha has no effect on data with clients of their"]),
         (["alpha"], {"partition": "iid"}, ["alpha has no effect with partition iid, only with di"]),
         # Most mechanisms clip, and few algorithms do.
