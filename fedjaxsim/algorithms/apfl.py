@@ -43,8 +43,6 @@ def apfl(
     with the local w_i in place of w. It keeps v and sends w_i − w, the message of FedAvg. With
     `adaptive` each α_i starts at α = `hparams.mixture` and moves once a round, on the first
     minibatch (equation 10): α_i ← α_i − η ⟨v − w_i, ∇ℓ_i(α_i v + (1 − α_i) w_i)⟩, kept in [0, 1].
-    w is PFLlib's step by step; its v takes gradients at v, not at the mixture, and becomes the
-    mixture after each round, which is another algorithm.
 
     Args:
       task: model and loss.

@@ -63,13 +63,8 @@ def dpfedmtl(
 
         w_{M+1,i} ← w_{M+1,i} − η ∂ℓ_i/∂w_{M+1},    w_i ← w_i − η ∂ℓ_i/∂w_i
 
-    It keeps w_i and sends the update of its copy of the trunk. The mechanism clips and noises the
-    update once, whatever H is, and the server adds the mean to the trunk (equation 6). Without
-    noise it is the paper's FedMTL.
-
-    The paper draws a cohort at every step and averages every H steps; here one cohort takes the H
-    steps between two averages. A stage that starts from another system's state takes the trunk from
-    the published model, and each client's head from its own model.
+    It keeps w_i and sends the update of its copy of the trunk, which the mechanism clips and noises
+    once, whatever H is; the server adds the mean to the trunk (equation 6).
 
     Args:
       task: model and loss.
@@ -100,12 +95,8 @@ def dpfedmtl_as_published(
         clip(∂ℓ_i/∂w_{M+1}, C) + N(0, (σS)² I),    S = 2CK/M = 2Cp
 
     with σ = `hparams.noise_multiplier` and p = `context.sampling_rate`; the gradient of the head is
-    plain. The local optimizer gets the sum. The mechanism is `plain_mean`, the average over the
-    participants (equation 6).
-
-    There is no ε: Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K; this
-    divides by the sampling rate, and Lemma 4.3 amplifies by it once more. The noise depends on
-    client, round and step and, unlike a mechanism's, is the same for all settings under one seed.
+    plain. The mechanism is `plain_mean`, the average over the participants (equation 6). There is
+    no ε, since Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K.
 
     Args:
       task: model and loss.

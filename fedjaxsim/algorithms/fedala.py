@@ -45,9 +45,7 @@ def fedala(
         θ̂ = θ_i + (w − θ_i) ⊙ W_i,    W_i ← clip(W_i − η_W ∇ℓ_i(θ̂) ⊙ (w − θ_i), 0, 1)
 
     with η_W = `hparams.aggregation_rate`. It keeps the result as θ_i, predicts with it, and sends
-    its difference to w: the mean of the clients' models is w plus that of the messages. In the
-    paper only the highest layers have weights, and the first round learns them until they converge;
-    with weights of all layers and one pass, w and θ_i are PFLlib's step by step.
+    its difference to w.
 
     Args:
       task: model and loss.

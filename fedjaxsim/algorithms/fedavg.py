@@ -90,8 +90,7 @@ def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     """FedAdam (Reddi et al. 2021): FedAvg whose server steps with Adam.
 
     β₁ = 0.9, β₂ = 0.99 and τ = 10⁻³ are the paper's; optax corrects the bias of the first steps,
-    the paper does not. Flower's `FedAdam` corrects it, too, but not at τ, and its `FedYogi` does
-    not; but for that both are the same step by step.
+    the paper does not.
 
     Args:
       task: model and loss.
@@ -152,12 +151,8 @@ def qffl(
 
     The objective is Σ_k F_k(w)^(q+1)/(q+1) (Li, Sanjabi, Beirami, Smith 2020). Client k of the
     cohort takes FedAvg's local steps from w and sends F_k(w)^q (v − w), F_k(w) being the mean loss
-    of all its rows at w. The weight F_k^q depends on its data, so it is part of the message and
-    bounded with it.
-
-    The paper divides the sum by Σ_k h_k with h_k = q F_k^(q−1) ‖Δw_k‖² + F_k^q/η, which depends on
-    data, too. Here the divisor is fixed, the expected cohort: `hparams.server_learning_rate` is the
-    step instead. For q = 0 both are FedAvg; with their divisor as the step, w is the authors'.
+    of all its rows at w. The paper divides the sum by numbers that depend on data, too; here the
+    divisor is the expected cohort, and `hparams.server_learning_rate` the step.
 
     Args:
       task: model and loss.

@@ -42,26 +42,14 @@ def feddyn(
 
         θ ← θ + R + d.
 
-    The message is one of two, both bounded, noised and charged alike:
-
-    * "state": d_k, of which the server subtracts d to have R, so that d forgets earlier noise. At
-      p = 1 and without noise this is Algorithm 1; for p < 1 the cohort's mean of d_k before the
-      round stands for d, which shakes θ the more the smaller α is: give α = 1.
-    * "update": v − θ, the paper's. Then d − (mean of d_k) is p times the sum N of all noise so far,
-      of which no client knows: θ settles only where the mean gradient is αN, and where the loss has
-      no curvature it adds up N. Under noise it diverges, the later the smaller α is.
-
-    Clients predict with θ − d, the mean of the last cohort's models. With "update" both models are
-    those of the authors' code step by step; PFLlib's code lacks the square of the penalty.
+    The message is v − θ or, by name, the "state" d_k, of which the server subtracts d to have R, so
+    that d forgets earlier noise; give α = 1 for p < 1. Clients predict with θ − d.
 
     Args:
       task: model and loss.
       message: Message of a client: the paper's "update", v − θ, in which noise adds up, or "state",
         the sum d_k of its updates.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-
-    Raises:
-      ValueError: if the message is unknown.
     """
     checks.one_of(get_args(Message), message=message)
 

@@ -35,16 +35,10 @@ def ifca(
     Client i of the cohort finds the cluster j of the smallest mean loss of all its rows (line 6)
     and takes local steps from w_j. Its message has k slots, v − w_j in slot j and 0 in the others:
     which one is taken depends on its data, so one clip bounds the whole message and all slots get
-    noise. The server adds each slot of the release to its model.
+    noise. The server adds each slot of the release to its model (option I).
 
-    A release is a sum over the clients of a cluster, divided by the expected size of the whole
-    cohort, as in the paper's option I, whose sum is divided by M. The number of clients of a
-    cluster, the divisor of option II, is private; where clusters are equally large, a server
-    learning rate of k makes up for it.
-
-    With one step of all rows the models are those of the authors' gradient averaging. Clients
-    predict with the best model on their training rows. `predict` has no rows and takes the
-    choice of the client's last round, at first the first model.
+    Clients predict with the best model on their training rows; `predict`, which has no rows, takes
+    the choice of the last round.
 
     Args:
       task: model and loss.
@@ -53,8 +47,7 @@ def ifca(
       server_optimizer: Optimizer of the server, applied to each slot of the release.
 
     Raises:
-      ValueError: if `clusters` is not positive; when first traced, if minibatches are made afresh,
-        so that clients have no rows.
+      ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.
     """
     checks.count(clusters=clusters)
     server_optimizer = optimizers.as_server(server_optimizer)

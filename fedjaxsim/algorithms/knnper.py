@@ -59,9 +59,7 @@ def knnper(
 ) -> Algorithm:
     """kNN-Per: FedAvg, and at prediction each client's own k nearest neighbours.
 
-    The shared w is learned by FedAvg, whose messages these are. A client predicts with
-    `with_neighbours`; λ = `hparams.neighbour_weight` is one for all clients, where in the paper
-    each client chooses its own.
+    A client predicts by `with_neighbours`, with one λ = `hparams.neighbour_weight` for all clients.
 
     Args:
       task: a softmax classification.
@@ -84,9 +82,8 @@ def with_neighbours(
         λ p_kNN(y | x) + (1 − λ) p_w(y | x),    p_kNN(y | x) ∝ Σ_i [y_i = y] exp(−‖φ(x) − φ(x_i)‖/s)
 
     of its model w, over the k training rows of its datastore whose representations φ, the inputs of
-    the output layer of w, are nearest. The datastore is made anew at every evaluation, never leaves
-    its client and holds its first `datastore` training rows.
-    With squared distances in the kernel the probabilities are those of the authors' code.
+    the output layer of w, are nearest. The datastore never leaves its client and holds its first
+    `datastore` training rows.
 
     Args:
       algorithm: any, of a softmax classification, without a `predict_with_data`.

@@ -56,11 +56,8 @@ def finetune(
         kl:      (λ/2) [KL(p_w‖p_w̃) + KL(p_w̃‖p_w)], averaged over the minibatch
         ewc:     (λ/2) Σ_j F_j (w_j − w̃_j)², F of `fisher` at w̃ on the client's own rows
 
-    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) One round with full
-    participation is a whole stage; more rounds allow evaluations in between. In each round the
-    optimizer starts afresh and one pass over the client's rows computes F.
-
-    Clients read only their own data and w̃: this is post-processing, and ε does not change.
+    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) Clients read only
+    their own data and w̃: this is post-processing, and ε does not change.
 
     Args:
       task: model and loss; for "kl" with a `divergence`.
@@ -68,9 +65,6 @@ def finetune(
       origin: Start of the clients: the "personal" model that they predicted with, or the "global"
         one, w̃.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-
-    Raises:
-      ValueError: if the penalty or origin is unknown, or "kl" meets a task without a divergence.
     """
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Origin), origin=origin)

@@ -112,39 +112,26 @@ def mpmtl(
 
     It is proximal gradient descent on
 
-        Σ_i L_i(w_i) + (μ/2) Σ_i ‖w_i‖² + λ ‖W‖_*       (low-rank; λ ‖W‖_{2,1} for group-sparse)
+        Σ_i L_i(w_i) + (μ/2) Σ_i ‖w_i‖² + λ ‖W‖_*
 
-    over the matrix W of all clients' linear models (λ/2 ‖W‖_*² for relationship); L_i is the mean
-    loss of client i over all its own rows. The proximal map is a product M·W with M a function of
-    WWᵀ, which is all that is released. In a round, with the M of the last release (I in the first
-    round), client i computes
+    over the matrix W of all clients' linear models, with λ ‖W‖_{2,1} for group-sparse and
+    (λ/2) ‖W‖_*² for relationship; L_i is the mean loss over all rows of client i. In a round, with
+    the M of the last release (I in the first round), client i computes
 
         ŵ_i = M w̃_i                                          (Algorithm 2, step 9)
         z_i = ŵ_i + β_t (ŵ_i − ŵ_i of the round before)       (step 10)
         w_i = z_i − η (∇L_i(z_i) + μ z_i)                     (step 11)
         w̃_i = clip(w_i, K)                                    (step 3)
 
-    and sends w_i. The mechanism clips it to w̃_i too and releases Σ_i w̃_i w̃_iᵀ + E, from which the
-    server computes the next M. Clients predict with M w̃_i. That is the paper's loop, rotated by
-    half a round: its W⁰ is the result of the first round's step from each client's start.
+    and sends w_i. A mechanism such as `gaussian_gram()`, whose clip norm is K, releases
+    Σ_i w̃_i w̃_iᵀ + E or its diagonal, from which the server computes the next M. Clients predict
+    with M w̃_i.
 
-    The mechanism must release a Gram matrix: `gaussian_gram()`, or only its diagonal, enough for
-    group sparsity, `gaussian_gram(diagonal=True)`; or `pure_gram`, or `wishart`, which guarantees
-    nothing. Its clip norm is K. Use full participation, as in the paper: λ is weighed against the
-    sum Σ.
+    A decomposed model is W = P + Q (Algorithm 4): P as above, and Q kept by its clients, under
+    λ₂ Σ_i ‖q_i‖₁ on its entries, λ₂ Σ_i ‖q_i‖₂ on its columns, or λ₂ ‖Q‖²_F. Both take the same
+    gradient: η ≤ 1/(2L).
 
-    A decomposed model is W = P + Q (Algorithm 4 and Remark 4). P is like W above, low-rank or
-    group-sparse; Q stays with the clients, under one more penalty: λ₂ Σ_i ‖q_i‖₁ on its entries,
-    λ₂ Σ_i ‖q_i‖₂ on its columns, or λ₂ ‖Q‖²_F. Both take the same gradient, with the Lipschitz
-    constant 2L for the pair: η ≤ 1/(2L). P starts at the client's start and Q at 0; the paper
-    starts both from W⁰, which predicts with 2 W⁰.
-
-    "relationship" is multi-task relationship learning, MTRL (Zhang and Yeung 2010), which also
-    learns a covariance Ω of the tasks: min over Ω ⪰ 0, tr Ω = 1 of tr(W Ω⁻¹ Wᵀ) is ‖W‖_*², reached
-    at Ω = (WᵀW)^½/tr (WᵀW)^½.
-
-    An intercept is one more coordinate of w_i. With c outputs, a client has c columns of W, and a
-    message is a matrix (d, c), clipped in Frobenius norm.
+    An intercept is one more coordinate of w_i. With c outputs a message is a matrix (d, c).
 
     Args:
       task: a linear model with its loss.
@@ -159,8 +146,7 @@ def mpmtl(
       server_map: the map from releases to M; by default the proximal map of the penalty.
 
     Raises:
-      ValueError: if the task is not linear, or the penalty or acceleration is unknown; when a run
-        starts, if the mechanism releases something else.
+      ValueError: if the task is not linear; when a run starts, if the mechanism does not suit.
     """
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Outliers), outliers=outliers)
@@ -246,25 +232,14 @@ def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array
 def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none") -> Algorithm:
     """DP-MTRL (Gupta, Rana, Phung, Venkatesh 2016), as MP-MTL compares itself with it.
 
-    Objective and descent equal `mpmtl(task, penalty="relationship")`. But the
-    mechanism releases every client's model, one row each, clipped and noised; the relationship of
-    the tasks is computed from the noised models, and clients continue from them and predict with
-    them. Without noise both algorithms are the same.
-
-    The paper adds noise of density ∝ exp(−‖b‖ ε/Δ) to each model, where one example moves the model
-    by at most Δ = 2G/(n_i μ), for gradients of norm G and strong convexity μ, and protects a client
-    by group privacy at (ε/n, δ/(n e^ε)) for n = max n_i: that is noise for a movement of
-    2Gn/(n_i μ). Here `every_row` bounds the movement by a clip to C, whatever the solver did;
-    C = Gn/(n_min μ) gives the paper's noise.
+    Objective and descent equal `mpmtl(task, penalty="relationship")`. But `every_row` releases
+    every client's model, clipped and noised; the relationship of the tasks is computed from the
+    noised models, and clients continue from them and predict with them.
 
     Args:
       task: a linear model with its loss.
       num_clients: m.
       acceleration: Momentum, see `mpmtl`.
-
-    Raises:
-      ValueError: see `mpmtl`; when a run starts, if the mechanism does not release a model for each
-        client.
     """
     server_map = relationship_of_rows(num_clients)
     return mpmtl(task, penalty="relationship", acceleration=acceleration, server_map=server_map)
@@ -280,9 +255,6 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
     Args:
       task: a linear model with its loss.
       acceleration: Momentum, see `mpmtl`.
-
-    Raises:
-      ValueError: if the task is not linear, or the acceleration is unknown.
     """
     checks.one_of(get_args(Acceleration), acceleration=acceleration)
     to_matrix, to_params = _matrices(task, "stl")

@@ -81,9 +81,6 @@ def local(
       schedule: an optax schedule over *rounds*, used as a factor: `optax.cosine_decay_schedule(
         1.0, rounds)` decays η from `hparams.learning_rate` to 0. None keeps η constant.
       rate: the hyperparameter that is η.
-
-    Raises:
-      ValueError: if the name is unknown.
     """
     make, more = _found(optimizer, _LOCAL_RECORDS)
 
@@ -109,9 +106,6 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
     Args:
       optimizer: a name, or any optax factory that takes `learning_rate`; "momentum" also reads
         `hparams.server_momentum`.
-
-    Raises:
-      ValueError: if the name is unknown.
     """
     make, more = _found(optimizer, _SERVER_RECORDS)
 

@@ -38,11 +38,8 @@ def perfedavg(
 
         ṽ = v − α ∇ℓ(v; D),    v ← v − η (I − α ∇²ℓ(v; D)) ∇ℓ(ṽ; D′)
 
-    with derivative "hessian", as a product of the Hessian and a vector, and without the Hessian
-    with "first-order", Per-FedAvg (FO). The paper takes a third batch D″ for the Hessian; with D
-    the step is the exact gradient of ℓ(ṽ; D′). A batch of one row has no D′ and takes no step. The
-    client sends v − w, the message of FedAvg, and predicts with w − α∇ℓ_k(w), of all its training
-    rows. With "first-order" and α = η, w is PFLlib's step by step.
+    or without the Hessian, Per-FedAvg (FO). A batch of one row has no D′ and takes no step. The
+    client sends v − w and predicts with w − α∇ℓ_k(w), of all its training rows.
 
     Args:
       task: model and loss.
@@ -51,8 +48,7 @@ def perfedavg(
       server_optimizer: Optimizer of the server, applied to the released mean update.
 
     Raises:
-      ValueError: if the derivative is unknown; when first traced, if minibatches are made afresh,
-        so that clients have no rows to predict with.
+      ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.
     """
     checks.one_of(get_args(Derivative), derivative=derivative)
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)

@@ -34,17 +34,12 @@ def pfedme(
         θ ← θ − η_θ (∇ℓ_i(θ) + λ (θ − w_i)),    w_i ← w_i − ηλ (w_i − θ)
 
     η_θ is `hparams.learning_rate`. The client sends w_i − w, the server adds β times the released
-    mean (line 11; β is the server's learning rate), and clients predict with their last θ_i. As in
-    the authors' code θ goes on from one minibatch to the next within a round; without the weight
-    decay of its inner optimizer, w is PFLlib's step by step.
+    mean (line 11; β is the server's learning rate), and clients predict with their last θ_i.
 
     Args:
       task: model and loss.
       inner_steps: K, the steps of θ on each minibatch.
       server_optimizer: Optimizer of the server, applied to the released mean update.
-
-    Raises:
-      ValueError: if `inner_steps` is not positive.
     """
     checks.count(inner_steps=inner_steps)
 

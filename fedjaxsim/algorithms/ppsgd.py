@@ -98,16 +98,14 @@ def ppsgd(
         w ← w − η_w (Σ_i clip(g_w,i) + N(0, (zC)² I)) / qN          (lines 12 and 13)
 
     where the weighted objective has qM in place of qN and also divides line 8 by M/N. In a network
-    θ_i belongs to the output layer, and the layers W before it are shared: they are sent with w, in
-    one message with one clip. At first θ_i = 0, w = 0, and W is random (line 2). The text's noise
-    of standard deviation σC on the average is z = σ·qN (or σ·qM); the authors' code has z.
+    θ_i belongs to the output layer; the layers before it are shared and sent with w.
 
     Step sizes, of η = `hparams.learning_rate` and the level a or α = `hparams.personalization`:
 
         "grid":   η_w = η min(a, 1),  η_θ = η / max(a, 1): their ratio is a; a = ∞ is global only
         "paper":  η_w = αη,           η_θ = η / qN: their ratio is a = α·qN; α is finite
 
-    with q the sampling rate. At level 0 clients learn alone: w and W do not change.
+    with q the sampling rate. At level 0 clients learn alone.
 
     Args:
       task: model and loss.
@@ -124,10 +122,8 @@ def ppsgd(
         theorems, which keeps a second copy of w, W and θ_i; or with the last one.
 
     Raises:
-      ValueError: if the parametrization or the objective is unknown, or sizes are not whole numbers
-        of at least 1; before a run, if the level is infinite in the paper's parametrization; when
-        the algorithm is first traced, if there is not one minibatch per round (one epoch counts as
-        one minibatch of all rows), or sizes do not suit the minibatches.
+      ValueError: if sizes are not whole numbers of at least 1, or do not suit the minibatches; when
+        first traced, if there is not one minibatch per round (or one epoch, as one minibatch).
     """
     checks.one_of(get_args(Parametrization), parametrization=parametrization)
     checks.one_of(get_args(Risk), objective=objective)

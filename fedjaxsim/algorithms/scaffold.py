@@ -40,30 +40,19 @@ def scaffold(
 
         y ← y − η ∇ℓ_i(y) + (d − d_i)/K,    d_i⁺ = d_i − d + (y − x)
 
-    so that d_i⁺ is the sum of its steps without the correction. From the released mean R of the
-    messages the server computes (lines 16 and 17; p is the share of clients in S)
+    From the released mean R of the messages the server computes (lines 16 and 17; p is the share
+    of clients in S)
 
         x ← x + R,    d ← d + p (R − d).
 
-    The message is one of two, both bounded, noised and charged alike:
-
-    * "steps": d_i⁺. R holds no earlier noise but by its gradients.
-    * "update": y − x, the paper's. The change of d_i, which the paper sends too, is y − x − d, and
-      R − d its mean. For one K and a constant η this is Algorithm 1, with half as many numbers in a
-      message. No client's d_i knows of the noise in d: at p = 1 the mean of d − d_i is the sum of
-      all noise so far, and enters every update.
-
-    At p = 1 and without noise both are the same, as the corrections add up to 0; for p < 1 steps
-    leave the corrections of a cohort out of x. Clients predict with x; d and all d_i start at 0.
+    The message is y − x, or by name the "steps" d_i⁺, which hold no earlier noise but by their
+    gradients; without noise and at p = 1 both are the same. Clients predict with x.
 
     Args:
       task: model and loss.
       message: Message of a client: the paper's "update", y − x, in which noise adds up, or "steps",
         its steps without their correction.
       server_optimizer: Optimizer of the server, applied to the released mean message.
-
-    Raises:
-      ValueError: if the message is unknown.
     """
     checks.one_of(get_args(Message), message=message)
     server_optimizer = optimizers.as_server(server_optimizer)

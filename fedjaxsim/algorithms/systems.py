@@ -14,15 +14,13 @@ from fedjaxsim.factories import make
 if TYPE_CHECKING:
     from fedjaxsim.algorithm import Algorithm
 
-_HERE = "fedjaxsim.algorithms"
-
 
 @dataclasses.dataclass(frozen=True)
 class System:
     """A system of the papers, or a baseline.
 
     Attributes:
-      factory: `(task, **settings) -> Algorithm`, as "module:function".
+      function: `(task, **settings) -> Algorithm`, as "module:function" in this folder.
       mechanism: the default, from `privacy.choices.MECHANISMS`; "no-release" if nothing is sent.
       one_minibatch: whether a round is one minibatch instead of local steps or epochs.
       local_passes: number of passes over the minibatches of a round.
@@ -34,7 +32,7 @@ class System:
         variants out.
     """
 
-    factory: str
+    function: str
     title: str
     paper: str
     mechanism: str = "gaussian"
@@ -47,6 +45,11 @@ class System:
     variant_of: str = ""
 
     @property
+    def factory(self) -> str:
+        """The function, as "module:function"."""
+        return f"{__package__}.{self.function}"
+
+    @property
     def sends(self) -> bool:
         """Return whether clients send messages."""
         return self.mechanism != "no-release"
@@ -57,38 +60,26 @@ class System:
 
 
 SYSTEMS = {
-    "pmtl": System(f"{_HERE}.pmtl:pmtl", "PMTL", "Hu, Wu, Smith; TMLR 2023"),
-    "ditto": System(
-        f"{_HERE}.ditto:ditto",
-        "Ditto",
-        "Li, Hu, Beirami, Smith; ICML 2021",
-        local_passes=2,
-    ),
+    "pmtl": System("pmtl:pmtl", "PMTL", "Hu, Wu, Smith; TMLR 2023"),
+    "ditto": System("ditto:ditto", "Ditto", "Li, Hu, Beirami, Smith; ICML 2021", local_passes=2),
     "ppsgd": System(
-        f"{_HERE}.ppsgd:ppsgd",
-        "PP-SGD",
-        "Bietti, Wei, Dudík, Langford, Wu; ICML 2022",
-        one_minibatch=True,
+        "ppsgd:ppsgd", "PP-SGD", "Bietti, Wei, Dudík, Langford, Wu; ICML 2022", one_minibatch=True
     ),
-    "dpfedmtl": System(f"{_HERE}.dpfedmtl:dpfedmtl", "DPFedMTL", "Wu, Chen, Wang; 2020"),
+    "dpfedmtl": System("dpfedmtl:dpfedmtl", "DPFedMTL", "Wu, Chen, Wang; 2020"),
     "dpfedmtl-as-published": System(
-        f"{_HERE}.dpfedmtl:dpfedmtl_as_published",
+        "dpfedmtl:dpfedmtl_as_published",
         "DPFedMTL as published",
         "Wu, Chen, Wang; 2020, Algorithm 1",
         mechanism="plain-mean",
     ),
     "fedavg": System(
-        f"{_HERE}.fedavg:fedavg",
-        "FedAvg",
-        "McMahan, Moore, Ramage, Hampson, Agüera y Arcas; AISTATS 2017",
+        "fedavg:fedavg", "FedAvg", "McMahan, Moore, Ramage, Hampson, Agüera y Arcas; AISTATS 2017"
     ),
     "fedprox": System(
-        f"{_HERE}.fedavg:fedprox",
-        "FedProx",
-        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020",
+        "fedavg:fedprox", "FedProx", "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020"
     ),
     "mpmtl": System(
-        f"{_HERE}.mpmtl:mpmtl",
+        "mpmtl:mpmtl",
         "MP-MTL",
         "Liang, Liu, Zhou, Jiang, Zhang, Wang; TPAMI 2020",
         mechanism="gaussian-gram",
@@ -97,7 +88,7 @@ SYSTEMS = {
         full_participation=True,
     ),
     "dp-mtrl": System(
-        f"{_HERE}.mpmtl:dp_mtrl",
+        "mpmtl:dp_mtrl",
         "DP-MTRL",
         "Gupta, Rana, Phung, Venkatesh; SDM 2016",
         mechanism="every-row",
@@ -106,7 +97,7 @@ SYSTEMS = {
         full_participation=True,
     ),
     "stl": System(
-        f"{_HERE}.mpmtl:stl",
+        "mpmtl:stl",
         "STL",
         "the baseline of MP-MTL; TPAMI 2020",
         mechanism="no-release",
@@ -115,64 +106,45 @@ SYSTEMS = {
         full_participation=True,
     ),
     "naive-dp": System(
-        f"{_HERE}.pmtl:naive_dp",
-        "Naive DP",
-        "Hu, Wu, Smith; TMLR 2023, Figure 1",
-        mechanism="every-row",
+        "pmtl:naive_dp", "Naive DP", "Hu, Wu, Smith; TMLR 2023, Figure 1", mechanism="every-row"
     ),
     "local": System(
-        f"{_HERE}.local:local",
-        "Local",
-        "the baseline without communication",
-        mechanism="no-release",
+        "local:local", "Local", "the baseline without communication", mechanism="no-release"
     ),
     "finetune": System(
-        f"{_HERE}.local:finetune",
+        "local:finetune",
         "Fine-tuning",
         "Hu, Wu, Smith; TMLR 2023, section 5.3",
         mechanism="no-release",
         full_participation=True,
     ),
-    "scaffold": System(f"{_HERE}.scaffold:scaffold", "SCAFFOLD", "Karimireddy et al.; ICML 2020"),
-    "feddyn": System(f"{_HERE}.feddyn:feddyn", "FedDyn", "Acar et al.; ICLR 2021"),
-    "qffl": System(f"{_HERE}.fedavg:qffl", "q-FFL", "Li, Sanjabi, Beirami, Smith; ICLR 2020"),
-    "apfl": System(f"{_HERE}.apfl:apfl", "APFL", "Deng, Kamani, Mahdavi; 2020", local_passes=2),
-    "pfedme": System(f"{_HERE}.pfedme:pfedme", "pFedMe", "Dinh, Tran, Nguyen; NeurIPS 2020"),
+    "scaffold": System("scaffold:scaffold", "SCAFFOLD", "Karimireddy et al.; ICML 2020"),
+    "feddyn": System("feddyn:feddyn", "FedDyn", "Acar et al.; ICLR 2021"),
+    "qffl": System("fedavg:qffl", "q-FFL", "Li, Sanjabi, Beirami, Smith; ICLR 2020"),
+    "apfl": System("apfl:apfl", "APFL", "Deng, Kamani, Mahdavi; 2020", local_passes=2),
+    "pfedme": System("pfedme:pfedme", "pFedMe", "Dinh, Tran, Nguyen; NeurIPS 2020"),
     "per-fedavg": System(
-        f"{_HERE}.perfedavg:perfedavg",
+        "perfedavg:perfedavg",
         "Per-FedAvg",
         "Fallah, Mokhtari, Ozdaglar; NeurIPS 2020",
         local_passes=2,
     ),
-    "ifca": System(f"{_HERE}.ifca:ifca", "IFCA", "Ghosh et al.; NeurIPS 2020", local_passes=2),
-    "fedala": System(f"{_HERE}.fedala:fedala", "FedALA", "Zhang et al.; AAAI 2023", local_passes=2),
-    "knn-per": System(
-        f"{_HERE}.knnper:knnper", "kNN-Per", "Marfoq et al.; ICML 2022", softmax=True
-    ),
-    "fedavgm": System(
-        f"{_HERE}.fedavg:fedavgm", "FedAvgM", "Hsu, Qi, Brown; 2019", variant_of="fedavg"
-    ),
-    "fedadam": System(
-        f"{_HERE}.fedavg:fedadam", "FedAdam", "Reddi et al.; ICLR 2021", variant_of="fedavg"
-    ),
-    "fedyogi": System(
-        f"{_HERE}.fedavg:fedyogi", "FedYogi", "Reddi et al.; ICLR 2021", variant_of="fedavg"
-    ),
+    "ifca": System("ifca:ifca", "IFCA", "Ghosh et al.; NeurIPS 2020", local_passes=2),
+    "fedala": System("fedala:fedala", "FedALA", "Zhang et al.; AAAI 2023", local_passes=2),
+    "knn-per": System("knnper:knnper", "kNN-Per", "Marfoq et al.; ICML 2022", softmax=True),
+    "fedavgm": System("fedavg:fedavgm", "FedAvgM", "Hsu, Qi, Brown; 2019", variant_of="fedavg"),
+    "fedadam": System("fedavg:fedadam", "FedAdam", "Reddi et al.; ICLR 2021", variant_of="fedavg"),
+    "fedyogi": System("fedavg:fedyogi", "FedYogi", "Reddi et al.; ICLR 2021", variant_of="fedavg"),
     "fedper": System(
-        f"{_HERE}.dpfedmtl:fedper",
-        "FedPer",
-        "Arivazhagan et al.; 2019",
-        variant_of="dpfedmtl",
+        "dpfedmtl:fedper", "FedPer", "Arivazhagan et al.; 2019", variant_of="dpfedmtl"
     ),
     "fedrep": System(
-        f"{_HERE}.dpfedmtl:fedrep",
+        "dpfedmtl:fedrep",
         "FedRep",
         "Collins et al.; ICML 2021",
         local_passes=2,
         variant_of="dpfedmtl",
     ),
-    "fedbn": System(
-        f"{_HERE}.dpfedmtl:fedbn", "FedBN", "Li et al.; ICLR 2021", variant_of="dpfedmtl"
-    ),
+    "fedbn": System("dpfedmtl:fedbn", "FedBN", "Li et al.; ICLR 2021", variant_of="dpfedmtl"),
 }
 """All systems by name, in the order in which they are listed."""
