@@ -7,9 +7,8 @@ minibatches.
 Axes: m clients, T rounds.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse, bounded, run_rounds
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
-from fedjaxsim.kernels import backend
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
@@ -42,11 +40,7 @@ def mean_metric(
 ) -> Objective:
     """Return the objective `Simulation.evaluate(...).mean(metric)`, for either mode.
 
-    It is the mean over clients of their mean over rows.
-
-    Raises:
-      ValueError: if there is no such split or it has no rows. When the objective is first used, if
-        `metric` is not among the task's `metrics`.
+    It is the mean over clients of their mean over rows of a split, which must have some.
     """
     simulation.check_evaluated(split, None)
     rows, population = simulation.rows[split], simulation.population
@@ -134,9 +128,6 @@ def hypergradient(
       A function `(key, hparams, epsilon=None) -> (value, gradient)`: (), and by name. It is
       compiled once for all keys and hyperparameters. It raises ValueError, before any compute, if
       `Simulation.init` or `Simulation.run` would, and if `wrt` names something discrete.
-
-    Raises:
-      ValueError: if T is below 1, or the mode is none.
     """
     checks.count(rounds=rounds)
     mode = Forward() if mode is None else mode
@@ -177,23 +168,6 @@ def hypergradient(
     return function
 
 
-def price_of_privacy(
-    simulation: Simulation, objective: Objective, rounds: int, *, delta: float | None = None
-) -> Callable[[jax.Array | int, Hyperparameters, ArrayLike], tuple[jax.Array, jax.Array]]:
-    """Return the objective of a run that spends ε, and its derivative in ε; see `hypergradient`.
-
-    It is a function `(key, hparams, epsilon) -> (value, d value/dε)`, both (), which ignores the
-    noise multiplier of `hparams`.
-    """
-    function = hypergradient(simulation, objective, rounds, EPSILON, delta=delta)
-
-    def price(key, hparams, epsilon):
-        value, gradient = function(key, hparams, epsilon)
-        return value, gradient[EPSILON]
-
-    return price
-
-
 def _check(
     simulation: Simulation, hparams: Hyperparameters, rounds: int, epsilon: ArrayLike | None
 ) -> None:
@@ -217,54 +191,3 @@ def _check(
     simulation.check(hparams)
     if on_host(hparams.get("noise_multiplier", 0.0)) is not None:
         simulation.check_rounds(hparams, 0, rounds, None)
-
-
-class Estimate(NamedTuple):
-    """A mean over S seeds, and the sample standard deviation divided by √S."""
-
-    mean: PyTree
-    standard_error: PyTree
-
-
-def map_seeds(function: Callable[[jax.Array], PyTree], keys: jax.Array) -> PyTree:
-    """Apply a function to each of keys (S,), leaves (S, ...).
-
-    One after another on a CPU, where a batch of whole runs takes S times the memory for no gain.
-    """
-    on_cpu = backend.platform() == "cpu"
-    return jax.lax.map(function, keys) if on_cpu else jax.vmap(function)(keys)
-
-
-def over_seeds(function: Callable[..., PyTree]) -> Callable[..., Estimate]:
-    """Return the mean of a function over seeds, with its standard error.
-
-    One key gives the value and gradient of one realization of cohorts, minibatches and noise. Their
-    means are unbiased estimates of the mean over all runs and of its gradient.
-
-    Args:
-      function: `(key, hparams, ...) -> pytree`, from `hypergradient` or `price_of_privacy`.
-
-    Returns:
-      A compiled function `(keys, hparams, ...) -> Estimate` of keys (S,), S ≥ 2.
-    """
-
-    @jax.jit
-    def mapped(keys, *arguments):
-        values = map_seeds(lambda key: function(key, *arguments), keys)
-
-        def error(v):
-            return jnp.std(v, axis=0, ddof=1) / math.sqrt(keys.shape[0])
-
-        mean = jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
-        return Estimate(mean, jax.tree.map(error, values))
-
-    def averaged(keys, hparams, *arguments):
-        if keys.ndim != 1 or keys.shape[0] < 2:
-            raise ValueError(
-                f"a mean over seeds needs keys of shape (S,) with S at least 2, got {keys.shape}"
-            )
-        # Values can be checked only before they are traced.
-        jax.eval_shape(lambda key: function(key, hparams, *arguments), keys[0])
-        return mapped(keys, hparams.as_arrays(), *arguments)
-
-    return averaged

@@ -18,8 +18,9 @@ import optax
 from fedjaxsim import checks
 from fedjaxsim.engine.processes import SAME, across, divided, mesh_of
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse
-from fedjaxsim.gradients.whole_run import check_names, hypergradient, map_seeds, mean_metric
+from fedjaxsim.gradients.whole_run import check_names, hypergradient, mean_metric
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import backend
 from fedjaxsim.report.results import Estimate, estimate
 from fedjaxsim.simulation import Simulation
 
@@ -118,7 +119,12 @@ class SeedGradient:
         run = hypergradient(simulation, objective, rounds, tuple(wrt), mode=self.mode)
 
         def for_seeds(keys, hparams):
-            return map_seeds(lambda key: run(key, hparams), keys)
+            def one(key):
+                return run(key, hparams)
+
+            # On a CPU a batch of whole runs takes S times the memory for no gain.
+            on_cpu = backend.platform() == "cpu"
+            return jax.lax.map(one, keys) if on_cpu else jax.vmap(one)(keys)
 
         count = math.gcd(len(keys), len(jax.devices()))
         mesh = mesh_of(jax.devices()[:count], "seeds")

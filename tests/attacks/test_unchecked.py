@@ -11,7 +11,7 @@ from problems import classification, read_by, same
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.gradients import mean_metric, price_of_privacy
+from fedjaxsim.gradients import hypergradient, mean_metric
 from fedjaxsim.privacy import compose_reports
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.sweep import SimulationBatch
@@ -92,7 +92,9 @@ def test_no_report_of_its_states_has_an_epsilon(state, tmp_path):
     [
         lambda: LEAKS.calibrate(HPARAMS, epsilon=1.0, rounds=2),
         lambda: LEAKS.budget(HPARAMS, epsilon=1.0),
-        lambda: price_of_privacy(LEAKS, mean_metric(LEAKS, split="test"), 2)(0, HPARAMS, 1.0),
+        lambda: hypergradient(LEAKS, mean_metric(LEAKS, split="test"), 2, "epsilon")(
+            0, HPARAMS, 1.0
+        ),
     ],
 )
 def test_nothing_is_planned_for_an_epsilon(ask):

@@ -10,7 +10,7 @@ import pytest
 from fedjaxsim import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_privacy
+from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
@@ -66,9 +66,10 @@ def test_more_privacy_costs_more_and_less_so_among_many(crowds):
     for clients in crowds:
         sim = synthetic(clients)
         objective = mean_metric(sim, "excess_risk", "test")
-        price = over_seeds(price_of_privacy(sim, objective, ROUNDS, delta=1e-4))
-        estimate = price(keys, sim.hyperparameters(**values), 0.5)
-        mean, error = float(estimate.mean[1]), float(estimate.standard_error[1])
+        price = hypergradient(sim, objective, ROUNDS, "epsilon", delta=1e-4)
+        hparams = sim.hyperparameters(**values)
+        found = np.array([price(key, hparams, 0.5)[1]["epsilon"] for key in keys])
+        mean, error = found.mean(), found.std(ddof=1) / np.sqrt(len(keys))
         assert mean < -5 * error
         prices.append(-mean)
     assert prices[0] > 4 * prices[1]

@@ -16,8 +16,6 @@ from fedjaxsim.gradients.modes import Reverse
 from fedjaxsim.gradients.whole_run import (
     hypergradient,
     mean_metric,
-    over_seeds,
-    price_of_privacy,
 )
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.messages import clip_by_global_norm
@@ -164,7 +162,9 @@ def test_the_price_of_privacy_is_paid_in_noise():
     with jax.enable_x64(True):
         sim, base, forward = case("pmtl")
         delta, epsilon = 1e-2, 8.0
-        value, price = price_of_privacy(sim, mean_metric(sim), T, delta=delta)(3, base, epsilon)
+        priced = hypergradient(sim, mean_metric(sim), T, "epsilon", delta=delta)
+        value, found = priced(3, base, epsilon)
+        price = found["epsilon"]
 
         # z(ε) spends ε, the run is the one with that z, and derivatives follow the chain rule.
         @jax.jit
@@ -179,29 +179,6 @@ def test_the_price_of_privacy_is_paid_in_noise():
         np.testing.assert_allclose(value, same, rtol=1e-12)
         slope = difference(lambda e: float(z(e)), epsilon, 1e-2)
         np.testing.assert_allclose(price, gradient["noise_multiplier"] * slope, rtol=1e-7)
-
-
-@pytest.mark.thorough
-def test_means_over_seeds_have_standard_errors():
-    with jax.enable_x64(True):
-        _, hparams, forward = case("local")
-        keys = jax.random.split(jax.random.key(5), 4)
-        estimate = over_seeds(forward)(keys, hparams)
-        alone = [forward(key, hparams) for key in keys]
-        values = np.array([value for value, _ in alone])
-        slopes = np.array([gradient["learning_rate"] for _, gradient in alone])
-        for index, numbers in enumerate((values, slopes)):
-            mean, error = (
-                part if index == 0 else part["learning_rate"]
-                for part in (estimate.mean[index], estimate.standard_error[index])
-            )
-            np.testing.assert_allclose(mean, numbers.mean(), rtol=1e-12)
-            np.testing.assert_allclose(error, np.std(numbers, ddof=1) / 2, rtol=1e-9)
-            assert error > 0
-        with pytest.raises(ValueError, match="S at least 2"):
-            over_seeds(forward)(keys[:1], hparams)
-        with pytest.raises(ValueError, match="learning_rate"):
-            over_seeds(forward)(keys, hparams.replace(learning_rate=np.nan))
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -231,6 +208,6 @@ def test_a_mode_is_an_object():
 
 def test_at_a_fixed_epsilon_a_schedule_is_refused():
     sim, hparams, *_ = case("pmtl")
-    price = price_of_privacy(sim, mean_metric(sim), T)
+    price = hypergradient(sim, mean_metric(sim), T, "epsilon")
     with pytest.raises(ValueError, match="epsilon"):
         price(0, hparams.replace(noise_multiplier=np.linspace(1.0, 2.0, T)), 1.0)
