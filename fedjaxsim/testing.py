@@ -6,7 +6,7 @@ the second condition on any parts, without a test framework.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.population import Population, with_other_rows
 from fedjaxsim.engine.state import PARTS
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -38,21 +37,14 @@ def check_billboard(
 ) -> None:
     """Check that one client's data reach other clients only through the releases.
 
-    A first run records its releases. Then all rows of one client, in every split, are replaced
-    (large random numbers, other labels that occur), and a second run through the same compiled
-    functions uses the recorded releases and mechanism states. In every round each other client's
-    message, and after it the server state, the ledger, and every other client's personal state and
-    minibatch counter must equal the first run's bit for bit; before the first round everything
-    must. This is repeated for several clients.
+    A first run records its releases. Then all rows of one client are replaced (large random
+    numbers, other labels that occur), and a second run through the same compiled functions uses the
+    recorded releases and mechanism states. Every other client's message, state and minibatch
+    counter, the server state and the ledger must equal the first run's bit for bit.
 
-    The check does not cover:
-
-    * Numbers *computed* from the population in a function's closure (a mean, a vocabulary);
-      `Simulation.init` refuses rows there. If a factory makes the simulation from a population,
-      give it as `build`: the second run then uses the simulation of the altered data.
-    * The numbers of rows, which stay the same, and data named in `Simulation.public`.
-    * Leaks in the releases themselves, which the mechanism's `event` bounds and `fedjaxsim audit`
-      tests. The record replaces all of `release` but the charged noise multiplier.
+    The check does not cover numbers of rows, data named in `Simulation.public`, and leaks in the
+    releases themselves, which `fedjaxsim audit` tests; nor numbers computed from the population in
+    a function's closure, unless the factory is given as `build`.
 
     Args:
       simulation: the simulation.
@@ -88,45 +80,30 @@ def check_billboard(
             second = first.with_population(changed)
         else:
             second = _with_tape(build(changed), hparams)
-        other = second.init(seed, hparams)
-        _compare_states("init", begun, other, client, all_clients=True)
-        other = _replay(second, hparams, records, other, client)
+        other, reached = second.init(seed, hparams), False
+        _compare("init", client, _facts(begun, range(m)), _facts(other, range(m)))
+        others = [k for k in range(m) if k != client]
+        for number, (record, told) in enumerate(records, 1):
+            tape = other.mechanism._replace(
+                played=record.mechanism.computed, recording=jnp.array(False)
+            )
+            other, said = second.round(dataclasses.replace(other, mechanism=tape), hparams)
+            _compare(f"round {number}", client, _facts(record, others), _facts(other, others))
+            one, two = (
+                _bytes("", (metrics, state.mechanism.computed))
+                | _bytes("", (state.personal, state.consumed), [client])
+                for state, metrics in ((record, told), (other, said))
+            )
+            reached |= one != two
+        if not reached:
+            raise NothingTestedError(
+                f"other data of client {client} changed nothing in {rounds} rounds, so nothing "
+                "was tested; give more rounds, a higher sampling rate, another seed or another "
+                "client"
+            )
         if build is not None:
-            one, two = (_predictions(each, other, hparams) for each in (first, second))
-            _compare("predict", "params", one, two, client)
-
-
-def _replay(
-    second: Simulation,
-    hparams: Hyperparameters,
-    records: Sequence[tuple[SimulationState, Metrics]],
-    other: SimulationState,
-    client: int,
-) -> SimulationState:
-    """Run the recorded rounds on other data of a client, comparing; return the last state."""
-    reached = False
-    for number, (record, metrics) in enumerate(records, 1):
-        taped = record.mechanism
-        tape = other.mechanism._replace(played=taped.computed, recording=jnp.array(False))
-        other = dataclasses.replace(other, mechanism=tape)
-        other, others_metrics = second.round(other, hparams)
-        _compare_states(f"round {number}", record, other, client, all_clients=False)
-        _compare(f"round {number}", "message", taped.sent, other.mechanism.sent, client)
-        one, two = (
-            (told, each.mechanism.computed, _at((each.personal, each.consumed), client))
-            for told, each in ((metrics, record), (others_metrics, other))
-        )
-        leaves = zip(*map(jax.tree.leaves, (one, two)), strict=True)
-        reached |= any(_bits(a) != _bits(b) for a, b in leaves)
-    if not reached:
-        raise NothingTestedError(
-            f"other data of client {client} changed nothing in {len(records)} rounds, so nothing "
-            "was tested; give more rounds, a higher sampling rate, another seed or another client"
-        )
-    return other
-
-
-# --- the recorded releases ------------------------------------------------------------------------
+            one, two = (_predictions(each, other, hparams, others) for each in (first, second))
+            _compare("predict", client, one, two)
 
 
 class _Tape(NamedTuple):
@@ -136,7 +113,7 @@ class _Tape(NamedTuple):
       inner: state of the plain mechanism.
       played: the release and the next state that a round uses if it is not `recording`, () bool.
       computed: the last round's release and next state, computed from the messages.
-      sent: uint32 digests of the clients' messages before the mechanism, leaves (m,).
+      sent: the clients' messages before the mechanism, leaves (m, ...).
       present: the clients who took part, (m,) bool.
     """
 
@@ -155,13 +132,13 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
     message = simulation.message_shapes(key, arrays)
 
     def one_release():
-        state = mechanism.init(arrays)
-        total = mechanism.zero(message, m)
+        state, total = mechanism.init(arrays), mechanism.zero(message, m)
         out = mechanism.release(total, jnp.ones(()), key, state, arrays, jnp.int32(0))
         return out.value, out.state
 
     def unsent():
-        return jax.tree.map(lambda _: jnp.zeros(m, jnp.uint32), message), jnp.zeros(m, bool)
+        sent = jax.tree.map(lambda leaf: jnp.zeros((m, *leaf.shape), leaf.dtype), message)
+        return sent, jnp.zeros(m, jnp.int32)
 
     def init(hparams):
         shapes = jax.eval_shape(one_release)
@@ -170,18 +147,18 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
 
     def zero(message, num_clients):
         inner = mechanism.zero(message, num_clients)
-        sent, present = unsent()
-        return inner._replace(total=(inner.total, sent, present.astype(jnp.int32)))
+        return inner._replace(total=(inner.total, *unsent()))
 
     def add(accumulator, messages, mask, ids, state, hparams):
         total, sent, present = accumulator.total
         inner = accumulator._replace(total=total)
         inner = mechanism.add(inner, messages, mask, ids, state.inner, hparams)
-        sent = jax.tree.map(
-            lambda noted, leaf: noted.at[ids].add(jnp.where(mask, _digests(leaf), 0)),
-            sent,
-            messages.dense(),
-        )
+
+        def note(noted, leaf):
+            here = mask.reshape(-1, *[1] * (leaf.ndim - 1))
+            return noted.at[ids].add(jnp.where(here, leaf, 0))
+
+        sent = jax.tree.map(note, sent, messages.dense())
         return inner._replace(total=(inner.total, sent, present.at[ids].add(mask)))
 
     def release(accumulator, denominator, key, state, hparams, round_):
@@ -199,76 +176,52 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
     return dataclasses.replace(simulation, mechanism=taped)
 
 
-def _digests(messages: jax.Array) -> jax.Array:
-    """Compute a number of 32 bits for each of k messages, (k, ...), of all their bits."""
-    words = jax.lax.bitcast_convert_type(messages, jnp.uint32).reshape(messages.shape[0], -1)
-    place = jnp.arange(words.shape[1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
-    mixed = (words ^ place) * jnp.uint32(0x85EBCA6B)
-    return jnp.sum((mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35), axis=1, dtype=jnp.uint32)
-
-
 # --- comparing, bit for bit -----------------------------------------------------------------------
 
+Facts = dict[str, tuple[Any, ...]]
+"""Type and bytes of leaves by name, those of clients one by one."""
 
-def _compare_states(
-    when: str, one: SimulationState, two: SimulationState, client: int, *, all_clients: bool
-) -> None:
-    """Compare two states; the client's own part only if `all_clients`."""
+
+def _facts(state: SimulationState, clients: Iterable[int]) -> Facts:
+    """Return the facts of a state, and of the messages before it, that are held by clients."""
+    found = _bytes("message", state.mechanism.sent, clients)
+    state = dataclasses.replace(state, mechanism=state.mechanism.inner)
     for name, part in PARTS.items():
-        parts, by_client = [getattr(each, name) for each in (one, two)], part.owner == "clients"
-        if name == "mechanism":
-            parts = [tape.inner for tape in parts]
-        _compare(when, name, *parts, client, by_client=by_client, all_clients=all_clients)
+        of_clients = clients if part.owner == "clients" else None
+        found |= _bytes(name, getattr(state, name), of_clients)
+    return found
 
 
-def _compare(
-    when: str,
-    name: str,
-    one: PyTree,
-    two: PyTree,
-    client: int,
-    *,
-    by_client: bool = True,
-    all_clients: bool = False,
-) -> None:
-    """Compare two pytrees; `by_client` ones, (m, ...), without one client or with `all_clients`."""
-
-    def require(a: Any, b: Any, what: str) -> None:
-        if a != b:
-            raise AssertionError(
-                f"{when}: {what} depends on the data of client {client} other than by the releases"
-            )
-
-    require(jax.tree.structure(one), jax.tree.structure(two), f"the structure of `{name}`")
-    paths = jax.tree_util.tree_leaves_with_path(one)
-    for (path, a), b in zip(paths, jax.tree.leaves(two), strict=True):
+def _bytes(name: str, tree: PyTree, clients: Iterable[int] | None = None) -> Facts:
+    """Return the facts of a pytree or, of leaves (m, ...), those of some clients."""
+    found: Facts = {f"the structure of `{name}`": (jax.tree.structure(tree),)}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = f"`{name}`" + (f" at {jax.tree_util.keystr(path)}" if path else "")
-        if not by_client:
-            require(_bits(a), _bits(b), where)
-            continue
-        for k, (x, y) in enumerate(zip(_host(a), _host(b), strict=True)):
-            if all_clients or k != client:
-                require(_bits(x), _bits(y), f"{where} of client {k}")
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        rows = {where: array}
+        if clients is not None:
+            rows = {f"{where} of client {k}": array[k] for k in clients}
+        found |= {at: (row.shape, row.dtype, row.tobytes()) for at, row in rows.items()}
+    return found
 
 
-def _at(tree: PyTree, index: int) -> PyTree:
-    return jax.tree.map(lambda leaf: _host(leaf)[index], tree)
-
-
-def _host(leaf: jax.Array | np.ndarray) -> np.ndarray:
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-
-def _bits(leaf: Any) -> tuple[Any, ...]:
-    array = _host(leaf)
-    return array.shape, array.dtype, array.tobytes()
+def _compare(when: str, client: int, one: Facts, two: Facts) -> None:
+    for where in one | two:
+        if one.get(where) != two.get(where):
+            raise AssertionError(
+                f"{when}: {where} depends on the data of client {client} other than by the releases"
+            )
 
 
 def _predictions(
-    simulation: Simulation, state: SimulationState, hparams: Hyperparameters
-) -> PyTree:
-    """Return the parameters that each client predicts with, leaves (m, ...)."""
+    simulation: Simulation,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    clients: Iterable[int],
+) -> Facts:
+    """Return the facts of the parameters with which some clients predict."""
     predict = jax.jit(jax.vmap(simulation.algorithm.predict, in_axes=(None, 0, None, 0)))
     ids = jnp.arange(simulation.num_clients, dtype=jnp.int32)
-    return predict(state.shared, state.personal, hparams.as_arrays(), ids)
+    params = predict(state.shared, state.personal, hparams.as_arrays(), ids)
+    return _bytes("params", params, clients)

@@ -4,8 +4,6 @@ A wrong function would otherwise fail far from where it was written, in a scatte
 are checked by shapes alone: the functions of a round and of an evaluation are traced once.
 """
 
-import contextlib
-import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -37,50 +35,16 @@ _EXAMPLES = 3
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
 """The shape of a number of rows, a round and a client's id."""
 _PARTS = {
-    "algorithm": (Algorithm, "pmtl(task)", {
-        "init": "key, hparams[, fields]",
-        "client": "shared, personal, data, hparams, context",
-        "server": "shared, release, hparams, round",
-        "predict": "shared, personal, hparams, client_id",
-        "predict_with_data": "shared, personal, data, hparams, client_id",
-        "example_epsilon": "hparams",
-        "message_bytes": "message",
-        "curvature": "loss, hparams",
-        "check": "hparams",
-    }),
-    "warm_start": (WarmStart, "WarmStart(start, published)", {
-        "published": "shared",
-        "start": "hparams, published, own",
-    }),
-    "task": (Task, "softmax(model, num_classes)", {
-        "init": "key",
-        "loss": "params, batch",
-        "metrics": "params, batch",
-        "check": "fields",
-        "divergence": "params, other, batch",
-        "track": "params, moved, batch",
-        "targets": "fields",
-        "on_model": "model",
-        "predict": "params, fields",
-        "curvature": "square",
-    }),
-    "population": (Population, "Population.from_clients(clients)", {}),
-    "sampling": (Sampling, "poisson(0.2)", {"for_clients": "num_clients"}),
-    "sampler": (Sampler, "poisson(0.2).for_clients(m)", {
-        "draw": "key, round, hparams",
-        "rate": "hparams",
-        "check": "hparams",
-    }),
-    "minibatches": (Minibatches, "Minibatches(10, epochs=1)", {}),
-    "mechanism": (Mechanism, "gaussian()", {
-        "init": "hparams",
-        "zero": "message, num_clients",
-        "add": "accumulator, messages, mask, ids, state, hparams",
-        "release": "accumulator, denominator, key, state, hparams, round",
-        "check": "hparams",
-    }),
-}  # fmt: skip
-"""The kind of each part, an example, and the arguments of its functions."""
+    "algorithm": (Algorithm, "pmtl(task)"),
+    "warm_start": (WarmStart, "WarmStart(start, published)"),
+    "task": (Task, "softmax(model, num_classes)"),
+    "population": (Population, "Population.from_clients(clients)"),
+    "sampling": (Sampling, "poisson(0.2)"),
+    "sampler": (Sampler, "poisson(0.2).for_clients(m)"),
+    "minibatches": (Minibatches, "Minibatches(10, epochs=1)"),
+    "mechanism": (Mechanism, "gaussian()"),
+}
+"""The kind of each part, and an example."""
 
 
 class _RefusedError(ValueError):
@@ -88,9 +52,9 @@ class _RefusedError(ValueError):
 
 
 def check_parts(**parts: Any) -> None:
-    """Check the kind of each part of a simulation, by name, and its functions' arguments."""
+    """Check the kind of each part of a simulation, by name."""
     for name, part in parts.items():
-        kind, example, functions = _PARTS[name]
+        kind, example = _PARTS[name]
         if not isinstance(part, kind):
             name = name.replace("_", " ")
             raise ValueError(
@@ -99,27 +63,6 @@ def check_parts(**parts: Any) -> None:
         public = getattr(part, "public", ())
         if not (isinstance(public, tuple) and all(isinstance(text, str) for text in public)):
             raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
-        for function, arguments in functions.items():
-            given, missing = getattr(part, function), kind._field_defaults.get(function, function)
-            if given is not None or missing is not None:
-                check_arguments(f"the {name}'s {function}", given, arguments)
-
-
-def check_arguments(name: str, function: Any, arguments: str) -> None:
-    """Check that a function takes arguments of these names; that in brackets may be missing."""
-    if not callable(function):
-        raise ValueError(f"{name} must be a function of ({arguments}), got {described(function)}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have no signature
-        return
-    required = arguments.partition("[")[0]
-    for names in (required, arguments):
-        with contextlib.suppress(TypeError):
-            signature.bind(*names.split(", "))
-            return
-    names = str(signature.replace(return_annotation=signature.empty))
-    raise ValueError(f"{name} must take ({arguments}), but takes {names}")
 
 
 def require_state(state: Any) -> None:

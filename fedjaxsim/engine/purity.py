@@ -159,6 +159,11 @@ _PACKAGES = {
 }  # fmt: skip
 
 
+_INSIDE = "__closure__", "cell_contents", "__defaults__", "__wrapped__", "__self__"
+_OF_PARTIAL = "func", "args", "keywords"
+"""Names of what a function, its cells and a `functools.partial` hold."""
+
+
 def own_modules(part: Any) -> list[str]:
     """Return the modules, no libraries, of a part's functions and of all they close over."""
     found, seen = set(), set()
@@ -169,23 +174,16 @@ def own_modules(part: Any) -> list[str]:
             continue
         seen.add(id(value))
         if isinstance(value, (tuple, list)):
-            left.extend(value)
+            left += value
         elif isinstance(value, dict):
-            left.extend(value.values())
-        elif isinstance(value, functools.partial):
-            left.extend([value.func, value.args, value.keywords])
+            left += value.values()
         else:
             module = getattr(value, "__module__", None) or type(value).__module__
             if module.partition(".")[0] not in _PACKAGES:
                 found.add(module)
-            for cell in getattr(value, "__closure__", None) or ():
-                with contextlib.suppress(ValueError):  # an empty cell
-                    left.append(cell.cell_contents)
-            left.extend(
-                inner
-                for name in ("__defaults__", "__wrapped__", "__self__")
-                if (inner := getattr(value, name, None)) is not None
-            )
+            names = _OF_PARTIAL if isinstance(value, functools.partial) else _INSIDE
+            with contextlib.suppress(ValueError):  # an empty cell
+                left += [getattr(value, name, None) for name in names]
     return sorted(found)
 
 
