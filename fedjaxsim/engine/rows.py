@@ -12,6 +12,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches, reader
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import LARGEST_PASS, Layout
+from fedjaxsim.kernels import backend
 from fedjaxsim.kernels.permutation import FEW_ROWS
 
 RARE = 8
@@ -185,7 +186,9 @@ class Rows:
         """Return the places of clients among those whose ranges are here."""
         if self.ids is None:
             return client_ids
-        return jnp.searchsorted(self.ids, client_ids, method="compare_all")
+        # Comparisons with all ids are one kernel of an accelerator, and most of a CPU's evaluation.
+        method = "scan" if backend.platform() == "cpu" else "compare_all"
+        return jnp.searchsorted(self.ids, client_ids, method=method)
 
 
 def _tail(count: np.ndarray, most_rows: int) -> tuple[tuple[int, int], ...]:
