@@ -17,6 +17,7 @@ Peak memory stands beside what `fedjaxsim plan` says.
 """
 
 import argparse
+import bisect
 import json
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def settings_of(clients: Sequence[int], cohorts: Sequence[int]) -> list[Setting]
 
 
 def sizes_of(kind: str, clients: int) -> np.ndarray:
-    """Return how many rows each client has, about five on average."""
+    """Return how many rows each client has: five on average, but for the giant's."""
     if kind == "even":
         return np.full(clients, ROWS)
     if kind == "giant":
@@ -86,8 +87,13 @@ def sizes_of(kind: str, clients: int) -> np.ndarray:
         counts[clients // 2] += clients
         return counts
     shares = np.arange(1, clients + 1) ** -EXPONENT
-    counts = np.maximum(2, ROWS * clients * shares / shares.sum()).astype(int)
-    return np.random.default_rng(0).permutation(counts)
+
+    def counts_of(largest):
+        return np.maximum(2, largest * shares).astype(int)
+
+    rows = ROWS * clients  # as many as in an even population
+    largest = bisect.bisect_left(range(rows), rows, key=lambda each: counts_of(each).sum())
+    return np.random.default_rng(0).permutation(counts_of(largest))
 
 
 def population_of(kind: str, clients: int) -> fjs.Population:
