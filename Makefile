@@ -65,7 +65,7 @@ $(VENV)/ready: pyproject.toml
 	  || { echo "fedjaxsim needs Python 3.11 or newer; call make PYTHON=/path/to/it"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade 'pip>=25.1'
-	$(INSTALL) --editable '.[all,tensorboard]' --group dev
+	$(INSTALL) --editable '.[all]' --group dev
 	@touch $@
 
 clean:

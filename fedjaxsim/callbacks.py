@@ -1,61 +1,48 @@
-"""Callbacks of a run: progress, records, loggers, checkpoints, patience, an end by Ctrl-C.
+"""Callbacks of a run: progress, records, checkpoints, patience, an end by Ctrl-C.
 
 `Simulation.run(…, callbacks=[…])` calls them, or functions `(state, segment)`, after evaluations.
 """
 
-import contextlib
-import importlib
 import math
-import os
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedjaxsim import checks, extras, metrics
+from fedjaxsim import checks, metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Callback as Callback
 from fedjaxsim.engine.loop import Record, Segment, require_callbacks, rows_of
 from fedjaxsim.engine.loop import RunLoop as RunLoop
 from fedjaxsim.engine.processes import from_all, is_first
-from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
 from fedjaxsim.records import RunsReport as RunsReport
-from fedjaxsim.records import comparison as comparison
 from fedjaxsim.records import report as report
 from fedjaxsim.report.files import strict
 from fedjaxsim.report.progress import Bar, in_words, number
 from fedjaxsim.signals import stop_on_signal
 
-_BETWEEN, _SHARE = 60.0, 20
-"""Default cadence of checkpoints: seconds between them, and times the duration of writing one."""
-SMALL = 64 * 10**6
-"""Bytes of a state that is copied, and written while the next rounds compute."""
-LOGGERS = "tensorboard", "wandb"
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-
 
 class Progress(Callback):
     """Show a bar with the latest metrics on a terminal; elsewhere, print a line per evaluation.
+
+    Of several processes the first one does.
 
     Args:
       title: name of the run.
       quiet: whether nothing is printed.
     """
 
-    everywhere, initial = False, True
+    initial = True
 
     def __init__(self, title: str = "run", *, quiet: bool = False):
-        self._title, self._quiet = title, quiet
+        self._title, self._quiet = title, quiet or not is_first()
 
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
@@ -76,69 +63,6 @@ class Progress(Callback):
         if not alone and speed is not None:
             words += f"  {number(len(records) * speed)} run-rounds/s"
         self._bar.show(done, words)
-
-
-class Logger(Callback):
-    """Send each evaluation to a logger.
-
-    It gets the finite numbers of the record (see `RunLoop.records`), and `rounds/NAME`, the mean of
-    each per-round metric over the segment.
-
-    Args:
-      name: "tensorboard" or "wandb", whose environment variables (WANDB_MODE, WANDB_PROJECT) apply.
-      title: name of the run.
-      settings: settings of the run, by name.
-      directory: parent of tensorboard's folder `tensorboard`.
-    """
-
-    everywhere, initial = False, True
-
-    def __init__(
-        self,
-        name: str,
-        title: str = "run",
-        settings: Mapping[str, Any] | None = None,
-        directory: Path | str | None = None,
-    ):
-        checks.one_of(LOGGERS, log=name)
-        extras.require(name)
-        if name == "tensorboard" and directory is None:
-            raise ValueError("log tensorboard needs a directory for its files (out)")
-        self._name, self._title = name, title
-        self._settings, self._directory = dict(settings or {}), Path(directory or ".")
-
-    def start(self, state: SimulationState) -> None:
-        """Open the log."""
-        self._write = self._opened(self.run.closing)
-
-    def segment(self, state: SimulationState, segment: Segment) -> None:
-        """Log an evaluation."""
-        record = self.run.record(state, segment)
-        values = {name: value for name, value in record.items() if name != "round"}
-        values |= {f"rounds/{k}": each.mean() for k, each in segment.metrics.items() if len(each)}
-        known = {name: float(value) for name, value in values.items() if value is not None}
-        finite = {name: value for name, value in known.items() if math.isfinite(value)}
-        self._write(finite, step=segment.round)
-
-    def _opened(self, closing: contextlib.ExitStack) -> Callable[..., Any]:
-        """Open a log; return the function that writes values by name at a `step`."""
-        if self._name == "tensorboard":
-            from tensorboardX import SummaryWriter
-
-            writer = SummaryWriter(str(self._directory / "tensorboard"))
-            closing.callback(writer.close)
-
-            def write(values: Mapping[str, float], step: int) -> None:
-                for name, value in values.items():
-                    writer.add_scalar(name, value, step)
-                writer.flush()
-
-            return write
-        wandb: Any = importlib.import_module("wandb")
-        project = os.environ.get("WANDB_PROJECT", "fedjaxsim")
-        wandb.init(project=project, name=self._title, config=self._settings)
-        closing.callback(wandb.finish)
-        return wandb.log
 
 
 class Validation(Callback):
@@ -170,10 +94,9 @@ def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluati
 class Patience(Callback):
     """Stop a run whose metric on validation rows no longer improves.
 
-    The metric is the first of `metrics.METRICS` that the run has, added to the run's record for
-    later callbacks, or the one that the run releases. It must state its direction. A mean that is
-    NaN, because a client has failed, is no improvement. The guarantee covers the choice of the last
-    round by a released metric in a run with a budget, and no other: see docs/runs.md.
+    The metric is the first of `metrics.METRICS` that the run has, or the one that it releases. A
+    mean that is NaN is no improvement. The guarantee covers the choice of the last round by a
+    released metric in a run with a budget, and no other: see docs/runs.md.
 
     Args:
       evaluations: number of consecutive evaluations without improvement that stops the run.
@@ -250,35 +173,6 @@ class StopOnInterrupt(Callback):
         return not self._event.is_set()
 
 
-class Cadence(NamedTuple):
-    """Interval of checkpoints in `rounds` or `seconds`; by default as in `Checkpoints`."""
-
-    rounds: int | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def parse(cls, text: "Cadence | str | int | None") -> "Cadence":
-        """Read `--checkpoint-every`: rounds as in `10`, time as in `30s`, `5min`, `2h`."""
-        if text is None or isinstance(text, Cadence):
-            return text or cls()
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) *(rounds|s|min|h|)", str(text).strip())
-        of_rounds = found is not None and found[2] in ("", "rounds")
-        if found is None or float(found[1]) == 0 or (of_rounds and "." in found[1]):
-            raise ValueError(
-                "checkpoint-every must be rounds, as in 10, or time, as in 30s, 5min or 2h, got "
-                f"{text!r}"
-            )
-        amount = float(found[1])
-        return cls(int(amount)) if of_rounds else cls(seconds=amount * _UNITS[found[2]])
-
-    def is_due(self, rounds: int, seconds: float, writing: float) -> bool:
-        """Return whether a checkpoint is due; writing the last one took `writing` seconds."""
-        if self.rounds is not None:
-            return rounds >= self.rounds
-        wait = max(_BETWEEN, _SHARE * writing) if self.seconds is None else self.seconds
-        return seconds > wait
-
-
 class Checkpoints(Callback):
     """Keep the last three states of a run in a folder, including the state after the last round.
 
@@ -287,9 +181,8 @@ class Checkpoints(Callback):
     Args:
       folder: the folder.
       callbacks: callbacks whose `memory` is kept with the state, one of each class.
-      every: rounds or time between checkpoints, as in 10, "30s" or "5min", rounded up to the next
-        evaluation; by default a minute, or longer if writing would take more than a twentieth of
-        the time.
+      every: rounds between checkpoints, up to the next evaluation; by default a minute passes, or
+        longer if writing would take more than a twentieth of the time.
       note: other values of JSON to keep.
       keep_last: whether the state after the last round is kept.
     """
@@ -299,17 +192,17 @@ class Checkpoints(Callback):
         folder: CheckpointFolder | Path | str,
         callbacks: Sequence[Callback] = (),
         *,
-        every: Cadence | str | int | None = None,
+        every: int | None = None,
         note: Mapping[str, Any] | None = None,
         keep_last: bool = True,
     ):
         require_callbacks(callbacks)
+        if every is not None:
+            checks.count(every=every)
         is_path = isinstance(folder, Path | str)
         self._folder = CheckpointFolder(Path(folder)) if is_path else folder
         self._callbacks = {type(each).__name__: each for each in callbacks}
-        self._cadence, self._note, self._keep_last = Cadence.parse(every), note, keep_last
-        self._saved: tuple[int, float, float] = 0, 0.0, 0.0
-        self._writing: Future[float] | None = None
+        self._every, self._note, self._keep_last = every, note, keep_last
 
     def restore(self, state: SimulationState) -> SimulationState:
         """Return the last state that was kept, and set the memory of the callbacks.
@@ -329,55 +222,35 @@ class Checkpoints(Callback):
 
     def save(self, state: SimulationState) -> None:
         """Write a checkpoint; all processes must call it together."""
-        self._finish(self._prepared(state)())
-
-    def _prepared(self, state: SimulationState, *, copied: bool = False) -> Callable[[], float]:
-        """Return the function that writes a checkpoint and returns its seconds."""
+        begin = time.monotonic()
+        for each in self._callbacks.values():
+            each.sync()
         memory = {name: each.memory for name, each in self._callbacks.items()}
-        note = {**(self._note or {}), "memory": memory}
-        write = self._folder.prepared(int(state.round), state, note, copied=copied)
-        self._saved = int(state.round), time.monotonic(), self._saved[2]
+        self._folder.save(int(state.round), state, {**(self._note or {}), "memory": memory})
+        self._saved(state, time.monotonic() - begin)
 
-        def timed() -> float:
-            begin = time.monotonic()
-            for each in self._callbacks.values():
-                each.sync()
-            write()
-            return time.monotonic() - begin
-
-        return timed
-
-    def _finish(self, seconds: float | None = None) -> None:
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            seconds = writing.result()
-        if seconds is not None:
-            self._saved = *self._saved[:2], seconds
+    def _saved(self, state: SimulationState, seconds: float = 0.0) -> None:
+        self._round, self._due = int(state.round), time.monotonic() + wait_after(seconds)
 
     def start(self, state: SimulationState) -> None:
         """Count rounds and time from here."""
-        self._saved = int(state.round), time.monotonic(), 0.0
-        self._thread = self.run.closing.enter_context(ThreadPoolExecutor(1))
+        self._saved(state)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Write a checkpoint if one is due by the clock of the first process."""
-        if self._writing is not None and self._writing.done():
-            self._finish()
-        round_, at, writing = self._saved
-        due = self._cadence.is_due(segment.round - round_, time.monotonic() - at, writing)
-        if not from_all(due)[0] or segment.round >= self.run.rounds:
-            return
-        self._finish()
-        if bytes_of(state) > SMALL:
+        due = time.monotonic() > self._due
+        if self._every is not None:
+            due = segment.round >= self._round + self._every
+        if from_all(due)[0] and segment.round < self.run.rounds:
             self.save(state)
-            return
-        # Waiting for the disk takes longer than copying.
-        write = self._prepared(state, copied=True)
-        self._writing = self._thread.submit(copy_context().run, write)
 
     def end(self, state: SimulationState) -> None:
         """Write the last state."""
-        self._finish()
         done = int(state.round)
-        if done != self._saved[0] and (self._keep_last or done < self.run.rounds):
+        if done != self._round and (self._keep_last or done < self.run.rounds):
             self.save(state)
+
+
+def wait_after(seconds: float) -> float:
+    """Return the seconds until the next checkpoint, if writing one took `seconds`."""
+    return max(60.0, 20 * seconds)

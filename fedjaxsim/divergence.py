@@ -1,4 +1,4 @@
-"""Runs that diverge: how they are known, and the feature that is likely the cause.
+"""Runs that diverge: how they are known.
 
 JAX is not imported: comparing finished runs needs none.
 """
@@ -7,13 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 Record = dict[str, Any]
 _GROWTH = 10
 """Growth of the training loss from which on a run diverges."""
-_SAMPLED = 100_000
-"""Rows whose features are compared."""
 
 
 class DivergingWarning(UserWarning):
@@ -61,11 +57,12 @@ def diverging_from(rows: Sequence[Record]) -> int | None:
     return start
 
 
-def warning_of(start: int, population: Any) -> str:
-    """Return the warning of a run that diverges from round `start` on, with the likely cause."""
+def warning_of(start: int) -> str:
+    """Return the warning of a run that diverges from round `start` on."""
     return (
         f"this run diverges from round {start} on (training loss above ten times its first value, "
-        f"or not finite): a smaller learning rate or λ may help{_cause(population)}"
+        "or not finite): a smaller learning rate or λ may help, or features of one scale "
+        "(--range; fjs.data.scale)"
     )
 
 
@@ -77,25 +74,10 @@ def warning_of_messages(count: int) -> str:
     )
 
 
-def warning_in(course: Sequence[Record], nonfinite: int, noised: bool, population: Any) -> str:
+def warning_in(course: Sequence[Record], nonfinite: int, noised: bool) -> str:
     """Return the warnings of a finished run, if any; noise may carry it to finite losses."""
     found = [warning_of_messages(nonfinite)] if nonfinite else []
     start = diverging_from(course)
     if start is not None and not (noised and is_finite(course[-1]["train_loss"])):
-        found.append(warning_of(start, population))
+        found.append(warning_of(start))
     return "; ".join(found)
-
-
-def _cause(population: Any) -> str:
-    """Return the feature of the largest numbers, if some are above 1, for the end of a sentence."""
-    x = population.fields.get("x")
-    if x is None or x.ndim != 2 or x.dtype.kind != "f":
-        return ""
-    sizes = np.abs(x[:_SAMPLED]).max(axis=0)
-    column = int(np.argmax(sizes))
-    if sizes[column] <= 1:
-        return ""
-    return (
-        f", and so may scaling: column {population.columns['x'].names[column]!r} holds numbers up "
-        f"to {sizes[column]:.3g}, the largest of all features (--range; fjs.data.scale)"
-    )

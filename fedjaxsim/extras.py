@@ -3,32 +3,18 @@
 import contextlib
 import importlib.util
 from collections.abc import Iterator
-from typing import NamedTuple
-
-
-class Extra(NamedTuple):
-    """Extra of the package: the subject and verb of its error, and the modules that it installs."""
-
-    subject: str
-    libraries: tuple[str, ...]
-
 
 EXTRAS = {
-    "audit": Extra("audits need", ("jax_privacy",)),
-    "cuda": Extra("programs for NVIDIA's GPUs need", ("jax_cuda12_plugin",)),
-    "equinox": Extra("equinox modules need", ("equinox",)),
-    "hf": Extra("Hugging Face data sets need", ("datasets",)),
-    "images": Extra("images need", ("PIL",)),
-    "plots": Extra("pictures need", ("matplotlib",)),
-    "tables": Extra("data frames, table files and sweeps need", ("pandas", "pyarrow")),
-    "tensorboard": Extra("the logger tensorboard needs", ("tensorboardX",)),
-    "tpu": Extra("programs for TPUs need", ("libtpu",)),
-    "wandb": Extra("the logger wandb needs", ("wandb",)),
+    "audit": ("jax_privacy",),
+    "cuda": ("jax_cuda12_plugin",),
+    "equinox": ("equinox",),
+    "hf": ("datasets",),
+    "images": ("PIL",),
+    "plots": ("matplotlib",),
+    "tables": ("pandas", "pyarrow"),
+    "tpu": ("libtpu",),
 }
-"""Extras whose libraries the package imports."""
-
-_TITLES = {"PIL": "pillow", "jax_cuda12_plugin": "jax-cuda12-plugin", "jax_privacy": "jax-privacy"}
-"""Names of libraries that differ from their modules'."""
+"""The modules that the package imports of each extra."""
 _OTHERS = {"jax_cuda12_plugin": "jax_cuda13_plugin"}
 """Modules that serve as well."""
 
@@ -39,7 +25,7 @@ class MissingExtraError(ModuleNotFoundError):
 
 def require(name: str) -> None:
     """Check that the libraries of the extra `name` are installed, without importing them."""
-    for library in EXTRAS[name].libraries:
+    for library in EXTRAS[name]:
         either = library, _OTHERS.get(library, library)
         if not any(map(importlib.util.find_spec, either)):
             raise _missing(name, library)
@@ -61,14 +47,11 @@ def importing(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        if library in EXTRAS[name].libraries:
+        if library in EXTRAS[name]:
             raise _missing(name, library) from None
         raise
 
 
 def _missing(name: str, library: str) -> MissingExtraError:
-    title = _TITLES.get(library, library)
-    return MissingExtraError(
-        f"{EXTRAS[name].subject} {title}, which is not installed: pip install 'fedjaxsim[{name}]'",
-        name=library,
-    )
+    said = f"{library} is not installed: pip install 'fedjaxsim[{name}]'"
+    return MissingExtraError(said, name=library)

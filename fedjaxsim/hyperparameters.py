@@ -1,12 +1,9 @@
 """Hyperparameters: the numbers of a run that one may tune, sweep or differentiate.
 
 A part of a simulation (an algorithm, a mechanism, a sampler) declares each number that it reads as
-a `Hyperparameter`, in the file that reads it. `Simulation.hyperparameters` composes the records of
-its parts into one pytree of arrays. Flags, keys of TOML files, axes of sweeps, tuning, derivatives,
-labels and checks are derived from the same records.
-
-Settings that fix a shape or a branch (local steps, batch size, cohort capacity) are no
-hyperparameters but arguments of the part's factory. So changing a hyperparameter never recompiles.
+a `Hyperparameter`, in the file that reads it. Flags, keys of TOML files, axes of sweeps, tuning,
+derivatives, labels and checks are derived from these records. Settings that fix a shape or a branch
+are arguments of the part's factory instead: changing a hyperparameter never recompiles.
 """
 
 import dataclasses
@@ -92,10 +89,9 @@ class Hyperparameter:
 
 @jax.tree_util.register_pytree_with_keys_class
 class Hyperparameters:
-    """The values of all hyperparameters of one simulation, by name: a pytree of arrays.
+    """The values of all hyperparameters of one simulation: a pytree of arrays, from its method.
 
-    `Simulation.hyperparameters` makes them. Values are attributes, as in `hparams.learning_rate`:
-    each () or, as its record declares, one per round (T,) or per client (m,).
+    Values are attributes, as in `hparams.learning_rate`: each (), or one per round or client.
     """
 
     def __init__(self, **values: Value):
@@ -183,11 +179,9 @@ Records = tuple[Hyperparameter, ...]
 def reads(
     *records: Hyperparameter | Callable[..., Iterable[Hyperparameter]],
 ) -> Callable[[Callable[_P, _Part]], Callable[_P, _Part]]:
-    """Declare the hyperparameters that the part made by a factory reads.
+    """Declare the hyperparameters that the part made by a factory reads, its `hyperparameters`.
 
-    The part gets them as its `hyperparameters`; the command line makes flags of them before the
-    factory is called. A function among `records` returns those that the factory's keyword arguments
-    decide on.
+    A function among `records` returns those that the factory's keyword arguments decide on.
     """
 
     def decorate(factory: Callable[_P, _Part]) -> Callable[_P, _Part]:

@@ -1,10 +1,10 @@
-"""Records of a run's evaluations, in memory or in a file of lines, and the picture of several."""
+"""Records of a run's evaluations, in memory or in a file of lines, and the table of several."""
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedjaxsim import store
 from fedjaxsim.divergence import failures
@@ -14,9 +14,6 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import lines, strict
 from fedjaxsim.report.progress import epsilon_text
 from fedjaxsim.report.results import SPENT, Run, System, cells, compared, headings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _NONE = -1
 """The round of the last line of an empty file."""
@@ -50,9 +47,9 @@ class Records(Callback):
 class MetricsFile(Callback):
     """Write the records of all evaluations to a file, a line of JSON each.
 
-    Memory stays the same however many there are. A checkpoint keeps the round of the last line.
-    Lines after it stay in the file until their evaluation is done again, for they say what was
-    released. Without a checkpoint a start replaces the file.
+    A checkpoint keeps the round of the last line. Lines after it stay in the file until their
+    evaluation is done again, for they say what was released. Without a checkpoint a start replaces
+    the file.
 
     Args:
       path: the file; its folders are made.
@@ -130,29 +127,6 @@ class MetricsFile(Callback):
 Recorded = Records | MetricsFile
 
 
-def comparison(
-    runs: Mapping[str, Recorded | Sequence[Recorded]], columns: Sequence[str] = ()
-) -> "Figure":
-    """Draw runs side by side, as `fedjaxsim compare` does: a curve each, or a mean over seeds.
-
-    The title has the ε of all runs or, where they differ, each label has its own. A list of runs
-    is one system: its mean with a 95 % interval (Student's t), and the largest ε. Publish runs of
-    one system only if their seeds differ.
-
-    Args:
-      runs: by label, the `Records` or `MetricsFile` of a finished run, or a list of them, a seed
-        each. A label of `SYSTEMS` has its title and colour.
-      columns: columns of the records, such as "test_accuracy", a panel each; by default the metric
-        that judges the first run.
-
-    Returns:
-      A matplotlib figure; `figure.savefig("both.pdf")` writes it.
-    """
-    from fedjaxsim.report.figures import comparison_figure
-
-    return comparison_figure(_systems(runs, "comparison"), columns)
-
-
 class RunsReport(NamedTuple):
     """Table of runs, which prints itself.
 
@@ -178,10 +152,14 @@ def report(
 ) -> RunsReport:
     """Make the table of runs of `fedjaxsim compare`: means over seeds, differences and ε.
 
-    The differences are from the first of `runs`, which are as in `comparison`. `metric` is a column
-    of the records; by default the one that judges the first run.
+    Publish private runs of one system only if their seeds differ.
+
+    Args:
+      runs: by label, the `Records` or `MetricsFile` of a finished run, or a list of them, a seed
+        each. Differences are from the first label.
+      metric: a column of the records; by default the one that judges the first run.
     """
-    found = _systems(runs, "report")
+    found = _systems(runs)
     columns = found[0].first.rows[-1]
     if metric is not None and metric not in columns:
         raise ValueError(f"metric must be a column of the records, {', '.join(columns)}")
@@ -194,11 +172,11 @@ def report(
     return RunsReport(rows)
 
 
-def _systems(runs: Mapping[str, Any], what: str) -> list[System]:
+def _systems(runs: Mapping[str, Any]) -> list[System]:
     if not isinstance(runs, Mapping):
         raise ValueError(f"runs must be a dict of Records by label, got a {type(runs).__name__}")
     if not runs:
-        raise ValueError(f"{what} needs the Records of at least one run by its label, got none")
+        raise ValueError("report needs the Records of at least one run by its label, got none")
     found = []
     for label, given in runs.items():
         of_seeds = {}

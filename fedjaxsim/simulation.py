@@ -262,18 +262,9 @@ class Simulation:
         return self.population.num_clients
 
     def __repr__(self) -> str:
-        batches = self.minibatches
-        amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
-        fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
-        where, scheme = "streamed" if self.streamed else "in memory", self.sampler.scheme
         return (
-            f"Simulation of {factory_of(self.algorithm.client)}\n"
-            f"  {repr(self.population).splitlines()[0]}\n"
-            f"  fields: {', '.join(fields)}\n"
-            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round\n"
-            f"  mechanism: {self.mechanism.event.kind}\n"
-            f"  minibatches: size {batches.size}, {amount}\n"
-            f"  data: {where}, devices: {len(self.devices or (None,))}"
+            f"Simulation of {factory_of(self.algorithm.client)} on {self.num_clients} clients, "
+            f"with {self.sampler.scheme.kind} sampling and a {self.mechanism.event.kind} mechanism"
         )
 
     # --- what users call --------------------------------------------------------------------------
@@ -333,15 +324,9 @@ class Simulation:
     ) -> PrivacyLimit:
         """Compute the budget of as many planned rounds as cost at most (ε, δ), for zero-out.
 
-        Args:
-          hparams: of the planned rounds, with the least noise and the largest p of any round.
-          epsilon: ε > 0 in nats.
-          delta: δ in (0, 1).
-          evaluate_privately: evaluations that the run releases besides.
-          eval_every: planned rounds between them.
-
-        Raises:
-          ValueError: if the mechanism has no guarantee, or one round costs more.
+        `hparams` has the least noise and the largest p of any round. Evaluations that the run
+        releases every `eval_every` rounds are planned, too. Raises ValueError if the mechanism has
+        no guarantee, or one round costs more.
         """
         hparams = self.check(hparams)
         one = self.planned(hparams, 0, 1)
@@ -397,9 +382,6 @@ class Simulation:
             models that they predicted with, and the server from the published model, or the task's
             `init`. By default server and personal states are taken as they are.
           earlier_hparams: hyperparameters of that simulation; by default `hparams`.
-
-        Raises:
-          ValueError: if the algorithm cannot start from these models or states.
         """
         key, hparams = self.check_start(trained.stage_key(state.key, state.round), hparams)
         others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
@@ -452,27 +434,21 @@ class Simulation:
     ) -> SimulationState:
         """Return the state before the first round of clients who took no part in `earlier`'s run.
 
-        They start from the model that it published and send nothing: its ε stays as it is, and so
-        does everybody's model. `guarantee` of the state is that of the others. Raises ValueError if
-        this simulation has a mechanism that releases, or the other run published no model.
+        They start from the model that it published and send nothing: its guarantee stays as it is.
         """
         if self.mechanism.event.releases:
             raise ValueError(
                 "new clients send nothing: give their simulation an algorithm such as finetune, "
                 "and no_release()"
             )
-        if self.examples is not None or any(
-            isinstance(each.event, Examples) for each in state.privacy.charges
-        ):
+        events = [self.examples, *(each.event for each in state.privacy.charges)]
+        if any(isinstance(event, Examples) for event in events):
             raise ValueError(
                 "an ε of examples is about the silos of one run: new clients may follow no rounds "
                 "that protect examples, and protect none"
             )
-        start, published = (
-            self.algorithm.warm_start.start,
-            earlier.algorithm.warm_start.published(state.shared),
-        )
-        if start is None or published is None:
+        published = earlier.algorithm.warm_start.published(state.shared)
+        if self.algorithm.warm_start.start is None or published is None:
             raise ValueError(
                 "new clients start from the model that the stage before published, as FedAvg's w "
                 "or PMTL's w̃, with an algorithm that has a `warm_start`"
@@ -519,8 +495,7 @@ class Simulation:
           state: state to start from; its buffers are reused, so it cannot be used afterwards.
           hparams: hyperparameters; a noise schedule (T,) is indexed by the state's `round`.
           rounds: number of rounds, at least 1.
-          eval_every: rounds in one compiled segment, an evaluation after each multiple of it and
-            after the last round; by default all rounds.
+          eval_every: rounds between evaluations, one compiled segment; by default all rounds.
           callbacks: called after each evaluation, in this order: those of `fjs.callbacks`, or
             functions `(state, segment)`. One that returns False stops the run.
           delta: δ of the ε that callbacks read.
@@ -549,7 +524,7 @@ class Simulation:
         )
         state, history = run.segments(state, eval_every, callbacks, keep)
         noised = bool(np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0))
-        if found := divergence.warning_in(run.course, run.nonfinite, noised, self.population):
+        if found := divergence.warning_in(run.course, run.nonfinite, noised):
             warnings.warn(found, divergence.DivergingWarning, stacklevel=2)
         return state, history
 
@@ -586,23 +561,13 @@ class Simulation:
         hparams: Hyperparameters,
         population: Population | None = None,
     ) -> dict[str, np.ndarray]:
-        """Predict rows, each by its client's model.
+        """Predict rows, each by its client's model, (N, ...) by name in the order of the rows.
 
-        Args:
-          state: of a run.
-          hparams: hyperparameters.
-          population: rows of clients, known by their names, whose labels are not read; by default
-            the run's population, all splits. Columns are found by name, in any units. New clients
-            predict with the model that the run published.
-
-        Returns:
-          By name, each (N, ...) in the order of the population's rows: "prediction" (a class, −1
-          where the model gives NaN; or a number in the units of the target as read), and in
-          classifications its "probability".
-
-        Raises:
-          ValueError: if a client is new and no model was published, columns differ, or the task
-            says nothing of rows.
+        Clients and columns of `population`, by default the run's own, are known by their names;
+        labels are not read. New clients predict with the model that the run published. There is
+        "prediction" (a class, −1 where the model gives NaN; or a number in the units of the target
+        as read), and in classifications its "probability". Raises ValueError if a client is new and
+        no model was published, columns differ, or the task says nothing of rows.
         """
         require_state(state)
         rows = self.population if population is None else population
@@ -619,12 +584,8 @@ class Simulation:
     ) -> Report:
         """Compute the guarantees of all releases so far, on the host in float64 from the ledger.
 
-        Args:
-          state: of a run.
-          delta: total δ.
-          planned: T, the planned number of rounds, if the time to stop may follow from releases:
-            protected examples are then charged for all of them.
-          later: charges of other releases that were planned for the rounds left.
+        Protected examples are charged for all of T `planned` rounds, to be given if the time to
+        stop may follow from releases; so are charges of `later` releases.
         """
         if not self._checked:  # the state may come from `program` alone
             hparams = Hyperparameters(**dict.fromkeys(self.records, jnp.zeros(())))
@@ -676,7 +637,7 @@ class Simulation:
     def summarize(
         self, split: str, measured: ClientMetrics, clients: np.ndarray | None = None
     ) -> Evaluation:
-        """Summarize metrics of each client, (m,) or, of S runs, (m, S); or those of some."""
+        """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
         if split not in self._statistics:
             self._statistics[split] = SplitStatistics.of(
                 self.population, split, self.task, measured.sums

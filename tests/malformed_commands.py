@@ -64,8 +64,7 @@ _WORDS: dict[str, str] = {
     "noise-schedule": "power power:x geometric:0 bogus:1 power:nan power:1e9",
     "preprocess": "bogus drop-constant,bogus ,x",
     "chunk-map": "bogus pmap",
-    "checkpoint-every": "0 abc 10parsecs -1s",
-    "log": "bogus",
+    "checkpoint-every": "0 abc 30s -1",
     "from": "absent . a.csv broken sweep",
     "out": "a.csv a.csv/b full",
 }

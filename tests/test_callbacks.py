@@ -17,13 +17,13 @@ from problems import HANGS, least_squares, simulation_of
 import fedjaxsim as fjs
 from fedjaxsim import store
 from fedjaxsim.callbacks import (
-    Cadence,
     Callback,
     Checkpoints,
     MetricsFile,
     Patience,
     Progress,
     Records,
+    wait_after,
 )
 from fedjaxsim.divergence import DivergingWarning
 from fedjaxsim.engine import loop
@@ -201,22 +201,10 @@ def test_a_run_that_is_killed_resumes_bit_for_bit(made, tmp_path, capsys):
         np.testing.assert_array_equal(mine, wanted)
 
 
-def test_a_small_state_is_written_while_the_next_rounds_compute(made, tmp_path, monkeypatch):
+def test_states_are_kept_at_the_rounds_asked_for(made, tmp_path, monkeypatch):
     sim, hparams = made
-    folder, gate = CheckpointFolder(tmp_path / "checkpoints"), threading.Event()
-
-    def slow(descriptor, sync=os.fsync):
-        if threading.current_thread() is not threading.main_thread():
-            assert gate.wait(HANGS)
-        sync(descriptor)
-
-    def go_on(state, segment):
-        if segment.round == 4:
-            assert folder.rounds() == []
-            gate.set()
-
-    monkeypatch.setattr(store.os, "fsync", slow)
-    run(made, 6, [MetricsFile(tmp_path / "metrics"), go_on, Checkpoints(folder, every=2)])
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    run(made, 6, [Checkpoints(folder, every=2)])
     assert folder.rounds() == [2, 4, 6]
     (tmp_path / "checkpoints" / "6.state").unlink()
     (tmp_path / "checkpoints" / "4.state").unlink()
@@ -344,29 +332,5 @@ def test_patience_reads_validation_rows_with_the_sign_of_the_metric(name, sign):
     assert patience.memory == [sign * 0.5, sign * 0.25, -math.inf]
 
 
-@pytest.mark.parametrize(
-    ("text", "cadence"),
-    [
-        (None, Cadence()),
-        ("10", Cadence(rounds=10)),
-        ("10 rounds", Cadence(rounds=10)),
-        ("30s", Cadence(seconds=30.0)),
-        ("5min", Cadence(seconds=300.0)),
-        ("1.5 h", Cadence(seconds=5400.0)),
-    ],
-)
-def test_rounds_and_times_are_told_apart(text, cadence):
-    assert Cadence.parse(text) == cadence
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "5 days", "min", "0min"])
-def test_anything_else_is_refused(text):
-    with pytest.raises(ValueError, match="checkpoint-every"):
-        Cadence.parse(text)
-
-
-def test_writing_takes_at_most_a_twentieth_of_the_time_unless_told_otherwise():
-    assert [Cadence().is_due(10**6, seconds, 2.0) for seconds in (59, 61)] == [False, True]
-    assert [Cadence().is_due(1, seconds, 10.0) for seconds in (199, 201)] == [False, True]
-    assert [Cadence(seconds=5.0).is_due(1, seconds, 10.0) for seconds in (4, 6)] == [False, True]
-    assert [Cadence(rounds=3).is_due(rounds, 1e9, 0.0) for rounds in (2, 3)] == [False, True]
+def test_writing_takes_at_most_a_twentieth_of_the_time():
+    assert [wait_after(seconds) for seconds in (2.0, 10.0)] == [60.0, 200.0]

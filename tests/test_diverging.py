@@ -96,7 +96,7 @@ def test_the_default_step_is_one_over_the_curvature_of_bounded_rows(factory, val
         assert learning_rate(fjs.data.unit_rows(population)) == pytest.approx(wanted)
 
 
-def test_a_run_that_diverges_says_so_and_names_the_column():
+def test_a_run_that_diverges_says_so():
     rng = np.random.default_rng(0)
     table = {"client": np.repeat(range(10), 6), "age": rng.normal(size=60)}
     table |= {"pay": 1000 * rng.normal(size=60), "y": rng.normal(size=60)}
@@ -109,7 +109,7 @@ def test_a_run_that_diverges_says_so_and_names_the_column():
     hparams = simulation.hyperparameters()
     for eval_every in (1, None):
         state = simulation.init(0, hparams)
-        with pytest.warns(DivergingWarning, match=r"diverges from round \d.*'pay' holds numbers"):
+        with pytest.warns(DivergingWarning, match=r"diverges from round \d"):
             simulation.run(state, hparams, 6, eval_every=eval_every)
     with warnings.catch_warnings(action="error"):
         small = simulation.hyperparameters(learning_rate=1e-8)

@@ -39,7 +39,7 @@ WRONG = {
         lambda: SIM.hyperparameters(noise_multiplier=[]),
     "hyperparameter must be one of":
         lambda: SIM.hyperparameters(epsilon=1),
-    "runs must be a dict of Records by label, got a list": lambda: any_fjs.callbacks.comparison([]),
+    "runs must be a dict of Records by label, got a list": lambda: any_fjs.callbacks.report([]),
     "key must be a seed, such as 0, or jax.random.key(0), got a float":
         lambda: SIM.init(0.5, HPARAMS),
     "key must be a seed, such as 0, or jax.random.key(0), got a Hyperparameters":
@@ -51,11 +51,8 @@ WRONG = {
     "callbacks must be a list, got a Progress": lambda: run(2, callbacks=fjs.callbacks.Progress()),
     "callbacks must be a list, got a Records":
         lambda: fjs.callbacks.Checkpoints("folder", any_fjs.callbacks.Records()),
-    "log must be one of tensorboard, wandb, got 'tb'":
-        lambda: fjs.callbacks.Logger("tb"),
-    "log tensorboard needs a directory for its files": lambda: fjs.callbacks.Logger("tensorboard"),
     "such as Progress(), got the class": lambda: run(2, callbacks=[fjs.callbacks.Progress]),
-    "a callback must take (state, segment), but takes (segment)":
+    "a callback must take (state, segment), got the function <lambda>":
         lambda: run(2, callbacks=[lambda segment: None]),
     "evaluate_privately must be an EvaluationPlan, got a str":
         lambda: run(2, evaluate_privately="loss"),

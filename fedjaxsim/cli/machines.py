@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Literal
 
 from fedjaxsim import checks
 
@@ -14,16 +13,14 @@ class Course:
 
     Attributes:
       explain: Print the whole guarantee and its assumptions.
-      log: Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'.
-      checkpoint_every: Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next
-        evaluation; by default 1min, at most a twentieth of the time.
+      checkpoint_every: Rounds between checkpoints, each at the next evaluation; by default one a
+        minute, in at most a twentieth of the time.
       no_client_table: Write no table of metrics per client.
       quiet: Print the result and errors only.
     """
 
     explain: bool = False
-    log: Literal["tensorboard", "wandb"] | None = None
-    checkpoint_every: str | None = None
+    checkpoint_every: int | None = None
     no_client_table: bool = False
     quiet: bool = False
 

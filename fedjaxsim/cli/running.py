@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjaxsim import store
-from fedjaxsim.callbacks import Cadence, Logger
+from fedjaxsim import checks, store
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
@@ -57,7 +56,7 @@ def prepare_run(
     config: RunConfig, out: Path | None, start: Path | None, course: Course, overwrite: bool
 ) -> Work:
     """Check all input of a run, or of a stage after that in `start`; return the work."""
-    watched = _watched(course, out)
+    watched = _watched(course)
     if start is not None:
         if config.audit_canaries is not None:
             raise ValueError("audit-canaries is for one run, not for several stages: leave it out")
@@ -97,7 +96,7 @@ def prepare_run(
 
 def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     """Check that a run can resume, to a total of `rounds`; return the work."""
-    watched, directory = _watched(course, path), RunDirectory(path)
+    watched, directory = _watched(course), RunDirectory(path)
     tables = directory.config()
     if processes.is_first():
         store.hold(path)
@@ -170,13 +169,12 @@ def _prepare(config: RunConfig, course: Course) -> Experiment:
         return prepare(config)
 
 
-def _watched(course: Course, path: Path | None) -> dict[str, Any]:
-    """Return options of `execute`; a logger that cannot be opened is refused."""
-    if course.log is not None:
-        Logger(course.log, directory=path)
+def _watched(course: Course) -> dict[str, Any]:
+    """Return options of `execute`."""
+    if course.checkpoint_every is not None:
+        checks.count(checkpoint_every=course.checkpoint_every)
     return {
-        "log": course.log,
-        "cadence": Cadence.parse(course.checkpoint_every),
+        "checkpoint_every": course.checkpoint_every,
         "client_table": not course.no_client_table,
         "quiet": course.quiet,
     }
@@ -277,7 +275,7 @@ def _warn_of(stage: Stage, done: Executed) -> None:
     if summary["nonfinite"]:
         _warn(warning_of_messages(summary["nonfinite"]))
     if summary["diverging"] is not None:
-        _warn(warning_of(summary["diverging"], stage.experiment.simulation.population))
+        _warn(warning_of(summary["diverging"]))
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
         _warn_above(asked, summary["epsilon"], f"all {of} together spend")

@@ -19,7 +19,7 @@ def sweep(
     score_noise: float | None = None,
     score_largest: float = 1.0,
     quiet: bool = False,
-    checkpoint_every: str | None = None,
+    checkpoint_every: int | None = None,
     devices: str = "all",
 ) -> Work:
     """Run a grid of settings as one program, and draw the best of each family.
@@ -34,7 +34,7 @@ def sweep(
       score_noise: z of the noise on the validation metric by which it is selected.
       score_largest: Public bound to which clients' metrics are clipped for that.
       quiet: Print the result and errors only.
-      checkpoint_every: Rounds or time between checkpoints, as for `run`.
+      checkpoint_every: Rounds between checkpoints, as for `run`.
       devices: Devices that share the runs, all or a number; of a CPU, its cores.
     """
     machines = Machines(devices)

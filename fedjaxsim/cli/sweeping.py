@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjaxsim import callbacks, checks, keys, metrics, store
-from fedjaxsim.callbacks import Cadence, StopOnInterrupt
+from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
@@ -96,13 +96,14 @@ def _prepared(
     plan: SweepRuns,
     out: Path,
     *,
-    checkpoint_every: str | None = None,
+    checkpoint_every: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
     chooses: bool = False,
 ) -> Work:
     """Check runs, and return the work; runs that choose have no report."""
-    cadence = Cadence.parse(checkpoint_every)
+    if checkpoint_every is not None:
+        checks.count(checkpoint_every=checkpoint_every)
     families = families_of(plan)
     firsts = [next(iter(family[0].values())) for family in families]
     for first in firsts:
@@ -123,7 +124,7 @@ def _prepared(
                     directory.checkpoints.clear()
                 title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
                 progress = callbacks.Progress(title, quiet=quiet)
-                _compute(chunk, directory, stop, cadence, progress)
+                _compute(chunk, directory, stop, checkpoint_every, progress)
                 if stop.is_set():
                     break
                 done += len(chunk.runs)
@@ -178,7 +179,7 @@ def _compute(
     chunk: _Chunk,
     directory: SweepDirectory,
     stop: Event,
-    cadence: Cadence,
+    checkpoint_every: int | None,
     progress: callbacks.Progress,
 ) -> None:
     """Run a chunk to its end, or to its next checkpoint."""
@@ -187,7 +188,7 @@ def _compute(
     checkpoints = callbacks.Checkpoints(
         directory.checkpoints,
         [recorded],
-        every=cadence,
+        every=checkpoint_every,
         note={"runs": runs, "places": batch.capacity},
         keep_last=False,
     )

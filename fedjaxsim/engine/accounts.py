@@ -138,10 +138,7 @@ def minibatches_taken(
 
 
 def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
-    """Raise ValueError if rounds that protect examples would follow others, or the reverse.
-
-    If clients protect examples in messages alone, rounds that send nothing are no others.
-    """
+    """Check that rounds that protect examples follow no others that send, and the reverse."""
     events = [charges.event for charges in privacy.charges], [event for _, event in own]
     had, has = (any(isinstance(event, Examples) for event in each) for each in events)
     sent, sends = (any(event.releases for event in each) for each in events)

@@ -25,15 +25,9 @@ PyTree = Any
 def batch(program: Program, axes: Hyperparameters, size: int) -> Program:
     """Return one program for S runs of one key that differ in hyperparameters.
 
-    Args:
-      program: the program of one run.
-      axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`.
-      size: S.
-
-    Returns:
-      A program whose state has an axis of S: the first of the server's parts, the second of the
-      clients' parts. Round, key and consumed minibatches are shared and have none. Metrics are
-      (S,), and `evaluate` returns (m, S).
+    `axes` has the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`.
+    The state has an axis of S: the first of the server's parts, the second of the clients' parts.
+    Round, key and consumed minibatches are shared. Metrics are (S,), and `evaluate` gives (m, S).
     """
     if program.runs is not None:
         raise ValueError("the program is a batch already: map over its functions by jax.vmap")

@@ -2,9 +2,8 @@
 
 A folder holds the last few checkpoints, named by the rounds done. Each file is a line of JSON (the
 leaves' names, types and shapes, the accounts of the ledger, a note, fingerprints of the run), the
-bytes of the leaves in that order, random keys as their words, and the SHA-256 of all before. So
-state, ledger, note and fingerprints are whole together or not at all, and anybody may read the file
-while the run writes the next one.
+bytes of the leaves in that order, random keys as their words, and the SHA-256 of all before: all of
+it is whole together or not at all.
 """
 
 import collections
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import store
-from fedjaxsim.engine.processes import is_first, pieces_of, placed, to_host
+from fedjaxsim.engine.processes import is_first, pieces_of, placed
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
@@ -145,24 +144,13 @@ class CheckpointFolder:
     check: Callable[[Mapping[str, Any]], None] | None = None
 
     def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
-        """Write a checkpoint, and remove old ones and those of later rounds; see `prepared`.
+        """Write a checkpoint, piece by piece of the state; remove old ones and later ones.
 
-        If it cannot be written, StorageError is raised and earlier checkpoints stay.
-        """
-        self.prepared(round_, state, note)()
-
-    def prepared(
-        self, round_: int, state: Any, note: Mapping[str, Any], *, copied: bool = False
-    ) -> Callable[[], None]:
-        """Return the function that writes a checkpoint, piece by piece of the state.
-
-        All of several processes must call it together; the first one writes. If `copied`, the
-        buffers of `state` may change before it is called, by one process. `note` holds values of
-        JSON, infinity and NaN included.
+        All of several processes must call it together; the first one writes. `note` holds values of
+        JSON, infinity and NaN included. If it cannot be written, StorageError is raised and earlier
+        checkpoints stay.
         """
         arrays = {name: _words(leaf) for name, leaf in _leaves(state)}
-        if copied:
-            arrays = {name: np.array(to_host(array)) for name, array in arrays.items()}
         content = {
             "round": round_,
             "about": dict(self.about),
@@ -180,19 +168,15 @@ class CheckpointFolder:
                 yield piece
             yield digest.digest()
 
-        def write() -> None:
-            if not is_first():
-                if not copied:
-                    collections.deque(parts(), 0)
-                return
-            store.make_folder(self.path)
-            store.write(self._file(round_), parts)
-            kept = [other for other in self.rounds() if other <= round_][-KEPT:]
-            for other in self.rounds():
-                if other not in kept:
-                    store.remove(self._file(other))
-
-        return write
+        if not is_first():
+            collections.deque(parts(), 0)
+            return
+        store.make_folder(self.path)
+        store.write(self._file(round_), parts)
+        kept = [other for other in self.rounds() if other <= round_][-KEPT:]
+        for other in self.rounds():
+            if other not in kept:
+                store.remove(self._file(other))
 
     def rounds(self) -> list[int]:
         """Return the rounds of all checkpoints, whole or not, in order."""

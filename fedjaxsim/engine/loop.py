@@ -6,6 +6,7 @@ A single run has no axis of runs; otherwise it is treated as S runs in one progr
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import time
 from collections import deque
@@ -18,15 +19,13 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.checks import described
-from fedjaxsim.engine.checks import check_arguments
 from fedjaxsim.engine.evaluation import (
     Evaluation,
     EvaluationPlan,
     PrivateMetric,
-    in_short,
     release_evaluation,
 )
-from fedjaxsim.engine.processes import from_all, is_first, to_host
+from fedjaxsim.engine.processes import from_all, to_host
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy import ledger
@@ -83,15 +82,6 @@ class History(tuple[Segment, ...]):
             rows += rows_of({"round": segment.round} | values, size)
         return pd.DataFrame(rows)
 
-    def __repr__(self) -> str:
-        """Show the rounds, and the first and last mean of each metric."""
-        ends = [each.evaluation.summary() for each in (*self[:1], *self[1:][-1:])]
-        count = "1 evaluation" if len(self) == 1 else f"{len(self)} evaluations"
-        lines = [f"History of {count}" + (f", up to round {self[-1].round}" if self else "")]
-        for name in _metrics(self[-1]) if self else []:
-            lines.append(f"  {name}: {' → '.join(in_short(end[name]) for end in ends)}")
-        return "\n".join(lines)
-
 
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
     """Return a row for each of `size` runs; columns are (size,) or, if the runs share them, ().
@@ -107,10 +97,6 @@ def _means(segment: Segment) -> dict[str, Any]:
     return {name: np.mean(each, axis=0) for name, each in segment.metrics.items() if len(each)}
 
 
-def _metrics(segment: Segment) -> list[str]:
-    return [f"{segment.evaluation.split}_{name}" for name in segment.evaluation.values]
-
-
 _PHASES = "compile", "rounds", "evaluate", "write"
 _spent = functools.lru_cache(maxsize=1024)(spent)
 """The runs of a sweep often ask for the same ε."""
@@ -123,7 +109,6 @@ class Callback:
     ends in all of them.
 
     Attributes:
-      everywhere: whether every process calls it; otherwise the first one does.
       initial: whether `segment` is called before the first round, too, with an empty segment.
       interrupts: whether a run that it stops may be resumed: the last evaluation may then be of a
         sample, as in a run that was not stopped.
@@ -133,7 +118,6 @@ class Callback:
       run: the run, set before `start`.
     """
 
-    everywhere = True
     initial = False
     interrupts = False
     public: tuple[str, ...] = ()
@@ -247,12 +231,11 @@ class RunLoop:
         require_callbacks(callbacks)
         if keep is not None:
             checks.count(0, keep=keep)
-        called = [each for each in callbacks if getattr(each, "everywhere", True) or is_first()]
-        hooked = [each for each in called if isinstance(each, Callback)]
+        hooked = [each for each in callbacks if isinstance(each, Callback)]
         stated = (text for each in callbacks for text in getattr(each, "public", ()))
         state = with_public(state, stated)
-        steps = [each.segment if isinstance(each, Callback) else each for each in called]
-        interrupts = [getattr(each, "interrupts", False) for each in called]
+        steps = [each.segment if isinstance(each, Callback) else each for each in callbacks]
+        interrupts = [getattr(each, "interrupts", False) for each in callbacks]
         history: deque[Segment] = deque(maxlen=keep)
         segment, ended, done = None, False, int(state.round)
         seconds = self.clock.seconds
@@ -260,12 +243,11 @@ class RunLoop:
             for each in hooked:
                 each.run = self
             goes_on = _all_go_on([each.start(state) for each in hooked])
-            # All processes evaluate together, also for a callback of the first one alone.
-            if goes_on and done == 0 and any(getattr(each, "initial", False) for each in callbacks):
+            initial = [each for each in hooked if each.initial]
+            if goes_on and done == 0 and initial:
                 state, private = self._released(state)
                 evaluation = self.evaluate(state, "test", self.sample)
                 first = Segment(0, {}, evaluation, private=private)
-                initial = [each for each in hooked if each.initial]
                 goes_on = _all_go_on([each.segment(state, first) for each in initial])
             while goes_on and done < self.rounds:
                 length = self.rounds - done
@@ -383,7 +365,11 @@ def require_callbacks(callbacks: Any) -> None:
         if isinstance(each, type):
             raise ValueError(f"callbacks must be objects, such as {each.__name__}(), got the class")
         if not isinstance(each, Callback):
-            check_arguments("a callback", each, "state, segment")
+            try:
+                inspect.signature(each).bind("state", "segment")
+            except TypeError:
+                got = described(each)
+                raise ValueError(f"a callback must take (state, segment), got {got}") from None
 
 
 def _all_go_on(answers: Sequence[bool | None]) -> bool:

@@ -27,11 +27,9 @@ THREADS = "PJRT_NPROC"
 
 
 def use_all_cores() -> None:
-    """Make one device per core of a CPU, over which clients or settings may be divided.
+    """Make one device per core of a CPU, for `Simulation(…, devices=jax.devices())`.
 
-    Call it before JAX computes anything: later it has no effect. `Simulation(…, devices=
-    jax.devices())` then divides the clients; one device with all cores is slower, since XLA spreads
-    the small operations of one client over them.
+    Call it before JAX computes anything: later it has no effect.
     """
     use_devices(None)
 

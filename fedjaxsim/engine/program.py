@@ -423,10 +423,9 @@ def algorithm_of_run(
 ) -> Algorithm:
     """Return the algorithm with functions that take the hyperparameters of a whole run.
 
-    `init`, with a further argument `client_id`, `client` and `predict` read that client's values.
-    The server and ε of examples read none of them; the server reads any sampler's `answer_rate`.
-    Clients report the loss, and protect examples if `event`, from `example_event`, says so; one
-    that takes more gradients of a minibatch than it counts raises ValueError.
+    `init`, with a further argument `client_id`, `client` and `predict` read that client's values;
+    the server and ε of examples read none of them. Clients report the loss, and protect examples if
+    `event`, from `example_event`, says so.
     """
     records, with_data = algorithm.hyperparameters, algorithm.predict_with_data
     algorithm, examples = algorithm.on_fields(fields), algorithm.task.examples

@@ -83,15 +83,10 @@ class Shard(AllClients):
 
 
 def shard(program: Program, mesh: Mesh) -> "Sharded":
-    """Divide a program over a mesh.
+    """Divide a program over a mesh with an axis "clients" and, to divide a batch, an axis "runs".
 
-    States keep their shapes, (m, ...) for the clients' parts, on any number of devices. If the
-    number of devices divides m, each device keeps its clients' parts between calls. Otherwise each
-    call pads the clients' axis and divides it anew, at the cost of a copy.
-
-    Args:
-      program: a program of one run or, as from `batch`, of several.
-      mesh: with an axis "clients" and, for several runs, perhaps an axis "runs" that divides them.
+    States keep their shapes, (m, ...) for the clients' parts, on any number of devices. If it does
+    not divide m, each call pads the clients' axis and divides it anew, at the cost of a copy.
     """
     if set(mesh.axis_names) not in ({CLIENTS}, {CLIENTS, RUNS}):
         raise ValueError(f"the mesh must have axes {CLIENTS!r} and {RUNS!r}, got {mesh.axis_names}")

@@ -9,7 +9,6 @@ A run directory holds
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
     curves.png      loss, quality and ε over rounds
-    tensorboard/    event files, if asked for
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε without a guarantee.
 """
@@ -48,7 +47,6 @@ SUMMARY = "summary.json"
 CURVES = "curves.png"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
-TENSORBOARD = "tensorboard"
 _TEXTS = ("algorithm", "data", "model")
 _SUMMARIZED = (
     "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
@@ -74,7 +72,7 @@ class RunDirectory:
         from fedjaxsim.engine.processes import is_first
 
         names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
-        pictures = [CURVES, TENSORBOARD]
+        pictures = [CURVES]
         if is_first():
             make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)
         return cls(path)

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.audit.one_run import OneRunResult, result
-from fedjaxsim.callbacks import Cadence
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning, diverging_from
 from fedjaxsim.engine.evaluation import Evaluation
@@ -90,23 +89,21 @@ def execute(
     *,
     quiet: bool = False,
     client_table: bool = True,
-    log: str | None = None,
-    cadence: Cadence = Cadence(),  # noqa: B008 - it is immutable
+    checkpoint_every: int | None = None,
 ) -> Executed:
     """Run an experiment, and write its files from the first of several processes.
 
-    `stop` ends the run after the segment in flight, with all files. `log` names a logger; see
-    `callbacks.Logger`.
+    `stop` ends the run after the segment in flight, with all files.
     """
     experiment, directory, rounds, begin, earlier = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
     state = with_public(experiment.init() if begin is None else begin, config.public)
-    recorded, patience, watching = _watching(stage, quiet=quiet, log=log)
+    recorded, patience, watching = _watching(stage, quiet=quiet)
     if directory is not None:
         remembering = [recorded] if patience is None else [patience, recorded]
         folder, note = directory.checkpoints(about(experiment)), {"versions": versions()}
-        checkpoints = callbacks.Checkpoints(folder, remembering, every=cadence, note=note)
+        checkpoints = callbacks.Checkpoints(folder, remembering, every=checkpoint_every, note=note)
         watching.append(checkpoints)
         state = checkpoints.restore(state)
         if is_first():
@@ -185,7 +182,7 @@ def execute(
 
 
 def _watching(
-    stage: Stage, *, quiet: bool, log: str | None
+    stage: Stage, *, quiet: bool
 ) -> tuple[callbacks.Records | callbacks.MetricsFile, callbacks.Patience | None, list[Any]]:
     """Return the record of a run, its patience, and all callbacks but the checkpoints."""
     experiment, path = stage.experiment, stage.path
@@ -201,8 +198,6 @@ def _watching(
     if validated and patience is None and not released:
         watching.insert(0, callbacks.Validation())
     watching.append(callbacks.Progress(experiment.title, quiet=quiet))
-    if log is not None:
-        watching.append(callbacks.Logger(log, experiment.title, config.settings(), path))
     return recorded, patience, watching
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjaxsim import callbacks, store
+from fedjaxsim import store
 from fedjaxsim.cli import main
 from fedjaxsim.runs.directory import RunDirectory
 
@@ -23,7 +23,6 @@ def test_a_full_disk_ends_a_run_in_one_line_and_it_goes_on_when_there_is_space(
     tmp_path, monkeypatch, capsys
 ):
     out = tmp_path / "run"
-    monkeypatch.setattr(callbacks, "SMALL", -1)  # one thread, one order of changes
 
     def replace(source, target, moved=os.replace):
         if Path(target).name == "4.state":

@@ -43,14 +43,5 @@ def test_its_table_of_several_runs_has_a_row_for_each():
     assert table["test_loss"].tolist() == [1.0, 1.0, 3.0]
 
 
-def test_it_shows_where_metrics_began_and_ended():
-    assert repr(HISTORY).splitlines() == [
-        "History of 2 evaluations, up to round 4",
-        "  test_loss: 1 → 0.25",
-    ]
-    assert repr(History(HISTORY[:1])).splitlines()[1] == "  test_loss: 1"
-    assert repr(History()) == "History of 0 evaluations"
-
-
 def test_a_segment_does_not_show_its_arrays():
     assert "array" not in repr(HISTORY[0])

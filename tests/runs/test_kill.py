@@ -23,8 +23,7 @@ from disk import Disk, KilledError
 from hypothesis import strategies as st
 from problems import HANGS, bits, same
 
-from fedjaxsim import callbacks, store
-from fedjaxsim.callbacks import Cadence
+from fedjaxsim import store
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import PrivacySpend
@@ -43,7 +42,7 @@ SMALL = run_config(
     data="synthetic", clients=10, loss="squared", sampling_rate=0.4, learning_rate=0.01,
     rounds=6, eval_every=2, local_steps=1, epsilon=3.0,
 )  # fmt: skip
-EVERY = Cadence(rounds=3)
+EVERY = 3
 SAME = ("metrics.jsonl", "guarantee.json", "clients.csv")
 """Files that hold no time."""
 
@@ -62,7 +61,7 @@ def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) 
 
 
 def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = None) -> None:
-    execute(Stage(experiment, directory, rounds), Stop(), quiet=True, cadence=EVERY)
+    execute(Stage(experiment, directory, rounds), Stop(), quiet=True, checkpoint_every=EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,6 @@ def experiment() -> Iterator[Experiment]:
     with pytest.MonkeyPatch.context() as patch:
         # Pictures take a second.
         patch.setattr(execution, "missing", lambda extra: "no pictures")
-        patch.setattr(callbacks, "SMALL", -1)  # one thread, one order of changes of files
         yield prepare(SMALL)
 
 
@@ -160,7 +158,7 @@ class Model:
             patched.setattr(store, "os", self._disk)
             with contextlib.suppress(KilledError, StorageError):
                 stage = Stage(self.experiment, self.directory, self.rounds)
-                execute(stage, event, quiet=True, cadence=EVERY)
+                execute(stage, event, quiet=True, checkpoint_every=EVERY)
 
     def power_cut(self, n: int) -> None:
         self.go(n)
