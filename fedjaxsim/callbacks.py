@@ -84,10 +84,9 @@ def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluati
     The clients are those of the segment's evaluation.
     """
     found = run.evaluate(state, "validation", segment.evaluation.clients)
-    summary = found.summary()
-    columns = {name: summary[name] for name in (f"validation_{each}" for each in found.values)}
+    columns = {f"validation_{name}": found.summary()[f"validation_{name}"] for name in found.values}
     for record, more in zip(run.records(state, segment), rows_of(columns, run.size), strict=True):
-        record.update({name: value for name, value in more.items() if name in columns})
+        record.update(more)
     return found
 
 

@@ -139,22 +139,17 @@ class Model:
 
     def go(self, n=None, error=KilledError, *, stop=False) -> None:
         """Begin or resume the run; note each checkpoint that was reported as kept."""
-        prepared, event = CheckpointFolder.prepared, Stop()
+        save, event = CheckpointFolder.save, Stop()
         self._disk.arm(n, error)
         if stop:
             event.set()
 
-        def noting(folder, round_, *arguments, **options):
-            write = prepared(folder, round_, *arguments, **options)
-
-            def writing():
-                write()
-                self.kept = round_
-
-            return writing
+        def noting(folder, round_, *arguments):
+            save(folder, round_, *arguments)
+            self.kept = round_
 
         with self.patch.context() as patched:
-            patched.setattr(CheckpointFolder, "prepared", noting)
+            patched.setattr(CheckpointFolder, "save", noting)
             patched.setattr(store, "os", self._disk)
             with contextlib.suppress(KilledError, StorageError):
                 stage = Stage(self.experiment, self.directory, self.rounds)
