@@ -275,6 +275,7 @@ def test_one_setting_over_two_devices_is_its_run_alone(name, rate):
         many = SimulationBatch(sim, settings)
         assert dict(many.program.mesh.shape) == {"runs": 1, "clients": 2}
         state, history = many.run(many.init(7), 6, eval_every=3)
+        assert many.program.choose_layout(state)() == sim.layout
         if name == "pmtl":
             shards = state.personal["kernel"].addressable_shards
             assert [shard.data.shape for shard in shards] == [(3, 1, 1, 3)] * 2

@@ -148,7 +148,7 @@ class Workload:
 
     def layout(
         self,
-        runs: int | None = None,
+        runs: int = 1,
         row_bytes: float = 0.0,
         *,
         message: PyTree = (),
@@ -160,7 +160,7 @@ class Workload:
         """Choose the layout on the default backend, given what is known of the work.
 
         Args:
-          runs: the number of settings in one program; None for one run.
+          runs: the number of settings in one program.
           row_bytes: bytes of a client's personal states of all settings.
           message: the shapes of what one client sends.
           evaluates: whether clients are evaluated.
@@ -169,7 +169,7 @@ class Workload:
           memory: returns the bytes that rows and states take there, and those of one client of a
             batch, as from `bytes_of_work`.
         """
-        single = runs is None
+        single = runs == 1
         if backend.platform() != "cpu":
             kind, size = self._on_accelerator(slots, memory, capped=self.capped or not single)
         elif not single:

@@ -388,7 +388,7 @@ class Program:
         self, state: SimulationState, *, evaluates: bool = False
     ) -> Callable[..., Layout]:
         """Return `Workload.layout` for the models of all runs in the state."""
-        runs = None if self.runs is None else self.runs.size
+        runs = 1 if self.runs is None else self.runs.size
         row_bytes = bytes_of(state.personal) / self.partition.size
         alike = not jax.tree.leaves(state.personal)
         choose = functools.partial(self.workload.layout, runs, row_bytes=row_bytes)

@@ -191,7 +191,7 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     hparams = read_by(sim, **VALUES)
     assert sim.chunk_size_for(hparams) == 150
     capped = dataclasses.replace(sim.program.workload, capped=True)
-    for workload, runs in ((sim.program.workload, 2), (capped, None)):
+    for workload, runs in ((sim.program.workload, 2), (capped, 1)):
         plan = workload.layout(runs, 4.0, slots=150, memory=lambda: (0, 1))
         assert plan.chunk_size == 50  # three even chunks
 
