@@ -35,7 +35,7 @@ def data(
     if what == "convert" and (out is None or out.exists()):
         raise ValueError(f"out must be a new folder to convert into, got {out}")
     if what == "show" and out is not None:
-        raise ValueError("out is for data convert")
+        raise ValueError(f"out is for data convert, got {out}")
     from fedjaxsim.data.describe import TABLES, columns_in_words, columns_of, describe, in_words
     from fedjaxsim.data.npz import save_folder
     from fedjaxsim.data.transforms import ranges_of

@@ -210,10 +210,3 @@ def test_bad_input_is_refused_in_one_line(stages, refused, arguments, words):
     before = sorted(stages.rglob("*"))
     assert words.replace("{}", str(stages)) in refused(arguments.replace("{}", str(stages)))
     assert sorted(stages.rglob("*")) == before
-
-
-def test_sweeps_and_tunings_go_on_by_their_own_command(refused, tmp_path):
-    for name, kind in (("sweep.toml", "sweep"), ("path.json", "tuning")):
-        (tmp_path / kind).mkdir()
-        (tmp_path / kind / name).touch()
-        assert kind in refused(f"resume {kind}")
