@@ -13,7 +13,7 @@ so a measurement that was ended goes on.
 
 Seconds are those of the run's summary: before the first round (reading, compiling), of a round
 alone, of five evaluations of a sample and one of all clients, and after the last round (writing).
-Peak memory stands beside what `fedjaxsim plan` says.
+Peak memory stands beside the peak that `fedjaxsim plan` says, with the pages of mapped files.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def measured(setting: Setting, rows: Path, rounds: int, out: Path) -> Record:
         "evaluations s": summary["evaluate_seconds"],
         "end s": summary["write_seconds"],
         "peak GB": summary["peak_bytes"] / 1e9,
-        "plan GB": json.loads(found.stdout)["needs"] / 1e9,
+        "plan GB": json.loads(found.stdout)["peak"] / 1e9,
     }
 
 
