@@ -70,7 +70,6 @@ from .privacy.mechanisms import gaussian as gaussian
 from .privacy.mechanisms import no_release as no_release
 from .privacy.messages import Messages as Messages
 from .privacy.private_examples import private_examples as private_examples
-from .privacy.private_ranges import scale_privately as scale_privately
 from .privacy.samplers import Sampling as Sampling
 from .privacy.samplers import fixed_size as fixed_size
 from .privacy.samplers import full_participation as full_participation

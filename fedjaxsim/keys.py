@@ -34,8 +34,6 @@ COINS = 2**32 - 3
 """The coins of canaries."""
 SELECTION = 2**32 - 4
 """The runs among which one is selected privately."""
-RANGES = 2**32 - 5
-"""Noise of the private ranges of columns; a digest of request and rows is folded in after it."""
 TUNING = 0x74_75_6E_65
 """The runs of a tuning, and those that test its result."""
 HELD_OUT = 0x68_6F_6C_64

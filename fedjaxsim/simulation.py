@@ -57,7 +57,13 @@ from fedjaxsim.factories import factory_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.assumptions import NEW_CLIENTS, OF_CLIENTS, default_delta, no_guarantee
+from fedjaxsim.privacy.assumptions import (
+    NEW_CLIENTS,
+    OF_CLIENTS,
+    UNCHECKED,
+    default_delta,
+    no_guarantee,
+)
 from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
@@ -150,7 +156,7 @@ class Simulation:
         self._use(self.population)
         self._lawful: set[str] = set()
         self.accounts = accounts.accounts_of(
-            algorithm, mechanism, self.sampler, self.examples, unchecked=self.unchecked
+            algorithm, mechanism, self.sampler, self.examples, self._unprotected()
         )
         self._traced: dict[Any, TracedRound] = {}
         self.program = Program(
@@ -169,7 +175,7 @@ class Simulation:
             ),
             AllClients(m),
             self.accounts,
-            accounts.no_charges(self.accounts, self.population.preparations),
+            accounts.no_charges(self.accounts),
             examples=self.examples,
         )
         if self.streamed:
@@ -199,6 +205,10 @@ class Simulation:
         for cached in ("rows", "placed"):
             self.__dict__.pop(cached, None)
 
+    def _unprotected(self) -> str:
+        """Return why no ε holds for any round; an empty string if one may."""
+        return UNCHECKED if self.unchecked else "; ".join(self.population.unprotected)
+
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.
 
@@ -208,8 +218,8 @@ class Simulation:
             raise ValueError(
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
-        prepared = population.preparations == self.population.preparations
-        if not prepared or row_shapes(population.fields) != row_shapes(self.population.fields):
+        alike = population.unprotected == self.population.unprotected
+        if not alike or row_shapes(population.fields) != row_shapes(self.population.fields):
             return dataclasses.replace(self, population=population)
         other = copy.copy(self)
         other._use(population)
@@ -297,7 +307,6 @@ class Simulation:
             sampling_rate=float(self.sampler.rate(self.check(hparams))),
             scheme=self.sampler.scheme,
             event=self.accounts[0][1],
-            before=self.prepared,
         )
         calibrated = hparams.replace(noise_multiplier=z)
         self.check(calibrated)
@@ -335,7 +344,7 @@ class Simulation:
         noise = np.asarray(hparams.noise_multiplier)
 
         def plan(rounds: int) -> list[PrivacySpend]:
-            planned = [*self.prepared, self.planned(hparams, 0, rounds)]
+            planned = [self.planned(hparams, 0, rounds)]
             if evaluate_privately is not None:  # before the first round and after the last, too
                 evaluations = rounds // eval_every + 2
                 planned.append(evaluate_privately.spend(self.num_clients, evaluations))
@@ -355,8 +364,7 @@ class Simulation:
         known = state.privacy.limit
         if known == budget:
             return state
-        rounds = [each for each in ledger.charged(state.privacy) if each not in self.prepared]
-        if known is not None or any(each.entries for each in rounds):
+        if known is not None or any(each.entries for each in ledger.charged(state.privacy)):
             raise ValueError(
                 "a budget must be set before the first release, and stays as it is: start from a "
                 f"state of `init` for epsilon {budget.epsilon}"
@@ -654,7 +662,6 @@ class Simulation:
         require_state(state)
         accounts.require_protection(state.privacy, self.accounts)
         privacy = ledger.with_public(state.privacy, (*self.public, *self.assumed_of(hparams)))
-        privacy = ledger.with_preparations(privacy, self.population.preparations)
         places = accounts.places_for(hparams)
         for scheme, event in self.accounts:
             privacy = ledger.with_account(privacy, scheme, event, places, begins)
@@ -674,11 +681,6 @@ class Simulation:
         if not planned.entries:
             return state
         return dataclasses.replace(state, privacy=ledger.with_room(state.privacy, planned))
-
-    @property
-    def prepared(self) -> tuple[PrivacySpend, ...]:
-        """The charges of releases before round 1, to which the population was adapted."""
-        return tuple(map(ledger.spend_of, self.population.preparations))
 
     def planned(
         self, hparams: Hyperparameters, begin: int = 0, end: int | None = None

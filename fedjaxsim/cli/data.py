@@ -46,7 +46,7 @@ def data(
     source, _, path = settings.data.partition(":")
     columns = None
     if what == "show" and source in TABLES and path:
-        public = settings.get("scale") not in ("all", "private")
+        public = settings.get("scale") != "all"
         scaled = [*ranges_of(settings.get("range", ()))] if public else None
         columns = columns_of(path, settings.arguments("data"), scaled)
     try:

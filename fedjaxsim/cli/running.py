@@ -1,6 +1,5 @@
 """The work of `fedjaxsim run` and `fedjaxsim resume`."""
 
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -47,7 +46,6 @@ from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
-_VOTES = "the clients' votes on ranges of columns spend"
 _SAME_NOISE = "and would draw the same noise again"
 _ANEW = "begin anew with another seed and --out"
 
@@ -79,9 +77,6 @@ def prepare_run(
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier)
     doubted = doubts(config, experiment.simulation.population)
-    if config.target_epsilon / 2 < (taken := experiment.epsilon_of_ranges) < math.inf:
-        taken = epsilon_text(taken)
-        doubted.append(f"{_VOTES} ε {taken} of {config.target_epsilon:g}: public ranges cost none")
 
     def work() -> int:
         for doubt in doubted:
@@ -241,8 +236,6 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         least = number(float(np.min(hparams.learning_rate)))
         print(f"learning rate {least}: 1/L, so no step expands")
-    if 0 < (taken := stage.experiment.epsilon_of_ranges) < math.inf:
-        print(f"{_VOTES} ε {epsilon_text(taken)}: {ranges_in(simulation.population)}")
     if done.audit is not None:
         print(done.audit)
     if stage.earlier:
@@ -258,15 +251,6 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         for sentence in (*choices, *({NO_RELEASE} & {*done.report.assumed})):
             print(sentence)
 
-
-def ranges_in(population: Population) -> str:
-    """Return the ranges of columns that were found by votes, in words."""
-    return ", ".join(
-        f"{name} {number(centre - abs(half))} to {number(centre + abs(half))}"
-        for each in population.columns.values()
-        for name, centre, half in zip(each.names, each.centre, each.half_range, strict=True)
-        if (centre, half) != (0, 1)
-    )
 
 
 def _warn_of(stage: Stage, done: Executed) -> None:

@@ -330,8 +330,7 @@ def _candidates(plan: SweepRuns) -> list[Experiment]:
     by_run = _experiments(list(itertools.chain(*families_of(plan))))
     found = [experiment for _, experiment in sorted(by_run.items())]
     for experiment in found:
-        charges = (*experiment.simulation.prepared, experiment.planned())
-        if why := next(filter(None, map(no_guarantee, charges)), ""):
+        if why := no_guarantee(experiment.planned()):
             raise ValueError(f"a candidate has no guarantee: {why}")
         if not _validates(experiment.simulation):
             raise ValueError("select-privately needs rows to validate on: validation-fraction")
@@ -350,7 +349,7 @@ def _selection_report(
     runs: selection.Runs, candidates: Sequence[Experiment], judged: Sequence[EvaluationPlan]
 ) -> Report:
     charges = [
-        [*each.simulation.prepared, each.planned(), plan.spend(each.simulation.num_clients)]
+        [each.planned(), plan.spend(each.simulation.num_clients)]
         for each, plan in zip(candidates, judged, strict=True)
     ]
     first = candidates[0]

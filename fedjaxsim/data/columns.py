@@ -3,26 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
-
-
-class Preparation(NamedTuple):
-    """A release about all clients' rows before round 1, to which a population was adapted.
-
-    Every run on the population is charged for it, as one full round of a Gaussian mechanism.
-
-    Attributes:
-      digest: one-way digest of the random key, the request and the rows: equal ones are one
-        release. Empty for rows read without noise.
-      clients: m, the clients who took part.
-      noise_multiplier: z; 0 if rows were read without noise, so that no ε covers any run.
-    """
-
-    digest: str
-    clients: int
-    noise_multiplier: float
 
 
 @dataclasses.dataclass(frozen=True)

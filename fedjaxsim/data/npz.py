@@ -11,8 +11,7 @@ The arrays:
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
 - with `client`, optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test
   rows;
-- optionally `public`: strings, see `Population.public`;
-- optionally `preparations`: (k, 3) strings, see `Population.preparations`;
+- optionally `public` and `unprotected`: strings, see `Population`;
 - optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
 - optionally `columns.FIELD`: (d,) strings, the names of a field's columns, and `units.FIELD`,
   (5, d) float64, their `centre`, `half_range` and `bound`, and, of all of them, `norm` and
@@ -37,11 +36,11 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, common_length
-from fedjaxsim.data.columns import Columns, Preparation
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 
-_RESERVED = ("client", "counts", "names", "split", "public", "preparations")
+_RESERVED = ("client", "counts", "names", "split", "public", "unprotected")
 _CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT = "categories.", "columns.", "units.", "held_out."
 _PREFIXES = (_CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT)
 _SUMS = "SHA256SUMS"
@@ -150,10 +149,9 @@ def _arrays_of(population: Population) -> dict[str, np.ndarray]:
     arrays = {"counts": population.counts, **population.fields}
     if not np.array_equal(population.names, np.arange(population.num_clients)):
         arrays["names"] = population.names
-    if population.public:
-        arrays["public"] = np.array(population.public)
-    if population.preparations:
-        arrays["preparations"] = np.array(population.preparations, str)
+    for name in ("public", "unprotected"):
+        if sentences := getattr(population, name):
+            arrays[name] = np.array(sentences)
     for field, names in population.categories.items():
         arrays[_CATEGORIES + field] = np.array(names)
     for field, columns in population.columns.items():
@@ -312,18 +310,16 @@ def described(population: Population, arrays: dict[str, np.ndarray]) -> Populati
 
 def _attributes(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return the attributes of a population that are no rows."""
-    found: dict[str, Any] = {"public": (), "preparations": (), "categories": {}, "columns": {}}
+    found: dict[str, Any] = {"public": (), "unprotected": (), "categories": {}, "columns": {}}
     for name, values in arrays.items():
         kind, _, field = name.partition(".")
         if kind not in found or bool(field) != isinstance(found[kind], dict):
             continue
-        if values.dtype.kind != "U" or values.ndim != 1 + (name == "preparations"):
+        if values.dtype.kind != "U" or values.ndim != 1:
             raise ValueError(f"{name} must hold strings, got {_shown(values)}")
         texts = tuple(values.tolist())
-        if name == "public":
+        if not field:
             found[name] = texts
-        elif name == "preparations":
-            found[name] = tuple(Preparation(key, int(m), float(z)) for key, m, z in texts)
         elif kind == "categories":
             found[kind][field] = texts
         else:

@@ -25,7 +25,7 @@ from fedjaxsim.data.arrays import (
     shareable,
     taken,
 )
-from fedjaxsim.data.columns import Columns, Preparation, columns_of
+from fedjaxsim.data.columns import Columns, columns_of
 from fedjaxsim.data.minibatches import Generate
 
 _LARGE = 1e3
@@ -57,8 +57,8 @@ class Population:
         There may be more than occur.
       columns: names and units of the columns, by field: of features "x", and of the target "y".
         Fields (N,) and (N, d) without names get x0, x1, …; others have none.
-      preparations: releases about all clients' rows, such as private ranges, to which it was
-        adapted; guarantees charge them.
+      unprotected: sentences on results of all clients' data, such as the ranges of columns, that
+        no ε covers: no run on the population has one.
       held_out: new clients, of whom the source has no training rows: all their rows, as training
         rows of a population of its own. None if there are none.
 
@@ -73,7 +73,7 @@ class Population:
     public: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     columns: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
-    preparations: tuple[Preparation, ...] = ()
+    unprotected: tuple[str, ...] = ()
     held_out: "Population | None" = None
 
     def __post_init__(self):

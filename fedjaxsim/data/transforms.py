@@ -2,7 +2,7 @@
 
 Changes that depend on all clients' data (constant columns, clients with rows of some classes) are
 the curator's preprocessing: they spend no privacy budget, and `Population.public` names them.
-Public ranges cost nothing; no ε covers the ranges of all rows.
+Public ranges cost nothing; `Population.unprotected` says that no ε covers the ranges of all rows.
 """
 
 import dataclasses
@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, to_float32
-from fedjaxsim.data.columns import Columns, Preparation
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.population import Population
 
 Range = tuple[float, float]
 """The smallest and the largest value of a column, in the units of its source."""
 _GIVEN = "The ranges of columns are given and taken as public."
+_READ = "the data were scaled by the ranges of all rows, which no ε covers"
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -184,8 +185,7 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
         ends = np.stack([values.min(axis=0), values.max(axis=0)])
         ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
         population = mapped(population, field, np.where(free, ends, np.nan))
-    made = Preparation("", population.num_clients, 0.0)
-    return noted(population, made=(made,))
+    return noted(population, unprotected=(_READ,))
 
 
 def unbounded(population: Population, *, target: bool) -> dict[str, np.ndarray]:
@@ -227,15 +227,14 @@ def mapped(population: Population, field: str, stored: np.ndarray) -> Population
     )
 
 
-def noted(
-    population: Population, *sentences: str, made: tuple[Preparation, ...] = ()
-) -> Population:
-    """Return the population with more of `public` and `preparations`, held-out clients, too."""
+def noted(population: Population, *public: str, unprotected: tuple[str, ...] = ()) -> Population:
+    """Return the population with more of `public` and `unprotected`, held-out clients, too."""
+    held_out = population.held_out
     return dataclasses.replace(
         population,
-        public=tuple(dict.fromkeys((*population.public, *sentences))),
-        preparations=(*population.preparations, *made),
-        held_out=population.held_out and noted(population.held_out, *sentences, made=made),
+        public=tuple(dict.fromkeys((*population.public, *public))),
+        unprotected=tuple(dict.fromkeys((*population.unprotected, *unprotected))),
+        held_out=held_out and noted(held_out, *public, unprotected=unprotected),
     )
 
 

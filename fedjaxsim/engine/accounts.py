@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.data.columns import Preparation
 from fedjaxsim.data.minibatches import ClientData, Minibatches, UnprotectedError, reader, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
@@ -32,18 +31,18 @@ def accounts_of(
     mechanism: Mechanism,
     sampler: Sampler,
     examples: PrivacyEvent | None = None,
-    *,
-    unchecked: bool = False,
+    unprotected: str = "",
 ) -> tuple[Account, ...]:
     """Return the accounts that a run is charged to: that of clients, and of examples if protected.
 
-    `examples` is the event of a task that protects examples.
+    `examples` is the event of a task that protects examples; `unprotected` says why no ε holds.
     """
-    m, release = sampler.scheme.clients, Unchecked() if unchecked else mechanism.event
+    m = sampler.scheme.clients
+    release = Unchecked(reason=unprotected) if unprotected else mechanism.event
     event = EXAMPLE if algorithm.example_epsilon is not None else examples
     if event is None:
         return ((sampler.scheme, release),)
-    own = dataclasses.replace(release, of_protected=not unchecked)
+    own = dataclasses.replace(release, of_protected=not unprotected)
     # Whoever sees a client's message knows that it took part.
     return (sampler.scheme, own), (SamplingScheme("full", m, m), event)
 
@@ -157,10 +156,9 @@ def places_for(hparams: Hyperparameters | None) -> int:
 
 
 def no_charges(
-    accounts: Sequence[Account], preparations: Sequence[Preparation] = ()
+    accounts: Sequence[Account],
 ) -> Callable[[Hyperparameters], tuple[Charges, ...]]:
-    """Return the `no_charges` of a program, but for preparations."""
-    return lambda hparams: (
-        *(ledger.no_charges(*account, places_for(hparams)) for account in accounts),
-        *map(ledger.charges_of, preparations),
+    """Return the `no_charges` of a program."""
+    return lambda hparams: tuple(
+        ledger.no_charges(*account, places_for(hparams)) for account in accounts
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import Prepared, PrivacySpend, Unchecked
+from fedjaxsim.privacy.events import PrivacySpend, Unchecked
 
 TRUSTED_SERVER = (
     "A trusted server clips, sums and noises; clients see only what it publishes and their own."
@@ -63,6 +63,7 @@ OF_PLAN = (
     "Examples are charged for all rounds that were planned, so the time to stop may follow from "
     "releases."
 )
+UNCHECKED = "functions were not checked (unchecked=True), so clients may leave rows anywhere"
 PLANNED = (
     "The noise and the number of rounds of a run without a budget do not follow from what was "
     "released."
@@ -71,11 +72,6 @@ LIMITED = (
     "The noise and the number of rounds may follow from what was released: ε is that of the whole "
     "budget, spent or not, which allows {}."
 )
-READ_ALL = (
-    "columns were scaled by the ranges of all rows, which no ε covers: give public or private "
-    "ranges"
-)
-_PREPARED = "The data were adapted to what all {} clients released with noise before round 1."
 _NOTHING_SENT = "No client sends anything."
 
 
@@ -124,8 +120,6 @@ def of_charges(
 
 def _of_sampling(charged: PrivacySpend) -> str:
     scheme, m = charged.scheme, charged.scheme.clients
-    if isinstance(charged.event, Prepared):
-        return _PREPARED.format(m)
     return {
         "poisson": f"Each of the {m} clients takes part independently of all others with the "
         "charged probability, and sums are divided by a public number.",
@@ -141,7 +135,7 @@ def no_guarantee(charged: PrivacySpend) -> str:
     """Return why no ε exists for rounds of one kind, or an empty string."""
     noise = [entry.noise_multiplier for entry in charged.entries]
     if isinstance(charged.event, Unchecked):
-        return "functions were not checked (unchecked=True), so clients may leave rows anywhere"
+        return charged.event.reason
     if charged.redrawn:
         return (
             "the state drew a round's random numbers twice or from a foreign key, so its noise may "
@@ -157,8 +151,6 @@ def no_guarantee(charged: PrivacySpend) -> str:
         return "no guarantee is known for this mechanism"
     if any(math.isnan(z) for z in noise):
         return "the noise multiplier of some round is not a number"
-    if isinstance(charged.event, Prepared) and 0 in noise:
-        return READ_ALL
     if charged.event.releases and 0 in noise:
         return "no noise was added"
     if charged.event.of_whole_run and len(set(noise)) > 1:

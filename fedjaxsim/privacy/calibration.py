@@ -14,7 +14,6 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting.composition import merge
-from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import (
     LARGEST_NOISE,
     MOST_ROUNDS,
@@ -25,7 +24,14 @@ from fedjaxsim.privacy.entries import (
     check_epsilon,
     check_noise_multiplier,
 )
-from fedjaxsim.privacy.events import GAUSSIAN, PrivacyEvent, PrivacyLimit, PrivacySpend, Silos
+from fedjaxsim.privacy.events import (
+    GAUSSIAN,
+    PrivacyEvent,
+    PrivacyLimit,
+    PrivacySpend,
+    Silos,
+    Unchecked,
+)
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule
 from fedjaxsim.privacy.silos import Minibatches, delta_of, profile
 
@@ -40,7 +46,9 @@ def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     check_epsilon(epsilon)
     check_delta(delta)
     if not event.known:
-        raise ValueError(f"noise cannot be calibrated: {event.kind!r} releases have no known cost")
+        known = f"{event.kind!r} releases have no known cost"
+        why = event.reason if isinstance(event, Unchecked) else known
+        raise ValueError(f"noise cannot be calibrated: {why}")
 
 
 def _as_drawn(sampling_rate: float) -> float:
@@ -114,7 +122,6 @@ def noise_multiplier(
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     noise_schedule: Schedule = CONSTANT,
-    before: tuple[PrivacySpend, ...] = (),
 ) -> float:
     """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
 
@@ -127,26 +134,18 @@ def noise_multiplier(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       noise_schedule: the noise of each round, with scale z: see `Schedule`.
-      before: charges of releases before round 1, which ε covers, too.
 
     Raises:
-      ValueError: for values outside these ranges, if earlier releases spend ε, if the schedule does
-        not suit the rounds, or if almost no noise is enough, as where δ exceeds the probability to
-        take part.
+      ValueError: for values outside these ranges, if the schedule does not suit the rounds, or if
+        almost no noise is enough, as where δ exceeds the probability to take part.
     """
     _check(epsilon, delta, event)
     checks.count(rounds=rounds)
     p = _as_drawn(sampling_rate)
-    if before and (already := guarantee.spent(before, delta, adjacency)) >= epsilon:
-        why = next(filter(None, map(no_guarantee, before)), f"they spend {already:.4g}")
-        raise ValueError(
-            f"releases before round 1 leave nothing of epsilon {epsilon}: {why}; ranges of columns "
-            "that are public cost nothing"
-        )
 
     def cost(z, accountant=None, schedule=noise_schedule):
         planned = PrivacySpend(scheme, event, schedule.entries(z, p, rounds))
-        return guarantee.spent((*before, planned), delta, adjacency, accountant)
+        return guarantee.spent([planned], delta, adjacency, accountant)
 
     guess = p * math.sqrt(rounds) / epsilon + 0.5
     z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE)

@@ -234,7 +234,9 @@ class Unprotected(PrivacyEvent):
 
 @dataclasses.dataclass(frozen=True)
 class Unchecked(PrivacyEvent):
-    """Rounds of functions that were not checked, for debugging: no ε holds for anybody."""
+    """Rounds without an ε, from before the first one, for a `reason`."""
+
+    reason: str = ""
 
     kind = "unchecked"
 
@@ -288,15 +290,6 @@ class Examples(Gaussian):
                 "noise": tuple(map(tuple, self.silos["noise"])),
             }
             object.__setattr__(self, "silos", Silos(**(self.silos | lists)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared(Gaussian):
-    """A release before round 1 to which the data were adapted; one of each digest is charged."""
-
-    digest: str = ""
-
-    kind = "prepared"
 
 
 GAUSSIAN = Gaussian()

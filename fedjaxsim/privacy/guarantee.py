@@ -36,7 +36,7 @@ from fedjaxsim.privacy.entries import (
     check_delta,
     drawn_twice,
 )
-from fedjaxsim.privacy.events import Examples, Prepared, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons, round_up
 
 _FEW = 64
@@ -362,8 +362,7 @@ def report(
         limited = (LIMITED.format(filters.described(limit.planned)),)
         released = allowed = list(limit.planned)
     sentences = of_charges(released, (*(limited or (PLANNED,)), *assumed), delta)
-    rounds = [each for each in charges if not isinstance(each.event, Prepared)]
-    described = _costly(rounds, "client") or rounds or charges
+    described = costly or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
     def guarantees(adjacency: Adjacency) -> list[Guarantee]:

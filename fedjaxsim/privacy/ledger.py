@@ -17,11 +17,9 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from fedjaxsim import checks
-from fedjaxsim.data.columns import Preparation
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
-    Prepared,
     PrivacyEvent,
     PrivacyLimit,
     PrivacySpend,
@@ -191,26 +189,6 @@ def with_account(
     return dataclasses.replace(ledger, charges=(*ledger.charges, new))
 
 
-def with_preparations(ledger: Ledger, preparations: Iterable[Preparation]) -> Ledger:
-    """Return the ledger with the charges that it lacks of what a population was adapted to."""
-    known = {charges.event for charges in ledger.charges}
-    new = [charges_of(each) for each in preparations if spend_of(each).event not in known]
-    return dataclasses.replace(ledger, charges=(*ledger.charges, *new)) if new else ledger
-
-
-def charges_of(preparation: Preparation) -> Charges:
-    """Return the account of a release before round 1."""
-    scheme, event, ((z, p, _),), *_ = spend_of(preparation)
-    return charge(no_charges(scheme, event, 1), z, p, 0)
-
-
-def spend_of(preparation: Preparation) -> PrivacySpend:
-    """Return the charge of a release before round 1."""
-    m, z = preparation.clients, preparation.noise_multiplier
-    entry = Entry(float(np.float32(z)), 1.0, 1)
-    return PrivacySpend(SamplingScheme("full", m, m), Prepared(digest=preparation.digest), (entry,))
-
-
 def with_room(ledger: Ledger, planned: PrivacySpend) -> Ledger:
     """Return the ledger with room in the account of planned releases for their (z, p)."""
 
@@ -311,8 +289,6 @@ def charged(ledger: Ledger) -> list[PrivacySpend]:
     own = [tuple(entries(charges)) for charges in ledger.charges]
     spent = dict.fromkeys(UNITS, 0)
     for charges, each in zip(ledger.charges, own, strict=True):
-        if isinstance(charges.event, Prepared):  # its digest stands for its random numbers
-            continue
         spent[charges.event.unit] += sum(entry.rounds for entry in each)
     redrawn = max(spent.values()) > sum(each.rounds for each in drawn(ledger))
     redrawn |= any(bool(np.asarray(draws.repeated)) for draws in ledger.draws)

@@ -29,7 +29,6 @@ from fedjaxsim.factories import resolve
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
-from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own
 from fedjaxsim.runs.settings import RunConfig, flag
@@ -154,14 +153,9 @@ def whole_population_of(config: RunConfig) -> Population:
 
 def _scaled(config: RunConfig, population: Population) -> Population:
     """Scale columns as the settings ask: public ranges first, then those of the other columns."""
-    how, named = config.get("scale", "none"), ranges_of(config.get("range", ()))
-    population = scale(population, named) if named else population
-    target = config.loss == "squared"
-    if how == "all":
-        return scale_by_rows(population, target=target)
-    if how == "private":
-        z, seed = config.get("scale_noise"), config.data_seed
-        return scale_privately(population, z, target=target, seed=seed)
+    population = scale(population, ranges_of(config.get("range", ())))
+    if config.get("scale") == "all":
+        return scale_by_rows(population, target=config.loss == "squared")
     return population
 
 

@@ -107,11 +107,6 @@ class Experiment:
         )
 
     @functools.cached_property
-    def epsilon_of_ranges(self) -> float:
-        """The ε that the clients' votes on private ranges of columns spend; 0 without any."""
-        return spent(self.simulation.prepared, self.delta)
-
-    @functools.cached_property
     def state_shapes(self) -> SimulationState:
         """The shapes of its state."""
         key = jax.random.key(0, impl="threefry2x32")
@@ -287,7 +282,6 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
             scheme=scheme,
             event=event,
             noise_schedule=config.noise_schedule,
-            before=simulation.prepared,
         )
         hparams = hparams.replace(noise_multiplier=z)
     if "noise_multiplier" in hparams:
@@ -317,8 +311,7 @@ def _check_start(experiment: Experiment) -> None:
         simulation.mechanism.event.kind in ("gaussian", "correlated")
         and experiment.noise_multiplier > 0
     ):
-        charges = (*simulation.prepared, experiment.planned())
-        spent(charges, experiment.delta)
+        spent([experiment.planned()], experiment.delta)
 
 
 def _check_memory(experiment: Experiment) -> None:

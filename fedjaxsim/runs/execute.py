@@ -248,12 +248,10 @@ def spent_in_all(
     experiment: Experiment, begin: SimulationState | None = None, rounds: int | None = None
 ) -> float:
     """Return the ε of all stages up to a run of some rounds; inf without a guarantee."""
-    simulation = experiment.simulation
-    before = simulation.prepared
+    before = []
     if begin is not None:
-        before = ledger.charged(simulation.with_account(begin).privacy)
-    charged = (*before, experiment.planned(end=rounds))
-    return spent(charged, experiment.delta)
+        before = ledger.charged(experiment.simulation.with_account(begin).privacy)
+    return spent([*before, experiment.planned(end=rounds)], experiment.delta)
 
 
 def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:

@@ -183,13 +183,8 @@ GROUPS = {
                 shown="all", least=2, most=_INT32,
             ),
             Setting(
-                "scale", Literal["none", "all", "private"], "none",
-                "Map columns to [-1, 1]: all by all rows (no ε), private by noisy votes (charged).",
-            ),
-            Setting(
-                "scale_noise", float, None,
-                "z of the release of private ranges, charged as one round of all clients.",
-                shown="the most that m clients allow",
+                "scale", Literal["none", "all"], "none",
+                "Map columns to [-1, 1] by their ranges in all rows, for which there is no ε.",
             ),
             Setting(
                 "range", tuple[str, ...], (),
@@ -519,10 +514,6 @@ class RunConfig(Table):
             (
                 self.get("hidden", (1,)) == (),
                 "hidden must hold at least one width, got none",
-            ),
-            (
-                self.get("scale_noise") is not None and self.get("scale") != "private",
-                "scale-noise has no effect without scale private",
             ),
             (
                 consumes and self.get("local_steps") is None,

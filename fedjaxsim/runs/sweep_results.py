@@ -286,7 +286,7 @@ def write_report(
     for run in finished:
         one = experiments[run]
         simulation, z = one.simulation, np.float32(one.noise_multiplier).item()
-        charges = (*simulation.prepared, one.planned())
+        charges = (one.planned(),)
         public = (*one.config.public, *simulation.public)
         charged.setdefault((charges, z, one.delta, public), []).append(run)
         for drawn in one.draws():

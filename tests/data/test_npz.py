@@ -118,8 +118,8 @@ def test_reserved_names_are_not_saved(tmp_path):
         ({"x": X, "client": Y * 0, "split": Y}, "split must hold 0, 1 or 2"),
         ({"x": X, "client": Y * 0, "split": Y * 0 + 1}, "no client has training rows"),
         (
-            {"x": X, "counts": np.array([4]), "preparations": np.array(["{}"])},
-            "preparations must hold strings",
+            {"x": X, "counts": np.array([4]), "unprotected": np.array([1])},
+            "unprotected must hold strings",
         ),
         ({"x": X / np.float32(2) * np.nan, "client": Y}, "client '0', field 'x'.*nan"),
     ],

@@ -4,21 +4,17 @@ import math
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.stats import norm
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.running import ranges_in
 from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
-from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import spent_in_all
 from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.sweep_runs import read_sweep
 
@@ -203,33 +199,3 @@ def test_what_is_unsound_is_refused_in_one_line(flags, message, tmp_path, capsys
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not (tmp_path / "r").exists()
-
-
-def test_private_ranges_are_part_of_a_target_epsilon(tmp_path):
-    rng, m = np.random.default_rng(0), 200
-    frame = pd.DataFrame(
-        {"who": np.repeat(np.arange(m), 4), "year": rng.integers(1960, 1990, 4 * m)}
-    )
-    frame.assign(pay=1e4 * rng.normal(size=4 * m)).to_csv(tmp_path / "pay.csv", index=False)
-    table = ["--data", f"csv:{tmp_path / 'pay.csv'}", "--client", "who", "--target", "pay"]
-    table += ["--loss", "squared", "--scale", "private", "--seed", "5"]
-    found = experiment(*table, "--epsilon", "4", "--scale-noise", "2", "--sampling", "full")
-    population = found.simulation.population
-    (made,) = population.preparations
-    assert (made.clients, made.noise_multiplier) == (m, 2)
-    assert population.columns["x"].bound == population.columns["y"].bound == (1,)
-    assert spent_in_all(found) == pytest.approx(4, rel=1e-3)
-    of_rounds = spent([found.planned()], found.delta)
-    assert 2 < of_rounds < 3.8  # the ranges cost the rest
-    again = experiment(*table, "--epsilon", "3")  # by default as much noise as the clients allow
-    assert again.simulation.population.preparations[0].noise_multiplier > 2
-    with pytest.raises(ValueError, match=r"need \d+ clients, got 200: .*--range"):
-        experiment(*table, "--scale-noise", "9")
-    with pytest.raises(ValueError, match=r"leave nothing of epsilon 1.*public cost nothing"):
-        experiment(*table, "--scale-noise", "1", "--epsilon", "1")
-    ranges = ranges_in(found.simulation.population)
-    assert found.epsilon_of_ranges == spent(found.simulation.prepared, found.delta)
-    low, high = map(float, ranges.split(",")[0].removeprefix("year ").split(" to "))
-    assert low < 1965 < 1985 < high
-    with pytest.raises(ValueError, match="no effect without scale private"):
-        experiment(*table, "--scale", "all", "--scale-noise", "1")
