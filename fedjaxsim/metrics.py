@@ -47,17 +47,9 @@ _FRACTION, _POSITIVE = (0.0, 1.0), (0.0, math.inf)
 METRICS = {
     "excess_risk": Metric("excess risk", larger_is_better=False, range=_POSITIVE, logarithmic=True),
     "accuracy": Metric("accuracy", "fraction", True, _FRACTION, smooth=False),
-    "f1": Metric("micro F1", None, True, _FRACTION, smooth=False),
-    "subset_accuracy": Metric("subset accuracy", "fraction", True, _FRACTION, smooth=False),
-    "hamming_loss": Metric(
-        "Hamming loss", "fraction", False, _FRACTION, smooth=False, in_tables=("",)
-    ),
     "nmse": Metric("nMSE", "MSE / variance", False, _POSITIVE, pooled=True),
     "loss": Metric("loss", larger_is_better=False, in_tables=()),
     "auc": Metric("aAUC", None, True, _FRACTION, smooth=False, in_tables=("",)),
-    "balanced_accuracy": Metric(
-        "balanced accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=()
-    ),
     "squared_error": Metric("squared error", None, False, _POSITIVE, power=2, in_tables=()),
 }
 """Records by metric name. A run is judged by the first metric of this list that it has."""

@@ -21,7 +21,6 @@ from jax import core
 
 from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
-from fedjaxsim.data.describe import white_paper
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import accounts, trained
@@ -196,8 +195,6 @@ class Simulation:
                 "a population that generates its minibatches has no epochs or passes; give steps, "
                 f"got {self.minibatches}"
             )
-        if found := white_paper(population):
-            warnings.warn(found, stacklevel=1)
         self.population = population
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._checked: set[Any] = set()

@@ -1,6 +1,5 @@
 """Statistics of a population, and the columns of a table with the flags that make features."""
 
-import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from pyarrow import ChunkedArray
 
 _PADDING = -1
-_WHITE, _PIXELS, _SAMPLED = 0.75, 16, 1_000
-"""Mean from which on pixels in [0, 1] are white paper, the fewest of an image, and rows read."""
 _LISTED = 10
 """Most labels that are listed."""
 TABLES = ("csv", "parquet")
@@ -40,98 +37,25 @@ def skewness(values: np.ndarray) -> float:
     return float(np.mean(apart**3) / variance**1.5) if variance > 0 else 0.0
 
 
-def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels of a population, sorted, (c,), and their counts in some splits, (m, c).
+def label_counts(population: Population) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels of a population, sorted, (c,), and each client's counts of them, (m, c).
 
-    By default in all splits; the label −1 of tokens is padding and does not count.
+    The label −1 of tokens is padding and does not count.
     """
-    labels = np.unique(_labels(population)[1])
-    client, found = _labels(population, *splits)
-    shape = (population.num_clients, len(labels))
-    cells = client * len(labels) + np.searchsorted(labels, found)
-    return labels, np.bincount(cells, minlength=math.prod(shape)).reshape(shape)
-
-
-def _labels(population: Population, *splits: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the client and the value of every label in some splits, (k,) each, without padding."""
     y = population.fields.get("y")
     if y is None or y.dtype.kind not in "iu":
         raise ValueError("only integer labels 'y' can be counted")
-    m, counts = population.num_clients, population.counts
-    chosen = np.repeat(np.tile(np.isin(SPLITS, splits or SPLITS), m), counts.ravel())
-    client = np.repeat(np.arange(m), counts.sum(axis=1))[chosen]
-    labels = y[chosen]
-    if y.ndim == 1:
-        return client, labels
-    real = labels != _PADDING
-    return np.repeat(client, real.sum(axis=1)), labels[real]
-
-
-def majority_accuracy(population: Population, split: str = "test", *, own: bool = False) -> float:
-    """Compute the accuracy of always predicting the most frequent training label, or each its own.
-
-    It is the mean over the clients with labels in the split, NaN if there is none; the smallest
-    label wins a tie.
-    """
-    m = population.num_clients
-    if own:
-        labels, counts = label_counts(population, "train")
-        predicted = labels[np.argmax(counts, axis=1)]
-    else:
-        labels, sizes = np.unique(_labels(population, "train")[1], return_counts=True)
-        predicted = np.full(m, labels[np.argmax(sizes)])
-    client, asked = _labels(population, split)
-    total = np.bincount(client, minlength=m)
-    hits = np.bincount(client, asked == predicted[client], m)
-    return float(np.mean(hits[total > 0] / total[total > 0])) if total.any() else float("nan")
-
-
-def between_clients(population: Population) -> float | None:
-    """Compute the intraclass correlation ICC(1) of a numeric target, of training rows.
-
-    With the mean squares MSB between and MSW within k clients it is (MSB − MSW) / (MSB + (n₀ − 1)
-    MSW), n₀ = (N − Σ n²/N) / (k − 1) (Donner 1986): the share of the target's variance that lies
-    between clients. It may be slightly negative. None if the target is not one number a row, names
-    classes, or clients have one row each.
-    """
-    y, ranges = population.fields.get("y"), population.splits["train"]
-    if y is None or y.ndim != 1 or "y" in population.categories:
-        return None
-    counts = ranges.count[ranges.count > 0]
-    rows, k = int(counts.sum()), len(counts)
-    if k < 2 or rows == k:
-        return None
-    values = y[ranges.all_rows()].astype(np.float64)
-    values -= values.mean()
-    client = np.repeat(np.arange(k), counts)
-    means = np.bincount(client, values) / counts
-    between = np.sum(counts * means**2) / (k - 1)
-    within = np.sum((values - means[client]) ** 2) / (rows - k)
-    usual = (rows - np.sum(counts.astype(np.float64) ** 2) / rows) / (k - 1)
-    total = between + (usual - 1) * within
-    return float((between - within) / total) if total > 0 else None
-
-
-def white_paper(population: Population) -> str:
-    """Return a sentence on images of dark ink on white paper; "" of other data."""
-    x = population.fields.get("x")
-    if x is None or x.dtype.kind != "f" or math.prod(x.shape[1:]) < _PIXELS:
-        return ""
-    some = x[:_SAMPLED]
-    mean = float(some.mean())
-    if mean < _WHITE or some.min() < 0 or some.max() > 1:
-        return ""
-    return (
-        f"the mean of x is {mean:.2f}, as of images on white paper, 1: models learn the paper "
-        "first, so invert it (--preprocess invert; fjs.data.invert)"
-    )
+    m, real = population.num_clients, np.full(y.shape, True) if y.ndim == 1 else y != _PADDING
+    labels, place = np.unique(y[real], return_inverse=True)
+    client = np.repeat(np.arange(m), population.counts.sum(axis=1))
+    cells = np.repeat(client, real.reshape(len(y), -1).sum(axis=1)) * len(labels) + place
+    return labels, np.bincount(cells, minlength=m * len(labels)).reshape(m, len(labels))
 
 
 def describe(population: Population) -> dict[str, Any]:
     """Return statistics of a population by name; None for one that does not apply.
 
-    `rows_min`, `rows_median`, `rows_max` and `rows_skewness` are of all splits together;
-    `majority_accuracy` and `own_majority_accuracy` are on test rows.
+    `rows_min`, `rows_median`, `rows_max` and `rows_skewness` are of all splits together.
     """
     sizes = population.counts.sum(axis=1)
     found: dict[str, Any] = {
@@ -147,19 +71,11 @@ def describe(population: Population) -> dict[str, Any]:
             for name, values in population.fields.items()
         },
         "labels": None,
-        "majority_accuracy": None,
-        "own_majority_accuracy": None,
-        "between_clients": between_clients(population),
-        "white_paper": white_paper(population) or None,
     }
     y = population.fields.get("y")
     if y is not None and y.dtype.kind in "iu":
         names = population.categories.get("y")
-        labels, _ = label_counts(population)
-        found["labels"] = [names[k] if names else int(k) for k in labels]
-        if population.splits["test"].count.any():
-            found["majority_accuracy"] = majority_accuracy(population)
-            found["own_majority_accuracy"] = majority_accuracy(population, own=True)
+        found["labels"] = [names[k] if names else int(k) for k in label_counts(population)[0]]
     return found
 
 
@@ -181,20 +97,6 @@ def in_words(found: Mapping[str, Any]) -> str:
         if len(labels) > _LISTED:
             labels = [*labels[: _LISTED - 2], "…", labels[-1]]
         lines.append(f"labels: {len(found['labels'])} different: {', '.join(labels)}")
-    if found["majority_accuracy"] is not None:
-        lines.append(
-            "test accuracy of always saying the most frequent label, mean over clients: "
-            f"{found['majority_accuracy']:.3f} "
-            f"(each client its own: {found['own_majority_accuracy']:.3f})"
-        )
-    if found["between_clients"] is not None:
-        lines.append(
-            f"variance of the target between clients: {found['between_clients']:.2f} of all "
-            "(intraclass correlation of training rows, not private); the larger, the more personal "
-            "models can help"
-        )
-    if found["white_paper"] is not None:
-        lines.append(found["white_paper"])
     return "\n".join(lines)
 
 

@@ -182,7 +182,7 @@ def _task(config: RunConfig, population: Population) -> Task:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
     classes = population.categories.get("y")
     own, outputs = config.loss not in LOSSES, 1
-    if fields["y"].ndim == 2 and (own or config.loss in SEVERAL):
+    if fields["y"].ndim == 2 and (own or config.loss == "squared"):
         outputs = fields["y"].shape[1]
     if own:
         outputs = config.get("outputs") or (outputs if classes is None else len(classes))
@@ -249,8 +249,6 @@ _FEW = 20
 """Classes that may occur in any number of rows."""
 _MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing")
 """Names of classes that may stand for missing labels."""
-SEVERAL = ("multilabel", "squared")
-"""Losses of several targets per row."""
 _LARGE, _UNEVEN, _SAMPLED = 30, 1e3, 10_000
 """Features, and their ratio, that one step hardly suits, and the rows that are looked at."""
 _SPARSE = 10
@@ -287,16 +285,11 @@ def check_data(config: RunConfig, population: Population) -> None:
     labels = population.fields.get("y")
     if labels is None:
         return
-    known = config.loss in LOSSES and config.loss not in SEVERAL
+    known = config.loss in LOSSES and config.loss != "squared"
     if labels.ndim > 1 and config.model in numbers and known:
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}; "
-            f"several targets need loss {' or '.join(SEVERAL)}"
-        )
-    if labels.ndim == 1 and config.loss == "multilabel":
-        raise ValueError(
-            "loss multilabel needs several targets, as in --target a,b, or y of shape (n, k), got "
-            f"{labels.shape}"
+            "several targets need loss squared"
         )
     if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(

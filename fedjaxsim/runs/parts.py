@@ -36,7 +36,6 @@ LOSSES = {
     "one-vs-all": f"{_TASKS}:one_vs_all",
     "squared": f"{_TASKS}:squared",
     "logistic": f"{_TASKS}:logistic",
-    "multilabel": f"{_TASKS}:multilabel",
 }
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""

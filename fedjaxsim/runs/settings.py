@@ -99,8 +99,7 @@ RUN = (
     _name(
         "loss",
         "softmax",
-        "Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1, multilabel several "
-        "targets 0/1",
+        "Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1",
     ),
     Setting(
         "compute", Literal["float32", "bfloat16"], "float32",

@@ -5,7 +5,6 @@ from .task import Task as Task
 from .task import augmented as augmented
 from .task import known_regression as known_regression
 from .task import logistic as logistic
-from .task import multilabel as multilabel
 from .task import one_vs_all as one_vs_all
 from .task import softmax as softmax
 from .task import softmax_sequence as softmax_sequence

@@ -17,18 +17,11 @@ from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.metrics import Metric as Metric
 from fedjaxsim.models.model import STATISTICS, Dense, FrozenWeights, Model, linear, require_model
-from fedjaxsim.tasks.streaming_metrics import (
-    StreamingMetric,
-    area_under_roc,
-    balanced_accuracy,
-    micro_f1,
-)
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc
 
 PyTree = Any
 OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
 """(outputs (b, c), labels or other outputs) -> (b,)."""
-Outputs = Callable[[PyTree, Batch], jax.Array]
-"""(params, batch) -> the model's outputs (b, ...)."""
 Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
 Augment = Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
 """(key, fields of an example) -> its fields in this step."""
@@ -251,14 +244,15 @@ def _task(
     says: Callable[[jax.Array], dict[str, jax.Array]],
     wanted: str,
     suits: Callable[[jax.ShapeDtypeStruct], bool],
-    streaming: Callable[[Outputs], Mapping[str, StreamingMetric]] = lambda outputs: {},
+    score: Callable[[jax.Array], jax.Array] | None = None,
     targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None,
     **more: Any,
 ) -> Task:
     """Make a task of functions of outputs and labels; the metric "loss" is the loss.
 
     `says` makes predictions of outputs, `suits` judges labels y, of which `wanted` is the rule,
-    and `more` are other attributes, among them the `divergence` of outputs.
+    `score` of two classes is larger for the positive one, (b,), and `more` are other attributes,
+    among them the `divergence` of outputs.
     """
     model = _with_checks(name, model, num_outputs, per_token=targets is not None)
     features, dense, between = model.features, model.dense, more.pop("divergence", None)
@@ -299,6 +293,12 @@ def _task(
     def divergence(params, other, batch):
         return between(outputs_of(params, batch), outputs_of(other, batch))
 
+    streaming = {}
+    if score is not None:
+        streaming["auc"] = area_under_roc(
+            lambda params, batch: score(outputs_of(params, batch)),
+            lambda batch: batch.fields["y"] > 0,
+        )
     layers = None
     if dense is not None and dense.of is model.apply and model.train is None:
         layers = Layers(loss_of, dense, lambda outputs, f: metrics["loss"](outputs, f["y"]))
@@ -312,7 +312,7 @@ def _task(
         linear=features and Linear(lambda batch: features(batch.fields["x"]), loss),
         public=() if model.frozen is None else (assumed,),
         divergence=between and divergence,
-        streaming_metrics=streaming(outputs_of),
+        streaming_metrics=streaming,
         targets=targets,
         frozen=model.frozen,
         track=track if model.keeps_statistics else None,
@@ -320,43 +320,6 @@ def _task(
         layers=layers,
         **more,
     )
-
-
-def _classification(
-    name: str,
-    model: Model,
-    num_outputs: int,
-    num_classes: int,
-    losses: OfOutputs,
-    correct: OfOutputs,
-    score: Callable[[jax.Array], jax.Array],
-    *args: Any,
-    **more: Any,
-) -> Task:
-    """Make a `_task` with the metrics of a classification.
-
-    `correct` is 1 if right, else 0, and NaN without a prediction. For two classes `score` is (b,),
-    larger for the positive class.
-    """
-
-    def label(batch):
-        labels = batch.fields["y"]
-        return (labels > 0).astype(int) if num_classes == 2 else labels
-
-    def streaming(outputs_of):
-        def is_correct(params, batch):
-            return correct(outputs_of(params, batch), batch.fields["y"])
-
-        found = {"balanced_accuracy": balanced_accuracy(is_correct, label, num_classes)}
-        if num_classes == 2:
-            found["auc"] = area_under_roc(
-                lambda params, batch: score(outputs_of(params, batch)),
-                lambda batch: label(batch) > 0,
-            )
-        return found
-
-    metrics = {"loss": losses, "accuracy": correct}
-    return _task(name, model, num_outputs, metrics, *args, streaming=streaming, **more)
 
 
 def _of_classes(
@@ -369,12 +332,13 @@ def _of_classes(
 ) -> Task:
     """Make a classification in which the largest of c outputs wins."""
     checks.count(2, num_classes=num_classes)
-    return _classification(
-        name, model, num_classes, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0],
+    score = (lambda outputs: outputs[:, 1] - outputs[:, 0]) if num_classes == 2 else None
+    return _task(
+        name, model, num_classes, {"loss": losses, "accuracy": _largest},
         functools.partial(_class_said, probabilities),
         f"{name} needs integer labels y (n,); squared takes others",
         lambda y: np.issubdtype(y.dtype, np.integer) and y.ndim == 1,
-        divergence=divergence, labels=(range(num_classes),),
+        score=score, divergence=divergence, labels=(range(num_classes),),
     )  # fmt: skip
 
 
@@ -531,49 +495,10 @@ def logistic(model: Model) -> Task:
         odds = logits[:, 0]
         return {"prediction": _if_said(odds > 0, logits), "probability": jax.nn.sigmoid(odds)}
 
-    return _classification(
-        "logistic", model, 1, 2, losses, correct, lambda logits: logits[:, 0], says,
-        "logistic needs one label per row, y (n,)", lambda y: y.ndim == 1,
-        divergence=_of_coins, labels=((-1, 1), (0, 1)),
-    )  # fmt: skip
-
-
-def multilabel(model: Model, num_labels: int) -> Task:
-    """Classification with any number of labels per row; "y" holds 0 and 1, (n, k).
-
-    The loss of a row is the mean binary cross-entropy of its labels. A label is predicted above a
-    probability of ½. "subset_accuracy", "hamming_loss" and "f1", which pools the labels of a client
-    (micro), are scikit-learn's.
-
-    Args:
-      model: outputs (b, k): the log-odds of each label.
-      num_labels: k, at least 2.
-    """
-    checks.count(2, num_labels=num_labels)
-
-    def losses(logits, labels):
-        each = optax.losses.sigmoid_binary_cross_entropy(logits, labels.astype(logits.dtype))
-        return jnp.mean(each, axis=-1)
-
-    def subset(logits, labels):
-        return _judged(jnp.all((logits > 0) == (labels > 0), axis=-1), logits)
-
-    def hamming(logits, labels):
-        wrong = jnp.mean((logits > 0) != (labels > 0), axis=-1, dtype=logits.dtype)
-        return jnp.where(jnp.isnan(logits).any(axis=-1), jnp.nan, wrong)
-
-    def says(logits):
-        said = jnp.where(jnp.isnan(logits), -1, logits > 0).astype(jnp.int32)
-        return {"prediction": said, "probability": jax.nn.sigmoid(logits)}
-
     return _task(
-        "multilabel", model, num_labels,
-        {"loss": losses, "subset_accuracy": subset, "hamming_loss": hamming},
-        says,
-        f"multilabel needs integer labels 0 and 1, y (n, {num_labels})",
-        lambda y: y.dtype.kind == "i" and y.shape[1:] == (num_labels,),
-        lambda outputs_of: {"f1": micro_f1(outputs_of, lambda batch: batch.fields["y"] > 0)},
-        divergence=_of_coins, labels=((0, 1),),
+        "logistic", model, 1, {"loss": losses, "accuracy": correct}, says,
+        "logistic needs one label per row, y (n,)", lambda y: y.ndim == 1,
+        score=lambda logits: logits[:, 0], divergence=_of_coins, labels=((-1, 1), (0, 1)),
     )  # fmt: skip
 
 

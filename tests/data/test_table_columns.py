@@ -6,11 +6,8 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import f_oneway
 
 from fedjaxsim.cli import main
-from fedjaxsim.data.describe import between_clients
-from fedjaxsim.data.population import Population
 
 
 @pytest.fixture
@@ -67,19 +64,3 @@ def test_facts_of_columns_are_those_of_pandas(table, capsys):
         assert each["missing"] == column.isna().sum()
         if each["type"] != "string":
             np.testing.assert_allclose(each["values"], [column.min(), column.max()])
-
-
-@pytest.mark.parametrize("counts", [[4, 4, 4], [2, 9, 1, 5]])
-def test_the_part_of_variance_between_clients_is_that_of_an_analysis_of_variance(counts):
-    rng = np.random.default_rng(1)
-    groups = [rng.normal(k, 1, n) for k, n in enumerate(counts)]
-    y = np.concatenate(groups)
-    population = Population.from_flat({"x": np.zeros((len(y), 1)), "y": y}, counts)
-    sizes = np.array(counts, float)
-    usual = (sizes.sum() - (sizes**2).sum() / sizes.sum()) / (len(sizes) - 1)
-    ratio = f_oneway(*groups).statistic
-    found = between_clients(population)
-    assert found is not None
-    np.testing.assert_allclose(found, (ratio - 1) / (ratio + usual - 1), rtol=1e-6)
-    classes = Population.from_flat({"x": np.zeros((2, 1)), "y": np.array([0, 1])}, [1, 1])
-    assert between_clients(classes) is None

@@ -40,13 +40,9 @@ def test_a_system_promotes_no_types_and_no_ranks(name):
     traced(name, *problem)
 
 
-@pytest.mark.parametrize(
-    ("task", "labels"),
-    [(tasks.logistic(linear((4,), 1)), (20,)), (tasks.multilabel(linear((4,), 2), 2), (20, 2))],
-)
-def test_a_task_promotes_no_types_and_no_ranks(task, labels):
-    population, _ = classification(COUNTS)
-    y = np.random.default_rng(0).integers(0, 2, labels)
+def test_a_task_promotes_no_types_and_no_ranks():
+    (population, _), task = classification(COUNTS), tasks.logistic(linear((4,), 1))
+    y = np.random.default_rng(0).integers(0, 2, 20)
     fields = {"x": population.fields["x"], "y": y}
     traced("fedavg", dataclasses.replace(population, fields=fields, columns={}), task)
 
