@@ -131,19 +131,6 @@ def _parquet() -> bytes:
     return target.getvalue()
 
 
-def _images() -> dict[str, bytes]:
-    from PIL import Image
-
-    found = {}
-    for k, ending in enumerate(("png", "jpeg", "bmp", "webp")):
-        for label in ("cat", "dog"):
-            target = io.BytesIO()
-            pixels = np.full((6, 5, 3), 20 * k, np.uint8)
-            Image.fromarray(pixels).save(target, ending)
-            found[f"c{k}/{label}/1.{ending}"] = target.getvalue()
-    return found
-
-
 def _folder() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as place:
         save_folder(Path(place) / "p", population())
@@ -236,7 +223,6 @@ def _restored(folder: Path) -> Any:
 def formats() -> dict[str, Format]:
     """Return all formats by name."""
     table = {"client": "who", "target": "label"}
-    image = {"partition": None}
     return {
         "csv": Format({"a.csv": _table()}, _loaded("csv:{}/a.csv", **table)),
         "csv.gz": Format(
@@ -258,7 +244,6 @@ def formats() -> dict[str, Format]:
             {"a.zip": _zipped({"d/train/a.json": _leaf(), "d/test/a.json": _leaf()})},
             _loaded("leaf:{}/a.zip"),
         ),
-        "images": Format(_images(), _loaded("images:{}", **image)),
         "folder": Format(_folder(), _loaded("folder:{}/p")),
         "checkpoint": Format({"7.state": _checkpoint()}, _restored),
         "checkpoint.inside": Format(

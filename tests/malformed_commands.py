@@ -57,7 +57,7 @@ _WORDS: dict[str, str] = {
     "mechanism": "bogus '' wishart no-release every-row gaussian-gram",
     "sampling": "bogus '' fixed poison",
     "partition": "bogus column column: column:z '' iid:3",
-    "data": "bogus '' csv: csv npz:absent.npz leaf:absent mat:absent.mat folder:absent images:.",
+    "data": "bogus '' csv: csv npz:absent.npz leaf:absent mat:absent.mat folder:absent images:a",
     "loss": "bogus '' squared logistic",
     "compute": "float16 ''",
     "schedule": "bogus cos",
@@ -277,7 +277,7 @@ def _all() -> Iterator[tuple[str, str]]:
             yield "arrays", f"run --data 'npz:{name}-{number}.npz' --rounds 1"
     for name in ("x", "y"):
         yield "arrays", f"run --data npz:no-{name}.npz --rounds 1"
-    for name, kind in itertools.product(_LEAF, ("leaf", "mat", "npz", "images", "folder")):
+    for name, kind in itertools.product(_LEAF, ("leaf", "mat", "npz", "folder")):
         yield "leaf", f"run --data '{kind}:{name}.json' --client who --target y --rounds 1"
     for name in _LEAF:
         yield "leaf", f"run --data 'leaf:{name}.json' --rounds 1"

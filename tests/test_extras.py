@@ -102,7 +102,6 @@ def frame():
     ("library", "extra", "use"),
     [
         ("pyarrow", "tables", lambda path: load(f"csv:{path}/t.csv", client="k", target="y")),
-        ("PIL", "images", lambda path: load(f"images:{path}/images")),
         ("equinox", "equinox", lambda path: from_equinox(lambda key: None)),  # type: ignore
         ("pandas", "tables", lambda path: fjs.History().to_pandas()),
     ],
@@ -111,9 +110,6 @@ def test_a_function_that_needs_a_library_names_its_extra(
     library, extra, use, tmp_path, monkeypatch
 ):
     (tmp_path / "t.csv").write_text(TABLE)
-    for label in "ab":
-        (tmp_path / "images" / "client" / label).mkdir(parents=True)
-        (tmp_path / "images" / "client" / label / "1.png").touch()
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError, match=rf"'fedjaxsim\[{extra}\]'"):
         use(tmp_path)

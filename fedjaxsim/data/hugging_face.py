@@ -1,32 +1,21 @@
 """Data sets of Hugging Face's `datasets` library, in memory or by name."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, split_called
 from fedjaxsim.data.files import in_file, reading
-from fedjaxsim.data.images import pixels_of, stacked
 from fedjaxsim.data.npz import assemble, fields_of
-from fedjaxsim.data.population import Population
 from fedjaxsim.data.table import Roles, arrays_of
 from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
+    from PIL.Image import Image
 
-
-@overload
-def from_hf(
-    dataset: "Dataset | DatasetDict", *, client: str, target: str, **others: Any
-) -> Population: ...
-
-
-@overload
-def from_hf(
-    dataset: "Dataset", *, client: None = None, target: str, **others: Any
-) -> dict[str, np.ndarray]: ...
+_GREY = ("1", "L", "LA")
 
 
 def from_hf(
@@ -35,8 +24,8 @@ def from_hf(
     client: str | None = None,
     target: str,
     **others: Any,
-) -> "Population | dict[str, np.ndarray]":
-    """Make a population of a data set of the `datasets` library, or fields to partition.
+) -> Any:
+    """Make a `Population` of a data set of the `datasets` library, or fields to partition.
 
     Classes (`ClassLabel`) keep their names and numbers.
 
@@ -62,7 +51,6 @@ def arrays_of_name(
     target: str | tuple[str, ...],
     client: str | None = None,
     x: str | None = None,
-    length: int | None = None,
     one_hot: tuple[str, ...] = (),
     drop: tuple[str, ...] = (),
     subset: str | None = None,
@@ -75,7 +63,6 @@ def arrays_of_name(
       target: Column to predict, or several of numbers.
       client: Column with the client of each row; without it, give --partition.
       x: The only column of features; text becomes its characters.
-      length: Characters of each text to keep, the first ones.
       one_hot: Columns to replace by one column of 0 and 1 per value.
       drop: Columns that are no features.
       subset: Subset of a data set that has several.
@@ -89,7 +76,7 @@ def arrays_of_name(
     with in_file(path):
         with reading("Hugging Face data set"):
             found = datasets.load_dataset(path, subset, split=split)
-        return _all_arrays(found, Roles(client, target, None, one_hot, drop, x, length))
+        return _all_arrays(found, Roles(client, target, None, one_hot, drop, x))
 
 
 def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
@@ -134,7 +121,7 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
                 f"column {images[0]!r} holds images, so no other may be a feature: name it as x, "
                 f"of the columns {', '.join(features)}"
             )
-        pixels = stacked(_pixels(dataset[images[0]], images[0]))
+        pixels = _stacked(dataset[images[0]], images[0])
         dataset = dataset.remove_columns(images)
         roles = roles._replace(x=None)
     table: Any = dataset.with_format("arrow")[:]
@@ -156,10 +143,30 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
     return arrays | splits
 
 
-def _pixels(images: Iterable[Any], column: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the rows and the pixels of a column of images."""
+def _stacked(images: Iterable["Image | None"], column: str) -> np.ndarray:
+    """Stack images of one size, (N, height, width, channels) float32 in [0, 1]."""
+    found: list[np.ndarray] = []
     for number, image in enumerate(images, 1):
         with in_file(f"column {column!r}, row {number}"):
             if image is None:
                 raise ValueError("there is no image: leave out such rows")
-            yield f"row {number}", pixels_of(image)
+            pixels = _pixels_of(image)
+            if found and pixels.shape != found[0].shape:
+                raise ValueError(
+                    "images must be of one size and colour, (height, width, channels): got "
+                    f"{pixels.shape} after {found[0].shape}"
+                )
+            found.append(pixels)
+    whole = np.stack(found)
+    found.clear()  # the pixels are in memory once as bytes, and once as float32
+    return np.divide(whole, 255, dtype=np.float32)
+
+
+def _pixels_of(image: "Image") -> np.ndarray:
+    """Return a Pillow image as (height, width, 1) or (height, width, 3) uint8."""
+    if image.mode.startswith(("I", "F")):
+        bits = 16 if ";16" in image.mode else 32
+        raise ValueError(f"it must have 8 bits a channel, got {bits} (mode {image.mode})")
+    if image.mode in _GREY:
+        return np.asarray(image.convert("L"))[:, :, None]
+    return np.asarray(image.convert("RGB"))

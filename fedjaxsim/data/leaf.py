@@ -130,15 +130,9 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _array(rows: list[Any]) -> np.ndarray:
-    """Return rows of numbers or strings; lists of different lengths as an array of arrays."""
-    if all(isinstance(row, list) for row in rows) and len({len(row) for row in rows}) > 1:
-        array = np.empty(len(rows), object)
-        array[:] = [np.asarray(row) for row in rows]
-        numbers = all(row.dtype.kind in "fiub" or not row.size for row in array)
-    else:
-        array = np.asarray(rows)
-        numbers = array.dtype.kind in "fiub"
-    if not numbers and not all(isinstance(row, str) for row in rows):
+    """Return rows of numbers of one shape, or strings."""
+    array = np.asarray(rows)
+    if array.dtype.kind not in "fiub" and not all(isinstance(row, str) for row in rows):
         raise ValueError("neither numbers nor strings")
     return array
 
@@ -148,7 +142,7 @@ def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
         raise ValueError(f"{where} must have lists 'x' and 'y'")
     for field in ("x", "y"):
         values = data[field]
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiubUO":
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiubU":
             raise ValueError(f"{where}: {field!r} must be numbers in rows of equal length, or text")
         if len(values) != len(data["x"]) or len(values) != size:
             raise ValueError(

@@ -35,12 +35,12 @@ def load(
 
     Data with clients (`folder`, `leaf`, `mat`, `random`, `synthetic…`, an `npz` or a table that
     names the clients of rows) take no partition. Others (`digits`, an `npz` or a table without
-    clients, a folder of images for which a partition is given) are divided among clients.
+    clients) are divided among clients.
 
     Args:
       spec: csv:PATH, digits, folder:PATH (see `save_folder`), hf:NAME (see `from_hf`),
-        images:PATH, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, random (see `random_rows`),
-        synthetic, synthetic-low-rank or synthetic-group-sparse, which have test rows (see
+        leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, random (see `random_rows`), synthetic,
+        synthetic-low-rank or synthetic-group-sparse, which have test rows (see
         `related_regression`), or synthetic-stream (see `regression_stream`).
       partition: a name from `readers.PARTITIONS`; by default dirichlet.
       classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
@@ -83,7 +83,7 @@ def load(
             raise ValueError(f"{name} has no effect on data {kind} with partition {how}{hint}")
     if kind in ("csv", "hf", "parquet"):
         _check_table(kind, given, partition)
-    supplied = given | {"seed": seed, "has_clients": partition is None}
+    supplied = given | {"seed": seed}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
     if isinstance(found, tuple):
         found, _ = found  # the true parameters

@@ -7,7 +7,7 @@ the names at once.
 _DATA = "fedjaxsim.data"
 
 GENERATED = {
-    "digits": f"{_DATA}.images:digits",
+    "digits": f"{_DATA}.handwritten_digits:digits",
     "random": f"{_DATA}.synthetic:random_rows",
     "synthetic": f"{_DATA}.synthetic:synthetic_regression",
     "synthetic-low-rank": f"{_DATA}.synthetic:low_rank",
@@ -19,7 +19,6 @@ IN_FILES = {
     "csv": f"{_DATA}.table:arrays_of_file",
     "folder": f"{_DATA}.npz:load_folder",
     "hf": f"{_DATA}.hugging_face:arrays_of_name",
-    "images": f"{_DATA}.images:arrays_of_folder",
     "leaf": f"{_DATA}.leaf:load_leaf",
     "mat": f"{_DATA}.matlab:load_matlab",
     "npz": f"{_DATA}.npz:read_arrays",

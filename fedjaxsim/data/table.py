@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import checks
 from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_float32
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.npz import arrays_of_columns, assemble, distinct, owners
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.text import encode, with_padding
+from fedjaxsim.data.text import encode, stacked
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ class Roles(NamedTuple):
     one_hot: Sequence[str] = ()
     drop: Sequence[str] = ()
     x: str | None = None
-    length: int | None = None
 
     @property
     def taken(self) -> list[str]:
@@ -63,15 +61,13 @@ def from_dataframe(
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
     x: str | None = None,
-    length: int | None = None,
 ) -> Population:
     """Make a population of a table with one row per example: pandas, polars, a pyarrow table.
 
     Every other column is a feature, in the order of the columns: "x" is (N, d) float32. Clients
     are sorted by name, as numbers where all are whole numbers, and keep the order of their
     rows. A target of numbers stays; a target of text becomes classes 0 … c − 1 in sorted order,
-    with their names in `categories`. Lists of numbers of different lengths are filled up; the
-    field "mask" is 0 there.
+    with their names in `categories`.
 
     Args:
       frame: a data frame that pyarrow reads.
@@ -82,14 +78,13 @@ def from_dataframe(
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.
       drop: columns that are no features.
       x: the only column of features. Text becomes its characters, (N, L) integers, as in
-        `load_leaf`; lists of numbers stay as they are.
-      length: characters of each text to keep, the first ones; by default all.
+        `load_leaf`; lists of numbers of one length stay as they are.
 
     Raises:
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    return assemble(arrays_of(frame, Roles(client, target, split, one_hot, drop, x, length)))
+    return assemble(arrays_of(frame, Roles(client, target, split, one_hot, drop, x)))
 
 
 def arrays_of_file(
@@ -101,7 +96,6 @@ def arrays_of_file(
     one_hot: tuple[str, ...] = (),
     drop: tuple[str, ...] = (),
     x: str | None = None,
-    length: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Read clients, rows and targets from a CSV or Parquet file; see `from_dataframe`.
 
@@ -117,9 +111,8 @@ def arrays_of_file(
       one_hot: Columns to replace by one column of 0 and 1 per value.
       drop: Columns that are no features.
       x: The only column of features; text becomes its characters.
-      length: Characters of each text to keep, the first ones.
     """
-    roles = Roles(client, target, split, one_hot, drop, x, length)
+    roles = Roles(client, target, split, one_hot, drop, x)
     with in_file(path):
         return arrays_of(read_table(path, client), roles)
 
@@ -188,23 +181,15 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
     for name in (*roles.taken, *features):
         _require_complete(name, table[name])
     kinds = [kind_of(table[name]) for name in features]
-    texts_alone = roles.x is not None and kinds == ["text"]
-    if roles.length is not None:
-        checks.count(length=roles.length)
-        if not texts_alone:
-            raise ValueError("length cuts texts: name their column as x")
     public = []
     if pixels is not None:
         arrays = {"x": pixels}
-    elif texts_alone:
-        texts = np.array([text[: roles.length] for text in table[features[0]].to_pylist()])
-        arrays, public = encode({"x": [texts]}, [])
+    elif roles.x is not None and kinds == ["text"]:
+        arrays, public = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
     elif kinds == ["list"]:
-        arrays = with_padding(table[features[0]].to_numpy(), f"column {features[0]!r}", "x")
+        arrays = {"x": stacked(table[features[0]].to_numpy(), f"column {features[0]!r}")}
     else:
         arrays = _numbers(table, features, roles.one_hot)
-    if "mask" in arrays:
-        public.append("The length of the longest row is read from all clients' rows")
     arrays |= _targets(table, roles.targets)
     if arrays["y"].ndim == max(1, 2 * (len(roles.targets) > 1)):
         arrays |= arrays_of_columns("y", Columns((*roles.targets,)))
@@ -405,7 +390,7 @@ def _target(name: str, column: "ChunkedArray") -> dict[str, np.ndarray]:
     """Return the array y, (N,), and for text the names of its classes."""
     kind, values = kind_of(column), column.to_numpy()
     if kind == "list":
-        return with_padding(values, f"column {name!r}", "y")
+        return {"y": stacked(values, f"column {name!r}")}
     if kind == "number" or values.dtype.kind in "iuf":  # pandas has categories that are numbers
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
     elif kind == "text":

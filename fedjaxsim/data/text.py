@@ -1,17 +1,16 @@
-"""Text and lists of numbers as arrays: characters of strings, names of classes, padded tokens."""
+"""Text and lists of numbers as arrays: characters of strings, names of classes, tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjaxsim.data.arrays import join
+from fedjaxsim.data.arrays import join, to_float32
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of Shakespeare, in the order of LEAF (`models/utils/language_utils.py`)."""
 _PADDED = -1
 _LARGEST_CODE = 0x10FFFF
-_MOST_TOKENS = 1 << 17
 
 
 def encode(
@@ -23,7 +22,7 @@ def encode(
     name, pads shorter ones. Labels that are single characters, (n,), or strings as long as x,
     (n, L), padded with −1, use the same integers; any other text in y names classes, in sorted
     order. Characters have the numbers of LEAF's Shakespeare if no others occur; otherwise they are
-    numbered in sorted order. Lists of numbers are filled up, see `with_padding`.
+    numbered in sorted order.
 
     Returns:
       Arrays of the .npz format, and sentences on what is public.
@@ -32,13 +31,9 @@ def encode(
     texts: dict[str, list[np.ndarray]] = {}
     public = []
     for name, parts in fields.items():
-        if any(part.dtype.kind == "O" for part in parts):
-            rows = [np.atleast_1d(row) for part in parts for row in part]
-            arrays |= with_padding(rows, repr(name), name)
-            public.append("The length of the longest row")
-        elif len({part.dtype.kind == "U" for part in parts}) > 1:
+        if len({part.dtype.kind == "U" for part in parts}) > 1:
             raise ValueError(f"{name!r} must be text or numbers, alike for all clients")
-        elif parts[0].dtype.kind == "U":
+        if parts[0].dtype.kind == "U":
             texts[name] = parts
         else:
             arrays[name] = join(name, parts, owners)
@@ -92,58 +87,26 @@ def _codes(text: np.ndarray, width: int) -> np.ndarray:
     return text.astype(f"U{width}").view(np.uint32).reshape(len(text), width)
 
 
-def with_padding(
-    values: Sequence[Any] | np.ndarray, where: str, field: str
-) -> dict[str, np.ndarray]:
-    """Stack N lists of numbers as a field, (N, L, ...); those of different lengths are filled up.
-
-    Floats become float32. Features x get the field "mask" beside them, (N, L) float32, which is 0
-    at padding; it is 0 for floats, and for integers, which are tokens from 0 on, one more than the
-    largest, with an empty name. Labels y are filled up with −1.
-    """
-    rows = []
+def stacked(values: Sequence[Any] | np.ndarray, where: str) -> np.ndarray:
+    """Stack N lists of numbers of one length, (N, L, ...); floats become float32."""
+    rows: list[np.ndarray] = []
     for number, value in enumerate(values, 1):
         try:
             row = _rectangular(value)
         except ValueError:
             row = np.array(None)
-        if (row.dtype.kind not in "fiub" and row.size) or not row.ndim:
+        if row.dtype.kind not in "fiub" or not row.ndim:
             raise ValueError(
                 f"{where} must hold lists of numbers, got {str(value)[:40]} in row {number}"
             )
-        if row.size and row.shape[1:] != next((r for r in rows if r.size), row).shape[1:]:
+        if rows and row.shape != rows[0].shape:
             raise ValueError(
-                f"{where} must hold arrays of one shape, or lists of numbers, got {row.shape} in "
-                f"row {number}, other than before"
+                f"{where} must hold lists of one length, got {row.shape} in row {number} after "
+                f"{rows[0].shape}: fill up the shorter ones, labels with −1"
             )
         rows.append(row)
-    full = [row for row in rows if row.size]
-    lengths = np.array([len(row) for row in rows])
-    kind = np.result_type(*{row.dtype for row in full} or {np.dtype(np.float32)})
-    floating = kind.kind == "f"
-    kind = np.dtype(np.float32) if floating else kind
-    with np.errstate(over="ignore"):
-        if lengths.min() == lengths.max():
-            return {field: np.stack(rows).astype(kind, copy=False)}
-        joined = np.concatenate(full).astype(kind)
-    if field == "y" and floating:
-        raise ValueError(f"{where} holds lists of fractions, which must be of one length")
-    if not floating and joined.min() < 0:
-        raise ValueError(
-            f"{where} holds lists of different lengths with negative integers: tokens are 0 or "
-            "more, and other numbers floating"
-        )
-    tokens = 0 if floating else int(joined.max()) + 1
-    if field == "x" and tokens >= _MOST_TOKENS:
-        raise ValueError(f"{where} holds lists of tokens up to {tokens - 1}: number them from 0")
-    shape = (len(rows), lengths.max(), *full[0].shape[1:])
-    found = np.full(shape, tokens if field == "x" else _PADDED, kind if floating else np.int64)
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    found[mask] = joined
-    if field == "y":
-        return {"y": found}
-    names = {} if floating else {"categories.x": np.array([*map(str, range(tokens)), ""])}
-    return {"x": found, "mask": mask.astype(np.float32), **names}
+    found = np.stack(rows)
+    return to_float32(found) if found.dtype.kind == "f" else found
 
 
 def _rectangular(value: Any) -> np.ndarray:

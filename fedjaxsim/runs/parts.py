@@ -273,7 +273,7 @@ def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
             return given.get("partition") is not None
     if kind in ("csv", "hf", "parquet"):
         return given.get("client") is None
-    return kind == "digits" or (kind == "images" and given.get("partition") is not None)
+    return kind == "digits"
 
 
 def absolute(data: str) -> str:

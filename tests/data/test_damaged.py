@@ -50,19 +50,6 @@ def test_an_array_that_declares_more_than_follows_is_refused(tmp_path, descr):
         load(f"npz:{tmp_path}/a.npz")
 
 
-def test_an_image_starts_no_program(tmp_path):
-    from PIL import Image
-
-    (tmp_path / "c" / "cat").mkdir(parents=True)
-    (tmp_path / "c" / "dog").mkdir()
-    Image.new("L", (9, 9)).save(tmp_path / "c" / "cat" / "1.png")
-    shutil.copy(tmp_path / "c" / "cat" / "1.png", tmp_path / "c" / "dog" / "1.png")
-    assert load(f"images:{tmp_path}", test=0.0).num_rows == 2
-    Image.new("L", (9, 9)).save(tmp_path / "c" / "dog" / "1.png", "EPS")
-    with pytest.raises(ValueError, match=r"dog/1\.png: not a readable image"):
-        load(f"images:{tmp_path}")
-
-
 def test_a_population_reads_no_file_outside_its_folder(tmp_path):
     save_folder(tmp_path / "p", damaged.population())
     shutil.copy(tmp_path / "p" / "counts.npy", tmp_path / "counts.npy")

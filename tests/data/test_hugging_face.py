@@ -57,10 +57,8 @@ def test_lists_of_tokens_stay_integers():
         population.fields["x"], np.array([[1, 2, 3], [4, 5, 6]], np.int32), strict=True
     )
     ragged = made({"who": ["a", "b"], "y": ["u", "v"], "tokens": [[1, 2, 3], [4, 5]]})
-    population = from_hf(ragged, **NAMES)
-    assert population.fields["x"].tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert population.fields["mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert population.categories["x"][-1] == ""
+    with pytest.raises(ValueError, match=r"'tokens' must hold lists of one length, .* in row 2"):
+        from_hf(ragged, **NAMES)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +128,6 @@ def test_images_are_pixels():
             "'who'",
         ),
         (TABLE, {"x": "b", "drop": ["a"]}, ValueError, "drop"),
-        (TABLE, {"length": 3}, ValueError, "length"),
         (datasets.DatasetDict(train=TABLE), {"client": None}, ValueError, "split"),
         (TABLE.to_iterable_dataset(), {}, TypeError, "streamed"),
         ([1], {}, TypeError, "datasets.Dataset"),
@@ -148,18 +145,18 @@ def test_rows_without_clients_are_fields_to_partition():
     assert dirichlet(fields, 2, alpha=1.0, seed=0).num_rows == 3
 
 
-def test_text_becomes_its_first_characters():
+def test_text_becomes_its_characters():
     rows = {"who": [1, 2], "y": [0, 1], "review": ["so it is", "no"]}
-    population = from_hf(made(rows, y=LABEL), **NAMES, x="review", length=5)
+    population = from_hf(made(rows, y=LABEL), **NAMES, x="review")
     symbols = population.categories["x"]
-    assert ["".join(symbols[k] for k in row) for row in population.fields["x"]] == ["so it", "no"]
+    assert ["".join(symbols[k] for k in row) for row in population.fields["x"]] == rows["review"]
     assert symbols == (*CHARACTERS, "")  # LEAF's characters are public, others are the data's
     assert population.public == ()
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Folders with the layouts of femnist, mnist and shakespeare on the hub."""
+    """Folders with the layouts of femnist, mnist and shakespeare on the hub, and of images."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     images = [Image.fromarray(np.full((2, 2), k, np.uint8)) for k in range(8)]
     labels = {"image": images, "label": [k % 2 for k in range(8)]}
@@ -172,6 +169,11 @@ def hub(tmp_path, monkeypatch):
     ):  # fmt: skip
         (tmp_path / name / "data").mkdir(parents=True, exist_ok=True)
         rows.to_parquet(tmp_path / name / "data" / f"{split}-00000-of-00001.parquet")
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for k, image in enumerate(images):
+        image.save(tmp_path / "photos" / "a" / f"{k}.png")
+    named = [f"a/{k}.png,w{k % 2},{'uv'[k // 4]}" for k in range(8)]
+    (tmp_path / "photos" / "metadata.csv").write_text("\n".join(["file_name,who,letter", *named]))
     (tmp_path / "shakespeare").mkdir()
     lines = ["character_id,x,y", "ROMEO,to be,!", "ROMEO,or no,t", "JULIET,be or,?"]
     (tmp_path / "shakespeare" / "shakespeare.csv").write_text("\n".join(lines))
@@ -189,12 +191,16 @@ def test_data_sets_are_read_by_name(hub):
     femnist = load(f"hf:{hub}/femnist", client="writer_id", target="character", x="image", test=0.0)
     assert femnist.names.tolist() == ["f0", "f1"]
     assert_array_equal(femnist.fields["x"][:, 0, 0, 0] * 255, range(8))
+    photos = load(f"hf:{hub}/photos", client="who", target="letter", x="image", test=0.0)
+    assert photos.names.tolist() == ["w0", "w1"]
+    assert_array_equal(photos.fields["x"][:, 0, 0, 0] * 255, [0, 2, 4, 6, 1, 3, 5, 7])
+    assert photos.categories["y"] == ("u", "v")
     names: Any = {"client": "character_id", "target": "y", "x": "x"}
-    shakespeare = load(f"hf:{hub}/shakespeare", **names, length=2, test=0.0)
+    shakespeare = load(f"hf:{hub}/shakespeare", **names, test=0.0)
     assert shakespeare.names.tolist() == ["JULIET", "ROMEO"]
     symbols = shakespeare.categories["x"]
     assert ["".join(symbols[k] for k in row) for row in shakespeare.fields["x"]] == [
-        "be", "to", "or"
+        "be or", "to be", "or no"
     ]  # fmt: skip
     assert shakespeare.categories["y"] == ("!", "?", "t")
 

@@ -120,17 +120,10 @@ def test_a_folder_of_validation_rows_is_a_split(tmp_path, spelling):
     assert load_leaf(tmp_path).counts.tolist() == [[2, 2, 2]]
 
 
-def test_sequences_of_different_lengths_are_filled_up(tmp_path):
-    write(tmp_path / "a.json", {"ann": ([[5, 1, 2], [3]], [[1, 0, 1], [1]]), "bob": ([[7]], [[0]])})
-    population = load_leaf(tmp_path / "a.json")
-    assert population.fields["x"].tolist() == [[5, 1, 2], [3, 8, 8], [7, 8, 8]]
-    assert population.categories["x"][8] == ""
-    assert population.fields["mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
-    assert population.fields["y"].tolist() == [[1, 0, 1], [1, -1, -1], [0, -1, -1]]
-    write(tmp_path / "a.json", {"ann": ([[0.5, 1], [3]], [1, 0])})
-    population = load_leaf(tmp_path / "a.json")
-    assert population.fields["x"].tolist() == [[0.5, 1], [3, 0]]
-    assert population.fields["x"].dtype == np.float32
+def test_sequences_of_different_lengths_are_refused(tmp_path):
+    write(tmp_path / "a.json", {"ann": ([[5, 1, 2], [3]], [0, 1])})
+    with pytest.raises(ValueError, match="user 'ann': 'x' must be numbers in rows of equal length"):
+        load_leaf(tmp_path / "a.json")
 
 
 def test_splits_with_different_features_are_refused(tmp_path):

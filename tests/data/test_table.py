@@ -189,7 +189,6 @@ def test_a_table_without_clients_is_divided(tmp_path):
             "'part'.*'train' in row 1",
         ),
         ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "'part'.*'many' in row 3"),
-        ({}, {"x": "part", "length": -1}, "length must be .* got -1"),
         ({}, {"drop": "part"}, r"drop must be a list of columns, got 'part'"),
         ({"age": [1, None, 2, None, 2]}, {}, "'age' has 2 missing values in 5 rows.* in row 2"),
         ({"part": [1, None, 3, None, 5]}, {}, "'part'.* missing"),

@@ -257,7 +257,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
         ),
         (["local_steps"], {"algorithm": "stl"}, ["local-steps has no effect with algorithm stl"]),
         (["delta"], {"mechanism": "client-noise"}, ["delta has no effect with mechanism client-n"]),
-        (["clients"], {"data": "images:a"}, ["clients has no effect on data with clients of thei"]),
+        (["clients"], {"data": "mat:a"}, ["clients has no effect on data with clients of thei"]),
     ],
 )
 def test_what_has_no_effect_is_said_with_what_reads_it(names, given, reasons):

@@ -96,13 +96,6 @@ def test_cells_have_two_names(capsys):
     assert "fields has no effect with data digits, only with mat" in capsys.readouterr().err
 
 
-def test_images_are_dealt_only_where_a_partition_is_asked_for(capsys):
-    assert main(["run", "--data", "images:absent", "--clients", "5"]) == 2
-    assert "clients has no effect on data with clients of their own" in capsys.readouterr().err
-    assert main(["run", "--data", "images:absent", "--clients", "5", "--partition", "iid"]) == 2
-    assert "no folder of images at absent" in capsys.readouterr().err
-
-
 def test_the_columns_of_other_data_have_no_effect(capsys):
     assert main(["run", "--target", "y"]) == 2
     assert (
