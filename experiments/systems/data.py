@@ -6,8 +6,8 @@
 `femnist.npz`: 206 writers, 28 × 28 pixels. `shakespeare.npz`: 141 speakers of tiny Shakespeare
 (data/tinyshakespeare of karpathy/char-rnn as shakespeare/input.txt), the next character after each
 of 80. Two questions with fewer answers are for ../pmtl: `femnist-digit.npz`, whether a character is
-a digit, and `shakespeare-2.npz`, the next of 28 symbols after two. A data set that is not in the
-folder is left out. The command splits rows.
+a digit, and `shakespeare-2.npz`, the next of 28 symbols after two. `femnist-10.npz`, the digits, is
+for ../ppsgd. A data set that is not in the folder is left out. The command splits rows.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import fedjaxsim as fjs
-from fedjaxsim.data import load
+from fedjaxsim.data import load, load_leaf
 from fedjaxsim.data.transforms import drop_constant_columns, invert
 
 _PERCENTAGES = [3, 4]
@@ -52,6 +52,16 @@ def femnist_digit(folder: Path) -> fjs.Population:
     rows = load(f"leaf:{folder}/femnist/mytest.json.zip")
     y = (rows.fields["y"] < 10).astype(np.int32)
     return dataclasses.replace(rows, fields={**rows.fields, "y": y}, categories={})
+
+
+def femnist_ten(folder: Path) -> fjs.Population:
+    """Writers of the digits 0 to 9; ink is 1, and writers without a digit are left out."""
+    rows = invert(load_leaf(folder / "femnist" / "mytest.json.zip"))
+    some = rows.fields["y"] < 10
+    writer = np.repeat(np.arange(rows.num_clients), rows.counts.sum(axis=1))
+    kept, place = np.unique(writer[some], return_inverse=True)
+    fields = {name: values[some] for name, values in rows.fields.items()}
+    return fjs.Population.from_rows(fields, place, rows.names[kept])
 
 
 def shakespeare(folder: Path) -> fjs.Population:
@@ -94,7 +104,7 @@ def _text(folder: Path) -> str:
 
 READ: dict[str, Callable[[Path], fjs.Population]] = {
     "school": school, "vehicle": vehicle, "femnist": femnist, "femnist-digit": femnist_digit,
-    "shakespeare": shakespeare, "shakespeare-2": shakespeare_2,
+    "femnist-10": femnist_ten, "shakespeare": shakespeare, "shakespeare-2": shakespeare_2,
 }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from fedjaxsim.data.npz import assemble, described, fields_of, has_clients
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
 from fedjaxsim.data.splitting import check_fractions, split
-from fedjaxsim.data.transforms import first_classes
 from fedjaxsim.factories import make, resolve
 
 _DEFAULT_TEST = 0.2
@@ -25,7 +24,6 @@ def load(
     spec: str,
     *,
     partition: str | None = None,
-    classes: int | None = None,
     seed: int = 0,
     validation: float = 0.0,
     test: float | None = None,
@@ -43,7 +41,6 @@ def load(
         synthetic-low-rank or synthetic-group-sparse, which have test rows (see
         `related_regression`), or synthetic-stream (see `regression_stream`).
       partition: a name from `readers.PARTITIONS`; by default dirichlet.
-      classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
       seed: seed of the partition, the split and synthetic data; a non-negative integer.
       validation: fraction of each client's training rows, in [0, 1).
       test: fraction for testing. None keeps the test rows of the source, or takes 0.2 if there
@@ -98,8 +95,6 @@ def load(
         population = described(make(PARTITIONS[how], fields_of(found), supplied=supplied), found)
     if population.generate is not None:
         return population
-    if classes is not None:
-        population = first_classes(population, classes)
 
     def divided(clients: Population, test: float | None) -> Population:
         has_tests = clients.splits["test"].count.any()

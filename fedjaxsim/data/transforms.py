@@ -1,8 +1,8 @@
 """Changes to the columns of a whole population.
 
-Changes that depend on all clients' data (constant columns, clients with rows of some classes) are
-the curator's preprocessing: they spend no privacy budget, and `Population.public` names them.
-Public ranges cost nothing; `Population.unprotected` says that no ε covers the ranges of all rows.
+Changes that depend on all clients' data, such as which columns are constant, are the curator's
+preprocessing: they spend no privacy budget, and `Population.public` names them. Public ranges cost
+nothing. No ε covers the ranges of all rows, as `Population.unprotected` says.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjaxsim.data.arrays import SPLITS, to_float32
+from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.population import Population
 
@@ -83,32 +83,6 @@ def invert(population: Population) -> Population:
         ones = (1.0,) * len(columns.names)
         columns = columns.mapped(ones, [-1.0] * len(ones), ones)
     return population.with_field("x", lambda rows: 1 - rows, columns)
-
-
-def first_classes(population: Population, classes: int) -> Population:
-    """Keep rows with labels 0 … classes − 1, and the clients with training rows among them."""
-    labels = population.fields.get("y")
-    if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1:
-        raise ValueError("classes need integer labels in the field 'y', one for each row")
-    counts, kept = population.counts, labels < classes
-    cells = np.repeat(np.arange(counts.size), counts.ravel())  # client and split of each row
-    counts = np.bincount(cells[kept], minlength=counts.size).reshape(counts.shape)
-    has_train = counts[:, 0] > 0
-    chosen = np.flatnonzero(has_train)
-    if not len(chosen):
-        raise ValueError(f"no client has training rows of the first {classes} classes")
-    kept &= has_train[cells // len(SPLITS)]
-    sentence = (
-        f"Which {len(chosen)} of {population.num_clients} clients have training rows of the first "
-        f"{classes} classes, and so take part, is read from their labels and taken as public."
-    )
-    categories = dict(population.categories)
-    if "y" in categories:
-        categories["y"] = categories["y"][:classes]
-    whole = population.of_rows(np.flatnonzero(kept), counts[chosen], chosen)
-    public = (*population.public, sentence)
-    held_out = population.held_out and first_classes(population.held_out, classes)
-    return dataclasses.replace(whole, public=public, categories=categories, held_out=held_out)
 
 
 def as_classes(population: Population) -> Population:

@@ -133,7 +133,6 @@ def whole_population_of(config: RunConfig) -> Population:
     population = load(
         config.data,
         partition=config.partition,
-        classes=config.get("classes"),
         seed=config.data_seed,
         validation=config.get("validation_fraction", 0.0),
         test=config.get("test_fraction"),
@@ -307,9 +306,6 @@ def check_data(config: RunConfig, population: Population) -> None:
 def _check_classes(config: RunConfig, population: Population, labels: np.ndarray) -> None:
     """Check that labels number classes which occur often enough to learn."""
     occurring, largest = len(np.unique(labels)), labels.max()
-    asked = config.get("classes")
-    if asked is not None and asked > largest + 1:
-        raise ValueError(f"classes must be at most the {largest + 1:g} of the data, got {asked}")
     if labels.ndim == 1 and occurring > max(_FEW, len(labels) / 2):
         raise ValueError(
             f"the labels have {occurring} values in {len(labels)} rows, too many for classes: "

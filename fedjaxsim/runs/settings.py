@@ -177,11 +177,6 @@ GROUPS = {
                 "validation_fraction", float, 0.0, "Fraction of each client's rows for validation."
             ),
             Setting(
-                "classes", int, None,
-                "Number of classes to keep, the first ones, and clients that have some.",
-                shown="all", least=2, most=_INT32,
-            ),
-            Setting(
                 "scale", Literal["none", "all"], "none",
                 "Map columns to [-1, 1] by their ranges in all rows, for which there is no ε.",
             ),

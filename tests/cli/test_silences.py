@@ -49,7 +49,6 @@ def files(tmp_path, monkeypatch):
         (f"{COLUMNS} number --drop name,answer", "labels have 60 values in 60 rows, too many for"),
         (f"{COLUMNS} name --drop answer", "labels have 60 values in 60 rows, too many for classes"),
         (f"{COLUMNS} class --drop number,name,answer", "no column is left for features"),
-        (f"{COLUMNS} class --drop name,answer --classes 99", "classes must be at most the 3"),
         ("run --sampling-rate 1e-9 --clients 6", "sampling-rate must be at least 0.0017"),
         ("run --data npz:good.npz --model silent:more", "outputs (b, 2) for b rows, got (3, 4)"),
         ("run --data npz:good.npz --model silent:counting", "floating parameters, got int32 at n"),

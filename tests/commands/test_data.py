@@ -61,7 +61,6 @@ def test_data_without_labels_are_shown(capsys):
     [
         ("--data csv:absent --client who --target y", "absent"),
         ("--data synthetic --alpha 1", "alpha"),
-        ("--classes 1", "classes"),
         ("--rounds 3", "rounds"),
         ("--out a.gif", "a.gif"),
         ("--partition", "--partition"),

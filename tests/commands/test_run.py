@@ -197,7 +197,6 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
         ("--data synthetic-stream", "linear"),
         ("--partition sorted", "sorted"),
         ("--alpha 0", "alpha"),
-        ("--classes 1", "classes"),
         ("--test-fraction 0", "test"),
         ("--test-fraction 1", "test"),
         ("--clients 0", "clients"),

@@ -8,7 +8,7 @@ import pytest
 from fedjaxsim.cli import main
 
 RUN = (
-    "run --algorithm fedavg --clients 8 --classes 3 --rounds 2 --eval-every 2 --sampling-rate 0.5 "
+    "run --algorithm fedavg --clients 8 --rounds 2 --eval-every 2 --sampling-rate 0.5 "
     "--epsilon 2 --clip 0.5 --audit-canaries 50 --quiet"
 )
 

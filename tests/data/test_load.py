@@ -146,9 +146,3 @@ def test_a_stream_has_clients_and_no_rows_to_divide():
     assert np.all((spread > 0.1) & (spread < 1.5))
     with pytest.raises(ValueError, match="rows"):
         load("synthetic-stream", test=0.2)
-
-
-def test_classes_are_chosen_before_rows_are_split():
-    whole = load("digits", num_clients=20, classes=3, test=0.25)
-    assert set(np.unique(whole.fields["y"])) == {0, 1, 2}
-    assert min(sizes(whole, "train")) >= 1

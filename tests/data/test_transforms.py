@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import Population, drop_constant_columns, load_matlab, split, unit_rows
-from fedjaxsim.data.transforms import as_classes, first_classes, invert
+from fedjaxsim.data.transforms import as_classes, invert
 
 
 def population(x):
@@ -56,34 +56,6 @@ def test_school(real_file):
     school = unit_rows(drop_constant_columns(load_matlab(real_file("school/school.mat"))))
     assert school.fields["x"].shape == (15362, 27)
     np.testing.assert_allclose(np.linalg.norm(school.fields["x"], axis=1), 1, rtol=1e-6)
-
-
-def test_the_first_classes_and_the_clients_that_have_some_stay():
-    clients = [
-        {"x": np.arange(4.0)[:, None], "y": [0, 5, 1, 9]},
-        {"x": 10 + np.arange(2.0)[:, None], "y": [7, 8]},
-        {"x": 20 + np.arange(3.0)[:, None], "y": [1, 1, 2]},
-    ]
-    kept = first_classes(Population.from_clients(clients, ["a", "b", "c"]), 2)
-    assert kept.names.tolist() == ["a", "c"]
-    assert kept.rows(0)["x"][:, 0].tolist() == [0, 2]
-    assert kept.rows(1)["x"][:, 0].tolist() == [20, 21]
-    assert kept.rows(0)["y"].tolist() == [0, 1]
-    with pytest.raises(ValueError, match="classes"):
-        first_classes(Population.from_clients(clients[1:2]), 2)
-    with pytest.raises(ValueError, match="labels"):
-        first_classes(Population.from_clients([{"x": [1.0], "y": [0.5]}]), 2)
-
-
-def test_splits_survive_the_choice_of_classes():
-    rng = np.random.default_rng(0)
-    clients = [{"x": rng.normal(size=(20, 1)), "y": rng.integers(0, 4, 20)} for _ in range(3)]
-    whole = split(Population.from_clients(clients), test=0.3, seed=1)
-    kept = first_classes(whole, 2)
-    for k in range(3):
-        for name in ("train", "test"):
-            rows = whole.rows(k, name)
-            np.testing.assert_array_equal(kept.rows(k, name)["x"], rows["x"][rows["y"] < 2])
 
 
 def test_images_are_turned_over():

@@ -55,7 +55,7 @@ RELEASE = {
 DATA = {
     "clients": 7, "partition": "pathological", "alpha": 9.0, "offset_scale": 3.0,
     "test_fraction": 0.5,
-    "validation_fraction": 0.3, "classes": 3, "preprocess": ("unit-rows",),
+    "validation_fraction": 0.3, "preprocess": ("unit-rows",),
     "shards_per_client": 3,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
@@ -218,8 +218,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
         elif name == "partition" and "partition" not in run_config(**base).parts:
             with pytest.raises(ValueError, match="has its own clients"):
                 content(**changed)
-        # Of synthetic data, which have no classes, all rows may go: refused or another content.
-        elif (name, kind) != ("classes", "synthetic"):
+        else:
             assert content(**changed) != plain, name
 
 
