@@ -1,5 +1,6 @@
 """Data sets of Hugging Face: made in memory, and folders of the hub's layouts."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -172,8 +173,10 @@ def hub(tmp_path, monkeypatch):
     (tmp_path / "photos" / "a").mkdir(parents=True)
     for k, image in enumerate(images):
         image.save(tmp_path / "photos" / "a" / f"{k}.png")
-    named = [f"a/{k}.png,w{k % 2},{'uv'[k // 4]}" for k in range(8)]
-    (tmp_path / "photos" / "metadata.csv").write_text("\n".join(["file_name,who,letter", *named]))
+    named = [
+        {"file_name": f"a/{k}.png", "who": f"w{k % 2}", "letter": "uv"[k // 4]} for k in range(8)
+    ]
+    (tmp_path / "photos" / "metadata.jsonl").write_text("\n".join(map(json.dumps, named)))
     (tmp_path / "shakespeare").mkdir()
     lines = ["character_id,x,y", "ROMEO,to be,!", "ROMEO,or no,t", "JULIET,be or,?"]
     (tmp_path / "shakespeare" / "shakespeare.csv").write_text("\n".join(lines))
