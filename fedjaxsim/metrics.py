@@ -25,7 +25,6 @@ class Metric(NamedTuple):
         clients; else the plain value is the mean over clients and `_weighted` over examples.
       power: power of the target's unit in which it is measured: 2 for a squared error. Metrics are
         reported in the units of the target's source, whatever scaled it.
-      target: number of the target, of several, that it measures, in whose unit it is; or None.
       in_tables: endings of its columns in tables of runs.
     """
 
@@ -37,7 +36,6 @@ class Metric(NamedTuple):
     smooth: bool = True
     pooled: bool = False
     power: int = 0
-    target: int | None = None
     in_tables: tuple[str, ...] = ("", "_p10", "_p90")
 
 

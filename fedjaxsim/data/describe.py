@@ -120,7 +120,7 @@ def columns_of(
         table = table_of(read_table(path, arguments.get("client")))
     known = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **known})
-    named: dict[str | None, str] = dict.fromkeys(roles.targets, "target")
+    named: dict[str | None, str] = {roles.target: "target"}
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
     return [

@@ -48,7 +48,7 @@ def from_hf(
 def arrays_of_name(
     path: str,
     *,
-    target: str | tuple[str, ...],
+    target: str,
     client: str | None = None,
     x: str | None = None,
     one_hot: tuple[str, ...] = (),
@@ -60,7 +60,7 @@ def arrays_of_name(
 
     Args:
       path: name on the hub, as in ylecun/mnist, or a folder with files of its layout.
-      target: Column to predict, or several of numbers.
+      target: Column to predict.
       client: Column with the client of each row; without it, give --partition.
       x: The only column of features; text becomes its characters.
       one_hot: Columns to replace by one column of 0 and 1 per value.
@@ -110,7 +110,7 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
     if roles.x is not None:  # no other column is read from disk
         names = used
         dataset = dataset.select_columns(names)
-    others = (roles.client, *roles.targets, *roles.drop)
+    others = (roles.client, roles.target, *roles.drop)
     features = [name for name in names if name not in others]
     images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None
@@ -127,19 +127,15 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
     table: Any = dataset.with_format("arrow")[:]
     # Other classes than the target become text again, such as the names of clients.
     for place, name in enumerate(table.column_names):
-        if isinstance(kinds[name], datasets.ClassLabel) and name not in roles.targets:
+        if isinstance(kinds[name], datasets.ClassLabel) and name != roles.target:
             classes = np.array([*kinds[name].names, None], object)  # -1 is no class
             column = pyarrow.array(classes[table[name].to_numpy()])
             table = table.set_column(place, name, column)
     arrays = arrays_of(table, roles, pixels)
-    for place, name in enumerate(roles.targets):
-        if not isinstance(kinds[name], datasets.ClassLabel):
-            continue
-        missing = int((arrays["y"].reshape(len(arrays["y"]), -1)[:, place] < 0).sum())
-        if missing:
-            raise ValueError(f"the target {name!r} has {missing} rows without a class (-1)")
-        if len(roles.targets) == 1:
-            arrays["categories.y"] = np.array(kinds[name].names)
+    if isinstance(kind := kinds[roles.target], datasets.ClassLabel):
+        if missing := int((arrays["y"] < 0).sum()):
+            raise ValueError(f"the target {roles.target!r} has {missing} rows without a class (-1)")
+        arrays["categories.y"] = np.array(kind.names)
     return arrays | splits
 
 

@@ -34,7 +34,7 @@ class Roles(NamedTuple):
     """The roles of columns; the arguments of `from_dataframe`, with client None for none."""
 
     client: str | None
-    target: str | Sequence[str]
+    target: str
     split: str | None = None
     one_hot: Sequence[str] = ()
     drop: Sequence[str] = ()
@@ -42,21 +42,16 @@ class Roles(NamedTuple):
 
     @property
     def taken(self) -> list[str]:
-        """The columns of clients, targets and splits."""
-        named = (self.client, *self.targets, self.split)
+        """The columns of clients, the target and splits."""
+        named = (self.client, self.target, self.split)
         return [name for name in named if name is not None]
-
-    @property
-    def targets(self) -> list[str]:
-        """The columns to predict."""
-        return [self.target] if isinstance(self.target, str) else [*self.target]
 
 
 def from_dataframe(
     frame: Any,
     *,
     client: str,
-    target: str | Sequence[str],
+    target: str,
     split: str | None = None,
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -72,7 +67,7 @@ def from_dataframe(
     Args:
       frame: a data frame that pyarrow reads.
       client: column with the client of each row.
-      target: column to predict, or several of numbers, which make "y" (N, k).
+      target: column to predict.
       split: column of "train", "validation" and "test", or other usual names of these; by default
         all rows are training rows.
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.
@@ -90,7 +85,7 @@ def from_dataframe(
 def arrays_of_file(
     path: str | os.PathLike[str],
     *,
-    target: str | tuple[str, ...],
+    target: str,
     client: str | None = None,
     split: str | None = None,
     one_hot: tuple[str, ...] = (),
@@ -105,7 +100,7 @@ def arrays_of_file(
 
     Args:
       path: the file.
-      target: Column to predict, or several of numbers.
+      target: Column to predict.
       client: Column with the client of each row; without it, give --partition.
       split: Column with train, validation or test; needs --client.
       one_hot: Columns to replace by one column of 0 and 1 per value.
@@ -190,9 +185,9 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
         arrays = {"x": stacked(table[features[0]].to_numpy(), f"column {features[0]!r}")}
     else:
         arrays = _numbers(table, features, roles.one_hot)
-    arrays |= _targets(table, roles.targets)
-    if arrays["y"].ndim == max(1, 2 * (len(roles.targets) > 1)):
-        arrays |= arrays_of_columns("y", Columns((*roles.targets,)))
+    arrays |= _target(roles.target, table[roles.target])
+    if arrays["y"].ndim == 1:
+        arrays |= arrays_of_columns("y", Columns((roles.target,)))
     if roles.client is not None:
         arrays |= owners(_texts(table[roles.client]))
     if roles.split is not None:
@@ -373,17 +368,6 @@ def _why_no_feature(column: "ChunkedArray", features: list[str]) -> str:
     if kind == "list":
         return f"holds lists, which must be the only feature, of {_listed(features)}: drop others"
     return f"holds {column.type}, no numbers: make numbers of it, or leave it out (drop)"
-
-
-def _targets(table: "Table", names: list[str]) -> dict[str, np.ndarray]:
-    """Return the array y, (N,), or (N, k) of k columns of numbers."""
-    found = [_target(name, table[name]) for name in names]
-    if len(found) == 1:
-        return found[0]
-    texts = [name for name, each in zip(names, found, strict=True) if "categories.y" in each]
-    if texts:
-        raise ValueError(f"several targets must be numbers, got text in column {texts[0]!r}")
-    return {"y": np.stack([each["y"] for each in found], axis=1)}
 
 
 def _target(name: str, column: "ChunkedArray") -> dict[str, np.ndarray]:

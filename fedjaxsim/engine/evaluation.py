@@ -181,16 +181,16 @@ class SplitStatistics:
 
     Attributes:
       split, count, records: as in `Evaluation`.
-      variance: variance of all targets "y" in their units, its mean over several, if the task has a
-        squared error; else None.
-      units: the unit of each target as a stored number, see `Columns`; (1,) without columns.
+      variance: variance of all targets "y" in their units, if the task has a squared error; else
+        None.
+      unit: the unit of the target as a stored number, see `Columns`; 1 without columns.
     """
 
     split: str
     count: np.ndarray
     variance: float | None
     records: Mapping[str, Metric]
-    units: tuple[float, ...] = (1.0,)
+    unit: float = 1.0
 
     @classmethod
     def of(
@@ -204,12 +204,13 @@ class SplitStatistics:
                 f"fjs.data.split(population, {split}=0.2)",
                 stacklevel=2,
             )
-        units = population.columns["y"].half_range if "y" in population.columns else (1.0,)
+        units = population.columns["y"].half_range if "y" in population.columns else ()
+        unit = abs(units[0]) if len(units) == 1 else 1.0
         variance = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
             targets = y[population.splits[split].all_rows()]
             spread = np.var(targets, axis=0, dtype=np.float64)
-            variance = float(np.mean(spread * np.square(units)))
+            variance = float(np.mean(spread * unit**2))
             if variance == 0:
                 values = ", ".join(f"{value:g}" for value in np.atleast_1d(targets[0]))
                 warnings.warn(
@@ -217,7 +218,7 @@ class SplitStatistics:
                     f"{values}",
                     stacklevel=2,
                 )
-        return cls(split, count, variance, task.records, tuple(map(abs, units)))
+        return cls(split, count, variance, task.records, unit)
 
     def evaluation(self, measured: ClientMetrics, clients: np.ndarray | None = None) -> Evaluation:
         """Summarize client metrics, numpy arrays (m,) or (m, S), of all clients or a sample (k,).
@@ -235,11 +236,7 @@ class SplitStatistics:
         names, found = [*streaming], values | streaming
         records = {name: metric(name, self.records) for name in found}
         for name, record in records.items():
-            if len(self.units) == 1 or record.target is not None:
-                found[name] = found[name] * self.units[record.target or 0] ** record.power
-        of_targets = [found[name] for name, each in records.items() if each.target is not None]
-        if "squared_error" in found and of_targets:
-            found["squared_error"] = np.mean(of_targets, axis=0)
+            found[name] = found[name] * self.unit**record.power
         if "squared_error" in found and self.variance is not None:
             # Without variance it is undefined, which is no failure of a client.
             names += [] if self.variance else ["nmse"]

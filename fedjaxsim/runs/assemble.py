@@ -181,7 +181,7 @@ def _task(config: RunConfig, population: Population) -> Task:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
     classes = population.categories.get("y")
     own, outputs = config.loss not in LOSSES, 1
-    if fields["y"].ndim == 2 and (own or config.loss == "squared"):
+    if fields["y"].ndim == 2 and own:
         outputs = fields["y"].shape[1]
     if own:
         outputs = config.get("outputs") or (outputs if classes is None else len(classes))
@@ -207,8 +207,8 @@ def _task(config: RunConfig, population: Population) -> Task:
         public.append(f"The number of classes, {outputs}, is the largest label")
     if own:
         task = _part(config, "loss", Task, model, outputs)
-    elif config.loss == "logistic":
-        task = tasks.logistic(model)
+    elif config.loss in ("logistic", "squared"):
+        task = resolve(LOSSES[config.loss])(model)
     else:
         factory = tasks.softmax_sequence if per_token else resolve(LOSSES[config.loss])
         task = factory(model, outputs)
@@ -284,11 +284,10 @@ def check_data(config: RunConfig, population: Population) -> None:
     labels = population.fields.get("y")
     if labels is None:
         return
-    known = config.loss in LOSSES and config.loss != "squared"
+    known = config.loss in LOSSES
     if labels.ndim > 1 and config.model in numbers and known:
         raise ValueError(
-            f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}; "
-            "several targets need loss squared"
+            f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
         )
     if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(

@@ -502,41 +502,23 @@ def logistic(model: Model) -> Task:
     )  # fmt: skip
 
 
-def squared(model: Model, num_targets: int = 1) -> Task:
-    """Regression with ½(prediction − y)² (optax.l2_loss), its mean over several targets.
-
-    Several targets have a metric "squared_error_0", … each; all are in the targets' units.
+def squared(model: Model) -> Task:
+    """Regression with ½(prediction − y)² (optax.l2_loss); "y" is (n,).
 
     Args:
-      model: outputs (b, k).
-      num_targets: k; "y" is (n,) for one target, (n, k) for more.
+      model: outputs (b, 1).
     """
-    checks.count(num_targets=num_targets)
-    several = num_targets > 1
-    shape = (num_targets,) if several else ()
-
-    def errors(outputs, targets):
-        return outputs - targets.reshape(outputs.shape)
-
-    def square_of(target):
-        return lambda outputs, targets: jnp.square(errors(outputs, targets)[:, target])
-
-    metrics: dict[str, OfOutputs] = {
-        "loss": lambda o, y: jnp.mean(optax.losses.l2_loss(errors(o, y)), axis=-1),
-        "squared_error": lambda o, y: jnp.mean(jnp.square(errors(o, y)), axis=-1),
-    }
-    records = {}
-    for target in range(num_targets) if several else ():
-        name, title = f"squared_error_{target}", f"squared error of target {target}"
-        metrics[name] = square_of(target)
-        records[name] = Metric(title, larger_is_better=False, power=2, target=target, in_tables=())
-    return _task(
-        "squared", model, num_targets, metrics,
-        lambda outputs: {"prediction": outputs if several else outputs[:, 0]},
-        f"squared needs targets y of shape {shape} in each row",
-        lambda y: y.shape[1:] == shape,
-        divergence=_of_normals, records=records,
-    )._replace(curvature=_curvature_of_squares(model))  # fmt: skip
+    task = _task(
+        "squared", model, 1,
+        {
+            "loss": lambda outputs, y: optax.losses.l2_loss(outputs[:, 0], y),
+            "squared_error": lambda outputs, y: jnp.square(outputs[:, 0] - y),
+        },
+        lambda outputs: {"prediction": outputs[:, 0]},
+        "squared needs one target per row, y (n,)", lambda y: y.ndim == 1,
+        divergence=_of_normals,
+    )  # fmt: skip
+    return task._replace(curvature=_curvature_of_squares(model))
 
 
 def known_regression(num_features: int) -> Task:

@@ -312,10 +312,10 @@ def test_random_frames_are_read_as_pandas_reads_them(columns, clients):
     assert population.names.tolist() == sorted(set(names))
 
 
-def test_several_targets_and_a_stray_quote_are_read(tmp_path):
-    (tmp_path / "a.csv").write_text('who,size,a,b,y\nA,5" pipe,1,0,2\nB,6 pipe,2,1,3\n')
-    population = load_file(tmp_path / "a.csv", client="who", target=["a", "y"], drop=["size"])
-    assert population.fields["y"].tolist() == [[1, 2], [2, 3]]
+def test_a_stray_quote_is_read(tmp_path):
+    (tmp_path / "a.csv").write_text('who,size,b,y\nA,5" pipe,0,2\nB,6 pipe,1,3\n')
+    population = load_file(tmp_path / "a.csv", client="who", target="y", drop=["size"])
+    assert population.fields["y"].tolist() == [2, 3]
 
 
 @settings(deadline=None, max_examples=60)
