@@ -13,7 +13,6 @@ from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import warning_of, warning_of_messages
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
@@ -250,7 +249,6 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         choices = [each for each in done.state.privacy.public if each not in parts]
         for sentence in (*choices, *({NO_RELEASE} & {*done.report.assumed})):
             print(sentence)
-
 
 
 def _warn_of(stage: Stage, done: Executed) -> None:

@@ -37,21 +37,6 @@ def skewness(values: np.ndarray) -> float:
     return float(np.mean(apart**3) / variance**1.5) if variance > 0 else 0.0
 
 
-def label_counts(population: Population) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels of a population, sorted, (c,), and each client's counts of them, (m, c).
-
-    The label −1 of tokens is padding and does not count.
-    """
-    y = population.fields.get("y")
-    if y is None or y.dtype.kind not in "iu":
-        raise ValueError("only integer labels 'y' can be counted")
-    m, real = population.num_clients, np.full(y.shape, True) if y.ndim == 1 else y != _PADDING
-    labels, place = np.unique(y[real], return_inverse=True)
-    client = np.repeat(np.arange(m), population.counts.sum(axis=1))
-    cells = np.repeat(client, real.reshape(len(y), -1).sum(axis=1)) * len(labels) + place
-    return labels, np.bincount(cells, minlength=m * len(labels)).reshape(m, len(labels))
-
-
 def describe(population: Population) -> dict[str, Any]:
     """Return statistics of a population by name; None for one that does not apply.
 
@@ -75,7 +60,8 @@ def describe(population: Population) -> dict[str, Any]:
     y = population.fields.get("y")
     if y is not None and y.dtype.kind in "iu":
         names = population.categories.get("y")
-        found["labels"] = [names[k] if names else int(k) for k in label_counts(population)[0]]
+        labels = np.unique(y if y.ndim == 1 else y[y != _PADDING])  # one for each token
+        found["labels"] = [names[k] if names else int(k) for k in labels]
     return found
 
 

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from fedjaxsim.data import Population
-from fedjaxsim.data.describe import describe, in_words, label_counts, skewness
+from fedjaxsim.data.describe import describe, in_words, skewness
 
 
 def population_of(train, test, **more):
@@ -16,23 +16,9 @@ def population_of(train, test, **more):
     return Population({"y": y.astype(np.int32)}, counts, names, **more)
 
 
-LABELS = [[3, 3, 5], [5, 3], [9]], [[3, 5], [], [9, 3, 5]]
-
-
-def test_labels_are_counted_by_client():
-    population = population_of(*LABELS)
-    labels, counts = label_counts(population)
-    assert labels.tolist() == [3, 5, 9]
-    np.testing.assert_array_equal(counts, [[3, 2, 0], [1, 1, 0], [1, 1, 2]])
-    with pytest.raises(ValueError, match="labels"):
-        label_counts(Population.from_flat({"y": [0.5]}, [1]))
-
-
-def test_a_label_per_token_counts_but_for_padding():
+def test_padding_of_tokens_is_no_label():
     rows = [[1, 1, -1], [0, -1, -1]]
-    labels, counts = label_counts(Population.from_flat({"y": rows}, [1, 1]))
-    assert labels.tolist() == [0, 1]
-    np.testing.assert_array_equal(counts, [[0, 2], [1, 0]])
+    assert describe(Population.from_flat({"y": rows}, [1, 1]))["labels"] == [0, 1]
 
 
 @pytest.mark.parametrize("values", [[1, 2, 3, 10], [4, 4, 4], [0, 1]])
