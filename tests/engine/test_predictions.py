@@ -1,6 +1,7 @@
 """The models that clients predict with, by hand where they are linear, and their predictions."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,22 @@ from fedjaxsim.privacy.samplers import full_participation
 VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 0.0}
 
 
+def simulation(name, population, task):
+    minibatches = fjs.Minibatches(3, epochs=1)
+    return simulation_of(name, task, population, full_participation(), minibatches)
+
+
 def trained(name, population, task, rounds=3):
-    sim = simulation_of(name, task, population, full_participation(), fjs.Minibatches(3, epochs=1))
+    sim = simulation(name, population, task)
     hparams = read_by(sim, **VALUES)
     return sim, after(sim, hparams, rounds), hparams
+
+
+@functools.cache
+def regression(name):
+    """Three clients, their task, and a simulation that is trained on them."""
+    population, task = least_squares([4, 2, 7], test=0.3)
+    return population, task, *trained(name, population, task)
 
 
 def owners(population):
@@ -32,8 +45,7 @@ def owners(population):
 
 @pytest.mark.parametrize("name", ["pmtl", pytest.param("fedavg", marks=pytest.mark.thorough)])
 def test_a_linear_model_says_its_products(name):
-    population, task = least_squares([4, 2, 7], test=0.3)
-    sim, state, hparams = trained(name, population, task)
+    population, _, sim, state, hparams = regression(name)
     models = sim.models(state, hparams)
     assert models["kernel"].shape == (3, 1, 3)
     kernel = models["kernel"][owners(population), 0]
@@ -87,7 +99,7 @@ def test_new_rows_go_to_the_clients_of_their_names():
     w = state.shared.params
     of_w = np.argmax(rows.fields["x"] @ w["kernel"].T + w["bias"], axis=1)
     np.testing.assert_array_equal(sim.predict(state, hparams, stranger)["prediction"], of_w)
-    alone, state, hparams = trained("local", population, task)
+    alone, state, hparams = trained("local", population, task, rounds=0)
     with pytest.raises(ValueError, match="client 7 took no part"):
         alone.predict(state, hparams, stranger)
 
@@ -128,9 +140,9 @@ def in_units(population):
 
 
 def test_predictions_are_in_the_units_of_the_source():
-    population, task = least_squares([4, 2, 7], test=0.3)
+    population, task, _, state, hparams = regression("pmtl")
     scaled = in_units(population)
-    sim, state, hparams = trained("pmtl", scaled, task)
+    sim = simulation("pmtl", scaled, task)
     x = scaled.columns["x"].original(population.fields["x"])
     models = jax.tree.map(lambda leaf: leaf[owners(population)], sim.models(state, hparams))
     scores = np.einsum("nod,nd->no", models["kernel"], population.fields["x"]) + models["bias"]

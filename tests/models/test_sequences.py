@@ -26,7 +26,10 @@ def drawn(model, seed=0):
     """Parameters of which none is zero or one."""
     random = np.random.default_rng(seed)
     params = jax.jit(model.init)(jax.random.key(seed))
-    return jax.tree.map(lambda leaf: leaf + 0.3 * random.normal(size=leaf.shape), params)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf + 0.3 * random.normal(size=leaf.shape), np.float32),
+        jax.device_get(params),
+    )
 
 
 def tokens(rows=4, seed=0):
@@ -70,10 +73,10 @@ def test_the_gru_is_that_of_flax():
     params, x = drawn(gru((LENGTH,), CLASSES, TOKENS, (4,))), tokens()
     ours, width = params["_GRU_0"], 4
     blocks = {
-        side: jnp.split(ours[at]["kernel"] if at == "inputs" else ours[at], 3, axis=1)
+        side: np.split(ours[at]["kernel"] if at == "inputs" else ours[at], 3, axis=1)
         for side, at in (("i", "inputs"), ("h", "recurrent"))
     }
-    biases = jnp.split(ours["inputs"]["bias"], 3)
+    biases = np.split(ours["inputs"]["bias"], 3)
     cell = {f"{side}{gate}": {"kernel": block}
             for side in "ih" for gate, block in zip("rzn", blocks[side], strict=True)}  # fmt: skip
     for gate, bias in zip("rzn", biases, strict=True):
