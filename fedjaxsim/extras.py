@@ -5,7 +5,6 @@ import importlib.util
 from collections.abc import Iterator
 
 EXTRAS = {
-    "audit": ("jax_privacy",),
     "cuda": ("jax_cuda12_plugin",),
     "equinox": ("equinox",),
     "hf": ("datasets",),

@@ -213,7 +213,7 @@ _RESULTS = (
     "sweep absent.toml --out s", "tune", "tune --out t --from broken", "tune sweep --out t",
     "tune --wrt lam --algorithm fedavg --out t", "tune --wrt rounds --out t", "plan broken",
     "plan --clients 0", "bench broken", "bench absent.json", "bench --compare a.csv", "bogus",
-    "audit --runs 0", "audit --canaries -1", "audit --confidence 2", "audit --runs abc", "",
+    "audit --runs 0", "audit --canaries -1", "audit --runs abc", "",
     "data", "data bogus", "data show --data csv:a.csv", "data convert --data digits",
     "data show --data absent", "data check --data npz:absent.npz", "demo --bogus", "privacy",
     "privacy bogus", "RUN", "run run", "--bogus", "help", "--data digits", "bench --devices none",

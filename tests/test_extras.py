@@ -59,7 +59,7 @@ def without(libraries, commands, folder):
 
 
 DISTRIBUTIONS = {
-    "PIL": "pillow", "jax_privacy": "jax-privacy", "jax_cuda12_plugin": "jax[cuda12]",
+    "PIL": "pillow", "jax_cuda12_plugin": "jax[cuda12]",
     "libtpu": "jax[tpu]",
 }  # fmt: skip
 
@@ -127,7 +127,6 @@ REFUSED = {
     "sweep sweep.toml --out swept": "tables",
     "run --data csv:t.csv --client k --target y --rounds 2 --out table": "tables",
     "run --data hf:ylecun/mnist --target label --partition iid --rounds 2": "hf",
-    "audit --clients 20 --rounds 2 --sampling-rate 1": "audit",
 }
 """Commands that need a library, and its extra."""
 QUIET = " --clients 6 --rounds 2 --sampling-rate 1 --epsilon inf --quiet"

@@ -9,9 +9,8 @@ from fedjaxsim.runs.settings import RunConfig
 def audit(
     *,
     settings: RunConfig,
-    canaries: int | None = None,
+    canaries: int = 100,
     runs: int = 20,
-    confidence: float = 0.99,
     json: bool = False,
     quiet: bool = False,
 ) -> Work:
@@ -19,34 +18,35 @@ def audit(
 
     Args:
       settings: The settings of each run.
-      canaries: n, clients of each run that are canaries; half of the possible number by default.
+      canaries: n, canaries beside the clients of each run.
       runs: Number of runs; time grows with it, and power with n times it.
-      confidence: Least probability that a sound simulation is not refuted.
       json: Print JSON instead of text.
       quiet: Print the result and errors only.
     """
     Machines().start()
-    from fedjaxsim.audit import canaries as attack
+    import dataclasses
+
+    from fedjaxsim.audit import bounds
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import Bar
     from fedjaxsim.runs.build import prepare
 
     experiment = prepare(settings)
     with Bar("audit", runs, quiet=quiet or json) as bar:
-        result = attack.audit(
+        result = bounds.audit(
             experiment.simulation,
             experiment.hparams,
             settings.rounds,
             canaries=canaries,
             runs=runs,
-            confidence=confidence,
             delta=experiment.delta,
             seed=settings.seed,
             on_run=lambda done, _: bar.show(done, ""),
         )
 
     def work() -> int:
-        print_json(result.to_json()) if json else print(result)
-        return int(result.violated)
+        found = dataclasses.asdict(result) | {"refuted": result.refuted}
+        print_json(found) if json else print(result)
+        return int(result.refuted)
 
     return work

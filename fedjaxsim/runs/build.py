@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjaxsim.audit.one_run import with_canaries
+from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import EvaluationPlan

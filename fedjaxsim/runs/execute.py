@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjaxsim import callbacks
-from fedjaxsim.audit.one_run import OneRunResult, result
+from fedjaxsim.audit.bounds import AuditResult, result
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning, diverging_from
 from fedjaxsim.engine.evaluation import Evaluation
@@ -80,7 +80,7 @@ class Executed(NamedTuple):
     summary: Record
     report: Report
     state: SimulationState
-    audit: OneRunResult | None = None
+    audit: AuditResult | None = None
 
 
 def execute(
@@ -136,7 +136,7 @@ def execute(
     if earlier:
         stages = describe_stages(earlier, config.algorithm, int(state.round))
         report = report.assuming([f"The charges of all stages are composed: {stages}."])
-    audit = None if config.audit_canaries is None else result(state, report)
+    audit = None if config.audit_canaries is None else result([state], report)
     if audit is not None:
         report = report.assuming([f"{audit}."])
     rows = recorded.rows if is_first() else []

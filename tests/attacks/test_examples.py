@@ -12,7 +12,7 @@ from problems import after
 from scipy.stats import norm
 
 import fedjaxsim as fjs
-from fedjaxsim.audit.one_run import of_scores
+from fedjaxsim.audit.bounds import of_scores
 from fedjaxsim.data.minibatches import UnprotectedError
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.privacy.entries import Entry, SamplingScheme

@@ -16,7 +16,7 @@ RUN = (
 def test_a_run_reports_its_audit(tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*RUN.split(), "--out", str(out)]) == 0
-    assert "one-run audit: ε ≥ 0" in capsys.readouterr().out
+    assert "audit: ε ≥ 0" in capsys.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert 0 <= summary["audit_epsilon"] <= summary["epsilon"]
     assert summary["audit_refuted"] is False

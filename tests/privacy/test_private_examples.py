@@ -16,7 +16,7 @@ from problems import after, least_squares
 import fedjaxsim as fjs
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.audit.one_run import of_scores
+from fedjaxsim.audit.bounds import of_scores
 from fedjaxsim.data.minibatches import UnprotectedError, view_here
 from fedjaxsim.engine.accounts import gradients_of, require_protection
 from fedjaxsim.engine.layout import Layout
