@@ -346,7 +346,9 @@ def _candidates(plan: SweepRuns) -> list[Experiment]:
 
 
 def _selection_report(
-    runs: selection.Runs, candidates: Sequence[Experiment], judged: Sequence[EvaluationPlan]
+    runs: selection.NegativeBinomial,
+    candidates: Sequence[Experiment],
+    judged: Sequence[EvaluationPlan],
 ) -> Report:
     charges = [
         [each.planned(), plan.spend(each.simulation.num_clients)]

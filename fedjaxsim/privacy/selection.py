@@ -23,7 +23,8 @@ from fedjaxsim.privacy.entries import check_delta
 from fedjaxsim.privacy.events import PrivacySpend
 
 LARGEST_MEAN = 1e6
-_FORMS = "geometric:MEAN, logarithmic:MEAN, poisson:MEAN or negative-binomial:ETA:MEAN"
+_FORMS = "geometric:MEAN, logarithmic:MEAN or negative-binomial:ETA:MEAN"
+_ETAS = {"geometric": "1", "logarithmic": "0"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,52 +77,18 @@ class NegativeBinomial:
         return one + (1 + self.eta) * np.min(other) + math.log(self.mean) / (alphas - 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Poisson:
-    """A Poisson number of runs, K ≥ 0; no run is no release.
-
-    Attributes:
-      mean: E[K] ≥ 1.
-    """
-
-    mean: float
-
-    def __post_init__(self):
-        checks.in_range(f"[1, {LARGEST_MEAN:g}]", mean=self.mean)
-
-    def draw(self, rng: np.random.Generator) -> int:
-        """Draw K."""
-        return int(rng.poisson(self.mean))
-
-    def rdp(self, one: np.ndarray, orders: Sequence[float]) -> np.ndarray:
-        """Compute RDP of the best run from RDP of one, both (orders,): their Theorem 6.
-
-        ρ'(λ) = ρ(λ) + E[K] δ̂ + log E[K]/(λ − 1), with one run (log(1 + 1/(λ − 1)), δ̂)-DP.
-        """
-        alphas = np.asarray(orders, np.float64)
-        slack = [rdp.delta(one, math.log1p(1 / (order - 1)), tuple(orders)) for order in alphas]
-        return one + self.mean * np.array(slack) + math.log(self.mean) / (alphas - 1)
-
-
-Runs = NegativeBinomial | Poisson
-"""A distribution of the number of runs."""
-
-
-def parse(text: str) -> Runs:
+def parse(text: str) -> NegativeBinomial:
     """Read a distribution, as in `geometric:10`, by its mean; raise ValueError for another text."""
     kind, *numbers = text.split(":")
-    etas = {"geometric": 1.0, "logarithmic": 0.0}
+    if kind in _ETAS:
+        numbers = [_ETAS[kind], *numbers]
     try:
-        values = [float(number) for number in numbers]
-        if kind == "poisson" and len(values) == 1:
-            return Poisson(values[0])
-        if kind in etas and len(values) == 1:
-            return with_mean(etas[kind], values[0])
-        if kind == "negative-binomial" and len(values) == 2:
-            return with_mean(*values)
+        if kind in (*_ETAS, "negative-binomial"):
+            eta, mean = map(float, numbers)
+            return with_mean(eta, mean)
+        raise ValueError(f"unknown distribution {kind!r}")
     except ValueError as error:
         raise ValueError(f"select-privately must be {_FORMS}, got {text!r}: {error}") from error
-    raise ValueError(f"select-privately must be {_FORMS}, got {text!r}")
 
 
 def with_mean(eta: float, mean: float) -> NegativeBinomial:
@@ -142,7 +109,9 @@ def with_mean(eta: float, mean: float) -> NegativeBinomial:
     return NegativeBinomial(eta, math.exp(log))
 
 
-def epsilon(runs: Runs, candidates: Sequence[Sequence[PrivacySpend]], delta: float) -> float:
+def epsilon(
+    runs: NegativeBinomial, candidates: Sequence[Sequence[PrivacySpend]], delta: float
+) -> float:
     """Compute the ε of publishing the best run, for zero-out; inf where nothing is certified."""
     check_delta(delta)
     orders = rdp.INTEGER_ORDERS

@@ -59,22 +59,7 @@ def test_a_pure_run_costs_about_three_of_itself_for_any_number_of_runs():
         assert values[-1] == pytest.approx((2 + eta) * 0.1, rel=1e-4)
 
 
-def test_the_price_of_a_poisson_number_is_that_of_the_published_code():
-    """Their Theorem 6, by hand for a Gaussian run at one order."""
-    orders = tuple(range(2, 65))
-    one = np.array(orders) / (2 * 4.0**2)
-    found = selection.parse("poisson:10").rdp(one, orders)
-    slack = min(
-        math.exp((a - 1) * (r - math.log1p(1 / 7) + math.log1p(-1 / a))) / a
-        for a, r in zip(orders, one, strict=True)
-    )
-    slack = min(slack, *np.sqrt(-np.expm1(-one)))
-    assert found[orders.index(8)] == pytest.approx(one[6] + 10 * slack + math.log(10) / 7)
-
-
-@pytest.mark.parametrize(
-    "spec", ["geometric:10", "logarithmic:10", "negative-binomial:-0.5:10", "poisson:10"]
-)
+@pytest.mark.parametrize("spec", ["geometric:10", "logarithmic:10", "negative-binomial:-0.5:10"])
 def test_the_bound_holds_for_the_best_gaussian_of_all(spec):
     """A run publishes x ~ N(±1/2, z²), its own score: the density of the best one is exact."""
     z, delta = 2.0, 1e-3
@@ -83,9 +68,7 @@ def test_the_bound_holds_for_the_best_gaussian_of_all(spec):
 
     def best(mean):
         """The log density of the best: that of a run times E[K F^(K − 1)]."""
-        density, below, above = (f(x, mean, z) for f in (norm.logpdf, norm.cdf, norm.sf))
-        if isinstance(runs, selection.Poisson):
-            return density + math.log(runs.mean) - runs.mean * above
+        density, below = norm.logpdf(x, mean, z), norm.cdf(x, mean, z)
         slope = -(1 + runs.eta) * np.log1p(-(1 - runs.gamma) * below)
         return density + math.log(runs.pmf(1)[0]) + slope
 
@@ -128,7 +111,7 @@ def test_the_costliest_candidate_is_charged():
 
 
 @pytest.mark.parametrize(
-    "text", ["geometric", "geometric:1", "best:3", "poisson:x", "logarithmic:nan"]
+    "text", ["geometric", "geometric:1", "best:3", "negative-binomial:x:3", "logarithmic:nan"]
 )
 def test_other_words_are_refused(text):
     with pytest.raises(ValueError, match="geometric:MEAN"):
