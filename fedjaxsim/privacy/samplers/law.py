@@ -8,7 +8,6 @@ and clients that a key never draws. All counts are binomial, exactly.
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +22,6 @@ _LEVEL = 1e-9
 """Largest probability that one test refuses a sampler of its scheme."""
 _DRAWN, _MOST_ROUNDS, _MOST_KEYS = 2**20, 32, 256
 """Clients of all cohorts that are drawn, about; rounds of a key, and keys."""
-
-
-class _Count(NamedTuple):
-    """Numbers of independent trials with an event of one probability, (tests,)."""
-
-    event: str
-    successes: np.ndarray
-    trials: int
-    probability: float
 
 
 def check_own(
@@ -82,12 +72,14 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
     if kind == "fixed" and np.any(drawn.sum(axis=2) != scheme.capacity):
         raise ValueError(f"the sampler's scheme is 'fixed', of {scheme.capacity}, but sizes vary")
     for event, successes, trials, probability in _counts(drawn, scheme, rate):
-        values = successes.ravel()
         # Both tails; `binom.sf` of the next smaller number is that of this one or more.
-        tails = binom.cdf(values, trials, probability), binom.sf(values - 1, trials, probability)
-        chance = 2 * np.minimum(*tails) * values.size
-        if chance.min() < _LEVEL:
-            worst = int(values[np.argmin(chance)])
+        tails = (
+            binom.cdf(successes, trials, probability),
+            binom.sf(successes - 1, trials, probability),
+        )
+        chance = 2 * np.minimum(*tails) * successes.size
+        if np.min(chance, initial=1.0) < _LEVEL:
+            worst = int(successes[np.argmin(chance)])
             raise ValueError(
                 f"the sampler does not draw as its scheme {kind!r} says: {event} {worst} times in "
                 f"{trials}, where {trials * probability:.4g} are expected"
@@ -115,30 +107,32 @@ def _drawn(sampler: Sampler, hparams: Hyperparameters, keys: int, rounds: int) -
     return drawn[:, :m].reshape(keys, rounds, m)
 
 
-def _counts(drawn: np.ndarray, scheme: SamplingScheme, p: float) -> Iterator[_Count]:
-    """Yield counts by client, or, of clients who are drawn independently, of all together."""
+def _counts(
+    drawn: np.ndarray, scheme: SamplingScheme, p: float
+) -> Iterator[tuple[str, np.ndarray, int, float]]:
+    """Yield events, numbers of each in so many trials, (tests,), and the event's probability.
+
+    They are by client, or, of clients who are drawn independently, of all together.
+    """
     rounds, m, independent = drawn.shape[1], scheme.clients, scheme.kind == "poisson"
     both = p * p if independent else p * (scheme.capacity - 1) / max(m - 1, 1)
-
-    def count(event, happened, probability):
-        several = happened.reshape(-1, happened.shape[-1])
-        if independent:
-            several = several.reshape(-1, 1)
-        return _Count(event, several.sum(axis=0), len(several), probability)
-
+    even = drawn[:, :, : m - m % 2]
+    mirrored = drawn[:, :, m - m // 2 :][:, :, ::-1]
+    events = {
+        "a client takes part": (drawn, p),
+        "neighbours take part together": (even[..., ::2] & even[..., 1::2], both),
+        "two clients take part together": (drawn[:, :, : m // 2] & mirrored, both),
+        "a client takes part in a round and the next": (drawn[:, ::2] & drawn[:, 1::2], p**2),
+        "a round of two keys has a client": (drawn[::2] & drawn[1::2], p**2),
+        "a client never takes part": (~drawn.any(axis=1), (1 - p) ** rounds),
+    }
     if independent:
-        yield _Count("a client takes part", drawn.sum(axis=(0, 1)), drawn[..., 0].size, p)
-    yield count("a client takes part", drawn, p)
-    if m > 1:
-        even = drawn[:, :, : m - m % 2]
-        yield count("neighbours take part together", even[..., ::2] & even[..., 1::2], both)
-        half = drawn[:, :, : m // 2] & drawn[:, :, m - m // 2 :][:, :, ::-1]
-        yield count("two clients take part together", half, both)
-    yield count("a client takes part in a round and the next", drawn[:, ::2] & drawn[:, 1::2], p**2)
-    yield count("a round of two keys has a client", drawn[::2] & drawn[1::2], p**2)
-    yield count("a client never takes part", ~drawn.any(axis=1), (1 - p) ** rounds)
-    sizes, most = drawn.sum(axis=2), math.floor(m * p)
-    for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
-        if independent:
-            larger = excess(size, m, p)
-            yield count(f"a cohort has more than {size} clients", sizes > size, larger)
+        yield "a client takes part", drawn.sum(axis=(0, 1)), drawn[..., 0].size, p
+        sizes, most = drawn.sum(axis=2), math.floor(m * p)
+        for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
+            event = f"a cohort has more than {size} clients"
+            yield event, np.array([np.sum(sizes > size)]), sizes.size, excess(size, m, p)
+    for event, (happened, probability) in events.items():
+        tests = 1 if independent else happened.shape[-1]
+        trials = happened.size // max(tests, 1)
+        yield event, happened.reshape(trials, tests).sum(axis=0), trials, probability
