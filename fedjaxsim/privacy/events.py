@@ -65,8 +65,7 @@ class PrivacyEvent:
         """Return the privacy losses of one round with z > 0, or None if they are not known.
 
         They are a `losses.Pair`, or a `PrivacyLossDistribution` of dp_accounting, with losses
-        rounded up to a grid of width `interval`, in nats. Losses for zero-out alone are enough:
-        replacing a client is zeroing it twice.
+        rounded up to a grid of width `interval`, in nats. An adjacency without them has no ε.
         """
         del entry, adjacency, interval
         return None

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from fedjaxsim.privacy.entries import (
     VIEWS,
     Adjacency,
     Drawn,
-    Entry,
     Status,
     Unit,
     View,
@@ -40,7 +38,7 @@ from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons, round_up
 
 _FEW = 64
-"""Number of different rounds that `bound` prices one by one."""
+"""Number of different rounds that `bound` prices one by one; more are merged."""
 _MEANINGS = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
     "replace": "one client's whole data is replaced",
@@ -261,18 +259,9 @@ def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
     costly = _costly(charges, "client")
     if not costly or any(map(no_guarantee, costly)):
         return math.inf if costly else 0.0
-    total = composition.rdp_of(list(map(_on_grid, costly)), "zero_out", rdp.ORDERS)
+    merged = [c._replace(entries=tuple(composition.merge(c.entries, _FEW))) for c in costly]
+    total = composition.rdp_of(merged, "zero_out", rdp.ORDERS)
     return with_failure(rdp.profile(total), composition.overflow_probability(costly)).epsilon(delta)
-
-
-def _on_grid(charged: PrivacySpend) -> PrivacySpend:
-    """Round a long schedule to costlier powers of 1.01, which stay cached as it grows."""
-    if len(charged.entries) <= _FEW:
-        return charged
-    rounds: Counter[tuple[float, float]] = Counter()
-    for z, p, number in charged.entries:
-        rounds[1.01 ** math.floor(math.log(z, 1.01)), p] += number
-    return charged._replace(entries=tuple(Entry(*kind, n) for kind, n in rounds.items()))
 
 
 def _costly(charges: Sequence[PrivacySpend], unit: Unit) -> list[PrivacySpend]:
@@ -374,7 +363,10 @@ def report(
             status = status if limit is None else "upper_bound"
         if epsilon is not None and math.isinf(epsilon):
             epsilon, status = None, "none"
-            why = f"δ = {delta:.3g} is below what the accountant resolves for this number of rounds"
+            why = (
+                f"no ε is known: the mechanism has no cost for {adjacency}, or δ = {delta:.3g} is "
+                "below what the accountant resolves for this number of rounds"
+            )
         # The accountants' ε is for joint DP, which bounds that of the released sequence.
         rest = sampling, name, status, sentences, why
         return [Guarantee(epsilon, delta, adjacency, view, *rest) for view in VIEWS]

@@ -15,7 +15,7 @@ from plans import charged, poisson, profile_of
 from scipy.stats import binom, norm
 
 from fedjaxsim.privacy.accounting import composition, gaussian
-from fedjaxsim.privacy.accounting.profile import of_pairs, with_failure
+from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
@@ -57,10 +57,7 @@ def test_an_own_mechanism_is_priced_by_its_losses_and_not_as_any_pure_release():
     assert found == pytest.approx(alone.get_epsilon_for_delta(DELTA), rel=1e-6)
     any_pure = profile_of(charged(EVERYONE, PURE, (1.0, 1.0, 30))).epsilon(DELTA)
     assert found < 0.9 * any_pure
-    # Without losses of a replacement it is two zeroings.
-    assert profile_of(plan, adjacency="replace").epsilon(DELTA) == pytest.approx(
-        of_pairs(profile_of(plan)).epsilon(DELTA)
-    )
+    assert profile_of(plan, adjacency="replace").epsilon(DELTA) == math.inf
     sampled = charged(POISSON, OwnLaplace(), (1.0, 0.1, 30))
     assert profile_of(sampled).epsilon(DELTA) < 0.5 * found
     # It composes with others, and RDP, which it does not know, certifies nothing.
@@ -157,17 +154,6 @@ def test_a_failure_that_no_epsilon_can_carry_is_not_certified():
     # At ε = 10 the failure alone costs more than δ.
     assert with_failure(gaussian.profile(3.0), 1e-9).epsilon(1e-5) == math.inf
     assert with_failure(gaussian.profile(3.0), 1e-13).epsilon(1e-5) < math.inf
-
-
-def test_two_steps_between_neighbours_are_group_privacy():
-    # μ-GDP between neighbours is 2μ-GDP between theirs; the general bound is above it.
-    one, both = gaussian.profile(0.4), gaussian.profile(0.8)
-    pairs = of_pairs(one)
-    for delta in (1e-3, 1e-9):
-        epsilon = pairs.epsilon(delta)
-        assert both.epsilon(delta) < epsilon < 1.2 * both.epsilon(delta)
-        assert pairs.delta(epsilon) == pytest.approx(delta, rel=1e-6)
-        assert one.delta(epsilon / 2) * (1 + math.exp(epsilon / 2)) == pytest.approx(delta)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +340,9 @@ def test_replacing_at_a_small_delta_is_certified(z, p, rounds, delta, at_most):
     plan = charged(SamplingScheme("poisson", 10**6, 10**6), GAUSSIAN, (z, p, rounds))
     found = composition.profile([plan], "replace").epsilon(delta)
     once = composition.profile([plan], "zero_out")
-    assert once.epsilon(delta) < found < min(at_most, of_pairs(once).epsilon(delta))
+    # Group privacy: two steps of (ε/2, δ) are (ε, (1 + e^(ε/2)) δ).
+    assert once.epsilon(delta) < found < at_most
+    assert (1 + math.exp(found / 2)) * once.delta(found / 2) > delta
 
 
 @pytest.mark.thorough

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
-from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile, of_pairs
+from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
@@ -204,24 +204,20 @@ def _lazy(compute: Callable[[], Profile]) -> Profile:
 
 
 def _by_rdp(met: Sequence[_Rounds], adjacency: Adjacency) -> Profile:
-    """Compute the profile by RDP; without a cost of replacements, by group privacy."""
-    total = _total_rdp(met, adjacency, rdp.ORDERS)
-    if adjacency == "replace" and not np.any(np.isfinite(total)):
-        return of_pairs(_by_rdp(met, "zero_out"))
-    return rdp.profile(total)
+    """Compute the profile by RDP."""
+    return rdp.profile(_total_rdp(met, adjacency, rdp.ORDERS))
 
 
 @functools.lru_cache(maxsize=16)
 def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: bool) -> Profile:
-    """Compute the profile of losses on a grid; without a cost of replacements, by group privacy."""
+    """Compute the profile of losses on a grid."""
     mu, rest = _closed(met, adjacency)
     interval = _interval(mu, rest, coarse)
     groups = []
     for each in rest:
         one = each.losses(adjacency, interval)
         if one is None:
-            known = adjacency == "replace"
-            return of_pairs(_convolved(met, "zero_out", coarse)) if known else UNPROTECTED
+            return UNPROTECTED
         groups.append((one, each.entry.rounds))
     if mu > 0:
         groups.append((gaussian.sampled(1 / mu, 1.0, False, interval), 1))

@@ -40,27 +40,6 @@ def smallest(
     return root
 
 
-def of_pairs(profile: Profile) -> Profile:
-    """Return the profile between neighbours of neighbours (group privacy).
-
-    Two steps of (ε/2, δ) are (ε, (1 + e^(ε/2)) δ).
-    """
-
-    def delta(epsilon: float) -> float:
-        half = epsilon / 2
-        return min(1.0, (1 + math.exp(min(half, 700.0))) * profile.delta(half))
-
-    def epsilon(target: float) -> float:
-        high = 1.0
-        while delta(high) > target:
-            high *= 2
-            if high > 1e6:
-                return math.inf
-        return smallest(delta, target, high)
-
-    return Profile(delta, epsilon)
-
-
 def with_failure(profile: Profile, probability: float) -> Profile:
     """Return the profile of a mechanism within total variation τ of the described one.
 
