@@ -171,24 +171,19 @@ def main() -> None:
     """Print the table."""
     print("| mechanism | sampling | reported ε | one run: ε ≥ | refuted | 20 runs: ε ≥ | refuted |")
     print("|---|---|---|---|---|---|---|")
-    for sampling in SAMPLINGS:
-        print(row("gaussian (sound)", sampling, *states_of(sampling, fjs.gaussian(), 20)))
-    correlated = fjs.privacy.correlated(bands=3)
-    print(row("correlated (sound)", "groups", *states_of("groups", correlated, 20)))
-    for name, change in BROKEN.items():
-        print(row(name, "full", *states_of("full", change(fjs.gaussian()), 20)))
-    chunks = noise_per_chunk(fjs.gaussian(), 16)
-    print(
-        row(
+    cases = [("gaussian (sound)", sampling, fjs.gaussian()) for sampling in SAMPLINGS]
+    cases.append(("correlated (sound)", "groups", fjs.privacy.correlated(bands=3)))
+    cases += [(name, "full", change(fjs.gaussian())) for name, change in BROKEN.items()]
+    cases += [
+        (
             "noise with each chunk, empty ones skipped",
             "poisson",
-            *states_of("poisson", chunks, 20),
-        )
-    )
-    realised = realised_denominator(fjs.gaussian())
-    print(
-        row("realised cohort size as denominator", "poisson", *states_of("poisson", realised, 20))
-    )
+            noise_per_chunk(fjs.gaussian(), 16),
+        ),
+        ("realised cohort size as denominator", "poisson", realised_denominator(fjs.gaussian())),
+    ]
+    for name, sampling, mechanism in cases:
+        print(row(name, sampling, *states_of(sampling, mechanism, 20)), flush=True)
 
 
 if __name__ == "__main__":
