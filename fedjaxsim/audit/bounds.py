@@ -149,7 +149,9 @@ def of_scores(
 ) -> AuditResult:
     """Bound ε from scores (n,), higher if a canary more likely `sent`, (n,) bool.
 
-    The highest r/2 scores are guessed as in, the lowest r/2 as out, for some r ≤ n.
+    The highest r/2 scores are guessed as in, the lowest r/2 as out, for some r ≤ n. With an
+    `allowed` advantage canaries are independent, and (ε, δ)-DP lets guesses on all of them be right
+    with probability (e^ε + δ)/(e^ε + 1) at most.
     """
     from scipy.stats import beta  # slow to import
 
@@ -158,14 +160,24 @@ def of_scores(
     def right(half):
         return int(sent[order[n - half :]].sum() + (~sent[order[:half]]).sum())
 
+    correct, guesses = right(n // 2), n // 2 * 2
+
+    def least_rate(significance):
+        """Return a lower bound on the rate of right guesses (Clopper and Pearson)."""
+        return float(beta.ppf(significance, correct, guesses - correct + 1)) if correct else 0.0
+
+    independent = allowed is not None
+    significance = (1 - CONFIDENCE) / (len(_SHARES) + independent)
     best = (0.0, 0, 0)
+    if independent:
+        rate = least_rate(significance)
+        best = (math.log(max(1.0, (rate - delta) / (1 - rate))), guesses, correct)
     for share in _SHARES:
         half = int(share * n / 2)
-        bound = lower_bound(n, 2 * half, right(half), delta, (1 - CONFIDENCE) / len(_SHARES))
+        bound = lower_bound(n, 2 * half, right(half), delta, significance)
         best = max(best, (bound, 2 * half, right(half)))
-    correct, guesses = right(n // 2), n // 2 * 2
-    rate = beta.ppf(1 - REFUTING, correct, guesses - correct + 1) if correct else 0.0
-    return AuditResult(best[0], delta, reported, float(2 * rate - 1), allowed, n, *best[1:])
+    advantage = 2 * least_rate(1 - REFUTING) - 1
+    return AuditResult(best[0], delta, reported, advantage, allowed, n, *best[1:])
 
 
 def lower_bound(

@@ -122,13 +122,9 @@ def check_epsilon(epsilon: float) -> None:
 
 def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:
     """Raise ValueError unless z has a usable size, or is an allowed 0."""
-    if zero and noise_multiplier == 0:
-        return
-    if not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
-        raise ValueError(
-            f"noise_multiplier must {'be 0 or ' if zero else ''}lie in "
-            f"[{SMALLEST_NOISE}, {LARGEST_NOISE}], got {noise_multiplier}"
-        )
+    if not (zero and noise_multiplier == 0):
+        limits = f"[{SMALLEST_NOISE}, {LARGEST_NOISE}]"
+        checks.in_range(limits, noise_multiplier=noise_multiplier)
 
 
 class Entry(NamedTuple):

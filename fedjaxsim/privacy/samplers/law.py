@@ -128,11 +128,12 @@ def _counts(
     }
     if independent:
         yield "a client takes part", drawn.sum(axis=(0, 1)), drawn[..., 0].size, p
-        sizes, most = drawn.sum(axis=2), math.floor(m * p)
-        for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
-            event = f"a cohort has more than {size} clients"
-            yield event, np.array([np.sum(sizes > size)]), sizes.size, excess(size, m, p)
     for event, (happened, probability) in events.items():
         tests = 1 if independent else happened.shape[-1]
         trials = happened.size // max(tests, 1)
         yield event, happened.reshape(trials, tests).sum(axis=0), trials, probability
+    if independent:
+        sizes, most = drawn.sum(axis=2), math.floor(m * p)
+        for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
+            event = f"a cohort has more than {size} clients"
+            yield event, np.array([np.sum(sizes > size)]), sizes.size, excess(size, m, p)
