@@ -98,16 +98,16 @@ def test_broken_runs_are_refuted(name):
     assert result(states, report).refuted
 
 
-def test_several_runs_find_less_missing_noise_than_one():
-    # μ = √16/4 = 1 is charged, and 1/0.7 is real: guesses are right with advantage 0.38 and 0.52.
-    simulation, hparams = bench.simulated("full", bench.half_the_noise(fjs.gaussian(), 0.7))
+def test_several_runs_find_missing_noise_together():
+    # μ = √16/4 = 1 is charged, and 1/0.6 is real: guesses have an advantage of 0.38 and of 0.60.
+    simulation, hparams = bench.simulated("full", bench.half_the_noise(fjs.gaussian(), 0.6))
     done: list[tuple[int, int]] = []
     found = audit(
         simulation, hparams, bench.ROUNDS, canaries=300, runs=5, delta=bench.DELTA,
         on_run=lambda *progress: done.append(progress),
     )  # fmt: skip
     assert found.refuted
-    assert found.advantage == pytest.approx(2 * ndtr(0.5 / 0.7) - 1, abs=0.15)
+    assert found.advantage == pytest.approx(2 * ndtr(0.5 / 0.6) - 1, abs=0.15)
     assert found.allowed == pytest.approx(2 * ndtr(0.5) - 1, rel=1e-6)
     assert done == [(run, 5) for run in range(1, 6)]
     assert "1500 canaries" in str(found)
