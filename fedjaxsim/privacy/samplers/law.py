@@ -110,9 +110,9 @@ def _drawn(sampler: Sampler, hparams: Hyperparameters, keys: int, rounds: int) -
 def _counts(
     drawn: np.ndarray, scheme: SamplingScheme, p: float
 ) -> Iterator[tuple[str, np.ndarray, int, float]]:
-    """Yield events, numbers of each in so many trials, (tests,), and the event's probability.
+    """Yield an event, how often it happened, (tests,), of how many trials, and its probability.
 
-    They are by client, or, of clients who are drawn independently, of all together.
+    Counts are by client, or, of clients who are drawn independently, of all together.
     """
     rounds, m, independent = drawn.shape[1], scheme.clients, scheme.kind == "poisson"
     both = p * p if independent else p * (scheme.capacity - 1) / max(m - 1, 1)
