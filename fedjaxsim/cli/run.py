@@ -27,11 +27,10 @@ def run(
       course: Report, progress and checkpoints.
       machines: Devices.
     """
-    if settings.streamed:
-        if (machines.count or 1) > 1:
-            raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
-        machines = dataclasses.replace(machines, devices="1")
-    machines.start()
+    if settings.streamed and (machines.count or 1) > 1:
+        raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
+    # In a process whose JAX has started, a streamed run takes the first of the devices.
+    (dataclasses.replace(machines, devices="1") if settings.streamed else machines).start()
     from fedjaxsim.cli.running import prepare_run
 
     return machines.together(lambda: prepare_run(settings, out, from_, course, overwrite))
