@@ -27,6 +27,8 @@ Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]
 
 _UNROLLED = 4
 """Most local steps that an accelerator's program writes out."""
+_DRAWN_AT_ONCE = 2**16
+"""Most coins of a client's protected minibatches that are tossed before the first step."""
 
 
 class Batch(NamedTuple):
@@ -295,16 +297,19 @@ class ClientData:
         return Batch(self._read(position), jnp.ones(size))
 
     def _sampled(self, index: jax.Array) -> Any:
-        """Draw a minibatch by its number alone: a second fold of a round reads the same ones.
-
-        Its rows are read at its gradients, or before where that would be in a branch or a loop
-        without reverse mode.
-        """
+        """Draw a minibatch by its number alone: a second fold of a round reads the same ones."""
         assert self._protection is not None
         key, size = threefry.fold_in(self._key, index), self.minibatches.size
-        sampled = self._protection.sample(key, size, self.count, self._most_rows)
+        return self._protection.sample(key, size, self.count, self._most_rows)
+
+    def _readable(self, sampled: Any) -> Any:
+        """Return a minibatch and what reads its rows at its gradients.
+
+        They are read before where that would be in a branch or a loop without reverse mode.
+        """
+        assert self._protection is not None
         before = self._share is not None or self._options.most_rows is not None
-        return sampled, self._protection.read(sampled, self._read) if before else None
+        return sampled, self._protection.read(sampled, self._read) if before else self._read
 
     def _order(self, key: jax.Array) -> Order:
         """Draw the order of one pass over the rows."""
@@ -354,7 +359,6 @@ class ClientData:
             carry, total = carry
             if self._protection is not None:
                 sampled, rows = batch
-                rows = self._read if rows is None else rows
                 batch = ProtectedBatch(self._protection, sampled, rows, first, took)
             with noted_losses() as losses:
                 carry = step(carry, batch)
@@ -401,10 +405,10 @@ class ClientData:
         return of
 
     def _fold(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
-        one = self._with_keys(self._drawn) if self._protection is None else self._sampled
+        def sampled(index):
+            return self._readable(self._sampled(index))
 
-        def drawn(carry, index):
-            return step(carry, one(index)), None
+        one = self._with_keys(self._drawn) if self._protection is None else sampled
 
         def consumed(index):
             assert self._orders is not None
@@ -417,14 +421,17 @@ class ClientData:
                 return self._fold_epochs(self._halved(step), carry)
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
-            return _repeat(step, self._sampled, carry, self.num_steps(), most)
-        steps = self.minibatches.steps
+            return _repeat(step, sampled, carry, self.num_steps(), most)
+        steps, size = self.minibatches.steps, self.minibatches.size
         if self.minibatches.passes is not None or self._share is not None:
             batch = one if self.minibatches.passes is None else self._with_keys(consumed)
             return _repeat(step, batch, carry, self.num_steps(), steps)
         # An accelerator starts a few kernels for the loop, and copies what it carries.
         unroll = steps if backend.platform() != "cpu" and steps <= _UNROLLED else 1
-        return jax.lax.scan(drawn, carry, jnp.arange(steps), unroll=unroll)[0]
+        each = jnp.arange(steps)
+        if self._protection is not None and steps * max(self._most_rows, size) <= _DRAWN_AT_ONCE:
+            each, one = jax.vmap(self._sampled)(each), self._readable
+        return jax.lax.scan(lambda c, i: (step(c, one(i)), None), carry, each, unroll=unroll)[0]
 
     def _fold_epochs(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
         """Fold over epochs, each in an order that is drawn once."""

@@ -208,7 +208,9 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
         return outputs + params["bias"][None] if bias else outputs
 
     def shifted(params, x, shifts):
-        return apply(params, x) + shifts[0], [features(x)]
+        inputs = features(x)  # in this order, which needs no transpose, unlike `linear_outputs`
+        outputs = inputs @ params["kernel"].T + (params["bias"] if bias else 0)
+        return outputs + shifts[0], [inputs]
 
     dense = Dense(apply, (num_outputs,), shifted, biased=bias)
     return Model(init, apply, None, features, lambda params, x: features(x), dense=dense)

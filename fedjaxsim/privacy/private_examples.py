@@ -10,6 +10,7 @@ algorithm computes is post-processing, so none needs a changed line.
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -45,8 +46,12 @@ _TAIL = 1e-15
 """Probability of a minibatch above capacity; its part of δ is negligible for 10⁶ minibatches."""
 _ROWS = 2**20
 """Rows of the client for which the capacity is computed: the binomial tail grows with them."""
-_FEW_WORDS = 128
-"""Words of a client's coins, 4,096 rows, among which places are found without reading by index."""
+_BITS = 16
+"""Least significant bits of a rate, which is cut to them. The rate that is charged is not cut."""
+_FEW_WORDS = 32
+"""Words of a client's coins, 1,024 rows, among which places are found without reading by index."""
+_LEAST_SHARE = 0.999
+"""Share of C that sums of one word must leave, else they take two."""
 _MOST = 64
 """Largest microbatch, so that float32 sums of dense layers are off by little."""
 
@@ -54,36 +59,14 @@ _MOST = 64
 class Sampled(NamedTuple):
     """A Poisson minibatch, with keys of its noise and of its random layers.
 
-    `coins`, (⌈n/32⌉,) uint32, are bits of the drawn rows, `before` counts those before each word.
-    Of all `drawn`, `expected` are expected, () each.
+    `rows`, (places,), are the `drawn` rows, in order, and then any. `expected` are expected, ().
     """
 
-    coins: jax.Array
-    before: jax.Array
+    rows: jax.Array
     drawn: jax.Array
     key: jax.Array
     expected: jax.Array
     random: jax.Array
-
-    def rows(self, places: jax.Array) -> jax.Array:
-        """Return the drawn rows at these places in their order; any row beyond the last one."""
-        if self.before.size <= _FEW_WORDS:  # a CPU reads numbers one by one, but masks many at once
-            passed = self.before <= places[:, None]
-            word = jnp.sum(passed, axis=1) - 1
-            left = places - jnp.max(jnp.where(passed, self.before, 0), axis=1)
-            here = jax.lax.iota(jnp.int32, self.before.size) == word[:, None]
-            bits = jnp.sum(jnp.where(here, self.coins, 0), axis=1, dtype=jnp.uint32)
-        else:
-            word = jnp.searchsorted(self.before, places, side="right") - 1
-            left, bits = places - self.before[word], self.coins[word]
-        row = 32 * word
-        for half in (16, 8, 4, 2, 1):  # of the bits that are left, the lower ones or the others
-            low = bits & jnp.uint32(2**half - 1)
-            found = jax.lax.population_count(low).astype(jnp.int32)
-            upper = left >= found
-            row, left = row + jnp.where(upper, half, 0), left - jnp.where(upper, found, 0)
-            bits = jnp.where(upper, bits >> half, low)
-        return row.astype(jnp.int32)
 
 
 class GradientNoise(NamedTuple):
@@ -105,14 +88,15 @@ class GradientNoise(NamedTuple):
         """Draw each of `count` = n rows, at most `most_rows`, with probability min(1, size/n)."""
         coin_key, noise_key, random_key = threefry.split(key, 3)
         rate = poisson_rate(size, count)
-        rows = jnp.clip(count - 32 * jnp.arange(-(-max(most_rows, 1) // 32)), 0, 32)
+        words = -(-max(most_rows, 1) // 32)
+        rows = jnp.clip(count - 32 * jnp.arange(words), 0, 32)
         full = (jnp.uint32(1) << (rows % 32).astype(jnp.uint32)) - 1
         full = jnp.where(rows < 32, full, ~jnp.uint32(0))
-        coins = jnp.where(rate < 1, _coins(coin_key, full, rate), full)
-        each = jax.lax.population_count(coins).astype(jnp.int32)
-        after = jnp.cumsum(each)
-        drawn = jnp.minimum(after[-1], self.capacity)
-        return Sampled(coins, after - each, drawn, noise_key, rate * count, random_key)
+        bits = _BITS + max(0.0, math.log2(32 * words / size))
+        coins = _coins(coin_key, words, rate, min(32, 2 * math.ceil(bits / 2)))
+        coins = full & jnp.where(rate < 1, coins, ~jnp.uint32(0))
+        chosen, drawn = _chosen(coins, self.capacity)
+        return Sampled(chosen, drawn, noise_key, rate * count, random_key)
 
     def read(self, sampled: Sampled, read: Reader) -> Batch:
         """Read all places of a minibatch, examples first."""
@@ -150,10 +134,15 @@ class GradientNoise(NamedTuple):
         size, chunks = self.microbatch_size, self.capacity // self.microbatch_size
         like = jax.tree.map(jnp.zeros_like, widened(params))
         by_layers = task.layers is not None and task.layers.of is task.loss
-        nothing = integer_sums.zero(jax.eval_shape(lambda: like), self.capacity, fine=by_layers)
+        shapes = jax.eval_shape(lambda: like)
+        nothing = integer_sums.zero(shapes, self.capacity)
         bound, sums = self.clip_norm, _gradients_of_examples
         if by_layers:
-            bound, sums = bound * _share(like, size, chunks, nothing.bits), _sums_of_layers
+            share = _share(like, size, chunks, nothing.bits)
+            if share < _LEAST_SHARE:
+                nothing = integer_sums.zero(shapes, self.capacity, fine=True)
+                share = _share(like, size, chunks, nothing.bits)
+            bound, sums = bound * share, _sums_of_layers
 
         def add(carry, batch):
             value, total, exact = carry
@@ -194,38 +183,67 @@ class GradientNoise(NamedTuple):
         return value, jax.tree.map(_with_derivative_of, total, exact)
 
 
-def _coins(key: jax.Array, rows: jax.Array, rate: jax.Array) -> jax.Array:
-    """Toss a coin for each bit of `rows` that is set, with the probability `rate` cut to 32 bits.
+def _coins(key: jax.Array, words: int, rate: jax.Array, bits: int) -> jax.Array:
+    """Toss coins, (words,) uint32, each bit with the probability `rate` cut to `bits` ≤ 32 bits.
 
-    A coin is whether a number of 32 random bits is below a threshold. All numbers are compared bit
-    by bit, from the highest on, until each differs from the threshold.
+    A coin is whether a random number is below a threshold. All numbers are compared bit by bit,
+    from the lowest on, so that one hash gives two bits of 32 numbers.
     """
-    # At rate 1, where every row is drawn, the threshold does not fit into 32 bits.
-    threshold = jnp.floor(jnp.where(rate < 1, rate, 0) * jnp.float32(2.0**32)).astype(jnp.uint32)
-    lanes, key = jax.lax.iota(jnp.uint32, rows.size), jax.random.key_data(key)
+    # At rate 1, where every row is drawn, the threshold does not fit.
+    threshold = jnp.floor(jnp.where(rate < 1, rate, 0) * 2.0**bits).astype(jnp.uint32)
+    lanes, key = jax.lax.iota(jnp.uint32, words), jax.random.key_data(key)
 
-    def compare(carry):
-        left, below, equal = carry
-        pair = left - 1
-        numbers = threefry.words(key, jnp.full_like(lanes, pair), lanes)
-        for bit in (1, 0):
-            number, one = numbers[bit], -((threshold >> (2 * pair + bit)) & 1)
-            below, equal = below | (equal & one & ~number), equal & ~(one ^ number)
-        return pair, below, equal
+    def compare(pair, below):
+        pair = jnp.uint32(pair)
+        for bit, number in enumerate(threefry.words(key, jnp.full_like(lanes, pair), lanes)):
+            one = -((threshold >> (2 * pair + bit)) & 1)
+            below = (below & (one | ~number)) | (one & ~number)
+        return below
 
-    def undecided(carry):
-        return (carry[0] > 0) & jnp.any(carry[2] != 0)
+    return jax.lax.fori_loop(0, bits // 2, compare, jnp.zeros_like(lanes))
 
-    start = jnp.uint32(16), jnp.zeros_like(rows), rows
-    return jax.lax.while_loop(undecided, compare, start)[1]
+
+def _chosen(coins: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
+    """Return the rows whose bits are set, in order and then any, (places,), and their number."""
+    each = jax.lax.population_count(coins).astype(jnp.int32)
+    after = jnp.cumsum(each)
+    before, place = after - each, jnp.arange(places)
+    if coins.size <= _FEW_WORDS:  # a CPU reads numbers one by one, but masks many at once
+        word, left, bits = jnp.zeros_like(place), place, jnp.broadcast_to(coins[0], place.shape)
+        for number in range(1, coins.size):
+            passed = before[number] <= place
+            word = jnp.where(passed, number, word)
+            left = jnp.where(passed, place - before[number], left)
+            bits = jnp.where(passed, coins[number], bits)
+    else:
+        word = jnp.searchsorted(before, place, side="right") - 1
+        left, bits = place - before[word], coins[word]
+    return 32 * word + _bit(bits, left.astype(jnp.uint32)), jnp.minimum(after[-1], places)
+
+
+def _bit(word: jax.Array, number: jax.Array) -> jax.Array:
+    """Return the position of the bit of this number, from 0, among those that are set, int32."""
+    # Counts of the bits in groups of 2, 4 and 8, and of the lower 16: CPUs count no vectors' bits.
+    pairs = word - ((word >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    eights = (fours + (fours >> 4)) & 0x0F0F0F0F
+    groups = (eights + (eights >> 8), 16), (eights, 8), (fours, 4), (pairs, 2), (word, 1)
+    position = jnp.zeros_like(word)
+    for counts, size in groups:
+        lower = (counts >> position) & (2 * size - 1)
+        beyond = number >= lower
+        position = jnp.where(beyond, position + size, position)
+        number = jnp.where(beyond, number - lower, number)
+    return position.astype(jnp.int32)
 
 
 def _microbatch(sampled: Sampled, read: Reader, first: jax.Array, size: int) -> Batch:
     """Read `size` places of a minibatch from the `first` on."""
     places = first + jnp.arange(size)
     weight = (places < sampled.drawn).astype(float)
+    rows = jax.lax.dynamic_slice(sampled.rows, (first,), (size,))
     # Without the barrier XLA reads the rows again in every consumer.
-    batch = jax.lax.optimization_barrier(Batch(read(sampled.rows(places)), weight))
+    batch = jax.lax.optimization_barrier(Batch(read(rows), weight))
     return batch._replace(keys=threefry.fold_in(sampled.random, places))
 
 
@@ -274,6 +292,8 @@ def _sums_of_layers(task, params, batch, bound):
     for x, d in zip(inputs, derivatives, strict=True):
         squares += _squares(d) * (_squares(x) + (1 if dense.biased else 0))
     factor = jnp.where(batch.weight > 0, clip_factor(squares, bound), 0)[:, None]
+    # Without the barrier XLA computes them again in every consumer.
+    factor, derivatives = jax.lax.optimization_barrier((factor, derivatives))
 
     def kept(leaf):  # where the factor is 0, numbers need not be finite
         return jnp.where(factor > 0, leaf, 0)
@@ -340,17 +360,25 @@ class PrivateExamples:
     epsilon: float | None
     rounds: int | None
     delta: float | None
-    microbatch_size: int
+    microbatch_size: int | None
+    most_at_once: int
 
     @property
     def hyperparameters(self) -> Records:
         """The hyperparameters that the protection reads."""
         return (EXAMPLE_CLIP, EXAMPLE_NOISE) if self.epsilon is None else (EXAMPLE_CLIP,)
 
+    def microbatch(self, size: int) -> int:
+        """Return the places of a microbatch: by default, few minibatches need another one."""
+        if self.microbatch_size is not None:
+            return self.microbatch_size
+        likely = size + 3 * math.sqrt(size)
+        return 4 * math.ceil(likely / math.ceil(likely / self.most_at_once) / 4)
+
     def capacity(self, size: int) -> int:
         """Return the places of a Poisson minibatch of expected size b, whole microbatches."""
         places = max(size, least_count(_TAIL, _ROWS, min(1.0, size / _ROWS)))
-        return -(-places // self.microbatch_size) * self.microbatch_size
+        return self.microbatch(size) * math.ceil(places / self.microbatch(size))
 
     def of_client(
         self,
@@ -368,7 +396,7 @@ class PrivateExamples:
         else:
             z = jnp.asarray(hparams.get("example_noise_multiplier", 1.0))
         clip_norm = jnp.asarray(hparams.example_clip)
-        return GradientNoise(self.capacity(size), self.microbatch_size, clip_norm, z)
+        return GradientNoise(self.capacity(size), self.microbatch(size), clip_norm, z)
 
 
 def private_examples(
@@ -377,7 +405,7 @@ def private_examples(
     epsilon: float | None = None,
     rounds: int | None = None,
     delta: float | None = None,
-    microbatch_size: int = 16,
+    microbatch_size: int | None = None,
 ) -> Task:
     """Make a task whose gradients of minibatches protect each of a client's examples.
 
@@ -395,7 +423,8 @@ def private_examples(
       epsilon: ε > 0 of every client that takes part in all rounds (zero-out).
       rounds: T, with `epsilon`.
       delta: δ of every client; by default 1/(10 n).
-      microbatch_size: examples whose gradients are in memory at once, at most 64.
+      microbatch_size: examples whose gradients are in memory at once, at most 64; by default about
+        b + 3√b of them, in equal parts of at most 64 for dense layers and 16 for other models.
 
     Raises:
       ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, the task
@@ -403,7 +432,8 @@ def private_examples(
     """
     if not isinstance(task, Task):
         raise ValueError(f"private_examples needs a Task, got a {type(task).__name__}")
-    checks.count(1, _MOST, microbatch_size=microbatch_size)
+    if microbatch_size is not None:
+        checks.count(1, _MOST, microbatch_size=microbatch_size)
     if epsilon is not None:
         check_epsilon(epsilon)
     if (epsilon is None) != (rounds is None):
@@ -428,5 +458,6 @@ def private_examples(
         assert on_model is not None
         return protected(on_model(model))
 
-    examples = PrivateExamples(epsilon, rounds, delta, microbatch_size)
+    most_at_once = 16 if task.layers is None else _MOST
+    examples = PrivateExamples(epsilon, rounds, delta, microbatch_size, most_at_once)
     return protected(task)

@@ -76,16 +76,15 @@ def test_a_round_outside_of_clients_multiplies_in_full_precision(system, mechani
 
 
 def test_sums_of_gradients_of_examples_are_products_in_full_precision():
-    """One for each layer; the plain form adds without products."""
+    """One for each layer; the plain form adds without products. The noise has one, too."""
     task = fjs.tasks.softmax(fjs.models.mlp((3,), 4, (5, 6)), 4)
     params = task.init(jax.random.key(0))
     fields = {"x": jnp.ones((8, 3)), "y": jnp.zeros(8, jnp.int32)}
     batch = fjs.Batch(fields, jnp.ones(8))
-    words = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32)
     key = jax.random.key(0)
-    drawn = Sampled(*words, jnp.int32(8), key, jnp.float32(8), key)
+    drawn = Sampled(jnp.arange(8), jnp.int32(8), key, jnp.float32(8), key)
     noise = GradientNoise(8, 8, jnp.float32(1), jnp.float32(1))
-    for form, wanted in ((task, 3), (task._replace(layers=None), 0)):
+    for form, wanted in ((task, 4), (task._replace(layers=None), 1)):
         traced = jax.make_jaxpr(
             lambda params, form=form: noise.gradient(form, params, drawn, batch, 0)
         )(params)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 
 import dp_accounting
 import jax
@@ -42,6 +43,7 @@ from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.private_examples import (
     GradientNoise,
     Sampled,
+    _chosen,
     _gradients_of_examples,
     _sums_of_layers,
 )
@@ -525,13 +527,15 @@ def test_one_client_runs_dp_sgd():
         key = threefry.split(threefry.fold_in(drawn.clients, 0))[0]
         coin, noise = threefry.split(threefry.fold_in(key, 0))
         rate = np.float32(SIZE) / np.float32(7)
-        # Bit k of each row's number is the row's bit of word k.
+        # Bit k of each row's number is the row's bit of word k; it has 16 bits beside those with
+        # which the rate of 32 rows begins.
+        bits = 16 + 2 * math.ceil(math.log2(32 / SIZE) / 2)
         pairs = threefry.words(
-            jax.random.key_data(coin), jnp.arange(16, dtype=np.uint32), jnp.uint32(0)
+            jax.random.key_data(coin), jnp.arange(bits // 2, dtype=np.uint32), jnp.uint32(0)
         )
         words = [*enumerate(np.stack(pairs, axis=1).ravel().tolist())]
         numbers = [sum((word >> row & 1) << k for k, word in words) for row in range(7)]
-        heads = np.array(numbers) < np.floor(float(rate) * 2.0**32)
+        heads = np.array(numbers) < np.floor(float(rate) * 2.0**bits)
         total = {name: np.zeros(leaf.shape) for name, leaf in w.items()}
         for row in np.flatnonzero(heads):
             residual = w["kernel"] @ x[row] + w["bias"] - y[row]
@@ -554,8 +558,7 @@ def noise_of(z=1.0, clip=1.0, capacity=8, size=8):
 
 def sampled(key, drawn, expected):
     """A minibatch whose rows are at hand."""
-    words = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32)
-    return Sampled(*words, jnp.int32(drawn), key, jnp.float32(expected), key)
+    return Sampled(jnp.zeros(0, jnp.int32), jnp.int32(drawn), key, jnp.float32(expected), key)
 
 
 def batch_of(rows, places=8):
@@ -730,13 +733,9 @@ def test_the_places_of_a_minibatch_are_its_rows_in_order(size):
     drawn = np.random.default_rng(0).random(size) < 0.3
     words = np.packbits(drawn.reshape(-1, 32), axis=1, bitorder="little")
     coins = words.view(np.uint32).ravel()
-    each = np.array([int(word).bit_count() for word in coins])
-    before = jnp.asarray(np.cumsum(each) - each, jnp.int32)
-    batch = sampled(jax.random.key(0), drawn.sum(), 1)._replace(
-        coins=jnp.asarray(coins), before=before
-    )
-    found = batch.rows(jnp.arange(drawn.sum()))
-    np.testing.assert_array_equal(found, np.flatnonzero(drawn))
+    found, number = _chosen(jnp.asarray(coins), size)
+    assert number == drawn.sum()
+    np.testing.assert_array_equal(found[:number], np.flatnonzero(drawn))
 
 
 def test_minibatches_are_poisson_samples():
