@@ -1,6 +1,6 @@
 """PMTL: private mean-regularized multi-task learning (Hu, Wu, Smith; TMLR 2023), Algorithm 1.
 
-Beside it the naive way to privacy of Figure 1.
+Beside it its generality, models of public clusters, and the naive way to privacy of Figure 1.
 """
 
 import dataclasses
@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
@@ -16,6 +18,7 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.shared_model import from_one_model, with_personal
 from fedjaxsim.hyperparameters import RATE, Records, reads
+from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -25,6 +28,10 @@ _MEAN_RATE = dataclasses.replace(
     default=RATE,
     help="Server's step along the released mean update: p keeps w̃ the mean of the models, 1 is "
     "the paper's, and unstable for p < 1.",
+)
+_PUBLIC = (
+    "The clusters of the clients, whose sizes divide the releases, are taken as public; if they "
+    "are made of data, the guarantee does not cover what they reveal."
 )
 
 
@@ -40,6 +47,7 @@ def pmtl(
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
     message: Message = "offset",
+    clusters: ArrayLike | None = None,
 ) -> Algorithm:
     """PMTL: every client keeps its own w_k, pulled towards w̃, the noised mean of all of them.
 
@@ -47,9 +55,18 @@ def pmtl(
 
         w ← w − η (∇ℓ_k(w) + λ (w − w̃))
 
-    and sends w − w̃, as the authors' code does, or by name w − w_k, the paper's message (line 6);
-    the server adds the clipped, noised mean of the messages to w̃ (line 8). All clients and w̃ start
-    from one data-independent w⁰. Clients predict with w_k.
+    and sends w − w̃, or by name w − w_k, the paper's message (line 6); the server adds the clipped,
+    noised mean of the messages to w̃ (line 8). All clients and w̃ start from one data-independent w⁰:
+    the mean of w_k fitted to data would publish data without noise. Clients predict with w_k.
+
+    The message is one of two, both bounded, noised and charged alike:
+
+    * "offset": w − w̃, the authors' code: it pulls w̃ back to the models, so that little or no
+      earlier noise remains.
+    * "update": w − w_k, the paper's: w̃ is w⁰ plus the sum of all releases and their noise, which
+      in the end outweighs the models. The server's step is p unless given, so that w̃ is the mean
+      of the models; the paper's 1 puts it 1/p times as far out, and diverges in directions of
+      little curvature.
 
     Args:
       task: model and loss.
@@ -58,6 +75,13 @@ def pmtl(
         it, as in the paper.
       message: Message of a client: "offset", w − w̃, or the paper's "update", w − w_k, in which
         noise adds up.
+      clusters: the cluster of each client, (m,) integers from 0 to g − 1, none of them empty, for
+        a w̃ per cluster at the same price (remark on the generality of Corollary 2). Public and
+        fixed before the run, and named among the assumptions of a guarantee.
+
+    Raises:
+      ValueError: if the message is unknown, or clusters are not such integers; when the algorithm
+        is first traced, if there is not one for each client.
     """
     checks.one_of(get_args(Message), message=message)
 
@@ -72,7 +96,80 @@ def pmtl(
     algorithm = algorithm._replace(curvature=optimizers.curvature(local_optimizer, PULL.name))
     if message == "update":
         algorithm = algorithm._replace(noise_adds_up='message="offset"')
-    return algorithm
+    return algorithm if clusters is None else _in_clusters(algorithm, clusters)
+
+
+def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
+    """Run the algorithm in each of g clusters: a client reads and moves its cluster's state alone.
+
+    A message goes into its cluster's slot of g, which keeps its norm: one message, one clip and one
+    release, with noise in every slot, at the price of the algorithm. A release is a sum divided by
+    p·m; the server multiplies slot c by m/m_c, since p·m_c is the divisor of a cluster of m_c
+    clients. The noise of that cluster is m/m_c times as large. A message takes g times the memory.
+    """
+    ids = np.asarray(clusters)
+    whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+    if not whole or not np.array_equal(np.unique(ids), np.arange(ids.max() + 1)):
+        raise ValueError(
+            "clusters must be whole numbers (m,), from 0 to g − 1 and each of them taken, "
+            f"got {clusters!r}"
+        )
+    sizes = np.bincount(ids)
+    g, m, ids = len(sizes), len(ids), ids.astype(np.int32)
+
+    def for_all(shared: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (g, *jnp.shape(leaf))), shared)
+
+    def of_client(shared: PyTree, client_id: jax.Array) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[jnp.asarray(ids)[client_id]], shared)
+
+    def scaled(tree: PyTree, factors: np.ndarray) -> PyTree:
+        def scale(leaf):
+            return leaf * jnp.asarray(factors.reshape(g, *(1,) * (leaf.ndim - 1)), leaf.dtype)
+
+        return jax.tree.map(scale, tree)
+
+    def start(hparams, published, own):
+        assert algorithm.warm_start.start is not None
+        shared, personal = algorithm.warm_start.start(hparams, published, own)
+        return for_all(shared), personal
+
+    def client(shared, personal, data, hparams, context):
+        if context.num_clients != m:
+            raise ValueError(
+                f"clusters must have a number for each of the {context.num_clients} clients, "
+                f"got {m}"
+            )
+        own = of_client(shared, context.client_id)
+        personal, message, metrics = algorithm.client(own, personal, data, hparams, context)
+
+        def place(leaf):
+            slots = jnp.zeros((g, *leaf.shape), leaf.dtype)
+            return slots.at[jnp.asarray(ids)[context.client_id]].set(leaf)
+
+        message = products.dense(products.unsealed(message))
+        return personal, jax.tree.map(place, message), metrics
+
+    def server(shared, release, hparams, round_):
+        step = jax.vmap(algorithm.server, in_axes=(0, 0, None, None))
+        return step(shared, scaled(release, m / sizes), hparams, round_)
+
+    def predict(shared, personal, hparams, client_id):
+        return algorithm.predict(of_client(shared, client_id), personal, hparams, client_id)
+
+    def published(shared):
+        params = jax.vmap(algorithm.warm_start.published)(shared)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), scaled(params, sizes / m))
+
+    return algorithm._replace(
+        averages_statistics=False,
+        init=from_one_model(algorithm.task, start),
+        client=client,
+        server=server,
+        predict=predict,
+        public=(*algorithm.public, _PUBLIC),
+        warm_start=WarmStart(start, published),
+    )
 
 
 class Matrix(NamedTuple):
@@ -92,9 +189,13 @@ def naive_dp(
 
         w ← w − η (∇ℓ_k(w) + λ (w − w̄))
 
-    from its released row w_k, w̄ being the mean of all rows, and sends w − w_k. The mechanism
-    `every_row()` clips that and noises every row; the server adds the release to W. Clients predict
-    with their released row, so (ε, δ) covers a client's own model too.
+    from its released row w_k, w̄ being the mean of all rows, and sends w − w_k. The mechanism,
+    `privacy.mechanisms.every_row()`, clips that and noises every row; the server adds the
+    release to W. Clients predict with their released row, so (ε, δ) covers a client's own model
+    too. At the ε of PMTL the noise is equally large, but meets the update of one client instead of
+    a cohort's sum.
+
+    W takes the memory of m models, on every device.
 
     Args:
       task: model and loss.
@@ -102,7 +203,8 @@ def naive_dp(
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
-      ValueError: when first traced, if the run or the release has not m clients.
+      ValueError: when the algorithm is first traced, if the run has not `num_clients` clients, or
+        the release has not one row for each.
     """
 
     def start(hparams, published, own):
