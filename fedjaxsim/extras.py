@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator
 
-EXTRAS = {
+EXTRAS: dict[str, tuple[str, ...]] = {
     "cuda": ("jax_cuda12_plugin",),
     "equinox": ("equinox",),
     "hf": ("datasets",),
@@ -26,7 +26,7 @@ def require(name: str) -> None:
     """Check that the libraries of the extra `name` are installed, without importing them."""
     for library in EXTRAS[name]:
         either = library, _OTHERS.get(library, library)
-        if not any(map(importlib.util.find_spec, either)):
+        if not any(importlib.util.find_spec(one) for one in either):
             raise _missing(name, library)
 
 
