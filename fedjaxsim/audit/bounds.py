@@ -130,13 +130,14 @@ def result(states: Sequence[SimulationState], report: Report) -> AuditResult:
       report: the guarantee of each, at its δ.
     """
     watched = [state.shared for state in states]
+    charges = [each for each in report.charges if each.event.unit == "client"]
     scores = [each.directions.along(np.asarray(each.observed, np.float64)) for each in watched]
     reported, sent = report.find("zero_out").epsilon, [np.asarray(each.sent) for each in watched]
     adapts = jax.tree.leaves(states[0].mechanism)
-    independent = not adapts and all(isinstance(c.event, Gaussian) for c in report.charges)
+    independent = not adapts and all(isinstance(each.event, Gaussian) for each in charges)
     allowed = None
     if reported is not None and independent:
-        allowed = composition.profile(report.charges, "zero_out").delta(0.0)
+        allowed = composition.profile(charges, "zero_out").delta(0.0)
     return of_scores(np.concatenate(scores), np.concatenate(sent), report.delta, reported, allowed)
 
 
@@ -160,18 +161,19 @@ def of_scores(
     def right(half):
         return int(sent[order[n - half :]].sum() + (~sent[order[:half]]).sum())
 
-    correct, guesses = right(n // 2), n // 2 * 2
+    # To leave out the guess in the middle would favour the others, so it counts as a wrong one.
+    correct = right(n // 2)
 
     def least_rate(significance):
         """Return a lower bound on the rate of right guesses (Clopper and Pearson)."""
-        return float(beta.ppf(significance, correct, guesses - correct + 1)) if correct else 0.0
+        return float(beta.ppf(significance, correct, n - correct + 1)) if correct else 0.0
 
     independent = allowed is not None
     significance = (1 - CONFIDENCE) / (len(_SHARES) + independent)
     best = (0.0, 0, 0)
     if independent:
         rate = least_rate(significance)
-        best = (math.log(max(1.0, (rate - delta) / (1 - rate))), guesses, correct)
+        best = (math.log(max(1.0, (rate - delta) / (1 - rate))), n, correct)
     for share in _SHARES:
         half = int(share * n / 2)
         bound = lower_bound(n, 2 * half, right(half), delta, significance)

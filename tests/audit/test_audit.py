@@ -1,6 +1,8 @@
 """Audits of real runs: their bounds, sound runs that they spare, broken ones that they find."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import audit as bench
@@ -13,8 +15,11 @@ from scipy.special import ndtr
 
 import fedjaxsim as fjs
 from fedjaxsim.audit.bounds import audit, lower_bound, of_scores, result
-from fedjaxsim.audit.canaries import Directions, with_canaries
+from fedjaxsim.audit.canaries import Directions, Watched, with_canaries
 from fedjaxsim.engine import program
+from fedjaxsim.privacy import guarantee
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import EXAMPLE, GAUSSIAN, Examples, PrivacySpend
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,24 @@ def test_independent_canaries_prove_more():
     alone, any_way = (of_scores(1.0 * sent, sent, 1e-2, allowed=each) for each in (0.9, None))
     assert alone.epsilon == pytest.approx(math.log((q - 0.01) / (1 - q)))
     assert any_way.epsilon < 0.5 * alone.epsilon
+
+
+def test_the_guess_in_the_middle_counts_as_wrong():
+    """Else the middle one of three canaries, the least certain, would leave the surer guesses."""
+    found = of_scores(np.arange(3.0), np.array([False, True, True]), 1e-3, allowed=0.5)
+    rate = (1 + found.advantage) / 2
+    assert 3 * rate**2 - 2 * rate**3 == pytest.approx(1e-4)  # at least two right ones of three
+
+
+def test_the_verdict_is_about_clients_alone():
+    """Charges of examples allow canaries nothing: one Gaussian release of μ = ½ has 2Φ(¼) − 1."""
+    scheme = SamplingScheme("full", 9, 9)
+    spent = PrivacySpend(scheme, GAUSSIAN, (Entry(2.0, 1.0, 1),))
+    examples = [PrivacySpend(scheme, each, (Entry(1.0, 1.0, 3),)) for each in (Examples(), EXAMPLE)]
+    noted: Any = Watched((), Directions.draw(4, 8), np.zeros(8), np.zeros(4, bool))
+    state: Any = SimpleNamespace(shared=noted, mechanism=())
+    report = dataclasses.replace(guarantee.report([spent], 1e-3), charges=(spent, *examples))
+    assert result([state], report).allowed == pytest.approx(2 * ndtr(0.25) - 1)
 
 
 def test_directions_are_orthonormal_and_cover_all_coordinates():
