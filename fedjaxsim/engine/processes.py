@@ -20,6 +20,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedjaxsim.extras import missing
+
 SAME: Any = PartitionSpec()
 """The spec of an array that every device holds whole."""
 THREADS = "PJRT_NPROC"
@@ -37,16 +39,19 @@ def use_all_cores() -> None:
 def use_devices(wanted: int | None) -> None:
     """Use `wanted` cores of a CPU or GPUs, by default all; call `require` after JAX computes.
 
-    XLA takes as many threads as cores are wanted: spread over more, a round of small models takes
-    twice the time.
+    XLA takes as many threads as cores are wanted, on machines without an accelerator: spread over
+    more, a round of small models takes twice the time.
     """
+    config: Any = jax.config
     cores = os.cpu_count() or 1
     # JAX may have computed already, as in a notebook or in tests.
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", min(wanted or cores, cores))
+        config.update("jax_num_cpu_devices", min(wanted or cores, cores))
         if wanted is not None:
-            jax.config.update("jax_cuda_visible_devices", ",".join(map(str, range(wanted))))
-            os.environ.setdefault(THREADS, str(min(wanted, cores)))
+            config.update("jax_cuda_visible_devices", ",".join(map(str, range(wanted))))
+            # An accelerator's programs are compiled, and its rows copied, by the same threads.
+            if config.jax_platforms == "cpu" or (missing("cuda") and missing("tpu")):
+                os.environ.setdefault(THREADS, str(min(wanted, cores)))
 
 
 def require(wanted: int | None) -> None:

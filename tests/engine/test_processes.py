@@ -5,6 +5,7 @@ import pickle
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -123,6 +124,20 @@ def test_fifty_rounds_are_the_same_however_they_are_divided(of_kinds, name, shap
 
 if __name__ == "__main__":
     compute(*sys.argv[1:])
+
+
+@pytest.mark.parametrize(
+    ("platforms", "extras", "threads"),
+    [(None, (), "2"), (None, ("cuda",), None), (None, ("tpu",), None), ("cpu", ("cuda",), "2")],
+)
+def test_an_accelerator_keeps_its_threads(monkeypatch, platforms, extras, threads):
+    config = SimpleNamespace(jax_platforms=platforms, update=lambda *_: None)
+    monkeypatch.setattr(processes, "jax", SimpleNamespace(config=config))
+    found = {}
+    monkeypatch.setattr(processes, "os", SimpleNamespace(cpu_count=lambda: 4, environ=found))
+    monkeypatch.setattr(processes, "missing", lambda name: None if name in extras else "why")
+    processes.use_devices(2)
+    assert found.get(processes.THREADS) == threads
 
 
 @pytest.mark.thorough
