@@ -235,7 +235,7 @@ class Unprotected(PrivacyEvent):
 class Unchecked(PrivacyEvent):
     """Rounds without an ε, from before the first one, for a `reason`."""
 
-    reason: str = ""
+    reason: str
 
     kind = "unchecked"
 

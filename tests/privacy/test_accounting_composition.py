@@ -24,6 +24,7 @@ from fedjaxsim.privacy.events import (
     NoRelease,
     PrivacyEvent,
     Pure,
+    Unchecked,
     Unprotected,
     event_from,
 )
@@ -118,12 +119,15 @@ def test_events_are_validated(arguments, message):
 
 
 def test_events_are_written_and_read():
-    for event in (GAUSSIAN, PURE, Correlated(bands=3), NoRelease(), Unprotected(), OwnLaplace()):
+    unknown = Unprotected(), Unchecked(reason="not checked")
+    for event in (GAUSSIAN, PURE, Correlated(bands=3), NoRelease(), OwnLaplace(), *unknown):
         assert event_from(event.to_dict()) == event
     with pytest.raises(ValueError, match="import the module"):
         event_from({"kind": "staircase"})
     with pytest.raises(ValueError, match="other fields"):
         event_from({"kind": "pure", "bands": 3})
+    with pytest.raises(ValueError, match="reason"):  # without one a charge would look harmless
+        event_from({"kind": "unchecked"})
 
 
 def test_overflow_is_a_union_bound_over_rounds():
