@@ -42,12 +42,12 @@ class Progress(Callback):
     initial = True
 
     def __init__(self, title: str = "run", *, quiet: bool = False):
-        self._title, self._quiet = title, quiet or not is_first()
+        self._title, self._quiet = title, quiet
 
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
         self._begin = int(state.round)
-        bar = Bar(self._title, self.run.rounds, quiet=self._quiet)
+        bar = Bar(self._title, self.run.rounds, quiet=self._quiet or not is_first())
         self._bar = self.run.closing.enter_context(bar)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
