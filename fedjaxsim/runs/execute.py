@@ -145,6 +145,7 @@ def execute(
     if last.pop(SAMPLED, None) is not None:
         last |= _of_all(simulation, state, hparams, evaluation, last)
     out_of_patience = patience is not None and patience.exhausted
+    stop.writes = True  # before the last look at `stop`: no signal between them ends the writing
     summary = {
         **_progress(experiment, state, rounds, out_of_patience, any(from_all(stop.is_set()))),
         **last,
@@ -161,7 +162,7 @@ def execute(
     if audit is not None:
         summary |= {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     files = directory if is_first() else None
-    what, stop.writes = f"writing results of {simulation.num_clients:,} clients", True
+    what = f"writing results of {simulation.num_clients:,} clients"
     with clock.phase("write"), doing(what, quiet=quiet or files is None):
         if files is not None:
             if client_table:
