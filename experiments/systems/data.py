@@ -61,7 +61,9 @@ def femnist_ten(folder: Path) -> fjs.Population:
     writer = np.repeat(np.arange(rows.num_clients), rows.counts.sum(axis=1))
     kept, place = np.unique(writer[some], return_inverse=True)
     fields = {name: values[some] for name, values in rows.fields.items()}
-    return fjs.Population.from_rows(fields, place, rows.names[kept])
+    found = fjs.Population.from_rows(fields, place, rows.names[kept])
+    chosen = "Which writers have digits, and so take part, is read from their labels and taken as public."
+    return dataclasses.replace(found, public=(*rows.public, chosen))
 
 
 def shakespeare(folder: Path) -> fjs.Population:
