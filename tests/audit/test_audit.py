@@ -7,6 +7,7 @@ from typing import Any
 
 import audit as bench
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.auditing import CanaryScoreAuditor, Explicit
@@ -73,7 +74,7 @@ def test_the_verdict_is_about_clients_alone():
     scheme = SamplingScheme("full", 9, 9)
     spent = PrivacySpend(scheme, GAUSSIAN, (Entry(2.0, 1.0, 1),))
     examples = [PrivacySpend(scheme, each, (Entry(1.0, 1.0, 3),)) for each in (Examples(), EXAMPLE)]
-    noted: Any = Watched((), Directions.draw(4, 8), np.zeros(8), np.zeros(4, bool))
+    noted: Any = Watched((), Directions.draw(4, 8), jnp.zeros(8), jnp.zeros(4, bool))
     state: Any = SimpleNamespace(shared=noted, mechanism=())
     report = dataclasses.replace(guarantee.report([spent], 1e-3), charges=(spent, *examples))
     assert result([state], report).allowed == pytest.approx(2 * ndtr(0.25) - 1)
