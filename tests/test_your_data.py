@@ -83,7 +83,7 @@ def test_the_python_runs(names, folder):
 def test_the_commands_run_and_print_what_they_say(names, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     shown = [shlex.split(command) for command in commands() if command.startswith("data")]
-    assert len(shown) == 9
+    assert len(shown) == 8
     for k, command in enumerate(shown):
         assert main(command) == 0
         printed = capsys.readouterr().out

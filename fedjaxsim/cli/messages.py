@@ -30,10 +30,8 @@ _SMALLER = (
 _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
-_NAME = re.compile(
-    r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?:\(\))?(?![\w/'\"=(-]|[:.]\w)"
-)
-"""A name with underscores, or a call without arguments, neither quoted nor in a path."""
+_NAME = re.compile(r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)*)(\(\))?(?![\w/'\"=(-]|[:.]\w)")
+"""A name, or a call without arguments, neither quoted nor in a path."""
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
@@ -87,7 +85,8 @@ def in_flags(text: str) -> str:
         known |= {*part.settings, *(record.name for record in part.all_records)}
 
     def spelled(found: re.Match[str]) -> str:
-        return flag(SETTINGS.get(found[1], found[1])) if found[1] in known else found[0]
+        python = found[2] or "_" in found[1]
+        return flag(SETTINGS.get(found[1], found[1])) if python and found[1] in known else found[0]
 
     return _NAME.sub(spelled, text)
 

@@ -55,4 +55,5 @@ def tune(
     Machines().start()
     from fedjaxsim.cli.tuning import prepare_tune
 
-    return prepare_tune(settings, out, question, overwrite=overwrite, quiet=quiet)
+    asked = dataclasses.asdict(question)
+    return prepare_tune(settings, out, asked, overwrite=overwrite, quiet=quiet)

@@ -6,7 +6,6 @@ A tuning's directory holds
     tuned.toml  the settings with the result, for `fedjaxsim run`
 """
 
-import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.cli.tune import Question
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.progress import Bar, number, print_rows
@@ -47,12 +45,12 @@ BOUNDS = 1e4
 
 
 def prepare_tune(
-    config: RunConfig, path: Path, question: Question, *, overwrite: bool, quiet: bool
+    config: RunConfig, path: Path, asked: dict[str, Any], *, overwrite: bool, quiet: bool
 ) -> Work:
     """Check all input of a tuning; return the work."""
-    names = _names(question.wrt, config)
-    checks.count(2, seeds=question.seeds)
-    checks.count(steps=question.steps)
+    names = _names(asked["wrt"], config)
+    checks.count(2, seeds=asked["seeds"])
+    checks.count(steps=asked["steps"])
     source = find_source(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
     for name in names:
@@ -62,12 +60,11 @@ def prepare_tune(
     limits(start, bounds)
     check_own_code(source.final)
     simulation, final = source.simulation, source.final
-    metric = metric_of(simulation.task, simulation.population, question.metric)
-    keys, fresh = keys_of(config.seed, question.seeds)
+    metric = metric_of(simulation.task, simulation.population, asked["metric"])
+    keys, fresh = keys_of(config.seed, asked["seeds"])
     measure = SeedGradient(
         simulation, source.hparams, config.rounds, names, keys, metric=metric, split=source.split
     )
-    asked = dataclasses.asdict(question)
     data = [fingerprint_of(each.population) for each in (simulation, final.simulation)]
     record: Record = {
         "fingerprint": settings_digest([config.settings(), asked], data),
@@ -100,8 +97,8 @@ def prepare_tune(
                 return bool(known) or not stop.is_set()
 
             how = {"bounds": bounds, "cost": measure.runs, "on_step": on_step}
-            with Bar("tune", question.steps, quiet=quiet) as bar:
-                trace = descend(remembered, start, steps=question.steps, **how)
+            with Bar("tune", asked["steps"], quiet=quiet) as bar:
+                trace = descend(remembered, start, steps=asked["steps"], **how)
             best, test = trace.best, None
             if best is not trace.steps[0] and not stop.is_set():
                 before, after = (measure(each.point, fresh) for each in (trace.steps[0], best))

@@ -34,10 +34,12 @@ def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str |
         some = numbers[:4096]
         whole, repeats = np.all(some == np.floor(some)), len(np.unique(some)) <= len(some) // 2
         width = 16 if whole else 8 if repeats else 4
+        held = [_runs(piece, width, array.dtype) for piece in pieces]
+        if not any(map(len, held)):  # most constants are short
+            continue
         with np.errstate(over="ignore", invalid="ignore"):  # of narrower types
             own = _runs(numbers, width, array.dtype, len(numbers) // _RUNS | 1)
-        held = [_runs(piece, width, array.dtype) for piece in pieces]
-        if held and np.isin(np.concatenate(held), own).any():
+        if np.isin(np.concatenate(held), own).any():
             return name
     return None
 

@@ -200,7 +200,7 @@ def test_a_stage_goes_on_as_any_run_does(stages, refused, tmp_path, capsys):
         ("run --from {}/first --algorithm finetune --model mlp", "['Dense_0']['kernel']"),
         ("run --from {}/first --algorithm finetune --clients-used held-out", "held-out-clients"),
         ("resume {}/absent", "absent"),
-        ("resume {}", "no run, but holds some, such as {}/first"),
+        ("resume {}", "{} holds no config.toml: not a run"),
         ("resume {}/first", "--rounds"),
         ("resume {}/first --rounds 1", "rounds"),
         ("resume {}/first --checkpoint-every soon", "checkpoint-every"),

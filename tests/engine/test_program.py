@@ -260,7 +260,6 @@ def test_a_broken_client_is_counted_and_hurts_no_other():
     assert lost >= 1
     [told] = (str(each.message) for each in caught)
     assert told.startswith(f"{lost} messages of clients were not finite")
-    assert "column 'x0'" in told
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.shared))
     healthy = np.asarray(state.personal["kernel"])[[0, 1, 3]]
     assert np.all(np.isfinite(healthy))
