@@ -166,7 +166,7 @@ def _prepare(config: RunConfig, course: Course) -> Experiment:
 def _watched(course: Course) -> dict[str, Any]:
     """Return options of `execute`."""
     if course.checkpoint_every is not None:
-        checks.count(checkpoint_every=course.checkpoint_every)
+        checks.count(**{"checkpoint-every": course.checkpoint_every})
     return {
         "checkpoint_every": course.checkpoint_every,
         "client_table": not course.no_client_table,

@@ -103,7 +103,7 @@ def _prepared(
 ) -> Work:
     """Check runs, and return the work; runs that choose have no report."""
     if checkpoint_every is not None:
-        checks.count(checkpoint_every=checkpoint_every)
+        checks.count(**{"checkpoint-every": checkpoint_every})
     families = families_of(plan)
     firsts = [next(iter(family[0].values())) for family in families]
     for first in firsts:
