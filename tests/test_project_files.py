@@ -40,6 +40,13 @@ def test_the_version_is_one():
     assert PROJECT["dynamic"] == ["version"]
 
 
+def test_the_extras_are_those_of_the_page():
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    table = page.partition("| extra | use |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines() for name in re.findall(r"`([\w-]+)`", row[:20])]
+    assert sorted(listed) == sorted(PROJECT["optional-dependencies"])
+
+
 def test_the_oldest_versions_are_those_that_are_declared():
     constraints = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
     oldest = dict(re.findall(r"^([\w-]+)==([\d.]+)$", "\n".join(constraints), re.M))

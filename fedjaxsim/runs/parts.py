@@ -66,15 +66,11 @@ ROLES = {
     "model": Role(
         MODELS, ("input_shape", "num_outputs", "num_tokens", "last", "padding"), own=True
     ),
-    "loss": Role(
-        LOSSES,
-        ("model", "num_outputs", "num_classes", "num_labels", "num_targets", "loss"),
-        own=True,
-    ),
+    "loss": Role(LOSSES, ("model", "num_outputs", "num_classes", "loss"), own=True),
     "mechanism": Role(MECHANISMS, ("diagonal", "weights"), own=True),
     "sampling": Role(SAMPLERS, (), own=True),
     "availability": Role(AVAILABILITIES, (), own=True),
-    "data": Role(READERS, ("path", "seed", "has_clients")),
+    "data": Role(READERS, ("path", "seed")),
     "partition": Role(PARTITIONS, ("fields", "seed", "min_rows")),
 }
 """In the order in which help lists their settings."""
