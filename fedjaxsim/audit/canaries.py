@@ -95,10 +95,12 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
     simulation.check_in_memory()
     message, release = _shapes(simulation, hparams)
     size = sum(map(math.prod, message))
+    if not simulation.mechanism.event.releases:
+        raise ValueError("an audit needs messages, and the algorithm sends none")
     if not 1 <= canaries <= size:
         raise ValueError(
-            f"audit_canaries must lie in [1, {size}], the number of parameters in a message, got "
-            f"{canaries}"
+            f"the number of canaries must lie in [1, {size}], the number of parameters in a "
+            f"message, got {canaries}"
         )
     if message != release:
         raise ValueError(

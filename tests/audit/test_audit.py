@@ -231,13 +231,13 @@ def test_runs_whose_canaries_would_prove_nothing_are_refused():
         with pytest.raises(ValueError, match=match):
             with_canaries(sim, read_by(sim, learning_rate=rate), canaries)
 
-    refused("audit_canaries must lie in", canaries=16)
+    refused("the number of canaries must lie in", canaries=16)
     refused("fixed", fjs.privacy.fixed_size(cohort=2))
     refused("one value for all clients", rate=np.full(5, 0.1))
     local = fjs.Simulation(
         fjs.local(task), population, fjs.full_participation(), mechanism=fjs.no_release()
     )
-    with pytest.raises(ValueError, match="audit_canaries"):
+    with pytest.raises(ValueError, match="sends none"):
         with_canaries(local, read_by(local, learning_rate=0.1), 1)
 
 
