@@ -62,7 +62,7 @@ def femnist_ten(folder: Path) -> fjs.Population:
     kept, place = np.unique(writer[some], return_inverse=True)
     fields = {name: values[some] for name, values in rows.fields.items()}
     found = fjs.Population.from_rows(fields, place, rows.names[kept])
-    chosen = "Which writers have digits, and so take part, is read from their labels and taken as public."
+    chosen = "Which writers have digits, and so take part, is read from labels and taken as public."
     return dataclasses.replace(found, public=(*rows.public, chosen))
 
 
