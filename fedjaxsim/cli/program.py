@@ -1,5 +1,6 @@
 """The program: reads a command line, does the command, and reports errors in one line."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from fedjaxsim.cli.machines import Machines
 from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
+    UNWRITABLE,
     is_expected,
     one_line,
     refuse,
@@ -105,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 1 if its output has no reader; 2 for bad input, an error in a user's
-      own code, or too little memory; 3 if another process of the run was lost; 4 if a file cannot
-      be written; 128 + n after signal n.
+      own code, or too little memory; 3 if another process of the run was lost; 4 if a file, or
+      the output, cannot be written; 128 + n after signal n.
     """
     try:
         try:
@@ -119,13 +121,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = work()
         print(end="", flush=True)
         return code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
-        return 1
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it
+            if error.errno == errno.EPIPE:
+                return 1
+            say(f"error: the output is cut: {error.strerror}")
+            return UNWRITABLE
         if not is_expected(error):
             raise
         return refuse(error)

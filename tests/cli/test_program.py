@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from problems import HANGS
@@ -23,6 +24,18 @@ def test_flags_win_over_the_file(tmp_path):
 def test_the_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"fedjaxsim \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
+def test_output_that_cannot_be_written_is_an_error_of_one_line():
+    command = [sys.executable, "-m", "fedjaxsim", "privacy", "--delta", "1e-3", "--rounds", "1"]
+    command += ["--noise-multiplier", "1", "--sampling", "full"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANGS, check=False
+        )
+    assert done.returncode == 4
+    assert re.fullmatch(r"fedjaxsim: error: the output is cut: .*\n", done.stderr)
 
 
 @pytest.mark.thorough
