@@ -18,11 +18,12 @@ from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.program import Program
-from fedjaxsim.engine.purity import Captured, ImpureError, check_pure
+from fedjaxsim.engine.purity import Captured, check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
+from fedjaxsim.kernels.primitives import ImpureError
 from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened

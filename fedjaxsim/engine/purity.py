@@ -9,31 +9,18 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Primitive
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.contained_rows import contained_rows
+from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, line_of, refusal
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
-
-_FOLDERS = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
-"""Folders whose lines are no user's."""
-_HOST = ("callback", "debug_print", "infeed", "outfeed")
-_BATCHES = ("custom_vmap", "custom_partitioning", "ffi_call", "custom_call")
-_DEVICES = ("shard_map", "pmap")  # collectives outside them find no axis
-"""Parts of the names of primitives."""
-_known: dict[int, Primitive] = {}
-
-
-class ImpureError(ValueError):
-    """A refusal by this module."""
 
 
 class Captured(NamedTuple):
@@ -45,16 +32,16 @@ class Captured(NamedTuple):
 
 def check_pure(traced: Any) -> list[Captured]:
     """Check the primitives of a traced function of one client; return the arrays it closes over."""
-    for equation in _equations(traced.jaxpr):
-        if reason := _reason(equation):
-            raise ImpureError(f"{_place(equation)} calls {equation.primitive}: {reason}")
+    for equation in equations(traced.jaxpr):
+        if reason := refusal(equation):
+            raise ImpureError(f"{line_of(equation)} calls {equation.primitive}: {reason}")
     if traced.effects:
         equation = _with_effects(traced.jaxpr)
         raise ImpureError(
-            f"{_place(equation)} reads or writes an array that clients and rounds share "
+            f"{line_of(equation)} reads or writes an array that clients and rounds share "
             f"({equation.primitive}); return what lasts as a state"
         )
-    return [Captured(np.asarray(value), _place(each)) for value, each in _constants(traced)]
+    return [Captured(np.asarray(value), line_of(each)) for value, each in _constants(traced)]
 
 
 def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray]) -> None:
@@ -71,53 +58,10 @@ def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray
             )
 
 
-def _reason(equation: Any) -> str:
-    """Return why an equation's primitive is refused, or an empty string."""
-    name = str(equation.primitive)
-    if any(part in name for part in _HOST):
-        return (
-            "clients may leave nothing on the host; return a metric instead, or debug with "
-            "Simulation(…, unchecked=True) in Python, for which there is no ε"
-        )
-    if any(part in name for part in _DEVICES):
-        return "only a mechanism may combine clients"
-    if any(part in name for part in _BATCHES) or not _is_known(equation):
-        return "its rule for batches could combine clients"
-    return ""
-
-
-def _is_known(equation: Any) -> bool:
-    """Return whether a primitive, and so its rule for batches, belongs to JAX."""
-    if "hi_primitive" in str(equation.primitive):  # the rules are those of an object among them
-        owners = (type(value).__module__.partition(".")[0] for value in equation.params.values())
-        return {*owners} <= {"builtins", "jax", "jaxlib"}
-    primitive = equation.primitive
-    if id(primitive) not in _known:
-        for name, module in list(sys.modules.items()):
-            if module is not None and name.partition(".")[0] == "jax":
-                found = (value for value in vars(module).values() if isinstance(value, Primitive))
-                _known.update((id(value), value) for value in found)
-    return id(primitive) in _known
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yield all equations, those inside others too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in _inner(equation):
-            yield from _equations(inner)
-
-
-def _inner(equation: Any) -> Iterator[Any]:
-    """Yield the jaxprs inside an equation, whatever its parameters are called."""
-    values = jax.tree.leaves(list(equation.params.values()))
-    return (value for value in values if hasattr(value, "eqns"))
-
-
 def _with_effects(jaxpr: Any) -> Any:
     """Return the innermost first equation with an effect."""
     equation = next(each for each in jaxpr.eqns if each.effects)
-    inside = (inner for inner in _inner(equation) if inner.effects)
+    inside = (inner for inner in inner_jaxprs(equation) if inner.effects)
     deeper = next(inside, None)
     return equation if deeper is None else _with_effects(deeper)
 
@@ -131,7 +75,7 @@ def _constants(traced: Any) -> Iterator[tuple[Any, Any]]:
             value = getattr(operand, "val", held.get(id(operand)))
             if _is_plain(value):
                 yield value, equation
-        for inner in _inner(equation):
+        for inner in inner_jaxprs(equation):
             yield from _constants(inner)
 
 
@@ -142,15 +86,6 @@ def _is_plain(value: Any) -> bool:
         and not isinstance(value, Tracer)
         and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
     )
-
-
-def _place(equation: Any) -> str:
-    """Return the function and the line of a user's code that made an equation."""
-    traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
-    for frame in getattr(traceback, "frames", ()):
-        if not frame.file_name.startswith(_FOLDERS):
-            return f"{frame.function_name} ({frame.file_name}:{frame.line_num})"
-    return "a function of the algorithm or the task"
 
 
 _PACKAGES = {

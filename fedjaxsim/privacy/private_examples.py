@@ -21,6 +21,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.minibatches import Batch, Reader
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
+from fedjaxsim.kernels.primitives import check_alone
 from fedjaxsim.privacy.entries import check_delta, check_epsilon, least_count
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.messages import clip_by_global_norm, clip_factor, widened
@@ -262,6 +263,7 @@ def _gradients_of_examples(task, params, batch, bound):
     def present(leaf):
         return jnp.where(batch.weight.reshape(-1, *(1,) * (leaf.ndim - 1)) > 0, leaf, 0)
 
+    check_alone(of_example, *_first((batch.fields, batch.keys)))
     values, gradients = jax.vmap(of_example)(batch.fields, batch.keys)
     return jnp.sum(present(values)), jax.tree.map(present, gradients)
 
@@ -283,7 +285,9 @@ def _sums_of_layers(task, params, batch, bound):
 
     # Each example by itself, so that no layer or loss can mix them.
     shifts = [jnp.zeros((1, width), dtype) for width in dense.widths]
-    each = jax.vmap(jax.value_and_grad(loss, has_aux=True), (None, 0))(shifts, batch.fields)
+    of_example = jax.value_and_grad(loss, has_aux=True)
+    check_alone(of_example, shifts, _first(batch.fields))
+    each = jax.vmap(of_example, (None, 0))(shifts, batch.fields)
     (values, inputs), derivatives = jax.tree.map(
         lambda leaf: leaf.reshape(batch.weight.size, -1), each
     )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.core import Tracer
-from jax.experimental import io_callback
+from jax.experimental import io_callback, pallas
 from jax.extend.core import Primitive
 from problems import classification, read_by, rows_of_all
 
@@ -101,6 +101,25 @@ def in_a_branch(x, round_):
     return jax.lax.cond(round_ > 2, lambda x: kept_on_the_host(x, 3), lambda x: x, x)
 
 
+def a_kernel(x):
+    """Scratch memory of a kernel outlasts a client."""
+    copy = pallas.pallas_call(lambda x, o: o.__setitem__(..., x[...]), NUMBER, interpret=True)
+    return copy(x)
+
+
+def rows_as_a_key(x):
+    """Mapped over clients, the first one's key draws for all."""
+    return jnp.full(4, x).astype(jnp.uint32)
+
+
+def other_random_numbers(x):
+    return jax.random.normal(jax.random.wrap_key_data(rows_as_a_key(x), impl="rbg"))
+
+
+def bits_of_a_device(x):
+    return jax.lax.rng_bit_generator(rows_as_a_key(x), ())[1].astype(float)
+
+
 WAYS = {
     "custom_vmap_call": lambda data, c: over_chunk(mean(data)),
     "io_callback": lambda data, c: kept_on_the_host(mean(data), c.round),
@@ -109,6 +128,9 @@ WAYS = {
     "debug_callback": lambda data, c: jax.jit(jax.grad(with_rule))(mean(data)),
     "debug_print": lambda data, c: jax.debug.print("{}", mean(data)) or 0.0,
     "mine": lambda data, c: mine_p.bind(mean(data)),
+    "pallas_call": lambda data, c: a_kernel(mean(data)),
+    "random_wrap": lambda data, c: other_random_numbers(mean(data)),
+    "rng_bit_generator": lambda data, c: bits_of_a_device(mean(data)),
     "io_callback  ": lambda data, c: data.fold(lambda x, _: kept_on_the_host(x, 3), 0.0),
 }
 

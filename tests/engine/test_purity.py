@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjaxsim.engine.purity import ImpureError, check_pure
+from fedjaxsim.engine.purity import check_pure
+from fedjaxsim.kernels.primitives import ImpureError
 
 
 class Mine:
@@ -18,7 +19,9 @@ class Mine:
 )
 def test_a_primitive_made_of_an_object_belongs_to_the_owner_of_its_rules(rules, refused):
     # JAX from 0.12 on makes `jnp.searchsorted` of one; a user may make others.
-    equation = SimpleNamespace(primitive="call_hi_primitive", params={"_prim": rules}, invars=())
+    equation = SimpleNamespace(
+        primitive="call_hi_primitive", params={"_prim": rules}, invars=(), outvars=()
+    )
     jaxpr = SimpleNamespace(eqns=[equation])
     traced = SimpleNamespace(jaxpr=jaxpr, eqns=[equation], effects=set())
     if refused:

@@ -24,6 +24,7 @@ from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.modes import Reverse
 from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.primitives import ImpureError
 from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.models.model import Dense, Model
 from fedjaxsim.privacy import silos as of_silos
@@ -312,6 +313,34 @@ def test_a_loss_is_not_noted_for_a_client():
 
     assert gradients(own(lambda w, data: data.fold(step, w))) == 1
     assert noted[-1] is None
+
+
+@jax.custom_batching.custom_vmap
+def largest_of_all(x):
+    return x
+
+
+@largest_of_all.def_vmap
+def _(size, batched, x):
+    return jnp.broadcast_to(x.max(0), x.shape), True
+
+
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_a_loss_with_a_rule_for_batches_sees_no_minibatch(by_layers):
+    """The rule vanishes in the trace of a client, whose gradients are mapped over examples."""
+
+    def losses(outputs, fields):
+        return jnp.square(outputs[:, 0] - fields["y"]) * largest_of_all(fields["y"])
+
+    def loss(params, batch):
+        outputs = batch.fields["x"] @ params["kernel"].T
+        return batch.mean(losses(outputs, batch.fields))
+
+    assert TASK.layers is not None
+    layers = TASK.layers._replace(of=loss, losses=losses) if by_layers else None
+    mixes = PRIVATE._replace(loss=loss, layers=layers)
+    with pytest.raises(ImpureError, match=r"losses .* calls custom_vmap_call"):
+        gradients(own(lambda w, data: data.fold(mixes.gradient, w)))
 
 
 @pytest.mark.thorough

@@ -1,0 +1,100 @@
+"""Primitives of a trace that could combine what it is mapped over, and the lines that call them."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+
+_FOLDERS = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
+"""Folders whose lines are no user's."""
+_HOST = ("callback", "debug_print", "infeed", "outfeed")
+_BATCHES = (
+    "custom_vmap", "custom_partitioning", "ffi_call", "custom_call",
+    "pallas_call",  # its scratch memory outlasts a client
+    "rng_bit_generator",  # the first client's key draws for all
+)  # fmt: skip
+_DEVICES = ("shard_map", "pmap")  # collectives outside them find no axis
+"""Parts of the names of primitives."""
+_MIXES = "its rule for batches could combine clients or examples; use threefry keys and plain JAX"
+_known: dict[int, Primitive] = {}
+
+
+class ImpureError(ValueError):
+    """A refusal of what a function calls or closes over."""
+
+
+def check_alone(of_example: Callable[..., Any], *args: Any) -> None:
+    """Check a function of one example, whose rules for batches vanish once it is mapped."""
+    for equation in equations(jax.make_jaxpr(of_example)(*args).jaxpr):
+        if _mixes(equation):
+            raise ImpureError(f"{line_of(equation)} calls {equation.primitive}: {_MIXES}")
+
+
+def refusal(equation: Any) -> str:
+    """Return why an equation's primitive is refused, or an empty string."""
+    name = str(equation.primitive)
+    if any(part in name for part in _HOST):
+        return (
+            "clients may leave nothing on the host; return a metric instead, or debug with "
+            "Simulation(…, unchecked=True) in Python, for which there is no ε"
+        )
+    if any(part in name for part in _DEVICES):
+        return "only a mechanism may combine clients"
+    return _MIXES if _mixes(equation) else ""
+
+
+def _mixes(equation: Any) -> bool:
+    """Return whether a primitive that is mapped may combine what it is mapped over."""
+    listed = any(part in str(equation.primitive) for part in _BATCHES)
+    return listed or _has_other_keys(equation) or not _is_known(equation)
+
+
+def _has_other_keys(equation: Any) -> bool:
+    """Return whether keys are of another kind than threefry, such as rbg."""
+    if any(True for _ in inner_jaxprs(equation)):  # blame the equation inside
+        return False
+    avals = [value.aval for value in (*equation.invars, *equation.outvars)]
+    dtypes = (aval.dtype for aval in avals if hasattr(aval, "dtype"))
+    keys = (dtype for dtype in dtypes if jnp.issubdtype(dtype, jax.dtypes.prng_key))
+    return any(str(dtype) != "key<fry>" for dtype in keys)
+
+
+def _is_known(equation: Any) -> bool:
+    """Return whether a primitive, and so its rule for batches, belongs to JAX."""
+    if "hi_primitive" in str(equation.primitive):  # the rules are those of an object among them
+        owners = (type(value).__module__.partition(".")[0] for value in equation.params.values())
+        return {*owners} <= {"builtins", "jax", "jaxlib"}
+    primitive = equation.primitive
+    if id(primitive) not in _known:
+        for name, module in list(sys.modules.items()):
+            if module is not None and name.partition(".")[0] == "jax":
+                found = (value for value in vars(module).values() if isinstance(value, Primitive))
+                _known.update((id(value), value) for value in found)
+    return id(primitive) in _known
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield all equations, those inside others too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in inner_jaxprs(equation):
+            yield from equations(inner)
+
+
+def inner_jaxprs(equation: Any) -> Iterator[Any]:
+    """Yield the jaxprs inside an equation, whatever its parameters are called."""
+    values = jax.tree.leaves(list(equation.params.values()))
+    return (value for value in values if hasattr(value, "eqns"))
+
+
+def line_of(equation: Any) -> str:
+    """Return the function and the line of a user's code that made an equation."""
+    traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        if not frame.file_name.startswith(_FOLDERS):
+            return f"{frame.function_name} ({frame.file_name}:{frame.line_num})"
+    return "a function of the algorithm or the task"
