@@ -42,11 +42,12 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
     directories = named(runs)
     finished = runs_of(directories)
     rows = [{"run": run.name, **run.summary} for run in finished]
-    assumed = {name: each.guarantee().get("assumed", []) for name, each in directories.items()}
+    guarantees = {name: each.guarantee() for name, each in directories.items()}
+    assumed = {name: each.get("assumed", []) for name, each in guarantees.items()}
     said: dict[str, list[str]] = {}
     for name, each in directories.items():
         of_examples = []
-        if "example" in each.guarantee():  # reports of clients need no accountants here
+        if "example" in guarantees[name]:  # reports of clients need no accountants here
             of_examples = [str(one) for one in each.report().guarantees if one.unit == "example"]
         for sentence in (*of_examples, *assumed[name]):
             said.setdefault(sentence, []).append(name)

@@ -73,10 +73,10 @@ class Machines:
         if self.devices != "all" and not (self.devices.isdecimal() and int(self.devices) > 0):
             raise ValueError(f"devices must be all or a positive number, got {self.devices!r}")
         three = (self.coordinator, self.processes, self.process)
-        if self.cluster and three != (None, None, None):
-            raise ValueError("cluster and coordinator, processes, process exclude each other")
         if three == (None, None, None):
             return
+        if self.cluster:
+            raise ValueError("cluster and coordinator, processes, process exclude each other")
         coordinator, processes, process = three
         if coordinator is None or processes is None or process is None:
             needed = "--coordinator HOST:PORT, --processes N and --process I, or --cluster alone"
