@@ -18,6 +18,8 @@ _BITS = 22
 """k where it fits: a float32 of magnitude at most 2²² times the unit is truncated without error."""
 _ONE_WORD = 18
 """Smallest k for which one word is enough."""
+_LOW = 8
+"""Bits of a word of 31 without which a float32 holds it."""
 
 
 @register_dataclass
@@ -36,6 +38,13 @@ class IntegerSum:
     bits: int = dataclasses.field(metadata={"static": True})
     shift: int = dataclasses.field(metadata={"static": True})
     dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shapes(self) -> PyTree:
+        """One vector as a pytree of shapes."""
+        leaves, structure = jax.tree.flatten(self.words[0])
+        pairs = zip(leaves, self.dtypes, strict=True)
+        return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(v.shape, d) for v, d in pairs])
 
 
 def zero(shapes: PyTree, most: int, fine: bool = False) -> IntegerSum:
@@ -80,22 +89,26 @@ def add(total: IntegerSum, vectors: PyTree, bound: jax.Array) -> IntegerSum:
     return dataclasses.replace(total, words=tuple(words))
 
 
-def value(total: IntegerSum, bound: jax.Array) -> PyTree:
-    """Return the sum as floats, with a relative error of a few units in the last place."""
+def plus(total: IntegerSum, noise: PyTree, bound: jax.Array) -> PyTree:
+    """Return the sum plus noise as floats, rounded by as much as the noise is and once after it.
+
+    Rounded before the noise, a large sum would move by more than its vectors do. So the noise is
+    added to the lowest bits of the sum, which floats hold exactly, and then the others are.
+    """
     unit = bound * 2.0**-total.bits
 
-    def number(dtype, high, *low):
-        wide = jnp.promote_types(dtype, jnp.float32)
-        multiples = high.astype(wide)
+    def number(noise, high, *low):
+        wide = jnp.promote_types(noise.dtype, jnp.float32)
+        scale, value = 2.0**total.shift, noise.astype(wide) / unit.astype(wide)
         if low:  # The carry first: the words of a small sum may be large, and of opposite sign.
             high, rest = high + (low[0] >> total.shift), low[0] & (2**total.shift - 1)
-            multiples = high.astype(wide) * 2.0**total.shift + rest.astype(wide)
-        return (multiples * unit.astype(wide)).astype(dtype)
+            value = value + rest.astype(wide)
+        middle = high & (2**_LOW - 1)
+        value = value + middle.astype(wide) * scale
+        value = value + (high - middle).astype(wide) * scale
+        return (value * unit.astype(wide)).astype(noise.dtype)
 
-    leaves = zip(total.dtypes, *map(jax.tree.leaves, total.words), strict=True)
-    return jax.tree.unflatten(
-        jax.tree.structure(total.words[0]), [number(*each) for each in leaves]
-    )
+    return jax.tree.map(number, noise, *total.words)
 
 
 @jax.custom_jvp

@@ -112,21 +112,27 @@ class GradientNoise(NamedTuple):
         read, for one with a derivative in reverse mode. Each gradient of a minibatch has a `ticket`
         of its own, and so noise of its own.
         """
-        value, total = self._clipped_sum(task, params, sampled, rows)
+        value, total, exact = self._clipped_sum(task, params, sampled, rows)
         key = threefry.fold_in(sampled.key, ticket)
         noise = noise_like(key, total, jnp.asarray(self.noise_multiplier * self.clip_norm))
+        released = integer_sums.plus(exact, *jax.lax.stop_gradient((noise, self.clip_norm)))
         gradient = jax.tree.map(
-            lambda s, n, w: ((s + n) / sampled.expected.astype(s.dtype)).astype(w.dtype),
+            lambda s, n, exact, w: (
+                _with_derivative_of(s + n, exact) / sampled.expected.astype(s.dtype)
+            ).astype(w.dtype),
             total,
             noise,
+            released,
             params,
         )
         return value / jnp.maximum(sampled.drawn, 1).astype(value.dtype), gradient
 
     def _clipped_sum(
         self, task: Task, params: PyTree, sampled: Sampled, rows: Reader | Batch
-    ) -> tuple[jax.Array, PyTree]:
-        """Sum losses and clipped gradients; one example moves the sum by at most C.
+    ) -> tuple[jax.Array, PyTree, integer_sums.IntegerSum]:
+        """Sum losses and clipped gradients, in floats for derivatives and exactly.
+
+        One example moves the exact sum by at most C.
 
         Gradients are added as integers, exactly, so no other example's rounding follows from one
         that is drawn and moves the others to other microbatches. Dense layers have no gradients of
@@ -180,8 +186,7 @@ class GradientNoise(NamedTuple):
                 lambda k, carry: add(carry, microbatch(k)),
                 (jnp.zeros((), value.dtype), like, nothing),
             )
-        exact = integer_sums.value(exact, jax.lax.stop_gradient(self.clip_norm))
-        return value, jax.tree.map(_with_derivative_of, total, exact)
+        return value, total, exact
 
 
 def _coins(key: jax.Array, words: int, rate: jax.Array, bits: int) -> jax.Array:
@@ -342,7 +347,7 @@ def _share(like: PyTree, size: int, chunks: int, bits: int) -> float:
 
 @jax.custom_jvp
 def _with_derivative_of(total: jax.Array, exact: jax.Array) -> jax.Array:
-    """Return the exact sum, with the derivative of the float sum."""
+    """Return the noised exact sum, with the derivative of the noised float sum."""
     del total
     return exact
 

@@ -1,5 +1,7 @@
 """Sums of clipped messages as integers: exact in any order, and never above the bound."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,11 @@ from fedjaxsim.kernels import integer_sums
 from fedjaxsim.privacy.messages import Messages
 
 BOUND = 0.3
+
+
+def value_of(total, bound=BOUND):
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), total.shapes)
+    return integer_sums.plus(total, nothing, jnp.float32(bound))
 
 
 def summed(vectors, most, order=None, chunk=3):
@@ -38,7 +45,7 @@ def test_any_order_gives_the_exact_sum_of_the_truncated_numbers(seed, most):
     high, low = (*total.words, np.zeros(5, int))[:2]
     found = [int(h) * 2**total.shift + int(x) for h, x in zip(high, low, strict=True)]
     assert found == expected
-    value = integer_sums.value(total, jnp.float32(BOUND))
+    value = value_of(total)
     np.testing.assert_allclose(value, np.array(expected) * BOUND / 2**total.bits, rtol=3e-7)
     np.testing.assert_allclose(value, vectors.sum(axis=0), atol=7 * BOUND * 2.0**-total.bits + 1e-6)
 
@@ -48,7 +55,7 @@ def test_a_sum_of_halves_and_their_negatives_is_small_and_exact(dtype):
     # 0.5 - 0.5 + 2^-7: the two words are then large and of opposite sign.
     vectors = jnp.array([[0.5], [-0.5], [2.0**-7]], dtype)
     total = integer_sums.zero(jax.ShapeDtypeStruct((1,), dtype), 2**20)
-    value = integer_sums.value(integer_sums.add(total, vectors, jnp.float32(0.5)), jnp.float32(0.5))
+    value = value_of(integer_sums.add(total, vectors, jnp.float32(0.5)), 0.5)
     assert value.dtype == dtype
     assert float(value[0]) == 2.0**-7
 
@@ -65,6 +72,31 @@ def test_the_largest_sum_fits_its_words(most, bits, words):
     assert max(most * abs(int(word[0])) for word in total.words) < 2**31
     with pytest.raises(ValueError, match="at most 2²⁹ clients"):
         integer_sums.zero(ends, 2**29 + 1)
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_what_is_released_follows_from_the_sum_plus_noise_alone(data):
+    # All in units of the grid, where the law holds to the bit: a client that moves the sum by
+    # d is covered by noise that is smaller by d, whatever the size of the sum.
+    most, apart = data.draw(st.sampled_from([(4096, 0), (2**20, 8), (2**29, 0)]))
+    total = integer_sums.zero(jax.ShapeDtypeStruct((1,), jnp.float32), most)
+    step, limit = 2**apart, 2 ** min(total.bits, 20)
+    clients = data.draw(st.integers(-most + 1, most - 1))
+    rest, noise, moved = (
+        step * data.draw(st.integers(-limit // step, limit // step)) for _ in range(3)
+    )
+
+    def released(units, noise):
+        high, low = divmod(units, 2**total.shift) if total.shift else (units, 0)
+        words = [jnp.array([word], jnp.int32) for word in (high, low)][: len(total.words)]
+        exact = dataclasses.replace(total, words=tuple(words))
+        added = jnp.array([noise * 2.0**-total.bits], jnp.float32)
+        return float(integer_sums.plus(exact, added, jnp.float32(1))[0])
+
+    units = clients * 2**total.bits + rest
+    assert released(units, noise) == released(units + moved, noise - moved)
+    assert released(units, noise) == np.float32((units + noise) * 2.0**-total.bits)
 
 
 def test_one_client_moves_an_exact_sum_by_its_message_and_a_float_sum_by_many_clip_norms():
@@ -126,7 +158,7 @@ def test_exact_sums_need_a_clip_norm_and_have_no_derivative():
 
     def value(v):
         total = integer_sums.add(zero, v, jnp.float32(1.0))
-        return jnp.sum(integer_sums.value(total, jnp.float32(1.0)))
+        return jnp.sum(value_of(total, 1.0))
 
     with pytest.raises(ValueError, match="exact_sums"):
         jax.grad(value)(jnp.ones((1, 2)))

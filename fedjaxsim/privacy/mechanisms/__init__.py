@@ -195,7 +195,11 @@ def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int =
 
 def noised_mean(total: PyTree, noise: PyTree, denominator: jax.Array) -> PyTree:
     """Return (total + noise)/denominator, in the precision of the total."""
-    return jax.tree.map(lambda s, n: (s + n) / jnp.asarray(denominator, s.dtype), total, noise)
+    return _mean(jax.tree.map(jnp.add, total, noise), denominator)
+
+
+def _mean(total: PyTree, denominator: jax.Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf / jnp.asarray(denominator, leaf.dtype), total)
 
 
 def round_value(schedule: jax.Array, round_: jax.Array) -> jax.Array:
@@ -241,7 +245,7 @@ def gaussian(
         assumptions: their largest and their sum are in every release. With `max_weight`, which must
         not follow from them, they may be private, as numbers of examples are.
       * A float32 sum meets this up to rounding, which in the worst case over all other clients may
-        reach many C; an exact sum meets it to a relative 2⁻²³ of the whole sum.
+        reach many C; an exact sum meets it to a relative 2⁻²⁴ of the noise.
       * With z = 0 there is no guarantee.
 
     Args:
@@ -274,11 +278,11 @@ def gaussian(
 
     def release(accumulator, denominator, key, state, hparams, round_):
         total, z = accumulator.total, round_value(hparams.noise_multiplier, round_)
-        if exact_sums:
-            total = integer_sums.value(total, hparams.clip)
-        noise = noise_like(key, total, noise_scale(z, hparams.clip))
-        divisor = denominator * share
-        return Release(noised_mean(total, noise, divisor), state, z)
+        scale, divisor = noise_scale(z, hparams.clip), denominator * share
+        if not exact_sums:
+            return Release(noised_mean(total, noise_like(key, total, scale), divisor), state, z)
+        noised = integer_sums.plus(total, noise_like(key, total.shapes, scale), hparams.clip)
+        return Release(_mean(noised, divisor), state, z)
 
     def check(hparams):
         clip_norm = on_host(hparams.clip)
