@@ -2,8 +2,8 @@
 
 A factory makes a part of a run (algorithm, model, mechanism, sampler, reader of data); a user's own
 is named "module:factory". Its keyword arguments of plain types are the part's settings: flags, keys
-of files and their help come from its signature and docstring. A command of the program is a
-function whose keyword arguments are its flags.
+of files and their help come from its signature and docstring, or from an `Annotated` type. A
+command of the program is a function whose keyword arguments are its flags.
 """
 
 import contextlib
@@ -171,24 +171,28 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
     texts = described(inspect.getdoc(factory) or "")
     found = {}
     for name, parameter in inspect.signature(factory).parameters.items():
-        plain = _plain(hints.get(name))
+        kind, text = hints.get(name, (None, ""))
+        plain = _plain(kind)
         if name in supplied or plain is None or parameter.kind is parameter.VAR_KEYWORD:
             continue
         hint, optional = plain
         default = parameter.default
         default = tuple(default) if isinstance(default, list) else default
-        found[name] = Setting(name, hint, default, texts.get(name, ""), optional, argument=name)
+        found[name] = Setting(name, hint, default, texts.get(name, text), optional, argument=name)
     return found
 
 
-def _hints(factory: Factory) -> dict[str, Any]:
-    """Return the resolvable type hints of a factory by argument."""
+def _hints(factory: Factory) -> dict[str, tuple[Any, str]]:
+    """Return the resolvable type hints of a factory by argument, each with its annotated text."""
     function = inspect.unwrap(factory)
     found = {}
     for name, hint in getattr(function, "__annotations__", {}).items():
         alone = types.SimpleNamespace(__annotations__={name: hint})
         with contextlib.suppress(NameError):  # imported for type checkers alone
-            found |= typing.get_type_hints(alone, getattr(function, "__globals__", {}))
+            names = getattr(function, "__globals__", {})
+            known = typing.get_type_hints(alone, names, include_extras=True)[name]
+            texts = (each for each in getattr(known, "__metadata__", ()) if isinstance(each, str))
+            found[name] = typing.get_type_hints(alone, names)[name], next(texts, "")
     return found
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -25,7 +25,7 @@ def part(
     words: tuple[str, ...] = (),
     paths: str | Sequence[str] | Callable[[str], bool] | None = None,
     hidden: tuple[int, ...] = (8,),
-    optimizer: Callable[[float], Any] | Literal["sgd", "adam"] = "sgd",
+    optimizer: Annotated[Callable[[float], Any] | Literal["sgd", "adam"], "its steps."] = "sgd",
     num_clients: int = 3,
     function: Callable[[], None] | None = None,
     **others: int,
@@ -73,12 +73,12 @@ def test_a_setting_without_a_default_is_required():
     assert (found["hidden"].default, found["capacity"].default) == ((8,), None)
 
 
-def test_help_is_that_of_the_docstring():
+def test_help_is_that_of_the_docstring_or_of_the_type():
     found = settings_of(part)
     assert found["cohort"].help == "clients in a round."
     assert found["size"].help == "how large it is, in words that take two lines."
     assert found["rate"].help == "p in (0, 1]; see `cohort: int`."
-    assert found["fast"].help == ""
+    assert (found["fast"].help, found["optimizer"].help) == ("", "its steps.")
     assert set(described(inspect.getdoc(part) or "")) == {"task", "cohort", "size", "rate", "paths"}
     assert described("One line.") == {}
 

@@ -45,9 +45,7 @@ def apfl(
     minibatch (equation 10): α_i ← α_i − η ⟨v − w_i, ∇ℓ_i(α_i v + (1 − α_i) w_i)⟩, kept in [0, 1].
 
     Args:
-      task: model and loss.
       adaptive: Whether clients adapt their α.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
     """
 
     def state(hparams, v):

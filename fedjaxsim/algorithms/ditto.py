@@ -51,12 +51,9 @@ def ditto(
     releases and ε equal FedAvg's.
 
     Args:
-      task: model and loss.
       personal_optimizer: Optimizer of the personal models, with `hparams.personal_learning_rate`
         if given by name; by default that of the clients.
       personal_epochs: Epochs of the personal models; by default as many local steps as for w.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
     """
     own = _personal(personal_optimizer=personal_optimizer, local_optimizer=local_optimizer)
     of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)

@@ -4,7 +4,7 @@ FedPer, FedRep and FedBN are it with other personal layers and orders of local s
 of all three are PFLlib's step by step.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,11 @@ from fedjaxsim.privacy.messages import clip_by_global_norm, widened
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
+Head = Annotated[
+    Selection,
+    "Layers or parameters that stay with their client, as Dense_1; by default the output layer of "
+    "the task's model. Running statistics always stay.",
+]
 
 
 class Shared(NamedTuple):
@@ -53,7 +58,7 @@ class Shared(NamedTuple):
 def dpfedmtl(
     task: Task,
     *,
-    head: Selection = None,
+    head: Head = None,
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
@@ -66,13 +71,6 @@ def dpfedmtl(
     It keeps w_i and sends the update of its copy of the trunk, which the mechanism clips and noises
     once, whatever H is; the server adds the mean to the trunk (equation 6).
 
-    Args:
-      task: model and loss.
-      head: Layers or parameters that stay with their client, as Dense_1; by default the output
-        layer of the task's model. See `layers.Selection`. Running statistics always stay.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the trunk's released mean update.
-
     Raises:
       ValueError: if no head is given and the model names no output layer, or if the head or the
         trunk would be empty.
@@ -84,7 +82,7 @@ def dpfedmtl(
 def dpfedmtl_as_published(
     task: Task,
     *,
-    head: Selection = None,
+    head: Head = None,
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
@@ -97,27 +95,15 @@ def dpfedmtl_as_published(
     with σ = `hparams.noise_multiplier` and p = `context.sampling_rate`; the gradient of the head is
     plain. The mechanism is `plain_mean`, the average over the participants (equation 6). There is
     no ε, since Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K.
-
-    Args:
-      task: model and loss.
-      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
-      local_optimizer: Optimizer of the clients, as in `dpfedmtl`.
-      server_optimizer: Optimizer of the server, as in `dpfedmtl`.
     """
     return _algorithm(task, head, local_optimizer, server_optimizer, noised=True)
 
 
 @reads(optimizers.local_records, optimizers.server_records)
 def fedper(
-    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+    task: Task, *, head: Head = None, local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:
-    """FedPer (Arivazhagan et al. 2019): `dpfedmtl`, whose head and trunk step together.
-
-    Args:
-      task: model and loss.
-      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-    """
+    """FedPer (Arivazhagan et al. 2019): `dpfedmtl`, whose head and trunk step together."""
     return dpfedmtl(task, head=head, local_optimizer=local_optimizer)
 
 
@@ -125,7 +111,7 @@ def fedper(
 def fedrep(
     task: Task,
     *,
-    head: Selection = None,
+    head: Head = None,
     head_epochs: int | None = None,
     local_optimizer: optimizers.LocalChoice = "sgd",
 ) -> Algorithm:
@@ -135,17 +121,14 @@ def fedrep(
     minibatches.
 
     Args:
-      task: model and loss.
-      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
       head_epochs: τ, epochs of the head's steps; by default as many steps as of the trunk.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
     return _algorithm(task, head, local_optimizer, "sgd", head_first=True, head_epochs=head_epochs)
 
 
 @reads(optimizers.local_records, optimizers.server_records)
 def fedbn(
-    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+    task: Task, *, head: Head = None, local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:
     """FedBN (Li et al. 2021): `dpfedmtl` whose normalization layers are personal.
 
@@ -153,10 +136,8 @@ def fedbn(
     BatchNorm, which local steps update (see `models.from_flax`).
 
     Args:
-      task: model and loss.
       head: Layers or parameters that stay with their client; by default all whose path contains
         "norm", and layers with running statistics.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
       ValueError: if no head is given and the model has no normalization layers.

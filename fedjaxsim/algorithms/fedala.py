@@ -46,11 +46,6 @@ def fedala(
 
     with η_W = `hparams.aggregation_rate`. It keeps the result as θ_i, predicts with it, and sends
     its difference to w.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean message.
     """
 
     def state(hparams, theta):

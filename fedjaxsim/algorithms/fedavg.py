@@ -43,13 +43,7 @@ def fedavg(
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
-    """FedAvg: local SGD from the global w; clients send v − w; one model for all.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, a name or from `optimizers.server`.
-    """
+    """FedAvg: local SGD from the global w; clients send v − w; one model for all."""
     server_optimizer = optimizers.as_server(server_optimizer)
 
     def start(hparams, shared_model, own_model):
@@ -77,10 +71,6 @@ def fedavgm(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     """FedAvgM (Hsu, Qi, Brown 2019): FedAvg whose server steps with momentum, as Flower's.
 
     β is `hparams.server_momentum`.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer="momentum")
 
@@ -91,10 +81,6 @@ def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
 
     β₁ = 0.9, β₂ = 0.99 and τ = 10⁻³ are the paper's; optax corrects the bias of the first steps,
     the paper does not.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
     adam = optimizers.server(functools.partial(optax.adam, **_OF_PAPER))
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer=adam)
@@ -102,12 +88,7 @@ def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
 
 @reads(optimizers.local_records, _ADAPTIVE_RATE)
 def fedyogi(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
-    """FedYogi (Reddi et al. 2021): FedAvg whose server steps with Yogi; constants as `fedadam`.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-    """
+    """FedYogi (Reddi et al. 2021): FedAvg whose server steps with Yogi; constants as `fedadam`."""
     yogi = optimizers.server(functools.partial(optax.yogi, **_OF_PAPER))
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer=yogi)
 
@@ -122,11 +103,6 @@ def fedprox(
     """FedProx (Li et al. 2020): local SGD on ℓ_k(v) + (μ/2)‖v − w‖²; one model for all.
 
     Steps start from the global w. Everything else is FedAvg.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
     """
 
     def client(shared, personal, data, hparams, context):
@@ -153,11 +129,6 @@ def qffl(
     cohort takes FedAvg's local steps from w and sends F_k(w)^q (v − w), F_k(w) being the mean loss
     of all its rows at w. The paper divides the sum by numbers that depend on data, too; here the
     divisor is the expected cohort, and `hparams.server_learning_rate` the step.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
 
     Raises:
       ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.

@@ -46,10 +46,8 @@ def feddyn(
     that d forgets earlier noise; give α = 1 for p < 1. Clients predict with θ − d.
 
     Args:
-      task: model and loss.
       message: Message of a client: the paper's "update", v − θ, in which noise adds up, or "state",
         the sum d_k of its updates.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
     checks.one_of(get_args(Message), message=message)
 

@@ -41,10 +41,7 @@ def ifca(
     the choice of the last round.
 
     Args:
-      task: model and loss.
       clusters: k, the number of models.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to each slot of the release.
 
     Raises:
       ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.

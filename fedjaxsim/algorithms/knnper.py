@@ -65,8 +65,6 @@ def knnper(
       task: a softmax classification.
       neighbours: k, the rows that a prediction reads.
       datastore: Most rows that a client keeps.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
     """
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
     return with_neighbours(plain, neighbours=neighbours, datastore=datastore)

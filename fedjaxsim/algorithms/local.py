@@ -30,10 +30,6 @@ def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Alg
 
     A client works in the rounds in which it is drawn, with the same local steps, data and
     evaluation as in other systems.
-
-    Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
     return finetune(task, penalty="vanilla", local_optimizer=local_optimizer)
 
@@ -64,7 +60,6 @@ def finetune(
       penalty: Penalty towards the published model; "vanilla" is none.
       origin: Start of the clients: the "personal" model that they predicted with, or the "global"
         one, w̃.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
     """
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Origin), origin=origin)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import optax
 
@@ -13,8 +13,14 @@ from fedjaxsim.hyperparameters import STEP, Hyperparameter, Records
 Optax = Callable[..., optax.GradientTransformation]
 LocalName = Literal["sgd", "momentum", "adam"]
 ServerName = Literal["sgd", "momentum", "adam", "adagrad", "yogi"]
-LocalChoice = LocalOptimizer | LocalName
-ServerChoice = ServerOptimizer | ServerName
+LocalChoice = Annotated[
+    LocalOptimizer | LocalName, "Optimizer of the clients, a name or from `optimizers.local`."
+]
+ServerChoice = Annotated[
+    ServerOptimizer | ServerName,
+    "Optimizer of the server, applied to the released mean message; a name or from "
+    "`optimizers.server`.",
+]
 
 LEARNING_RATE = Hyperparameter(
     "learning_rate",

@@ -42,10 +42,7 @@ def perfedavg(
     client sends v − w and predicts with w − α∇ℓ_k(w), of all its training rows.
 
     Args:
-      task: model and loss.
       derivative: Derivative of the adapted model: "first-order" or "hessian".
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
 
     Raises:
       ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.

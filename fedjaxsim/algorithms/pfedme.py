@@ -37,9 +37,7 @@ def pfedme(
     mean (line 11; β is the server's learning rate), and clients predict with their last θ_i.
 
     Args:
-      task: model and loss.
       inner_steps: K, the steps of θ on each minibatch.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
     """
     checks.count(inner_steps=inner_steps)
 

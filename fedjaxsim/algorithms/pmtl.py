@@ -69,10 +69,6 @@ def pmtl(
       little curvature.
 
     Args:
-      task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean message; "sgd" adds
-        it, as in the paper.
       message: Message of a client: "offset", w − w̃, or the paper's "update", w − w_k, in which
         noise adds up.
       clusters: the cluster of each client, (m,) integers from 0 to g − 1, none of them empty, for
@@ -198,9 +194,7 @@ def naive_dp(
     W takes the memory of m models, on every device.
 
     Args:
-      task: model and loss.
       num_clients: m.
-      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
       ValueError: when the algorithm is first traced, if the run has not `num_clients` clients, or

@@ -108,7 +108,6 @@ def ppsgd(
     with q the sampling rate. At level 0 clients learn alone.
 
     Args:
-      task: model and loss.
       parametrization: Rule that turns the level into two step sizes; "grid" is used in the paper's
         experiments.
       objective: Risk to minimize: the mean of the clients' risks, or weighted by `sizes`.

@@ -49,10 +49,8 @@ def scaffold(
     gradients; without noise and at p = 1 both are the same. Clients predict with x.
 
     Args:
-      task: model and loss.
       message: Message of a client: the paper's "update", y − x, in which noise adds up, or "steps",
         its steps without their correction.
-      server_optimizer: Optimizer of the server, applied to the released mean message.
     """
     checks.one_of(get_args(Message), message=message)
     server_optimizer = optimizers.as_server(server_optimizer)
