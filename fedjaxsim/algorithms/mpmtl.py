@@ -60,13 +60,6 @@ MESSAGE_EPSILON = Hyperparameter(
 _STL_LAM = dataclasses.replace(PULL, help="λ, the weight of ‖w‖₁ in STL's objective.")
 
 
-class Published(NamedTuple):
-    """The server state: M of the last release, at first the identity, and the map's memory."""
-
-    matrix: PyTree
-    memory: PyTree
-
-
 class Iterates(NamedTuple):
     """A client's model, or one of the two parts of a decomposed one.
 
@@ -158,12 +151,12 @@ def mpmtl(
     def start(hparams, published, own):
         w = to_matrix(own)
         q = jnp.zeros_like(w)
-        shared = Published(*server_map.init(*w.shape))
-        return shared, Personal(Iterates(w, w), Iterates(q, q) if decomposed else None)
+        personal = Personal(Iterates(w, w), Iterates(q, q) if decomposed else None)
+        return server_map.init(*w.shape), personal
 
     def proximal(shared, personal, hparams, client_id):
         """Return ŵ_i and None, or p̂_i and q̂_i."""
-        hat = server_map.apply(shared.matrix, personal.sent.w, client_id)
+        hat = server_map.apply(shared, personal.sent.w, client_id)
         if personal.kept is None:
             return hat, None
         return hat, shrink(personal.kept.w, hparams.learning_rate * hparams.lam2)
@@ -189,10 +182,6 @@ def mpmtl(
         kept = None if z_q is None else after(z_q - step, hat_q)
         return Personal(after(clipped, hat), kept), message, {"loss": loss}
 
-    def server(shared, release, hparams, round_):
-        matrix, memory = server_map.step(release, shared.memory, hparams, round_)
-        return Published(matrix, memory)
-
     def predict(shared, personal, hparams, client_id):
         hat, hat_q = proximal(shared, personal, hparams, client_id)
         return to_params(hat if hat_q is None else hat + hat_q)
@@ -208,7 +197,7 @@ def mpmtl(
     return Algorithm(
         from_one_model(task, start),
         client,
-        server,
+        server_map.step,
         predict,
         task,
         check=check,

@@ -33,13 +33,13 @@ class ServerMap(NamedTuple):
     private as the releases.
 
     Attributes:
-      init: `(d, c) -> (M, memory)`: M⁰, and the server's memory of earlier releases, a pytree.
-      step: `(gram, memory, hparams, round) -> (M, memory)`: the next M, from the release Σ.
+      init: `(d, c) -> M⁰`, a pytree.
+      step: `(M, gram, hparams, round) -> M`: the next M, from the last M and the release Σ.
       apply: `(M, w (d, c), client_id) -> ŵ (d, c)` of one client; the identity for M⁰.
     """
 
-    init: Callable[[int, int], tuple[PyTree, PyTree]]
-    step: Callable[[jax.Array, PyTree, Hyperparameters, jax.Array], tuple[PyTree, PyTree]]
+    init: Callable[[int, int], PyTree]
+    step: Callable[[PyTree, jax.Array, Hyperparameters, jax.Array], PyTree]
     apply: Callable[[PyTree, jax.Array, jax.Array], jax.Array] = _apply_matrix
 
 
@@ -49,7 +49,7 @@ def _of_last_gram(
     """Return the map that computes M from the last Σ alone."""
     dimensions = (1, 2) if diagonal else (2,)
 
-    def step(gram, memory, hparams, round_):
+    def step(last, gram, hparams, round_):
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(gram)]
         if [len(shape) in dimensions and len(set(shape)) == 1 for shape in shapes] != [True]:
             raise ValueError(
@@ -57,9 +57,9 @@ def _of_last_gram(
                 "diagonal (d,), as gaussian_gram() does; the release has the shapes "
                 f"{shapes}"
             )
-        return matrix(gram, hparams), memory
+        return matrix(gram, hparams)
 
-    return ServerMap(lambda d, c: (jnp.ones(d) if diagonal else jnp.eye(d), ()), step)
+    return ServerMap(lambda d, c: jnp.ones(d) if diagonal else jnp.eye(d), step)
 
 
 def _low_rank(gram: jax.Array, hparams: Hyperparameters) -> jax.Array:
@@ -93,9 +93,8 @@ MAPS = {
 
 
 class Rows(NamedTuple):
-    """M, M times every client's released model, (m, d, c), and whether there was a release, ()."""
+    """M times every client's released model, (m, d, c), and whether there was a release, ()."""
 
-    matrix: jax.Array
     rows: jax.Array
     released: jax.Array
 
@@ -107,9 +106,9 @@ def relationship_of_rows(num_clients: int) -> ServerMap:
     """
 
     def init(d, c):
-        return Rows(jnp.eye(d), jnp.zeros((num_clients, d, c)), jnp.zeros((), bool)), ()
+        return Rows(jnp.zeros((num_clients, d, c)), jnp.zeros((), bool))
 
-    def step(release, memory, hparams, round_):
+    def step(last, release, hparams, round_):
         if jnp.ndim(release) != 3 or len(release) != num_clients:
             raise ValueError(
                 f"DP-MTRL needs a release of {num_clients} models; its mechanism must be "
@@ -118,7 +117,7 @@ def relationship_of_rows(num_clients: int) -> ServerMap:
         flat = jnp.moveaxis(release, 1, 0).reshape(release.shape[1], -1)
         matrix = _relationship(jnp.matmul(flat, flat.T, precision=_HIGHEST), hparams)
         rows = jnp.einsum("de,mec->mdc", matrix, release, precision=_HIGHEST)
-        return Rows(matrix, rows, jnp.ones((), bool)), memory
+        return Rows(rows, jnp.ones((), bool))
 
     def apply(published, w, client_id):
         return jnp.where(published.released, published.rows[client_id].astype(w.dtype), w)

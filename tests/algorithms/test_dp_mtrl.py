@@ -45,5 +45,5 @@ def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_mod
     anything = jax.tree.map(lambda leaf: leaf + 1.0, state.personal)
     for own in (state.personal, anything):
         models = predict(state.shared, own, noised, ids)["kernel"]
-        np.testing.assert_array_equal(models.swapaxes(1, 2), state.shared.matrix.rows)
+        np.testing.assert_array_equal(models.swapaxes(1, 2), state.shared.rows)
     check_billboard(sim, noised, clients=[2])

@@ -281,7 +281,7 @@ def test_several_outputs_and_intercepts_are_columns_and_coordinates():
     sim = behind(mpmtl(task), gaussian_gram(), population)
     hparams = sim.hyperparameters(learning_rate=0.5, lam=0.0)
     state, _ = sim.run(sim.init(0, hparams), hparams, 2)
-    assert state.shared.matrix.shape == (4, 4)
+    assert state.shared.shape == (4, 4)
     for client in range(3):
         rows = population.rows(client, "train")
         x, y = rows["x"].astype(np.float64), np.eye(3)[rows["y"]]
@@ -297,11 +297,8 @@ def test_several_outputs_and_intercepts_are_columns_and_coordinates():
 def test_a_server_may_map_all_releases_to_anything_that_clients_can_apply():
     # f(Σ^(1:t)) = 0.1 times the trace of all releases so far; client i multiplies by 1 + i f.
     own = ServerMap(
-        init=lambda d, c: (jnp.zeros(()), jnp.zeros(())),
-        step=lambda gram, memory, hparams, round_: (
-            0.1 * (memory + jnp.trace(gram)),
-            memory + jnp.trace(gram),
-        ),
+        init=lambda d, c: jnp.zeros(()),
+        step=lambda last, gram, hparams, round_: last + 0.1 * jnp.trace(gram),
         apply=lambda f, w, client_id: w * (1 + client_id * f),
     )
     found = path(server_map=own, rounds=2)(PLAIN)
