@@ -9,7 +9,7 @@ else. No algorithm knows that there is a client axis: the engine maps `client` o
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -47,18 +47,8 @@ class Context(NamedTuple):
     sampling_rate: jax.Array
 
 
-class Client(Protocol):
-    """One client's round, as in `Algorithm`; `data` is its `ClientData`."""
-
-    def __call__(  # noqa: D102
-        self,
-        shared: PyTree,
-        personal: PyTree,
-        data: Any,
-        hparams: Hyperparameters,
-        context: Context,
-        /,
-    ) -> tuple[PyTree, PyTree, Metrics]: ...
+Client = Callable[[PyTree, PyTree, Any, Hyperparameters, Context], tuple[PyTree, PyTree, Metrics]]
+"""One client's round, as in `Algorithm`."""
 
 
 class WarmStart(NamedTuple):

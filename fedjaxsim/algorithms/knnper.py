@@ -31,14 +31,9 @@ _TINY = 1e-30
 
 
 class Neighbours(NamedTuple):
-    """Parameters that one client predicts with.
+    """Parameters that one client predicts with: its model w, its datastore, and λ and s, ().
 
-    Attributes:
-      params: w, the client's model.
-      keys: representations of its training rows, (n, r).
-      labels: (n,) int32; −1 where there is no row.
-      weight: λ, ().
-      scale: s, of distances, ().
+    `keys` are representations of its training rows, (n, r); `labels`, (n,), are −1 without a row.
     """
 
     params: PyTree
@@ -62,7 +57,6 @@ def knnper(
     A client predicts by `with_neighbours`, with one λ = `hparams.neighbour_weight` for all clients.
 
     Args:
-      task: a softmax classification.
       neighbours: k, the rows that a prediction reads.
       datastore: Most rows that a client keeps.
     """
@@ -82,11 +76,6 @@ def with_neighbours(
     of its model w, over the k training rows of its datastore whose representations φ, the inputs of
     the output layer of w, are nearest. The datastore never leaves its client and holds its first
     `datastore` training rows.
-
-    Args:
-      algorithm: any, of a softmax classification, without a `predict_with_data`.
-      neighbours: k, the rows that a prediction reads.
-      datastore: most rows that a client keeps.
 
     Raises:
       ValueError: if the task is no softmax classification, its model names no output layer, clients

@@ -6,7 +6,7 @@ publishes nothing.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,12 @@ Penalty = Literal[
     "low-rank", "group-sparse", "relationship", "decomposed", "decomposed-group-sparse"
 ]
 Outliers = Literal["entries", "columns", "frobenius"]
-Acceleration = Literal["none", "convex", "strongly-convex"]
+_Acceleration = Literal["none", "convex", "strongly-convex"]
+Acceleration = Annotated[
+    _Acceleration,
+    'Momentum β_t: 0, or (t − 1)/(t + 2) ("convex"), or (1 − √(μη))/(1 + √(μη)) '
+    '("strongly-convex"), the paper\'s for η = 1/L; then μ = `hparams.ridge` > 0.',
+]
 RIDGE = Hyperparameter(
     "ridge", default=0.0, help="μ, the weight of ½‖w‖² in every client's objective."
 )
@@ -127,11 +132,8 @@ def mpmtl(
     An intercept is one more coordinate of w_i. With c outputs a message is a matrix (d, c).
 
     Args:
-      task: a linear model with its loss.
       penalty: Penalty on the matrix W of all models, or on its shared part P.
       outliers: Penalty on Q, the part of a decomposed model that its client keeps.
-      acceleration: Momentum β_t: 0, or (t − 1)/(t + 2) ("convex"), or (1 − √(μη))/(1 + √(μη))
-        ("strongly-convex"), the paper's for η = 1/L; then μ = `hparams.ridge` > 0.
       protect_examples: Whether a client adds noise b of density ∝ exp(−(ε/(2K)) ‖b‖) to w̃_i, clips
         again, sends the result and continues from it (Algorithm 5, which prints the inverse of the
         factor). One example moves w̃_i by at most 2K, so each round is ε-differentially private for
@@ -143,7 +145,7 @@ def mpmtl(
     """
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Outliers), outliers=outliers)
-    checks.one_of(get_args(Acceleration), acceleration=acceleration)
+    checks.one_of(get_args(_Acceleration), acceleration=acceleration)
     to_matrix, to_params = _matrices(task, "mpmtl")
     server_map = server_map or MAPS[penalty.removeprefix("decomposed-")]
     decomposed, shrink = penalty.startswith("decomposed"), _SHRINK[outliers]
@@ -224,11 +226,6 @@ def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none"
     Objective and descent equal `mpmtl(task, penalty="relationship")`. But `every_row` releases
     every client's model, clipped and noised; the relationship of the tasks is computed from the
     noised models, and clients continue from them and predict with them.
-
-    Args:
-      task: a linear model with its loss.
-      num_clients: m.
-      acceleration: Momentum, see `mpmtl`.
     """
     server_map = relationship_of_rows(num_clients)
     return mpmtl(task, penalty="relationship", acceleration=acceleration, server_map=server_map)
@@ -240,12 +237,8 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
 
     L_i is the mean loss over all its own rows, μ = `hparams.ridge` and λ = `hparams.lam`. A round
     is one step of proximal gradient descent, equal to `mpmtl` for λ = 0. Nothing is sent, ε = 0.
-
-    Args:
-      task: a linear model with its loss.
-      acceleration: Momentum, see `mpmtl`.
     """
-    checks.one_of(get_args(Acceleration), acceleration=acceleration)
+    checks.one_of(get_args(_Acceleration), acceleration=acceleration)
     to_matrix, to_params = _matrices(task, "stl")
 
     def start(hparams, published, own):

@@ -59,6 +59,7 @@ class System:
         return make(self.factory, task, supplied={"num_clients": num_clients}, **settings)
 
 
+_OF_MATRICES = {"whole_pass": True, "linear": True, "full_participation": True}
 SYSTEMS = {
     "pmtl": System("pmtl:pmtl", "PMTL", "Hu, Wu, Smith; TMLR 2023"),
     "ditto": System("ditto:ditto", "Ditto", "Li, Hu, Beirami, Smith; ICML 2021", local_passes=2),
@@ -82,28 +83,18 @@ SYSTEMS = {
         "mpmtl:mpmtl",
         "MP-MTL",
         "Liang, Liu, Zhou, Jiang, Zhang, Wang; TPAMI 2020",
-        mechanism="gaussian-gram",
-        whole_pass=True,
-        linear=True,
-        full_participation=True,
+        "gaussian-gram",
+        **_OF_MATRICES,
     ),
     "dp-mtrl": System(
         "mpmtl:dp_mtrl",
         "DP-MTRL",
         "Gupta, Rana, Phung, Venkatesh; SDM 2016",
-        mechanism="every-row",
-        whole_pass=True,
-        linear=True,
-        full_participation=True,
+        "every-row",
+        **_OF_MATRICES,
     ),
     "stl": System(
-        "mpmtl:stl",
-        "STL",
-        "the baseline of MP-MTL; TPAMI 2020",
-        mechanism="no-release",
-        whole_pass=True,
-        linear=True,
-        full_participation=True,
+        "mpmtl:stl", "STL", "the baseline of MP-MTL; TPAMI 2020", "no-release", **_OF_MATRICES
     ),
     "naive-dp": System(
         "pmtl:naive_dp", "Naive DP", "Hu, Wu, Smith; TMLR 2023, Figure 1", mechanism="every-row"

@@ -77,7 +77,8 @@ class History(tuple[Segment, ...]):
 
         rows: list[Record] = []
         for segment in self:
-            values = _means(segment) | segment.evaluation.summary()
+            means = {name: np.mean(v, axis=0) for name, v in segment.metrics.items() if len(v)}
+            values = means | segment.evaluation.summary()
             size = next(iter(np.broadcast_shapes(*map(np.shape, values.values()))), None)
             rows += rows_of({"round": segment.round} | values, size)
         return pd.DataFrame(rows)
@@ -91,10 +92,6 @@ def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
     spread = [np.broadcast_to(each, size or 1).tolist() for each in columns.values()]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True)]
     return rows if size is None else [{"run": run, **row} for run, row in enumerate(rows)]
-
-
-def _means(segment: Segment) -> dict[str, Any]:
-    return {name: np.mean(each, axis=0) for name, each in segment.metrics.items() if len(each)}
 
 
 _PHASES = "compile", "rounds", "evaluate", "write"

@@ -89,11 +89,6 @@ def grid_of(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def divided(axis: str, place: int = 0) -> Any:
-    """Return the spec of an array divided along the axis at `place`."""
-    return PartitionSpec(*[None] * place, axis)
-
-
 def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Any:
     """Return a function of whole arrays, given the function of each device's part.
 
@@ -167,7 +162,7 @@ def join(
     # seconds late, as after a long compilation; once connected, they wait without a limit.
     multihost_utils.sync_global_devices("join")
     mesh = mesh_of(devices, "devices")
-    parts = placed(np.zeros(len(devices)), NamedSharding(mesh, divided("devices")))
+    parts = placed(np.zeros(len(devices)), NamedSharding(mesh, PartitionSpec("devices")))
     together = jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, SAME))
     jax.block_until_ready(together(parts))
 

@@ -136,7 +136,7 @@ class Program:
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """Return the state before the first round."""
         init_key, key = jax.random.split(key)
-        ids, _ = self.partition.ids()
+        ids = jnp.minimum(self.partition.ids(), self.num_clients - 1)
         # `out_axes` raises where the server's state depends on a client's hyperparameters.
         of_clients = jax.vmap(self.algorithm.init, (None, None, 0), (None, 0))
         shared, personal = of_clients(init_key, hparams, ids)
@@ -209,8 +209,7 @@ class Program:
 
         # Client m, who is none, has no rows.
         if clients is None:
-            ids, exist = self.partition.ids()
-            ids = jnp.where(exist, ids, self.num_clients)
+            ids = jnp.minimum(self.partition.ids(), self.num_clients)
             return map_clients(one, state.personal, ids, choose, rows)
         count = clients.shape[0]
         sample = Cohort(clients, jnp.ones(count, bool), jnp.zeros((), jnp.int32))

@@ -60,16 +60,15 @@ class Shard(AllClients):
         """Return whether the number of devices divides m."""
         return self.num_clients % self.devices == 0
 
-    def ids(self) -> tuple[jax.Array, jax.Array]:
-        """Return this device's ids, the last client's for padding, and whether each exists."""
-        ids = jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
-        return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
+    def ids(self) -> jax.Array:
+        """Return this device's ids."""
+        return jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients of this device; `capacity` slots add no overflow."""
         if full:
-            ids, exist = self.ids()
-            return CohortSlots(jnp.arange(self.size, dtype=jnp.int32), ids, exist)
+            ids, slots = self.ids(), jnp.arange(self.size, dtype=jnp.int32)
+            return CohortSlots(slots, ids, ids < self.num_clients)
         slots = cohort.ids - jax.lax.axis_index(self.axis) * self.size
         mine = cohort.mask & (slots >= 0) & (slots < self.size)
         capacity = min(mine.shape[0], self.size)

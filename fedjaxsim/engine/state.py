@@ -94,10 +94,9 @@ class AllClients:
         """Return whether no state is padding."""
         return True
 
-    def ids(self) -> tuple[jax.Array, jax.Array]:
-        """Return the states' client ids, (size,) int32, and whether each exists, (size,) bool."""
-        ids = jnp.arange(self.num_clients, dtype=jnp.int32)
-        return ids, jnp.ones(self.num_clients, bool)
+    def ids(self) -> jax.Array:
+        """Return the states' client ids, (size,) int32; padding has ids from m on."""
+        return jnp.arange(self.num_clients, dtype=jnp.int32)
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients with states here; `full`, static: all clients take part."""

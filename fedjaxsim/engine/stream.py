@@ -56,9 +56,9 @@ class StreamedClients(AllClients):
         """False: cohorts may be smaller than s."""
         return False
 
-    def ids(self) -> tuple[jax.Array, jax.Array]:
-        """Return ids, the last client's for padding, and whether each exists."""
-        return jnp.minimum(self.fetched, self.num_clients - 1), self.fetched < self.num_clients
+    def ids(self) -> jax.Array:
+        """Return `fetched`."""
+        return self.fetched
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients with their indices in `fetched`."""

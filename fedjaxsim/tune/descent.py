@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from fedjaxsim import checks
-from fedjaxsim.engine.processes import SAME, across, divided, mesh_of
+from fedjaxsim.engine.processes import SAME, across, mesh_of
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse
 from fedjaxsim.gradients.whole_run import check_names, hypergradient, mean_metric
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -66,7 +67,7 @@ class ObjectiveValue:
 
 MOST_FORWARD = 5
 """Largest k of forward mode, which costs 1 + k runs and keeps nothing of the rounds."""
-_SEEDS = divided("seeds")
+_SEEDS = PartitionSpec("seeds")
 
 
 class SeedGradient:
