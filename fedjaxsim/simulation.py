@@ -154,8 +154,9 @@ class Simulation:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
         self._lawful: set[str] = set()
+        unprotected = UNCHECKED if self.unchecked else "; ".join(self.population.unprotected)
         self.accounts = accounts.accounts_of(
-            algorithm, mechanism, self.sampler, self.examples, self._unprotected()
+            algorithm, mechanism, self.sampler, self.examples, unprotected
         )
         self._traced: dict[Any, TracedRound] = {}
         self.program = Program(
@@ -201,10 +202,6 @@ class Simulation:
         self._statistics: dict[str, SplitStatistics] = {}
         for cached in ("rows", "placed"):
             self.__dict__.pop(cached, None)
-
-    def _unprotected(self) -> str:
-        """Return why no ε holds for any round; an empty string if one may."""
-        return UNCHECKED if self.unchecked else "; ".join(self.population.unprotected)
 
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.

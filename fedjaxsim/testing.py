@@ -107,14 +107,11 @@ def check_billboard(
 
 
 class _Tape(NamedTuple):
-    """State of a mechanism that records its release, or plays one back.
+    """State of a mechanism, `inner`, that records its release, or plays one back.
 
-    Attributes:
-      inner: state of the plain mechanism.
-      played: the release and the next state that a round uses if it is not `recording`, () bool.
-      computed: the last round's release and next state, computed from the messages.
-      sent: the clients' messages before the mechanism, leaves (m, ...).
-      present: the clients who took part, (m,) bool.
+    `computed` are the last round's release and next state. A round uses them if it is `recording`,
+    () bool, else the `played` ones. `sent` are the clients' messages before the mechanism, leaves
+    (m, ...), and `present`, (m,) bool, says who took part.
     """
 
     inner: PyTree

@@ -59,7 +59,7 @@ class System:
         return make(self.factory, task, supplied={"num_clients": num_clients}, **settings)
 
 
-_OF_MATRICES = {"whole_pass": True, "linear": True, "full_participation": True}
+_OF_MATRICES: dict[str, Any] = {"whole_pass": True, "linear": True, "full_participation": True}
 SYSTEMS = {
     "pmtl": System("pmtl:pmtl", "PMTL", "Hu, Wu, Smith; TMLR 2023"),
     "ditto": System("ditto:ditto", "Ditto", "Li, Hu, Beirami, Smith; ICML 2021", local_passes=2),

@@ -199,18 +199,13 @@ class RunLoop:
     size: int | None = None
     plan: EvaluationPlan | None = None
     sample: np.ndarray | None = None
-    closing: contextlib.ExitStack = dataclasses.field(
-        default_factory=contextlib.ExitStack, init=False
-    )
-    clock: Clock = dataclasses.field(default_factory=Clock, init=False)
-    course: list[Record] = dataclasses.field(default_factory=list, init=False)
-    nonfinite: int = dataclasses.field(default=0, init=False)
-    stopped: Segment | None = dataclasses.field(default=None, init=False)
-    _recorded: Segment | None = dataclasses.field(default=None, init=False)
-    _records: list[Record] = dataclasses.field(default_factory=list, init=False)
 
     def __post_init__(self):
         check_delta(self.delta)
+        self.closing, self.clock = contextlib.ExitStack(), Clock()
+        self.course: list[Record] = []
+        self.nonfinite, self.stopped = 0, None
+        self._recorded, self._records = None, list[Record]()
         self.evaluate = self.clock.phase("evaluate")(self.evaluate)
 
     def segments(

@@ -147,17 +147,11 @@ class Rows:
         order: jax.Array | None = None,
         share: jax.Array | None = None,
     ) -> ClientData:
-        """Return one client's view.
+        """Return one client's view; m, which is no client, has no rows.
 
-        Args:
-          client_id: () int32; m, which is no client, has no rows.
-          key: the key of this round's minibatches.
-          minibatches: of the local steps.
-          layout: static settings; they change no result beyond rounding.
-          consumed: () int32, the number of minibatches that the client consumed in earlier rounds;
-            None if minibatches are not consumed.
-          order: the key of the orders in which they are consumed, the same in all rounds; or None.
-          share: (), the part of its local steps that the client does; None for all.
+        `key` is of this round's minibatches. If minibatches are consumed, `consumed`, () int32, is
+        the number of those of earlier rounds, and `order` the key of their orders in all rounds.
+        The client does the part `share`, (), of its local steps; None is all.
         """
         index = self._index(client_id)
         count = self._count(index)

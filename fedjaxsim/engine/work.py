@@ -34,12 +34,9 @@ factorize_one_by_one()
 
 
 class CohortSlots(NamedTuple):
-    """The clients of a cohort whose states are in one store.
+    """The clients of a cohort whose states are in one store, (q,) each; filled slots come first.
 
-    Attributes:
-      slots: (q,) int32, the index of each client's state in the store, distinct where `mask` holds.
-      ids: (q,) int32 client ids.
-      mask: (q,) bool, the filled slots; they come first.
+    `slots` are indices of the clients' states in the store, distinct where `mask` holds.
     """
 
     slots: jax.Array
@@ -48,12 +45,10 @@ class CohortSlots(NamedTuple):
 
 
 class CohortResult(NamedTuple):
-    """The result of a cohort's work.
+    """The result of a cohort's work: all clients' states, updated for the cohort, and two sums.
 
-    Attributes:
-      states: the clients' states, updated for the cohort.
-      accumulator: the sum of the bounded messages; for the mechanism's `release` only.
-      metrics: sums over the cohort of the clients' metrics; for the researcher only.
+    `accumulator` is the sum of bounded messages, for the mechanism's `release` only; `metrics`,
+    sums of the clients' metrics, are for the researcher only.
     """
 
     states: PyTree
@@ -75,16 +70,9 @@ def work(
 ) -> CohortResult:
     """Run every client of a cohort and add up the bounded messages.
 
-    Args:
-      client: `(states, client_id) -> states, message, metrics` of one client.
-      mechanism: its `add` takes the messages.
-      public: the mechanism's state and the hyperparameters.
-      num_clients: m.
-      choose: as `Workload.layout` without the facts that are known here.
-      store: the clients' states, leaves (s, ...).
-      cohort: the clients at work.
-      rows: the training rows.
-      filled: static; whether every slot of the cohort is filled.
+    `public` is the mechanism's state and the hyperparameters, `choose` is `Workload.layout` without
+    the facts that are known here, `store` has the clients' states, leaves (s, ...), `rows` are the
+    training rows. If `filled`, static, every slot of the cohort is filled.
     """
     row = row_of(store)
     _, message, metrics = jax.eval_shape(client, row, CLIENT_ID)
@@ -241,15 +229,10 @@ def map_clients(
 ) -> PyTree:
     """Map `(personal, client_id, most_rows) -> outputs` over clients; outputs are (s, ...).
 
-    Args:
-      function: of one client; `most_rows` is a static bound on its rows, as in `Rows`.
-      store: the clients' personal states, leaves (s, ...).
-      ids: (s,) int32 client ids, which are distinct or m.
-      choose: as in `work`.
-      rows: the rows that `function` reads. All clients of a batch wait for its longest, so batches
-        are of clients with similar numbers of rows.
-      sort: static; reverse mode wants clients in their own order, as it would add to the whole
-        store in every batch.
+    `store` has their personal states, leaves (s, ...), and `ids`, (s,) int32, are distinct or m.
+    `function` reads `rows`; `most_rows` is a static bound, as in `Rows`. All clients of a batch
+    wait for its longest, so batches are of clients with similar numbers of rows. Reverse mode wants
+    them in their own order, not to `sort`, as it would add to the whole store in every batch.
     """
 
     def of_client(personal, client_id):

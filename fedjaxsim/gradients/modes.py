@@ -36,7 +36,7 @@ class Forward:
     """
 
     def program(self, program: Program, rows: Rows) -> Program:
-        """Return the program that is differentiated."""
+        """Return the program that is differentiated, of these training rows."""
         del rows
         workload = dataclasses.replace(program.workload, capped=True)
         return dataclasses.replace(program, workload=workload)
