@@ -75,11 +75,6 @@ class MetricsFile(Callback):
         rows = (json.loads(line) for line in self._lines())
         return [{k: math.nan if v is None else v for k, v in row.items()} for row in rows]
 
-    @property
-    def released(self) -> int:
-        """The last round whose evaluation is in the file and still to be done again, or 0."""
-        return last_round(self._later)
-
     def keep_lines(self) -> None:
         """Keep the lines that the file holds until their evaluations are done again."""
         self._later = divided(self._path, _NONE)[1]

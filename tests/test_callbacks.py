@@ -147,8 +147,6 @@ def test_the_seconds_of_phases_are_those_that_the_user_waits(made):
     history = run(made, 6, [lambda state, segment: time.sleep(0.05), each])[1]
     waited, phases = time.perf_counter() - began, each.run.clock.seconds
     assert phases["write"] >= 0.05 * len(history)
-    assert phases["rounds"] == pytest.approx(sum(each.seconds for each in history))
-    assert phases["compile"] >= sum(each.compile_seconds for each in history)
     assert min(phases["rounds"], phases["evaluate"]) > 0
     assert sum(phases.values()) <= waited
 
@@ -156,7 +154,6 @@ def test_the_seconds_of_phases_are_those_that_the_user_waits(made):
 def test_only_the_last_segments_are_kept_where_that_is_asked(made):
     _, history = run(made, 5, [], keep=1)
     assert [each.round for each in history] == [5]
-    assert history[0].seconds > 0
 
 
 def watched(folder):

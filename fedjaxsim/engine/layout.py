@@ -172,10 +172,14 @@ class Workload:
         single = runs == 1
         if backend.platform() != "cpu":
             kind, size = self._on_accelerator(slots, memory, capped=self.capped or not single)
-        elif not single:
-            kind, size = self._settings_on_cpu(runs, row_bytes)
-        elif self.chosen:
-            kind, size = self._asked_for("vmap" if self.model_bytes <= SMALL_MODEL else "scan")
+        elif self.chosen or not single:
+            # Models of all settings of a client are one batch in any case. Clients run one after
+            # another, unless operations take longer to start than to run.
+            small = runs * self.model_bytes <= SMALL_MODEL
+            kind, size = self._asked_for("vmap" if small else "scan")
+            if kind == "scan" and not single:
+                # The states of a chunk fit a core's cache, and more of its slots may be skipped.
+                size = min(size, max(2, int(CACHE // max(1.0, row_bytes))))
         elif products.any_of(message) or (evaluates and alike and self.linear):
             # One matrix product for all clients of a chunk.
             fitting = _IN_BATCH if evaluates else CACHE // bytes_of(message)
@@ -198,17 +202,6 @@ class Workload:
         """Return the map and the size of chunks that a user gave, completed."""
         kind = self.chunk_map or default
         return kind, self.chunk_size or (_IN_SCAN if kind == "scan" else _IN_BATCH)
-
-    def _settings_on_cpu(self, runs: int, row_bytes: float) -> tuple[ChunkMap, int]:
-        """Choose for several settings, whose models of a client are one batch in any case.
-
-        Clients run one after another, unless operations take longer to start than to run. The
-        states of a chunk fit a core's cache: if a cohort fills few of its slots, more are skipped.
-        """
-        small = runs * self.model_bytes <= SMALL_MODEL
-        kind, size = self._asked_for("vmap" if small else "scan")
-        fitting = max(2, int(CACHE // max(1.0, row_bytes)))
-        return kind, size if kind == "vmap" else min(size, fitting)
 
     def _on_accelerator(
         self, slots: int, memory: Callable[[], tuple[int, int]] | None, *, capped: bool

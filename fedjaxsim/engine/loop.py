@@ -50,16 +50,12 @@ class Segment:
         algorithm's metrics, and "participants", "overflow", "clipped", "nonfinite",
         "noise_multiplier".
       evaluation: on the test split, after the last round.
-      seconds: time of the rounds alone, without compilation.
-      compile_seconds: tracing, lowering and compiling since the segment before.
       private: the released evaluation on the validation split, if the run releases any.
     """
 
     round: int
     metrics: dict[str, np.ndarray] = dataclasses.field(repr=False)
     evaluation: Evaluation
-    seconds: float = 0.0
-    compile_seconds: float = 0.0
     private: PrivateMetric | None = None
 
 
@@ -230,7 +226,6 @@ class RunLoop:
         interrupts = [getattr(each, "interrupts", False) for each in callbacks]
         history: deque[Segment] = deque(maxlen=keep)
         segment, ended, done = None, False, int(state.round)
-        seconds = self.clock.seconds
         with self.closing, self.clock:
             for each in hooked:
                 each.run = self
@@ -239,13 +234,12 @@ class RunLoop:
             if goes_on and done == 0 and initial:
                 state, private = self._released(state)
                 evaluation = self.evaluate(state, "test", self.sample)
-                first = Segment(0, {}, evaluation, private=private)
+                first = Segment(0, {}, evaluation, private)
                 goes_on = _all_go_on([each.segment(state, first) for each in initial])
             while goes_on and done < self.rounds:
                 length = self.rounds - done
                 if eval_every is not None:
                     length = min(length, eval_every - done % eval_every)
-                begin, compiled = seconds["rounds"], seconds["compile"]
                 with self.clock.phase("rounds"):
                     state, metrics = self.advance(state, length)
                     # Fewer rounds than asked for where the budget of the state ends.
@@ -259,8 +253,7 @@ class RunLoop:
                 last = done == self.rounds or done < planned
                 evaluation = self.evaluate(state, "test", None if last else self.sample)
                 state, private = self._released(state)
-                spent = seconds["rounds"] - begin, seconds["compile"] - compiled
-                segment = Segment(done, metrics, evaluation, *spent, private)
+                segment = Segment(done, metrics, evaluation, private)
                 history.append(segment)
                 self.nonfinite += int(np.sum(metrics.get("nonfinite", 0)))
                 self.course += _course(segment, alone=not self.course and done == self.rounds)
