@@ -25,7 +25,7 @@ REQUIRED = inspect.Parameter.empty
 """The default of a setting that must be given."""
 _PLAIN = (bool, int, float, str, Path)
 _DIGITS = 100
-"""The most digits of whole numbers with exponents: no setting takes more."""
+"""The most digits of whole numbers: no setting takes more."""
 
 
 class Word(str):
@@ -140,12 +140,10 @@ def _read(value: Any, hint: Any) -> tuple[Any, str]:
 
 def _whole(value: Any) -> int | None:
     """Return a whole number (1000000, 1_000_000 or 1e6), or None if it is none."""
-    with contextlib.suppress(ValueError):
-        return int(value) if isinstance(value, str | Integral) else int(str(value))
     with contextlib.suppress(decimal.InvalidOperation):
         found = decimal.Decimal(str(value))
-        if found.is_finite() and found.adjusted() < _DIGITS:
-            return int(found) if found == found.to_integral_value() else None
+        if found.is_finite() and found.adjusted() < _DIGITS and found == found.to_integral_value():
+            return int(found)
     return None
 
 

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-_NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
-NAMES = {int(getattr(signal, name)): said for name, said in _NAMES.items() if hasattr(signal, name)}
+NAMES = {int(signal.SIGINT): "Ctrl-C", int(signal.SIGTERM): "SIGTERM", int(signal.SIGHUP): "SIGHUP"}
 """Names of the signals that stop a command, for messages, by number."""
 
 

@@ -60,7 +60,10 @@ def _chosen(selection: Selection, paths: list[str]) -> list[bool]:
             "a selection of parameters must be a name, names, a predicate on paths, or None for "
             f"all; got {selection!r}, of parameters {paths}"
         )
-    found = [[one(path) if callable(one) else _under(path, one) for path in paths] for one in each]
+    found = [
+        [one(path) if callable(one) else f"{path}/".startswith(f"{one}/") for path in paths]
+        for one in each
+    ]
     for one, selected in zip(each, found, strict=True):
         if not any(selected):
             raise ValueError(
@@ -69,7 +72,3 @@ def _chosen(selection: Selection, paths: list[str]) -> list[bool]:
                 "up to a '/'"
             )
     return [any(selected) for selected in zip(*found, strict=True)]
-
-
-def _under(path: str, name: str) -> bool:
-    return path == name or path.startswith(f"{name}/")

@@ -226,6 +226,9 @@ def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none"
     Objective and descent equal `mpmtl(task, penalty="relationship")`. But `every_row` releases
     every client's model, clipped and noised; the relationship of the tasks is computed from the
     noised models, and clients continue from them and predict with them.
+
+    Args:
+      num_clients: m.
     """
     server_map = relationship_of_rows(num_clients)
     return mpmtl(task, penalty="relationship", acceleration=acceleration, server_map=server_map)

@@ -193,6 +193,9 @@ def naive_dp(
 
     W takes the memory of m models, on every device.
 
+    Args:
+      num_clients: m.
+
     Raises:
       ValueError: when the algorithm is first traced, if the run has not `num_clients` clients, or
         the release has not one row for each.
