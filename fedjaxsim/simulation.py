@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -36,10 +36,10 @@ from fedjaxsim.engine.evaluation import (
     SAMPLE,
     Evaluation,
     EvaluationPlan,
-    SplitStatistics,
     measure_with,
     prepare_release,
     sample_of,
+    summary_of,
 )
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
@@ -199,7 +199,7 @@ class Simulation:
         self.population = population
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._checked: set[Any] = set()
-        self._statistics: dict[str, SplitStatistics] = {}
+        self._summaries: dict[str, Callable[[ClientMetrics, Any], Evaluation]] = {}
         for cached in ("rows", "placed"):
             self.__dict__.pop(cached, None)
 
@@ -640,11 +640,9 @@ class Simulation:
         self, split: str, measured: ClientMetrics, clients: np.ndarray | None = None
     ) -> Evaluation:
         """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
-        if split not in self._statistics:
-            self._statistics[split] = SplitStatistics.of(
-                self.population, split, self.task, measured.sums
-            )
-        return self._statistics[split].evaluation(to_host(measured), clients)
+        if split not in self._summaries:
+            self._summaries[split] = summary_of(self.population, split, self.task, measured.sums)
+        return self._summaries[split](to_host(measured), clients)
 
     def with_account(
         self,

@@ -100,16 +100,10 @@ class Evaluation:
         return self._over_clients(name, worst)
 
     def summary(self) -> dict[str, Any]:
-        """Return all metrics as flat numbers, prefixed by the split: `test_accuracy_p10`.
+        """Return all metrics as flat numbers, such as `test_accuracy_p10`.
 
-        The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
-        `_p10`, `_p50`, `_p90` percentiles over clients, `_std` their standard deviation,
-        `_worst_tenth` the mean over the worst tenth of them, if the metric has a direction.
-        `test_failed` counts the clients who failed, if any. By the convention of the field the
-        plain `nmse` is pooled (total squared error over the variance of all targets) and
-        `nmse_unweighted` the mean over clients. A streaming metric also has `_undefined`, the
-        number of clients with rows and without a value. `sampled_clients` is the size of the sample
-        that was evaluated, if not all clients were.
+        Endings of names are explained in docs/reference/algorithms.md. `test_failed` counts the
+        clients who failed, if any; `sampled_clients` is the size of the sample, if it is one.
         """
         result: dict[str, Any] = {}
         for name, values in self.values.items():
@@ -175,73 +169,52 @@ def in_short(value: Any) -> str:
     return " to ".join(f"{end:.4g}" for end in ends)
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitStatistics:
-    """Statistics of one split that its evaluations use.
+def summary_of(
+    population: Population, split: str, task: Task, metrics: Collection[str]
+) -> Callable[[ClientMetrics, np.ndarray | None], Evaluation]:
+    """Return the function that makes an evaluation of metrics of all clients or of a sample (k,).
 
-    Attributes:
-      split, count, records: as in `Evaluation`.
-      variance: variance of all targets "y" in their units, if the task has a squared error; else
-        None.
-      unit: the unit of the target as a stored number, see `Columns`; 1 without columns.
+    They are numpy arrays (m,) or (m, S). "squared_error" divided by the variance of all targets "y"
+    is also reported as "nmse", as in the experiments of MP-MTL. Warns if the split has no rows.
     """
-
-    split: str
-    count: np.ndarray
-    variance: float | None
-    records: Mapping[str, Metric]
-    unit: float = 1.0
-
-    @classmethod
-    def of(
-        cls, population: Population, split: str, task: Task, metrics: Collection[str]
-    ) -> "SplitStatistics":
-        """Compute the statistics of a split for a task's metrics; warn if it has no rows."""
-        count, y = targets_of(population, split, task), population.fields.get("y")
-        if not np.any(count):
+    count, y = targets_of(population, split, task), population.fields.get("y")
+    if not np.any(count):
+        warnings.warn(
+            f"no client has {split} rows, so {split} metrics are nan: set some aside by "
+            f"fjs.data.split(population, {split}=0.2)",
+            stacklevel=2,
+        )
+    units = population.columns["y"].half_range if "y" in population.columns else ()
+    unit, records = abs(units[0]) if len(units) == 1 else 1.0, task.records
+    variance = None
+    if y is not None and "squared_error" in metrics and np.any(count > 0):
+        targets = y[population.splits[split].all_rows()]
+        variance = float(np.mean(np.var(targets, axis=0, dtype=np.float64) * unit**2))
+        if variance == 0:
+            values = ", ".join(f"{value:g}" for value in np.atleast_1d(targets[0]))
             warnings.warn(
-                f"no client has {split} rows, so {split} metrics are nan: set some aside by "
-                f"fjs.data.split(population, {split}=0.2)",
+                f"nmse is undefined: the targets of all {len(targets)} {split} rows are {values}",
                 stacklevel=2,
             )
-        units = population.columns["y"].half_range if "y" in population.columns else ()
-        unit = abs(units[0]) if len(units) == 1 else 1.0
-        variance = None
-        if y is not None and "squared_error" in metrics and np.any(count > 0):
-            targets = y[population.splits[split].all_rows()]
-            spread = np.var(targets, axis=0, dtype=np.float64)
-            variance = float(np.mean(spread * unit**2))
-            if variance == 0:
-                values = ", ".join(f"{value:g}" for value in np.atleast_1d(targets[0]))
-                warnings.warn(
-                    f"nmse is undefined: the targets of all {len(targets)} {split} rows are "
-                    f"{values}",
-                    stacklevel=2,
-                )
-        return cls(split, count, variance, task.records, unit)
 
-    def evaluation(self, measured: ClientMetrics, clients: np.ndarray | None = None) -> Evaluation:
-        """Summarize client metrics, numpy arrays (m,) or (m, S), of all clients or a sample (k,).
-
-        "squared_error" divided by the variance of all targets is also reported as "nmse", as in the
-        experiments of MP-MTL.
-        """
-        count = self.count if clients is None else self.count[clients]
-        rows = np.where(count > 0, count, np.nan)
+    def summarize(measured, clients):
+        chosen = count if clients is None else count[clients]
+        rows = np.where(chosen > 0, chosen, np.nan)
 
         def over(divisor, found):
             return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
 
         values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
         names, found = [*streaming], values | streaming
-        records = {name: metric(name, self.records) for name in found}
-        for name, record in records.items():
-            found[name] = found[name] * self.unit**record.power
-        if "squared_error" in found and self.variance is not None:
+        for name in found:
+            found[name] = found[name] * unit ** metric(name, records).power
+        if "squared_error" in found and variance is not None:
             # Without variance it is undefined, which is no failure of a client.
-            names += [] if self.variance else ["nmse"]
-            found["nmse"] = found["squared_error"] / (self.variance or np.nan)
-        return Evaluation(self.split, count, found, tuple(names), self.records, clients)
+            names += [] if variance else ["nmse"]
+            found["nmse"] = found["squared_error"] / (variance or np.nan)
+        return Evaluation(split, chosen, found, tuple(names), records, clients)
+
+    return summarize
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.batch import batch
 from fedjaxsim.engine.processes import SAME, across, placed
@@ -134,8 +133,40 @@ class Sharded(Program):
         Clients' rows are consecutive, so a device holds one piece of every field. All pieces have
         the length of the longest one, so they may overlap.
         """
-        with jax.ensure_compile_time_eval():
-            return _place(self.mesh, population, self.algorithm)
+        mesh, devices = self.mesh, self.mesh.shape[CLIENTS]
+        size = -(-population.num_clients // devices)
+        begins, longest = pieces_of(population, devices)
+        by_client, everywhere = (
+            NamedSharding(mesh, PartitionSpec(CLIENTS)),
+            NamedSharding(mesh, SAME),
+        )
+
+        def pieces(field) -> jax.Array:
+            def piece(index):
+                begin = begins[(index[0].start or 0) // longest]
+                return field[begin : begin + longest]
+
+            shape = (devices * longest, *field.shape[1:])
+            return jax.make_array_from_callback(shape, by_client, piece)
+
+        owner = np.arange(population.num_clients) // size
+        shift = np.asarray(begins, np.int32)[owner]
+
+        def on_devices(name: str, rows: Rows) -> Rows:
+            ranges = population.splits[name]
+            # A client without rows in this split may start outside its device's piece.
+            start = np.where(ranges.count > 0, ranges.start - shift, 0)
+            start, count = (placed(each, everywhere) for each in (start, ranges.count))
+            of = None if rows.training is None else on_devices("train", rows.training)
+            frozen = jax.tree.map(lambda leaf: placed(leaf, everywhere), rows.frozen)
+            return dataclasses.replace(rows, start=start, count=count, training=of, frozen=frozen)
+
+        with jax.ensure_compile_time_eval():  # also while a run is being traced
+            fields = {name: pieces(np.asarray(each)) for name, each in population.fields.items()}
+            return {
+                name: on_devices(name, Rows.place(population, name, fields, self.algorithm))
+                for name in population.splits
+            }
 
     def specs(self, state: SimulationState) -> Any:
         """Return how a state is divided: a `PartitionSpec` for each leaf."""
@@ -205,39 +236,6 @@ class Sharded(Program):
 
     def _unpadded(self, leaf: jax.Array) -> jax.Array:
         return leaf if self._partition.even else leaf[: self.num_clients]
-
-
-def _place(mesh: Mesh, population: Population, algorithm: Algorithm) -> dict[str, Rows]:
-    devices = mesh.shape[CLIENTS]
-    size = -(-population.num_clients // devices)
-    begins, longest = pieces_of(population, devices)
-    by_client, everywhere = NamedSharding(mesh, PartitionSpec(CLIENTS)), NamedSharding(mesh, SAME)
-
-    def pieces(field) -> jax.Array:
-        def piece(index):
-            begin = begins[(index[0].start or 0) // longest]
-            return field[begin : begin + longest]
-
-        shape = (devices * longest, *field.shape[1:])
-        return jax.make_array_from_callback(shape, by_client, piece)
-
-    fields = {name: pieces(np.asarray(value)) for name, value in population.fields.items()}
-    owner = np.arange(population.num_clients) // size
-    shift = np.asarray(begins, np.int32)[owner]
-
-    def on_devices(name: str, rows: Rows) -> Rows:
-        ranges = population.splits[name]
-        # A client without rows in this split may start outside its device's piece.
-        start = np.where(ranges.count > 0, ranges.start - shift, 0)
-        start, count = (placed(each, everywhere) for each in (start, ranges.count))
-        of = None if rows.training is None else on_devices("train", rows.training)
-        frozen = jax.tree.map(lambda leaf: placed(leaf, everywhere), rows.frozen)
-        return dataclasses.replace(rows, start=start, count=count, training=of, frozen=frozen)
-
-    return {
-        name: on_devices(name, Rows.place(population, name, fields, algorithm))
-        for name in population.splits
-    }
 
 
 def specs_of_rows(rows: Rows) -> Any:
