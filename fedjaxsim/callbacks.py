@@ -22,6 +22,8 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
+from fedjaxsim.records import RunsReport as RunsReport
+from fedjaxsim.records import report as report
 from fedjaxsim.report.files import strict
 from fedjaxsim.report.progress import Bar, in_words, number
 from fedjaxsim.signals import stop_on_signal

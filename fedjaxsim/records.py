@@ -1,16 +1,19 @@
-"""Records of a run's evaluations, in memory or in a file of lines."""
+"""Records of a run's evaluations, in memory or in a file of lines, and the table of several."""
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjaxsim import store
+from fedjaxsim.divergence import failures
 from fedjaxsim.engine.loop import Callback, Record, Segment
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.report.files import lines
+from fedjaxsim.report.files import lines, strict
+from fedjaxsim.report.progress import epsilon_text
+from fedjaxsim.report.results import SPENT, Run, System, cells, compared, headings
 
 _NONE = -1
 """The round of the last line of an empty file."""
@@ -114,6 +117,84 @@ class MetricsFile(Callback):
         """Make the file durable."""
         if is_first() and self._last > _NONE:
             store.sync(self._path)
+
+
+Recorded = Records | MetricsFile
+
+
+class RunsReport(NamedTuple):
+    """Table of runs, which prints itself.
+
+    Each of `rows` is a label: its mean over seeds with a 95 % interval, its difference from the
+    first label on the seeds that both have, with p (see `fedjaxsim compare`), and its largest
+    `epsilon`, `epsilon_replace` and `delta`.
+    """
+
+    rows: list[Record]
+
+    def __repr__(self) -> str:
+        """Align the columns."""
+        found = headings(self.rows, self.rows[0]["metric"])
+        table = [[each.replace("\n", " ") for each in (*found, "ε zero-out", "ε replace")]]
+        table += [[*cells(row), *map(epsilon_text, map(row.get, SPENT[:2]))] for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ("  ".join(map(str.ljust, line, widths)) for line in table)
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def report(
+    runs: Mapping[str, Recorded | Sequence[Recorded]], metric: str | None = None
+) -> RunsReport:
+    """Make the table of runs of `fedjaxsim compare`: means over seeds, differences and ε.
+
+    Publish private runs of one system only if their seeds differ.
+
+    Args:
+      runs: by label, the `Records` or `MetricsFile` of a finished run, or a list of them, a seed
+        each. Differences are from the first label.
+      metric: a column of the records; by default the one that judges the first run.
+    """
+    found = _systems(runs)
+    columns = found[0].first.rows[-1]
+    if metric is not None and metric not in columns:
+        raise ValueError(f"metric must be a column of the records, {', '.join(columns)}")
+    rows = compared(found, metric)
+    for row, system in zip(rows, found, strict=True):
+        ends = [run.rows[-1] for run in system.runs.values()]
+        for name in SPENT:
+            values: list[Any] = [end.get(name) for end in ends]
+            row[name] = None if None in values else max(values)
+    return RunsReport(rows)
+
+
+def _systems(runs: Mapping[str, Any]) -> list[System]:
+    if not isinstance(runs, Mapping):
+        raise ValueError(f"runs must be a dict of Records by label, got a {type(runs).__name__}")
+    if not runs:
+        raise ValueError("report needs the Records of at least one run by its label, got none")
+    found = []
+    for label, given in runs.items():
+        of_seeds = {}
+        for seed, each in enumerate(given if isinstance(given, Sequence) else [given]):
+            rows = each.rows if isinstance(each, Recorded) else []
+            if not rows or each.run.size is not None:
+                raise ValueError(
+                    f"{label!r} needs Records that were callbacks of one finished run, or a list "
+                    f"of them with a seed each, got {_got(each)}"
+                )
+            table = [
+                row | {"failed": failed, "delta": each.run.delta}
+                for row, failed in zip(strict(rows), failures(rows), strict=True)
+            ]
+            of_seeds[seed] = Run(label, {}, seed, table)
+        found.append(System(label, label, of_seeds, {}))
+    return found
+
+
+def _got(each: Any) -> str:
+    if not isinstance(each, Recorded):
+        return f"a {type(each).__name__}"
+    return f"Records of {each.run.size} runs in one program" if each.rows else "unused Records"
 
 
 def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
