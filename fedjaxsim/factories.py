@@ -228,9 +228,3 @@ def _plain(hint: Any) -> tuple[Any, bool] | None:
         if kind in _PLAIN:
             return kind, optional
     return None
-
-
-def factory_of(function: Callable[..., Any]) -> str:
-    """Return the name of the public function or class that made a function, or of its module."""
-    name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
-    return function.__module__.rpartition(".")[2] if name.startswith("_") else name

@@ -52,7 +52,6 @@ from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.trained import models_of, predictions_of
-from fedjaxsim.factories import factory_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
@@ -264,12 +263,6 @@ class Simulation:
     def num_clients(self) -> int:
         """Number of clients m."""
         return self.population.num_clients
-
-    def __repr__(self) -> str:
-        return (
-            f"Simulation of {factory_of(self.algorithm.client)} on {self.num_clients} clients, "
-            f"with {self.sampler.scheme.kind} sampling and a {self.mechanism.event.kind} mechanism"
-        )
 
     # --- what users call --------------------------------------------------------------------------
 

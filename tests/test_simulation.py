@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares, read_by, simulation_of
+from problems import classification, least_squares, read_by
 
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
@@ -121,16 +121,6 @@ def test_data_made_afresh_have_no_epochs():
     for minibatches in (Minibatches(2, epochs=1), Minibatches(2, steps=1, passes=1)):
         with pytest.raises(ValueError, match="epochs or passes"):
             Simulation(pmtl(task), population, full_participation(), minibatches)
-
-
-# --- how it shows itself ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["fedprox", "dpfedmtl"])
-def test_a_simulation_names_its_algorithm(name):
-    sim = simulation_of(name, TASK, CLIENTS, full_participation(), EPOCH)
-    said = f"Simulation of {name} on 4 clients, with full sampling and a gaussian mechanism"
-    assert repr(sim) == said
 
 
 def test_a_state_of_another_simulation_is_refused():

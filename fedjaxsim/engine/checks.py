@@ -21,6 +21,7 @@ from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.purity import Captured, check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.work import INTEGER
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
 from fedjaxsim.kernels.primitives import ImpureError
@@ -33,8 +34,6 @@ from fedjaxsim.tasks.task import Task
 PyTree = Any
 _EXAMPLES = 3
 """Rows of the batch on which a task's metrics are tried; not 1, which could be an outer axis."""
-_INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
-"""The shape of a number of rows, a round and a client's id."""
 _PARTS = {
     "algorithm": (Algorithm, "pmtl(task)"),
     "warm_start": (WarmStart, "WarmStart(start, published)"),
@@ -111,7 +110,7 @@ def trace_round(
         messages.append(_a_round(program, key, hparams, data, round_, client_id))
 
     try:
-        traced = jax.make_jaxpr(a_round)(key, hparams, *[_INTEGER] * 3)
+        traced = jax.make_jaxpr(a_round)(key, hparams, *[INTEGER] * 3)
         captured = check_pure(traced) if pure else []
     except (_RefusedError, ImpureError):
         raise
@@ -328,7 +327,7 @@ def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) 
         return _view(program, rows, key, count).fold(step, 0)
 
     try:
-        jax.eval_shape(loss, key, _INTEGER)
+        jax.eval_shape(loss, key, INTEGER)
     except Exception as of_task:
         raise ValueError(
             f"the task's loss fails on rows of the population, {_shapes_of(rows.fields)}: "

@@ -22,7 +22,7 @@ from fedjaxsim.engine.layout import Layout, Workload
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import AllClients, SimulationState
-from fedjaxsim.engine.work import CLIENT_ID, CohortResult, map_clients, row_of, work
+from fedjaxsim.engine.work import INTEGER, CohortResult, map_clients, row_of, work
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, client_values, server_values
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
@@ -403,7 +403,7 @@ class Program:
             return self.client(state, hparams, rows, drawn)(*client)
 
         row, trace = row_of(state.of_clients), jax.make_jaxpr(one, return_shape=True)
-        jaxpr, (_, message, _) = trace(state, hparams, rows, drawn, row, CLIENT_ID)
+        jaxpr, (_, message, _) = trace(state, hparams, rows, drawn, row, INTEGER)
         return bytes_of_work(jaxpr.jaxpr, row, message)
 
 

@@ -63,12 +63,20 @@ class Rows:
         Frozen weights, and training rows if predictions read them, are those of the algorithm.
         """
         ranges = population.splits[split]
-        start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
-        rows = cls.sized(fields, start, count, int(ranges.count.max()), population.generate)
+        # Rounded up to a power of two, so other data rarely recompile; whole passes fit the bound.
+        power = 1 << max(0, int(ranges.count.max()) - 1).bit_length()
+        most = max(LARGEST_PASS, power)
         if split != "train":  # minibatches need a closer bound
-            most = 1 << 2 * ((rows.most_rows - 1).bit_length() + 1 >> 1)
-            rows = dataclasses.replace(rows, most_rows=most)
-        rows = dataclasses.replace(rows, tail=_tail(ranges.count, rows.most_rows))
+            most = 1 << 2 * ((most - 1).bit_length() + 1 >> 1)
+        rows = cls(
+            fields,
+            jnp.asarray(ranges.start),
+            jnp.asarray(ranges.count),
+            generate=population.generate,
+            pass_size=min(LARGEST_PASS, power),
+            most_rows=most,
+            tail=_tail(ranges.count, most),
+        )
         if algorithm is None:
             return rows
         frozen, training = algorithm.task.frozen, None
@@ -89,22 +97,6 @@ class Rows:
         """Return one split of a population with the shapes of its fields."""
         fields = jax.eval_shape(lambda fields: fields, dict(population.fields))
         return cls.place(population, split, fields, algorithm)
-
-    @classmethod
-    def sized(
-        cls,
-        fields: dict[str, Any],
-        start: Any,
-        count: Any,
-        largest: int,
-        generate: Generate | None = None,
-        ids: Any = None,
-    ) -> "Rows":
-        """Return rows, or their shapes, of clients with at most `largest` rows each."""
-        # Rounded up to a power of two, so other data rarely recompile; whole passes fit the bound.
-        power = 1 << max(0, largest - 1).bit_length()
-        most_rows = max(LARGEST_PASS, power)
-        return cls(fields, start, count, ids, generate, min(LARGEST_PASS, power), most_rows)
 
     def bounded_as(self, other: "Rows") -> "Rows":
         """Return the rows with the static bounds of `other` that hold, to share its compiled code.

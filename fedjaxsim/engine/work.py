@@ -25,8 +25,8 @@ from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
 from fedjaxsim.privacy.messages import Messages, along_clients
 
 PyTree = Any
-CLIENT_ID = jax.ShapeDtypeStruct((), jnp.int32)
-"""The shape of a client's id."""
+INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
+"""The shape of a client's id, a round and a number of rows."""
 _LONGEST = 64
 """Most clients, the longest of all, that are evaluated in batches of `LEAST_IN_BATCH`."""
 
@@ -75,11 +75,11 @@ def work(
     training rows. If `filled`, static, every slot of the cohort is filled.
     """
     row = row_of(store)
-    _, message, metrics = jax.eval_shape(client, row, CLIENT_ID)
+    _, message, metrics = jax.eval_shape(client, row, INTEGER)
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
 
     def memory():
-        work = jax.make_jaxpr(client)(row, CLIENT_ID)
+        work = jax.make_jaxpr(client)(row, INTEGER)
         return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row, message)
 
     layout = choose(message=message, slots=cohort.ids.shape[0], memory=memory)
@@ -240,7 +240,7 @@ def map_clients(
 
     def memory():
         row = row_of(store)
-        work = jax.make_jaxpr(of_client)(row, CLIENT_ID)
+        work = jax.make_jaxpr(of_client)(row, INTEGER)
         return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row)
 
     layout = choose(slots=ids.shape[0], memory=memory)

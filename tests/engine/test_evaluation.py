@@ -292,10 +292,10 @@ def test_every_client_beside_long_ones_has_its_own_values(layout):
 
 
 def test_whole_passes_fit_the_bound_of_rows_that_share_a_program():
-    for most in range(1, 70):
-        first = Rows.sized({}, [0], [most], most)
-        for largest in range(1, 70):
-            rows = Rows.sized({}, [0], [largest], largest).bounded_as(first)
+    placed = {largest: with_lengths({0: largest}) for largest in range(1, 70)}
+    for first in placed.values():
+        for largest, each in placed.items():
+            rows = each.bounded_as(first)
             assert -(-largest // rows.pass_size) * rows.pass_size <= rows.most_rows
 
 
