@@ -24,7 +24,6 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import INTEGER
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
-from fedjaxsim.kernels.primitives import ImpureError
 from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
@@ -45,10 +44,6 @@ _PARTS = {
     "mechanism": (Mechanism, "gaussian()"),
 }
 """The kind of each part, and an example."""
-
-
-class _RefusedError(ValueError):
-    """An error found by a check, not raised by the checked functions themselves."""
 
 
 def check_parts(**parts: Any) -> None:
@@ -109,21 +104,15 @@ def trace_round(
         data = _view(program, rows, key, count)
         messages.append(_a_round(program, key, hparams, data, round_, client_id))
 
-    try:
-        traced = jax.make_jaxpr(a_round)(key, hparams, *[INTEGER] * 3)
-        captured = check_pure(traced) if pure else []
-    except (_RefusedError, ImpureError):
-        raise
-    except Exception as error:
-        _blame_task(program, key, rows, error)
-        raise
+    traced = jax.make_jaxpr(a_round)(key, hparams, *[INTEGER] * 3)
+    captured = check_pure(traced) if pure else []
     try:
         state = jax.eval_shape(program.init, key, hparams)
     except ValueError as error:
         if "out_axes" not in str(error):
             raise
         names = ", ".join(per_client(program.algorithm.hyperparameters, hparams))
-        raise _RefusedError(
+        raise ValueError(
             f"init must return a server state that depends on no client: {names} has a value for "
             "each, which only the personal state may follow"
         ) from error
@@ -164,20 +153,20 @@ def _a_round(
             keystr(path, simple=True, separator="/") for path, _ in tree_leaves_with_path(message)
         )
         if any(STATISTICS in path.split("/") for path in paths):
-            raise _RefusedError(
+            raise ValueError(
                 "the model keeps running statistics (BatchNorm), which this algorithm would send "
                 "with all parameters and cannot average: use fedavg without noise, or fedbn, "
                 "fedper, fedrep, dpfedmtl or local, which keep them with their clients"
             )
     if not isinstance(metrics, dict):
-        raise _RefusedError(
+        raise ValueError(
             "client must return metrics as a dict of scalars by name, {} for none, "
             f"got {described(metrics)}"
         )
     for name, value in metrics.items():
         number = hasattr(value, "dtype") or isinstance(value, (int, float))
         if not number or np.shape(value) != ():
-            raise _RefusedError(
+            raise ValueError(
                 f"client must return scalar metrics, got {described(value)} for {name!r}"
             )
     predicted = algorithm.predict(shared, personal, hparams, client_id)
@@ -195,16 +184,11 @@ def _a_round(
     if (availability := program.sampling.availability) is not None:
         share = work_of(availability, key, round_, client_id)
         if jnp.shape(share) != () or not jnp.issubdtype(_dtype(share), jnp.floating):
-            raise _RefusedError(
+            raise ValueError(
                 f"work must return the share of a client's steps, a float, got {_shape(share)}"
             )
     release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
-    try:
-        served = algorithm.server(shared, release, hparams, round_)
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-        raise _RefusedError(
-            f"server fails on the release, {_shapes_of(release)}: {_first_line(error)}"
-        ) from error
+    served = algorithm.server(shared, release, hparams, round_)
     _require_alike("server", "a server state", shared, served, cast=True)
     return message
 
@@ -220,14 +204,14 @@ def _several(function: str, returned: Any, names: str) -> Any:
     plain = isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields")
     if not plain or len(returned) != wanted:
         got = f"{len(returned)} values" if plain else described(returned)
-        raise _RefusedError(f"{function} must return {wanted} values, ({names}), got {got}")
+        raise ValueError(f"{function} must return {wanted} values, ({names}), got {got}")
     return returned
 
 
 def _require_arrays(function: str, what: str, tree: PyTree) -> None:
     for path, leaf in tree_leaves_with_path(tree):
         if not isinstance(leaf, (jax.Array, np.ndarray, products.Sealed)):
-            raise _RefusedError(
+            raise ValueError(
                 f"{function} must return {what} of arrays, got {described(leaf)}{_at(path)}"
             )
 
@@ -240,7 +224,7 @@ def _require_alike(
     With `cast` one floating type may stand for another, as the engine casts it back.
     """
     if jax.tree.structure(given) != jax.tree.structure(got):
-        raise _RefusedError(
+        raise ValueError(
             f"{function} must return {what} of the structure it was given, "
             f"{jax.tree.structure(given)}, got {jax.tree.structure(got)}"
         )
@@ -249,7 +233,7 @@ def _require_alike(
         floats = all(jnp.issubdtype(_dtype(x), jnp.floating) for x in (before, after))
         casts = cast and floats and np.shape(before) == np.shape(after)
         if _shape(before) != _shape(after) and not casts:
-            raise _RefusedError(
+            raise ValueError(
                 f"{function} must return {what} of the shapes it was given: "
                 f"{_shape(before)}{_at(path)}, got {_shape(after)}"
             )
@@ -258,15 +242,15 @@ def _require_alike(
 def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
     """Check that the mechanism can bound the message, and that there is one."""
     if message is None:
-        raise _RefusedError("client must return the message () where nothing is sent, got None")
+        raise ValueError("client must return the message () where nothing is sent, got None")
     _require_arrays("client", "a message", message)
     sends, releases = bool(jax.tree.leaves(message)), mechanism.event.releases
     if sends and not releases:
-        raise _RefusedError(
+        raise ValueError(
             "the algorithm sends messages, which no_release() would lose: use gaussian()"
         )
     if releases and not sends:
-        raise _RefusedError(
+        raise ValueError(
             "the algorithm sends nothing, so it takes no_release(): any other mechanism would be "
             "charged for releasing nothing"
         )
@@ -284,59 +268,33 @@ def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientDa
         model = jax.eval_shape(task.init, key)
         if _shapes_of(params) == _shapes_of(model):
             raise
-        raise _RefusedError(
+        raise ValueError(
             f"predict must return params that the task takes, such as {_shapes_of(model)}, "
-            f"got {_shapes_of(params)}: {_first_line(error)}"
+            f"got {_shapes_of(params)}"
         ) from error
     if not isinstance(values, dict):
-        raise _RefusedError(
+        raise ValueError(
             "the task's metrics must be a dict of per-example values (b,) by name, "
             f"got {described(values)}"
         )
     for name, metric in task.streaming_metrics.items():
         if name in values:
-            raise _RefusedError(f"{name!r} must be a metric or a streaming metric, and is both")
+            raise ValueError(f"{name!r} must be a metric or a streaming metric, and is both")
         carry = metric.start(_EXAMPLES)
         after = metric.add(carry, params, batch)
         _require_alike(f"add of the streaming metric {name!r}", "a carry", carry, after)
         if (shape := np.shape(metric.value(after))) != ():
-            raise _RefusedError(
+            raise ValueError(
                 f"value of the streaming metric {name!r} must be one number, got shape {shape}"
             )
     if task.targets is not None:
         values = values | {"targets": task.targets(batch.fields)}
     for name, value in values.items():
         if jnp.shape(value) != (_EXAMPLES,):
-            raise _RefusedError(
+            raise ValueError(
                 f"the task's metrics must be per-example values, of shape ({_EXAMPLES},) for "
                 f"{_EXAMPLES} rows, got {name!r} of shape {jnp.shape(value)}"
             )
-
-
-def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) -> None:
-    """Raise ValueError if the task alone fails, because it does not suit the data."""
-    task, shapes = program.algorithm.task, []
-
-    def loss(key, count):
-        params = task.init(key)
-
-        def step(carry, batch):
-            shapes.append(jnp.shape(task.loss(params, batch)))
-            return carry
-
-        return _view(program, rows, key, count).fold(step, 0)
-
-    try:
-        jax.eval_shape(loss, key, INTEGER)
-    except Exception as of_task:
-        raise ValueError(
-            f"the task's loss fails on rows of the population, {_shapes_of(rows.fields)}: "
-            f"{_first_line(of_task)}"
-        ) from error
-    if any(shapes):
-        raise ValueError(
-            f"the task's loss must be one number for a batch, got shape {max(shapes)}"
-        ) from error
 
 
 def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
@@ -366,8 +324,3 @@ def _shapes_of(tree: PyTree) -> str:
     leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in tree_leaves_with_path(tree)]
     few = leaves if len(leaves) <= 4 else [*leaves[:4], "…"]
     return ", ".join(few) or "nothing"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -64,10 +64,9 @@ def test_a_model_that_does_not_suit_its_task_is_refused(words, make, rows):
     refused(words, make, *rows)
 
 
-def test_a_simulation_names_it():
+def test_a_simulation_refuses_it_before_it_computes():
     clients = fjs.Population.from_clients([{"x": X, "y": Y}] * 2)
     minibatches = fjs.Minibatches(ROWS, steps=1)
     simulation = fjs.Simulation(fjs.fedavg(softmax(TWO, 3)), clients, fjs.poisson(1.0), minibatches)
-    with pytest.raises(ValueError, match="the task's loss fails on rows") as error:
+    with pytest.raises(ValueError, match=r"softmax needs a model with outputs \(b, 3\), got shape"):
         simulation.init(0, read_by(simulation, clip=1.0, noise_multiplier=1.0))
-    assert "softmax needs a model with outputs (b, 3), got shape (4, 2)" in str(error.value)
