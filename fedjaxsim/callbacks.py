@@ -32,11 +32,7 @@ from fedjaxsim.signals import stop_on_signal
 class Progress(Callback):
     """Show a bar with the latest metrics on a terminal; elsewhere, print a line per evaluation.
 
-    Of several processes the first one does.
-
-    Args:
-      title: name of the run.
-      quiet: whether nothing is printed.
+    Of several processes the first one does; none if it is `quiet`.
     """
 
     initial = True

@@ -48,9 +48,7 @@ def local_steps(
     Args:
       params: w, the start.
       data: the client's rows.
-      task: model and loss.
       local_optimizer: a name or an optimizer; its state starts anew.
-      hparams: hyperparameters.
       round_: () int32.
       pull: a penalty added to the loss.
       penalty: another one, `(params, batch) -> ()`.
@@ -107,7 +105,6 @@ def mean_over_rows(function: Callable[[Batch], PyTree], data: ClientData) -> PyT
 
     Args:
       function: `(batch) -> pytree`, such as the loss or its gradient.
-      data: the client's rows.
 
     Raises:
       ValueError: if minibatches are made afresh, so that clients have no rows.

@@ -58,14 +58,11 @@ def with_personal(
     state: Callable[[Hyperparameters, PyTree], PyTree] = lambda hparams, model: model,
     predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree] | None = None,
 ) -> Algorithm:
-    """Return an algorithm of one shared model whose clients keep a state besides.
+    """Return an algorithm of one shared model, as `fedavg`, whose clients keep a state besides.
 
-    Args:
-      shared_model: the algorithm of the shared model, such as `fedavg`.
-      client: as in `Algorithm`.
-      state: `(hparams, model) -> personal`: a client's first state, from the model that it
-        predicted with in the stage before, at first the shared one.
-      predict: as in `Algorithm`; the personal state itself if None.
+    `state`, `(hparams, model) -> personal`, makes a client's first one of the model that it
+    predicted with in the stage before, at first the shared one. `client` and `predict` are as in
+    `Algorithm`; by default clients predict with their state.
     """
 
     def start(hparams, published, own):

@@ -37,15 +37,11 @@ _BLOCK = 1 << 20
 
 
 class Checkpoint(NamedTuple):
-    """One whole checkpoint, whose state has not been read yet.
+    """One whole checkpoint after `round` rounds, whose state has not been read yet.
 
-    Attributes:
-      begin: position of the first leaf in the file.
-      round: rounds done.
-      about, note: as in `CheckpointFolder` and its `save`.
-      leaves: type and shape of the state's leaves, by name, in their order in the file.
-      ledger: the static parts of the state's ledger; None without one.
-      skipped: the reasons why later checkpoints in its folder cannot be read.
+    `leaves` are the type and shape of the state's leaves by name, in their order in the file from
+    position `begin` on; `ledger` has the static parts of its ledger, if it has one. `about` and
+    `note` are as in `CheckpointFolder`, and `skipped` says why later checkpoints cannot be read.
     """
 
     file: Path

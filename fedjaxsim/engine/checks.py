@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
+from fedjaxsim.algorithms.layers import paths_of
 from fedjaxsim.checks import described
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
@@ -148,16 +149,13 @@ def _a_round(
     kept, message, metrics = _several("client", returned, "personal, message, metrics")
     _require_alike("client", "a personal state", personal, kept)
     message = _message(message, mechanism)
-    if algorithm.task.track is not None and not algorithm.averages_statistics:
-        paths = (
-            keystr(path, simple=True, separator="/") for path, _ in tree_leaves_with_path(message)
+    kept_apart = algorithm.task.track is None or algorithm.averages_statistics
+    if not kept_apart and any(STATISTICS in path.split("/") for path in paths_of(message)):
+        raise ValueError(
+            "the model keeps running statistics (BatchNorm), which this algorithm would send "
+            "with all parameters and cannot average: use fedavg without noise, or fedbn, "
+            "fedper, fedrep, dpfedmtl or local, which keep them with their clients"
         )
-        if any(STATISTICS in path.split("/") for path in paths):
-            raise ValueError(
-                "the model keeps running statistics (BatchNorm), which this algorithm would send "
-                "with all parameters and cannot average: use fedavg without noise, or fedbn, "
-                "fedper, fedrep, dpfedmtl or local, which keep them with their clients"
-            )
     if not isinstance(metrics, dict):
         raise ValueError(
             "client must return metrics as a dict of scalars by name, {} for none, "

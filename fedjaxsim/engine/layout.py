@@ -159,15 +159,10 @@ class Workload:
     ) -> Layout:
         """Choose the layout on the default backend, given what is known of the work.
 
-        Args:
-          runs: the number of settings in one program.
-          row_bytes: bytes of a client's personal states of all settings.
-          message: the shapes of what one client sends.
-          evaluates: whether clients are evaluated.
-          alike: whether all clients have the same parameters.
-          slots: number of clients' slots on a device.
-          memory: returns the bytes that rows and states take there, and those of one client of a
-            batch, as from `bytes_of_work`.
+        `runs` settings are one program, in which a client's personal states have `row_bytes`;
+        `message` are the shapes of what it sends. If `alike`, all clients have the same parameters.
+        A device has `slots` of clients; `memory` returns the bytes that rows and states take there,
+        and those of one client of a batch, as from `bytes_of_work`.
         """
         single = runs == 1
         if backend.platform() != "cpu":

@@ -68,12 +68,10 @@ class StreamedClients(AllClients):
 
 
 class HostRows(NamedTuple):
-    """Every client's rows of one split, on the host.
+    """Every client's rows of one split, on the host: arrays (N, ...), which may be mapped files.
 
-    Attributes:
-      fields: arrays (N, ...), which may be mapped files.
-      empty: `Rows` of no client, with the static fields of the population's rows.
-      training: each client's training rows, which are gathered, too; None if nobody reads them.
+    `empty` are `Rows` of no client, with their static fields. `training` are each client's training
+    rows, which are gathered, too; None if nobody reads them.
     """
 
     fields: dict[str, np.ndarray]
@@ -116,14 +114,10 @@ class HostRows(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Inputs of one round.
+    """Inputs of one round: the draws of some rounds, leaves (r, ...), of which it is at `position`.
 
-    Attributes:
-      draws: the draws of some rounds, leaves (r, ...).
-      position: () int32, the index of this round in `draws`.
-      rows: the cohort's rows, in the order of `rows.ids`, (s,).
-      states: the cohort's states, leaves (s, ...).
-      earlier: (s,) int32, each client's index in the previous cohort; −1 if it was not in it.
+    Rows and states, leaves (s, ...), are the cohort's, in the order of `rows.ids`; `earlier`, (s,)
+    int32, is each client's index in the previous cohort, −1 if it was not in it.
     """
 
     draws: Draw
