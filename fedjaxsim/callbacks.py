@@ -134,7 +134,8 @@ class Patience(Callback):
         evaluation = validate(self.run, state, segment)
         as_test = {f"test_{name}": name for name in evaluation.values}
         name = as_test[str(metrics.judged_by(as_test))]
-        return self._judge(float(record[f"validation_{name}"]), evaluation.direction(name))
+        better = metrics.larger_is_better(name, evaluation.records)
+        return self._judge(float(record[f"validation_{name}"]), better)
 
     def _judge(self, value: float, larger_is_better: bool) -> bool:
         sign = 1 if larger_is_better else -1

@@ -193,10 +193,5 @@ def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
     """
     if settings >= devices:
         return devices, 1
-
-    def load(pair):
-        by_settings, by_clients = pair
-        return -(-settings // by_settings) * -(-clients // by_clients), -by_settings
-
-    pairs = [(by, devices // by) for by in range(1, settings + 1)]
-    return min(((by, min(most, clients)) for by, most in pairs), key=load)
+    pairs = [(by, min(devices // by, clients)) for by in range(1, settings + 1)]
+    return min(pairs, key=lambda by: (-(-settings // by[0]) * -(-clients // by[1]), -by[0]))

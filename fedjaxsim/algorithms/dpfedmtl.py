@@ -143,21 +143,15 @@ def fedbn(
       ValueError: if no head is given and the model has no normalization layers.
     """
     paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
-    statistics = f"{STATISTICS}/"
-    tracked = {
-        _layer(path.removeprefix(statistics)) for path in paths if path.startswith(statistics)
-    }
-    normal = [path for path in paths if "norm" in path.lower() or _layer(path) in tracked]
+    layer = {path: path.removeprefix(f"{STATISTICS}/").rpartition("/")[0] for path in paths}
+    tracked = {layer[path] for path in paths if path.startswith(f"{STATISTICS}/")}
+    normal = [path for path in paths if "norm" in path.lower() or layer[path] in tracked]
     if head is None and not normal:
         raise ValueError(
             "fedbn needs a model with normalization layers, such as mlp with layer_norm, or head; "
             f"the parameters are {', '.join(paths)}"
         )
     return dpfedmtl(task, head=normal if head is None else head, local_optimizer=local_optimizer)
-
-
-def _layer(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def _algorithm(

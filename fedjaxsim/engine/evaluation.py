@@ -73,10 +73,6 @@ class Evaluation:
         sums = [np.isnan(v) for name, v in self.values.items() if name not in self.streaming]
         return (np.any([np.zeros(shape, bool), *sums], axis=0).T & (self.count > 0)).T
 
-    def direction(self, name: str) -> bool:
-        """Return whether a larger value of a metric is better; ValueError if it does not say."""
-        return larger_is_better(name, self.records)
-
     def mean(self, name: str) -> Any:
         """Return the unweighted mean over clients."""
         return self._over_clients(name, lambda values, _: np.mean(values, axis=0))
@@ -90,7 +86,7 @@ class Evaluation:
 
     def worst_tenth(self, name: str) -> Any:
         """Return the mean over the worst ⌈k/10⌉ of k clients; ValueError without a direction."""
-        sign = 1 if self.direction(name) else -1
+        sign = 1 if larger_is_better(name, self.records) else -1
 
         def worst(values, _):
             size = -(-len(values) // 10)
@@ -350,7 +346,8 @@ def release_evaluation(
     and its round: a run that is killed and goes on to another round draws other noise there.
     """
     checks.one_of(evaluation.values, metric=plan.metric)
-    values, better = evaluation.values[plan.metric], evaluation.direction(plan.metric)
+    values = evaluation.values[plan.metric]
+    better = larger_is_better(plan.metric, evaluation.records)
     (m,) = values.shape
     privacy, spend, key = state.privacy, plan.spend(m), _key_of(state)
     place = ledger.stream_of(privacy, key)

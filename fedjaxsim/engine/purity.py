@@ -72,20 +72,13 @@ def _constants(traced: Any) -> Iterator[tuple[Any, Any]]:
     held = dict(zip(map(id, variables), getattr(traced, "consts", ()), strict=True))
     for equation in traced.eqns:
         for operand in equation.invars:
-            value = getattr(operand, "val", held.get(id(operand)))
-            if _is_plain(value):
+            value: Any = getattr(operand, "val", held.get(id(operand)))
+            # Keys are no numbers.
+            plain = hasattr(value, "dtype") and not isinstance(value, Tracer)
+            if plain and not jnp.issubdtype(value.dtype, jax.dtypes.extended):
                 yield value, equation
         for inner in inner_jaxprs(equation):
             yield from _constants(inner)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is an array of numbers, not of keys."""
-    return (
-        hasattr(value, "dtype")
-        and not isinstance(value, Tracer)
-        and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
-    )
 
 
 _PACKAGES = {

@@ -132,7 +132,10 @@ def _parts(
     """Return the slots and the size of their chunks; the longest clients apart, if they wait."""
     first, count = 0, cohort.ids.shape[0]
     if layout.by_length and not layout.scans:
-        cohort = _longest_first(cohort, rows)
+        # The longest first; empty slots stay behind.
+        lengths = jnp.where(cohort.mask, -rows.counts(cohort.ids), 1)
+        _, order = jax.lax.sort_key_val(lengths, jnp.arange(count))
+        cohort = jax.tree.map(lambda leaf: leaf[order], cohort)
         first = layout.longest if layout.longest < count else 0
     size = layout.even_size(count - first) if filled else layout.chunk_size
     longest, others = (
@@ -140,14 +143,6 @@ def _parts(
         for part in (slice(first), slice(first, None))
     )
     return [(longest, LEAST_IN_BATCH), (others, size)][first == 0 :]
-
-
-def _longest_first(cohort: CohortSlots, rows: Rows) -> CohortSlots:
-    """Return the slots sorted by the clients' numbers of rows; empty ones stay behind."""
-    _, order = jax.lax.sort_key_val(
-        jnp.where(cohort.mask, -rows.counts(cohort.ids), 1), jnp.arange(cohort.ids.shape[0])
-    )
-    return jax.tree.map(lambda leaf: leaf[order], cohort)
 
 
 def _chunks(
