@@ -22,21 +22,19 @@ class MissingExtraError(ModuleNotFoundError):
     """Error of a library that is not installed, with the command that installs it."""
 
 
-def require(name: str) -> None:
-    """Check that the libraries of the extra `name` are installed, without importing them."""
+def missing(name: str) -> str | None:
+    """Return what of the extra `name` is not installed, without importing it; None if all is."""
     for library in EXTRAS[name]:
         either = library, _OTHERS.get(library, library)
         if not any(importlib.util.find_spec(one) for one in either):
-            raise _missing(name, library)
-
-
-def missing(name: str) -> str | None:
-    """Return the error text of `require`; None if all libraries of the extra are installed."""
-    try:
-        require(name)
-    except MissingExtraError as error:
-        return str(error)
+            return _how_to_install(name, library)
     return None
+
+
+def require(name: str) -> None:
+    """Check that the libraries of the extra `name` are installed, without importing them."""
+    if said := missing(name):
+        raise MissingExtraError(said)
 
 
 @contextlib.contextmanager
@@ -47,10 +45,9 @@ def importing(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library in EXTRAS[name]:
-            raise _missing(name, library) from None
+            raise MissingExtraError(_how_to_install(name, library)) from None
         raise
 
 
-def _missing(name: str, library: str) -> MissingExtraError:
-    said = f"{library} is not installed: pip install 'fedjaxsim[{name}]'"
-    return MissingExtraError(said, name=library)
+def _how_to_install(name: str, library: str) -> str:
+    return f"{library} is not installed: pip install 'fedjaxsim[{name}]'"

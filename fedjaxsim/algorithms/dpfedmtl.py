@@ -42,12 +42,9 @@ Head = Annotated[
 
 
 class Shared(NamedTuple):
-    """The public server state.
+    """The public server state: the trunk w_{M+1}, and the head that all clients started with.
 
-    Attributes:
-      trunk: w_{M+1}, the layers that all clients share.
-      head: the head that all clients started with, independent of data; with the trunk it is a
-        whole model, from which another algorithm may start.
+    That is independent of data; both are a whole model, from which another algorithm may start.
     """
 
     trunk: SharedModel

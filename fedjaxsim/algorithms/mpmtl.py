@@ -66,11 +66,10 @@ _STL_LAM = dataclasses.replace(PULL, help="λ, the weight of ‖w‖₁ in STL's
 
 
 class Iterates(NamedTuple):
-    """A client's model, or one of the two parts of a decomposed one.
+    """A client's model, or one of the two parts of a decomposed one, (d, c).
 
-    Attributes:
-      w: (d, c), after the last step; clipped like the mechanism's messages if it is sent.
-      previous: (d, c), its proximal map of the round before, for the acceleration.
+    `w` is after the last step, clipped like messages if it is sent; `previous` is its proximal map
+    of the round before, for the acceleration.
     """
 
     w: jax.Array
@@ -78,12 +77,7 @@ class Iterates(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """The state of a client.
-
-    Attributes:
-      sent: w̃_i, or p̃_i of a decomposed model.
-      kept: q_i of a decomposed model, which never leaves the client; else None.
-    """
+    """A client's state: w̃_i; or p̃_i and, kept, q_i of a decomposed model, which it never sends."""
 
     sent: Iterates
     kept: Iterates | None
