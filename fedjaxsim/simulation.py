@@ -135,16 +135,14 @@ class Simulation:
         self.task, self.sampler = algorithm.task, self.sampling.sampler(m)
         check_parts(sampler=self.sampler)
         scheme, event = self.sampler.scheme, mechanism.event
-        if scheme.clients != m:
-            raise ValueError(
-                f"the sampler draws from {scheme.clients} clients, but the population has {m}"
-            )
+        for part, count in (
+            ("sampler draws from", scheme.clients),
+            ("mechanism is for", mechanism.num_clients),
+        ):
+            if count not in (None, m):
+                raise ValueError(f"the {part} {count} clients, but the population has {m}")
         parts = algorithm, mechanism, self.sampling, self.task.examples
         self.records = compose(part.hyperparameters for part in parts if part is not None)
-        if mechanism.num_clients not in (None, m):
-            raise ValueError(
-                f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
-            )
         if event.releases and event.known:
             event.met((), scheme)  # raises if its noise has no known cost under the scheme
         if self.devices is not None:

@@ -1,13 +1,11 @@
 """Ditto (Li, Hu, Beirami, Smith; ICML 2021): personal models pulled towards a global one."""
 
-from typing import Any
-
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.shared_model import with_personal
-from fedjaxsim.hyperparameters import Records, reads
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 OwnChoice = optimizers.LocalChoice | None
@@ -27,11 +25,12 @@ def _personal(
     return optimizers.local(personal_optimizer, rate=optimizers.PERSONAL_LEARNING_RATE)
 
 
-def _personal_records(**arguments: Any) -> Records:
-    return optimizers.local_records(local_optimizer=_personal(**arguments))
-
-
-@reads(optimizers.local_records, optimizers.server_records, PULL, _personal_records)
+@reads(
+    optimizers.local_records,
+    optimizers.server_records,
+    PULL,
+    lambda **given: optimizers.local_records(local_optimizer=_personal(**given)),
+)
 def ditto(
     task: Task,
     *,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim import checks
-from fedjaxsim.algorithm import Algorithm, Curvature, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, local_steps, mean_over_rows
 from fedjaxsim.algorithms.shared_model import (
@@ -70,6 +70,13 @@ def finetune(
         )
     if penalty == "ewc" and task.track is not None:
         raise ValueError("penalty 'ewc' takes gradients of single rows: BatchNorm has none")
+    of_loss = optimizers.curvature(local_optimizer)
+    curvature = {
+        "vanilla": of_loss,
+        "mean": optimizers.curvature(local_optimizer, PULL.name),
+        "kl": of_loss and (lambda bound, hparams: bound * (1 + hparams.lam)),
+        "ewc": None,  # it depends on data
+    }
     reads_published = penalty != "vanilla" or origin == "global"
 
     def start(hparams, w_tilde, w_k):
@@ -92,18 +99,8 @@ def finetune(
         warm_start=WarmStart(
             start, lambda shared: shared if reads_published else None, required=reads_published
         ),
-        curvature=_curvature(penalty, local_optimizer),
+        curvature=curvature[penalty],
     )
-
-
-def _curvature(penalty: Penalty, optimizer: optimizers.LocalChoice) -> Curvature | None:
-    """Return the curvature with the penalty; None for "ewc", which depends on data."""
-    of_loss = optimizers.curvature(optimizer)
-    if penalty == "ewc" or of_loss is None:
-        return None
-    if penalty == "kl":
-        return lambda bound, hparams: bound * (1 + hparams.lam)
-    return of_loss if penalty == "vanilla" else optimizers.curvature(optimizer, PULL.name)
 
 
 def _towards(
