@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjaxsim import store
+from fedjaxsim import checks, store
+from fedjaxsim.checks import described
 from fedjaxsim.divergence import failures
 from fedjaxsim.engine.loop import Callback, Record, Segment
 from fedjaxsim.engine.processes import is_first
@@ -154,24 +155,8 @@ def report(
         each. Differences are from the first label.
       metric: a column of the records; by default the one that judges the first run.
     """
-    found = _systems(runs)
-    columns = found[0].first.rows[-1]
-    if metric is not None and metric not in columns:
-        raise ValueError(f"metric must be a column of the records, {', '.join(columns)}")
-    rows = compared(found, metric)
-    for row, system in zip(rows, found, strict=True):
-        ends = [run.rows[-1] for run in system.runs.values()]
-        for name in SPENT:
-            values: list[Any] = [end.get(name) for end in ends]
-            row[name] = None if None in values else max(values)
-    return RunsReport(rows)
-
-
-def _systems(runs: Mapping[str, Any]) -> list[System]:
-    if not isinstance(runs, Mapping):
-        raise ValueError(f"runs must be a dict of Records by label, got a {type(runs).__name__}")
-    if not runs:
-        raise ValueError("report needs the Records of at least one run by its label, got none")
+    if not isinstance(runs, Mapping) or not runs:
+        raise ValueError(f"runs must be a dict of Records by label, got {runs!r}")
     found = []
     for label, given in runs.items():
         of_seeds = {}
@@ -180,7 +165,7 @@ def _systems(runs: Mapping[str, Any]) -> list[System]:
             if not rows or each.run.size is not None:
                 raise ValueError(
                     f"{label!r} needs Records that were callbacks of one finished run, or a list "
-                    f"of them with a seed each, got {_got(each)}"
+                    f"of them with a seed each, got {described(each)}"
                 )
             table = [
                 row | {"failed": failed, "delta": each.run.delta}
@@ -188,13 +173,15 @@ def _systems(runs: Mapping[str, Any]) -> list[System]:
             ]
             of_seeds[seed] = Run(label, {}, seed, table)
         found.append(System(label, label, of_seeds, {}))
-    return found
-
-
-def _got(each: Any) -> str:
-    if not isinstance(each, Recorded):
-        return f"a {type(each).__name__}"
-    return f"Records of {each.run.size} runs in one program" if each.rows else "unused Records"
+    if metric is not None:
+        checks.one_of(found[0].first.rows[-1], metric=metric)
+    rows = compared(found, metric)
+    for row, system in zip(rows, found, strict=True):
+        ends = [run.rows[-1] for run in system.runs.values()]
+        for name in SPENT:
+            values: list[Any] = [end.get(name) for end in ends]
+            row[name] = None if None in values else max(values)
+    return RunsReport(rows)
 
 
 def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:

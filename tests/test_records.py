@@ -47,8 +47,8 @@ def test_records_by_label_are_one_table_with_seeds_as_means_and_their_epsilon():
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
-        ({}, "got none"),
-        ({"a": Records()}, "'a' needs Records .* got unused Records"),
+        ({}, "got {}"),
+        ({"a": Records()}, "'a' needs Records .* got a Records"),
         ({"a": ["runs/a"]}, "got a str"),
     ],
 )

@@ -39,7 +39,7 @@ WRONG = {
         lambda: SIM.hyperparameters(noise_multiplier=[]),
     "hyperparameter must be one of":
         lambda: SIM.hyperparameters(epsilon=1),
-    "runs must be a dict of Records by label, got a list": lambda: any_fjs.callbacks.report([]),
+    "runs must be a dict of Records by label, got []": lambda: any_fjs.callbacks.report([]),
     "key must be a seed, such as 0, or jax.random.key(0), got a float":
         lambda: SIM.init(0.5, HPARAMS),
     "key must be a seed, such as 0, or jax.random.key(0), got a Hyperparameters":
