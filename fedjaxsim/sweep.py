@@ -12,7 +12,7 @@ from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
-from fedjaxsim.engine.processes import grid_of, require_devices, to_host
+from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import SimulationState, with_public
@@ -56,7 +56,7 @@ class SimulationBatch:
         require_devices(devices)
         devices = list(devices)
         by_settings, by_clients = grid(len(devices), self.size, simulation.num_clients)
-        mesh = grid_of(
+        mesh = mesh_of(
             devices[: by_settings * by_clients], {RUNS: by_settings, CLIENTS: by_clients}
         )
         self.capacity = self.size + -self.size % by_settings

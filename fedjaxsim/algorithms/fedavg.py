@@ -129,9 +129,6 @@ def qffl(
     cohort takes FedAvg's local steps from w and sends F_k(w)^q (v − w), F_k(w) being the mean loss
     of all its rows at w. The paper divides the sum by numbers that depend on data, too; here the
     divisor is the expected cohort, and `hparams.server_learning_rate` the step.
-
-    Raises:
-      ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.
     """
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 

@@ -42,9 +42,6 @@ def ifca(
 
     Args:
       clusters: k, the number of models.
-
-    Raises:
-      ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.
     """
     checks.count(clusters=clusters)
     server_optimizer = optimizers.as_server(server_optimizer)

@@ -43,9 +43,6 @@ def perfedavg(
 
     Args:
       derivative: Derivative of the adapted model: "first-order" or "hessian".
-
-    Raises:
-      ValueError: when first traced, if minibatches are made afresh, so that clients have no rows.
     """
     checks.one_of(get_args(Derivative), derivative=derivative)
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)

@@ -127,6 +127,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         """Show clients and split, and a line for each metric."""
+
+        def short(value):
+            ends = (value,) if np.ndim(value) == 0 else (np.min(value), np.max(value))
+            return " to ".join(f"{end:.4g}" for end in ends)
+
         shape = next(iter(self.values.values()), self.count).shape[1:]
         of_runs = f", {shape[0]} runs" if shape else ""
         clients = "clients" if self.clients is None else "sampled clients"
@@ -137,7 +142,7 @@ class Evaluation:
         summary = self.summary()
         for name in self.values:
             ends = ("", "_p10", "_p90")
-            mean, low, high = (in_short(summary[f"{self.split}_{name}{end}"]) for end in ends)
+            mean, low, high = (short(summary[f"{self.split}_{name}{end}"]) for end in ends)
             lines.append(f"  {name}: {mean}, p10 {low}, p90 {high}")
         return "\n".join(lines)
 
@@ -157,12 +162,6 @@ class Evaluation:
         # Interpolation between infinities gives NaN, here without a warning.
         with np.errstate(invalid="ignore"):
             return summary(values[has], self.count[has])
-
-
-def in_short(value: Any) -> str:
-    """Format a number with four significant digits, or the range of an array."""
-    ends = (value,) if np.ndim(value) == 0 else (np.min(value), np.max(value))
-    return " to ".join(f"{end:.4g}" for end in ends)
 
 
 def summary_of(

@@ -78,15 +78,11 @@ def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
-def mesh_of(devices: Sequence[Any], axis: str) -> Mesh:
-    """Return a mesh of devices along one named axis."""
-    return grid_of(devices, {axis: len(devices)})
-
-
-def grid_of(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
-    """Return a mesh of devices with the given size along each named axis."""
-    grid = np.array(devices).reshape(*axes.values())
-    return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+def mesh_of(devices: Sequence[Any], axes: str | Mapping[str, int]) -> Mesh:
+    """Return a mesh of devices along one named axis, or with the given size along each."""
+    sizes = {axes: len(devices)} if isinstance(axes, str) else axes
+    grid = np.array(devices).reshape(*sizes.values())
+    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Any:

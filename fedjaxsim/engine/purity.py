@@ -9,7 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,8 @@ from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, l
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
-
-class Captured(NamedTuple):
-    """An array that a function closes over, and the line that uses it, in words."""
-
-    array: np.ndarray
-    place: str
+Captured = tuple[np.ndarray, str]
+"""An array that a function closes over, and the line that uses it, in words."""
 
 
 def check_pure(traced: Any) -> list[Captured]:
@@ -41,7 +37,7 @@ def check_pure(traced: Any) -> list[Captured]:
             f"{line_of(equation)} reads or writes an array that clients and rounds share "
             f"({equation.primitive}); return what lasts as a state"
         )
-    return [Captured(np.asarray(value), line_of(each)) for value, each in _constants(traced)]
+    return [(np.asarray(value), line_of(each)) for value, each in _constants(traced)]
 
 
 def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray]) -> None:

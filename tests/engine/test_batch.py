@@ -8,7 +8,7 @@ from problems import least_squares, numbers, read_by
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.processes import grid_of, mesh_of
+from fedjaxsim.engine.processes import mesh_of
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy.samplers import full_participation
@@ -51,9 +51,9 @@ def test_a_mesh_that_does_not_suit_a_program_is_refused():
     with pytest.raises(ValueError, match="mesh"):
         shard(sim.program, mesh_of(two, "devices"))
     with pytest.raises(ValueError, match="batch"):
-        shard(sim.program, grid_of(two, {RUNS: 2, CLIENTS: 1}))
+        shard(sim.program, mesh_of(two, {RUNS: 2, CLIENTS: 1}))
     with pytest.raises(ValueError, match="runs"):
-        shard(batch(sim.program, axes, 3), grid_of(two, {RUNS: 2, CLIENTS: 1}))
+        shard(batch(sim.program, axes, 3), mesh_of(two, {RUNS: 2, CLIENTS: 1}))
     with pytest.raises(ValueError, match="batch"):
         batch(batch(sim.program, axes, 3), axes, 3)
 
