@@ -8,6 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Record = dict[str, Any]
+DIVERGES = (
+    "this run diverges from round {} on (training loss above ten times its first value, or not "
+    "finite): a smaller learning rate or λ may help, or features of one scale (--range; "
+    "fjs.data.scale)"
+)
+NOT_FINITE = (
+    "{} messages of clients were not finite and counted as zero: a smaller learning rate may help; "
+    "the evaluations in which they occurred count them"
+)
+"""The warnings, of a round and of a number of messages."""
 _GROWTH = 10
 """Growth of the training loss from which on a run diverges."""
 
@@ -57,27 +67,10 @@ def diverging_from(rows: Sequence[Record]) -> int | None:
     return start
 
 
-def warning_of(start: int) -> str:
-    """Return the warning of a run that diverges from round `start` on."""
-    return (
-        f"this run diverges from round {start} on (training loss above ten times its first value, "
-        "or not finite): a smaller learning rate or λ may help, or features of one scale "
-        "(--range; fjs.data.scale)"
-    )
-
-
-def warning_of_messages(count: int) -> str:
-    """Return the warning of `count` messages that were not finite."""
-    return (
-        f"{count} messages of clients were not finite and counted as zero: a smaller learning rate "
-        "may help; the evaluations in which they occurred count them"
-    )
-
-
 def warning_in(course: Sequence[Record], nonfinite: int, noised: bool) -> str:
     """Return the warnings of a finished run, if any; noise may carry it to finite losses."""
-    found = [warning_of_messages(nonfinite)] if nonfinite else []
+    found = [NOT_FINITE.format(nonfinite)] if nonfinite else []
     start = diverging_from(course)
     if start is not None and not (noised and is_finite(course[-1]["train_loss"])):
-        found.append(warning_of(start))
+        found.append(DIVERGES.format(start))
     return "; ".join(found)

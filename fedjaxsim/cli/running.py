@@ -13,7 +13,7 @@ from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.divergence import warning_of, warning_of_messages
+from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
@@ -255,9 +255,9 @@ def _warn_of(stage: Stage, done: Executed) -> None:
     """Warn of messages that are not finite, and of a run that diverges or overspends."""
     summary, asked = done.summary, stage.experiment.config.target_epsilon
     if summary["nonfinite"]:
-        _warn(warning_of_messages(summary["nonfinite"]))
+        _warn(NOT_FINITE.format(summary["nonfinite"]))
     if summary["diverging"] is not None:
-        _warn(warning_of(summary["diverging"]))
+        _warn(DIVERGES.format(summary["diverging"]))
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
         _warn_above(asked, summary["epsilon"], f"all {of} together spend")

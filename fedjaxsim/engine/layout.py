@@ -61,7 +61,7 @@ class Layout:
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
         in cache and skips empty slots; "vmap" runs them as one batch.
-      by_length, longest, rematerialize, most_rows: as in `Workload`.
+      longest, rematerialize, most_rows: as in `Workload`.
       in_step: whether the exact passes of clients mapped together have one length, padded by empty
         batches; with unequal lengths every step copies the carry. Off in training: a client's
         computation must not depend on other clients' row counts.
@@ -69,8 +69,7 @@ class Layout:
 
     chunk_size: int
     chunk_map: ChunkMap
-    by_length: bool = False
-    longest: int = 0
+    longest: int | None = None
     rematerialize: bool = False
     most_rows: int | None = None
     in_step: bool = False
@@ -111,9 +110,8 @@ class Workload:
       linear: whether the model is linear, so that rows of clients who share it are one product.
       one_by_one: whether a CPU runs the clients of a single run one after another.
       useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
-      by_length: whether batches are of clients with similar numbers of rows, since all clients of a
-        batch wait for the longest.
-      longest: how many clients of a cohort, the longest, run in batches of `LEAST_IN_BATCH`.
+      longest: how many clients of a cohort, the longest, run in batches of `LEAST_IN_BATCH`, if
+        batches are of clients with similar numbers of rows, as all wait for the longest; else None.
       capped: whether derivatives enlarge a batch beyond the shapes of one client's work,
         so that memory may not ask for larger ones.
       rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
@@ -128,8 +126,7 @@ class Workload:
     linear: bool = False
     one_by_one: bool = False
     useful: int = MOST_AT_ONCE
-    by_length: bool = False
-    longest: int = 0
+    longest: int | None = None
     capped: bool = False
     rematerialize: bool = False
     most_rows: int | None = None
@@ -186,8 +183,7 @@ class Workload:
         return Layout(
             size,
             kind,
-            self.by_length and single,
-            self.longest if single else 0,
+            self.longest if single else None,
             self.rematerialize,
             self.most_rows,
             evaluates,
@@ -244,11 +240,11 @@ def workload_of(
     model, steps = bytes_of(jax.eval_shape(task.init, jax.random.key(0))), np.ones(1)
     if minibatches.epochs is not None:
         steps = -(-population.splits["train"].count // minibatches.size)
-    linear, by_length = task.linear is not None, bool(np.ptp(steps) > 0)
+    uneven = bool(np.ptp(steps) > 0)
     fields = population.fields.values()
     narrow = any(field.ndim == 2 and field.shape[1] in NARROW for field in fields)
     known = Workload(
-        chunk_size, chunk_map, model, linear, by_length=by_length,
+        chunk_size, chunk_map, model, task.linear is not None, longest=0 if uneven else None,
         narrow_rows=narrow and backend.platform() == "cpu",
     )  # fmt: skip
     if known.chosen or backend.platform() != "cpu":
@@ -262,6 +258,7 @@ def workload_of(
     waiting = sum(steps_of(lengths, size, longest)) / np.sum(lengths)
     large = multiplications(task, population, minibatches.size) > LARGE_STEP
     one_by_one = bool(large or waiting > MOST_WAITING)
+    longest = longest if uneven else None
     return dataclasses.replace(known, useful=size, longest=longest, one_by_one=one_by_one)
 
 

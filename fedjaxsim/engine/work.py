@@ -131,7 +131,7 @@ def _parts(
 ) -> list[tuple[CohortSlots, int]]:
     """Return the slots and the size of their chunks; the longest clients apart, if they wait."""
     first, count = 0, cohort.ids.shape[0]
-    if layout.by_length and not layout.scans:
+    if layout.longest is not None and not layout.scans:
         # The longest first; empty slots stay behind.
         lengths = jnp.where(cohort.mask, -rows.counts(cohort.ids), 1)
         _, order = jax.lax.sort_key_val(lengths, jnp.arange(count))

@@ -320,9 +320,9 @@ def test_sorted_by_length_a_round_is_the_same():
     population, task = classification(counts)
     parts = fedavg(task), population, poisson(0.7), Minibatches(5, epochs=1)
     ends = []
-    for changes in ({}, {"by_length": False}, {"longest": 8}):
+    for changes in ({}, {"longest": None}, {"longest": 8}):
         sim = Simulation(*parts, chunk_map="vmap", chunk_size=6)
-        assert sim.layout.by_length
+        assert sim.layout.longest is not None
         workload = dataclasses.replace(sim.program.workload, **changes)
         program = dataclasses.replace(sim.program, workload=workload)
         hparams = sim.hyperparameters(learning_rate=0.1, clip=0.5, noise_multiplier=0.3)
