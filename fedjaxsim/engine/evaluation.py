@@ -1,10 +1,8 @@
 """Evaluation: per-client metrics of the models that the clients predict with.
 
 Metrics are averages over private data, for the researcher, and have no guarantee. They never reach
-the training state. Evaluations that are released are a mean over clients, with noise, and
-charged: each client sends its own metric, clipped, through the Gaussian mechanism with full
-participation. So a time to stop, or a choice among runs, that reads these releases alone is covered
-by ε.
+the training state. What is released is a mean over clients, with noise, and charged as a round of
+full participation: a time to stop, or a choice among runs, that reads it alone is covered by ε.
 """
 
 import dataclasses

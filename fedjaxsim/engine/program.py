@@ -38,14 +38,11 @@ PyTree = Any
 
 
 class Draw(NamedTuple):
-    """All random choices of one round.
+    """All random choices of one round: the `cohort` of those drawn who answer, and keys.
 
-    Attributes:
-      cohort: the clients who take part: those drawn who answer.
-      rate: () the probability p with which each client was drawn, which is charged.
-      clients: the round's key for clients; client `id` uses `fold_in(key, id)`.
-      order: the run's key for the orders in which minibatches are consumed.
-      noise: the key of the noise in this round; of all rounds if it is correlated.
+    Each client was drawn with probability `rate`, (), which is charged. Client `id` uses
+    `fold_in(clients, id)`; `order` is of the run, for the orders in which minibatches are consumed;
+    `noise` is of the round, or of all rounds if noise is correlated.
     """
 
     cohort: Cohort
@@ -58,9 +55,8 @@ class Draw(NamedTuple):
 class ClientMetrics(NamedTuple):
     """Metrics of clients by name, each () of one client, (m,) or, of S runs, (m, S).
 
-    Attributes:
-      sums: the task's metrics, summed over each client's rows.
-      values: the task's streaming metrics; NaN for a client that has none.
+    `sums` are the task's metrics, summed over each client's rows; `values` its streaming metrics,
+    NaN for a client that has none.
     """
 
     sums: dict[str, jax.Array]
