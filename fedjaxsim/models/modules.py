@@ -7,14 +7,14 @@ default, are float64 where JAX computes in float64.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.errors import InvalidRngError
+from flax.errors import InvalidRngError, ModifyScopeVariableError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjaxsim.extras import importing
@@ -39,7 +39,7 @@ _STATISTICS = (
 _OF_BATCHES = "batch_stats"
 _TRAINING = {"train": True, "deterministic": False}
 """What the calls of linen modules take for training."""
-_OFF = "its call must take train or deterministic, which switches random layers off"
+_OFF = "its call must take train or deterministic, which switches such layers off"
 
 
 def from_flax(
@@ -121,13 +121,13 @@ def from_flax(
     kinds = jax.eval_shape(lambda key: module.init(key, example(), **mode), jax.random.key(0))
     keeps = _OF_BATCHES in kinds
     _refuse_statistics(module, (kind for kind in kinds if kind not in ("params", _OF_BATCHES)))
-    if keeps and "train" not in training and _changes(module, example(), kinds, mode):
-        raise _refused(module, "has BatchNorm", "its call must take train, as nn.BatchNorm needs")
     draws = _draws(
         lambda key: module.apply(variables(init(key)), example(), **training, mutable=[_OF_BATCHES])
     )
-    if _draws(lambda key: apply(init(key), example())):
-        raise _refused(module, "draws random numbers when it is called", _OFF)
+    try:  # outside training nothing is random, and running statistics stay
+        jax.eval_shape(lambda key: apply(init(key), example()), jax.random.key(0))
+    except (InvalidRngError, ModifyScopeVariableError) as error:
+        raise _refused(module, f"cannot be evaluated: {error}", _OFF) from error
     known = None if output_layer is None else representation
     trains = train if keeps or draws else None
     return Model(
@@ -135,9 +135,7 @@ def from_flax(
     )
 
 
-def from_nnx(
-    make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | None = None, wrt: Any = None
-) -> Model:
+def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | None = None) -> Model:
     """Make the model of a flax.nnx module.
 
     Args:
@@ -147,20 +145,15 @@ def from_nnx(
         draw by the key of a minibatch's first example. With BatchNorm give `steps`, whose batches
         are full: one that is not is filled up with its rows in turn.
       output_layer: name of the output layer, if there is one: an attribute of the module.
-      wrt: filter of the trained parameters, such as `nnx.LoRAParam`; by default all are trained.
-        The others are frozen as `make(nnx.Rngs(0))` returns them, so it loads their values; see
-        `trainable`.
 
     Raises:
-      ValueError: if the module has other variables; as `trainable`.
+      ValueError: if the module has other variables.
     """
     from flax import nnx
 
     _require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    read = nnx.Param if wrt is None else (nnx.Param, nnx.BatchStat)
-    kinds = (read, nnx.BatchStat, nnx.RngState)
-    graph, *states, others = nnx.split(module, *kinds, ...)
+    graph, *states, others = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     unknown = [type(variable) for _, variable in nnx.to_flat_state(others)]
     _refuse_statistics(module, (kind.__name__ for kind in unknown))
     like, kept, random = map(nnx.to_flat_state, states)
@@ -172,7 +165,7 @@ def from_nnx(
     def init(key):
         module = make(nnx.Rngs(key))
         statistics = {STATISTICS: values_of(module, nnx.BatchStat)} if kept else {}
-        return _precise(values_of(module, read) | statistics)
+        return _precise(values_of(module, nnx.Param) | statistics)
 
     def made(params, key):
         values = flatten_dict(params)
@@ -187,7 +180,7 @@ def from_nnx(
 
     def apply(params, x):
         module = made(params, jax.random.key(0))
-        if wrt is not None or random or kept:
+        if random or kept:
             module.eval()  # running statistics normalize, and nothing is random
         return module(x)
 
@@ -196,20 +189,16 @@ def from_nnx(
             return apply(params, x), params.get(STATISTICS)
         module = made(params, jax.random.key(0) if keys is None else keys[0])
         module.train()
-        if wrt is not None:
-            module.set_attributes(use_running_average=True, raise_if_not_found=False)
         outputs = module(_in_turn(x, weight) if kept else x)
         return outputs, values_of(module, nnx.BatchStat) if kept else None
 
     trains = train if random or kept else None
-    model = Model(init, apply, output_layer, train=trains, keeps_statistics=bool(kept))
-    return model if wrt is None else _partly(model, lambda key: values_of(make(nnx.Rngs(key)), wrt))
+    return Model(init, apply, output_layer, train=trains, keeps_statistics=bool(kept))
 
 
 def from_equinox(
     make: "Callable[[jax.Array], equinox.Module | tuple[equinox.Module, equinox.nn.State]]",
     output_layer: str | None = None,
-    wrt: Any = None,
 ) -> Model:
     """Make the model of an equinox module.
 
@@ -221,13 +210,10 @@ def from_equinox(
         does. Where rows fill half a batch, the batch is filled up with them in turn, so give
         `steps`, whose batches are full.
       output_layer: name of the output layer, if there is one: an attribute of the module.
-      wrt: filter of the trained parameters for `equinox.filter`, a function of a leaf or a pytree
-        of booleans; by default all are trained. The others are frozen as `make(jax.random.key(0))`
-        returns them, so it loads their values; see `trainable`.
 
     Raises:
       ValueError: if the module keeps state that is not given, or has dropout and its call takes no
-        `key`; as `trainable`.
+        `key`.
     """
     with importing("equinox"):
         import equinox as eqx
@@ -237,11 +223,6 @@ def from_equinox(
     def parts(key):
         made: Any = make(key)
         return made if isinstance(made, tuple) else (made, None)
-
-    def named(module, chosen=eqx.is_inexact_array):
-        part = eqx.filter(eqx.filter(module, chosen), eqx.is_inexact_array)
-        leaves = jax.tree_util.tree_leaves_with_path(part)
-        return unflatten_dict({_names(path): leaf for path, leaf in leaves})
 
     def of_state(node):
         return isinstance(node, (eqx.nn.StateIndex, eqx.nn.BatchNorm))
@@ -275,7 +256,9 @@ def from_equinox(
         return unflatten_dict(found)
 
     def init(key):
-        params = named(parts(key)[0])
+        part = eqx.filter(parts(key)[0], eqx.is_inexact_array)
+        leaves = jax.tree_util.tree_leaves_with_path(part)
+        params = unflatten_dict({_names(path): leaf for path, leaf in leaves})
         return params if state is None else params | {STATISTICS: statistics_of(fresh())}
 
     def called(params, x, inference, keys=None):
@@ -310,52 +293,47 @@ def from_equinox(
 
     keeps = state is not None
     trains = train if draws or keeps else None
-    model = Model(init, apply, output_layer, train=trains, keeps_statistics=keeps)
-    return model if wrt is None else _partly(model, lambda key: named(parts(key)[0], wrt))
+    return Model(init, apply, output_layer, train=trains, keeps_statistics=keeps)
 
 
-def trainable(model: Model, params: PyTree, where: Callable[[str], bool]) -> Model:
+def trainable(model: Model, where: Callable[[str], bool], params: PyTree = None) -> Model:
     """Make a model of which clients train one part, such as adapters or the last layers.
 
     Running statistics (BatchNorm) are part of the frozen part, and batches normalized by them.
     Only the trained part is kept by clients, sent, bounded and noised. The frozen part exists once,
-    whatever the number of clients. Both start from `params`, whatever the seed, and must be made
-    without the clients' data: a guarantee states that assumption.
+    whatever the number of clients. It must be made without the clients' data: a guarantee states
+    that assumption.
 
     `jax.jit` and `jax.checkpoint` belong around the apply of the whole model, not of the result:
     they would keep the frozen weights of one program for the next, and JAX raises an error.
 
     Args:
       model: the whole model.
-      params: its parameters, such as pretrained ones.
       where: `(name) -> bool`, whether a parameter is trained, by its path, such as "Dense_1/bias".
+      params: its parameters, such as pretrained ones, from which both parts start, whatever the
+        seed. By default those of `model.init`: the frozen part as it makes them from key 0, so a
+        module that loads its weights does so there, and the trained part anew for each seed.
 
     Raises:
       ValueError: if `where` selects nothing, or the model has a frozen part already.
     """
-    trained = [name for name, _ in _named(params) if where(name)]
-
-    def init(key):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: jnp.array(leaf) if _name(path) in trained else None, params
-        )
-
-    return _with_frozen(model, params, trained, init)
-
-
-def _with_frozen(
-    model: Model, params: PyTree, trained: Collection[str], init: Callable[[jax.Array], PyTree]
-) -> Model:
-    """Make a model of which the parameters named in `trained` are trained, from `init`."""
     if model.frozen is not None:
         raise ValueError("the model has a frozen part already: give the whole model")
+    given = model.init(jax.random.key(0)) if params is None else params
+    names, structure = [name for name, _ in _named(given)], jax.tree.structure(given)
+    trained = [name for name in names if where(name)]
+    if not trained:
+        raise ValueError(f"at least one parameter must be trained, of {', '.join(names)}")
     # Running statistics are frozen with the rest: batches are normalized by them, not by their own.
     if any(name.split("/")[0] == STATISTICS for name in trained):
         raise ValueError("running statistics (BatchNorm) of a model with a frozen part stay fixed")
-    names, structure = [name for name, _ in _named(params)], jax.tree.structure(params)
-    if not trained:
-        raise ValueError(f"at least one parameter must be trained, of {', '.join(names)}")
-    frozen = FrozenWeights({k: jnp.asarray(v) for k, v in _named(params) if k not in trained})
+    frozen = FrozenWeights({k: jnp.asarray(v) for k, v in _named(given) if k not in trained})
+
+    def init(key):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.array(leaf) if _name(path) in trained else None,
+            model.init(key) if params is None else params,
+        )
 
     def whole(part):
         known = dict(_named(part)) | frozen.current
@@ -410,13 +388,6 @@ def _drops(module: Any) -> bool:
     return drops
 
 
-def _partly(model: Model, init: Callable[[jax.Array], Any]) -> Model:
-    """Freeze the parameters that `init` does not return, at the values that key 0 gives them."""
-    key = jax.random.key(0)
-    names = flatten_dict(jax.eval_shape(init, key), sep="/")
-    return _with_frozen(model, model.init(key), names, init)
-
-
 def _draws(call: Callable[[jax.Array], Any]) -> bool:
     """Return whether a call of a linen module needs a stream of random numbers."""
     try:
@@ -424,17 +395,6 @@ def _draws(call: Callable[[jax.Array], Any]) -> bool:
     except InvalidRngError:
         return True
     return False
-
-
-def _changes(module: Any, x: jax.Array, kinds: Any, mode: dict[str, Any]) -> bool:
-    """Return whether a call of a linen module may change its running statistics."""
-
-    def called(statistics, params):
-        variables = {"params": params, _OF_BATCHES: statistics}
-        return module.apply(variables, x, **mode, mutable=[_OF_BATCHES])[1][_OF_BATCHES]
-
-    traced = jax.make_jaxpr(called)(kinds[_OF_BATCHES], kinds.get("params", {})).jaxpr
-    return any(one is not two for one, two in zip(traced.outvars, traced.invars, strict=False))
 
 
 def _refused(module: Any, what: str, instead: str) -> ValueError:

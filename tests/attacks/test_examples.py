@@ -137,7 +137,7 @@ def test_gradients_of_one_loss_under_another_setting_have_noise_of_their_own():
 def test_gradients_of_two_frozen_parts_have_noise_of_their_own():
     whole = fjs.Model(init=None, apply=lambda p, x: (x @ p["body"] @ p["w"])[:, None])  # type: ignore[arg-type]
     weights = {"body": jnp.eye(D), "w": jnp.zeros(D)}
-    model = fjs.models.trainable(whole, weights, lambda name: name == "w")
+    model = fjs.models.trainable(whole, lambda name: name == "w", weights)
     task = fjs.private_examples(fjs.tasks.squared(model), epsilon=0.5, rounds=1)
     at = {"body": None, "w": jnp.zeros(D)}
 

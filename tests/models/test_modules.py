@@ -189,7 +189,7 @@ def in_equinox(*layers):
     ("make", "message"),
     [
         (lambda: from_flax(Statistics(), (2,)), "Statistics .*BatchNorm.*train"),
-        (lambda: from_flax(Drops(), (2,)), "Drops draws .*train or deterministic"),
+        (lambda: from_flax(Drops(), (2,)), "Drops cannot be evaluated: .*train or deterministic"),
         (lambda: from_nnx(Counts), "Counts .*Variable.*GroupNorm"),
         (
             lambda: from_equinox(in_equinox(eqx.nn.BatchNorm(2, "b", mode="batch"))),

@@ -249,4 +249,4 @@ def test_statistics_of_no_rows_and_of_half_precision_are_numbers():
     outputs, kept = half(params, x, jnp.ones(3), None)
     assert {leaf.dtype for leaf in (outputs, *jax.tree.leaves(kept))} == {jnp.dtype("float32")}
     np.testing.assert_allclose(kept["bn"]["mean"], (1 - MOMENTUM) * np.ones(2), rtol=1e-6)
-    assert trainable(model, params, lambda name: name.startswith("out")).train is None
+    assert trainable(model, lambda name: name.startswith("out"), params).train is None
