@@ -143,22 +143,16 @@ def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:
     task.check({name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in fields.items()})
     if not task.labels:
         return
-    # Plain sets, so that no code of a user sees a label.
-    sets = [labels if type(labels) is range else {*map(float, labels)} for labels in task.labels]
-    y = fields["y"]
+    y, words = fields["y"], []
     low, high = y.min().item(), y.max().item()
-    for allowed in sets:
-        ends = low in allowed and high in allowed
-        if ends and (type(allowed) is range or {*np.unique(y).tolist()} <= allowed):
+    for labels in task.labels:
+        # Plain sets, so that no code of a user sees a label.
+        own = labels if type(labels) is range else {*map(float, labels)}
+        if low in own and high in own and (own is labels or {*np.unique(y).tolist()} <= {*own}):
             return
-    words = (
-        f"lie in [{labels.start}, {labels.stop})"
-        if isinstance(labels, range)
-        else f"be {' and '.join(map(str, labels))}"
-        for labels in task.labels
-    )
+        words.append(f"in {labels}" if own is labels else " and ".join(map(str, labels)))
     raise ValueError(
-        f"labels of this task must {' or '.join(words)}, got labels from {low} to {high}"
+        f"labels of this task must be {' or '.join(words)}, got labels from {low} to {high}"
     )
 
 
@@ -196,7 +190,7 @@ def augmented(task: Task, augment: Augment) -> Task:
 
 
 def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) -> Model:
-    """Return the model of task `name`; traced with other parameters or outputs, it raises."""
+    """Return the model of task `name`; traced with other outputs, it raises."""
     model = require_model(f"{name} needs", model)
     wanted = f"(b, {'L, ' if per_token else ''}{num_outputs})"
 
@@ -209,19 +203,6 @@ def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) ->
             )
         return outputs
 
-    @functools.wraps(model.init)  # its arguments are checked when a simulation is made
-    def init(key):
-        params = model.init(key)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-            dtype = jnp.result_type(leaf)
-            if not jnp.issubdtype(dtype, jnp.floating):
-                raise ValueError(
-                    f"parameters of a model must be floating numbers, got {dtype} at "
-                    f"{jax.tree_util.keystr(path, simple=True, separator='/')}: close over "
-                    "constants in apply"
-                )
-        return params
-
     def apply(params, x):
         return checked(model.apply(params, x), x)
 
@@ -233,7 +214,7 @@ def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) ->
     dense, training = model.dense, None if model.train is None else train
     if dense is not None:
         dense = dense._replace(of=apply) if dense.of is model.apply else None
-    return model._replace(init=init, apply=apply, train=training, dense=dense)
+    return model._replace(apply=apply, train=training, dense=dense)
 
 
 def _task(
