@@ -16,8 +16,9 @@ from .partition import pathological as pathological
 from .partition import quantity as quantity
 from .population import Population as Population
 from .splitting import split as split
+from .synthetic import group_sparse_regression as group_sparse_regression
+from .synthetic import low_rank_regression as low_rank_regression
 from .synthetic import regression_stream as regression_stream
-from .synthetic import related_regression as related_regression
 from .synthetic import synthetic_regression as synthetic_regression
 from .table import from_dataframe as from_dataframe
 from .transforms import drop_constant_columns as drop_constant_columns

@@ -1,8 +1,8 @@
 """Names and units of the columns of a field: what stored numbers mean in the user's own table."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,8 @@ class Columns:
     """The d columns of a field (N, d), or the only one of a field (N,).
 
     A stored number s of column j stands for `centre[j] + half_range[j] * s` in the units of its
-    source. Readers name columns; scaling and other affine changes move the map along.
+    source. Readers name columns; scaling and other affine changes move the map along. Unscaled
+    columns of bound 1 named "COLUMN=VALUE" encode a column: one of them is 1, the others are 0.
 
     Attributes:
       names: distinct names, (d,).
@@ -22,9 +23,7 @@ class Columns:
       bound: (d,) largest magnitude of stored training rows that is known without reading them, such
         as 1 for scaled and for encoded columns; by default unknown, ∞.
       norm: largest Euclidean norm of a stored row that is known without reading rows; by default
-        it follows from `bound` and `exclusive`.
-      exclusive: by how much the sum of squared bounds exceeds that of any row, since of the columns
-        that encode one, only one is not 0.
+        it follows from `bound`, where columns that encode one count once.
 
     Raises:
       ValueError: numbers do not fit the names, or names are not distinct.
@@ -35,7 +34,6 @@ class Columns:
     half_range: tuple[float, ...] = ()
     bound: tuple[float, ...] = ()
     norm: float = math.inf
-    exclusive: float = 0.0
 
     def __post_init__(self):
         d = len(self.names)
@@ -50,9 +48,20 @@ class Columns:
         if 0 in self.half_range:
             constant = self.names[self.half_range.index(0)]
             raise ValueError(f"half_range must not be 0, as it is for column {constant!r}")
-        of_bounds = sum(each**2 for each in self.bound) - self.exclusive
-        norm = min(float(self.norm), math.sqrt(of_bounds))
-        object.__setattr__(self, "norm", norm)
+        encoded = self._encoded
+        own = [b for name, b in zip(self.names, self.bound, strict=True) if name not in encoded]
+        of_bounds = math.sqrt(sum(b**2 for b in own) + len({*encoded.values()}))
+        object.__setattr__(self, "norm", min(float(self.norm), of_bounds))
+
+    @property
+    def _encoded(self) -> dict[str, str]:
+        """The encoded column, by name of the columns that encode it."""
+        each = zip(self.names, self.centre, self.half_range, self.bound, strict=True)
+        return {
+            name: name.partition("=")[0]
+            for name, *numbers in each
+            if "=" in name and numbers == [0, 1, 1]
+        }
 
     @property
     def scaled(self) -> bool:
@@ -72,59 +81,33 @@ class Columns:
         Columns are found by name, and a value of an encoded column that does not occur is 0.
         """
         place = {name: number for number, name in enumerate(given.names)}
-        encoded = {name.partition("=")[0] for name in self.names if "=" in name}
-        for name in self.names:
-            if name not in place and not ("=" in name and self.bound[self.names.index(name)] == 1):
-                raise ValueError(f"the rows lack column {name!r}, which the models read")
-        for name in given.names:
-            if name not in self.names:
-                unseen = "a value that" if name.partition("=")[0] in encoded else "which"
-                raise ValueError(f"the rows have {name!r}, {unseen} the models do not know")
+        lacking = [name for name in self.names if name not in place and name not in self._encoded]
+        if lacking:
+            raise ValueError(f"the rows lack column {lacking[0]!r}, which the models read")
+        if unknown := [name for name in given.names if name not in self.names]:
+            raise ValueError(f"the rows have {unknown[0]!r}, which the models do not know")
         found = np.zeros((len(values), len(self.names)))
         known = [number for number, name in enumerate(self.names) if name in place]
-        chosen = [place[self.names[number]] for number in known]
-        centre, half_range = np.array(given.centre), np.array(given.half_range)
-        found[:, known] = (centre + half_range * values)[:, chosen]
-        stored = (found - np.array(self.centre)) / np.array(self.half_range)
-        bound = np.array(self.bound)
+        found[:, known] = given.original(values)[:, [place[self.names[j]] for j in known]]
+        bound, stored = np.array(self.bound), (found - self.centre) / np.array(self.half_range)
         return np.clip(stored, -bound, bound).astype(np.float32)
 
-    def mapped(
-        self,
-        centre: Sequence[float],
-        half_range: Sequence[float],
-        bound: Sequence[float] = (),
-    ) -> Self:
-        """Return the columns after s ↦ (s − centre)/half_range, each (d,), then of this `bound`."""
-        moved = [
-            c + h * new for c, h, new in zip(self.centre, self.half_range, centre, strict=True)
-        ]
-        wide = [h * new for h, new in zip(self.half_range, half_range, strict=True)]
-        keeps = [c == 0 and h == 1 for c, h in zip(centre, half_range, strict=True)]
+    def mapped(self, centre: np.ndarray, half_range: np.ndarray, bound: np.ndarray) -> Self:
+        """Return the columns after s ↦ (s − centre)/half_range, then of this `bound`, each (d,)."""
+        wide = np.array(self.half_range)
         return dataclasses.replace(
             self,
-            centre=tuple(moved),
-            half_range=tuple(wide),
+            centre=tuple(self.centre + wide * centre),
+            half_range=tuple(wide * half_range),
             bound=tuple(bound),
             norm=math.inf,
-            exclusive=self._exclusive_of(keeps),
         )
 
     def chosen(self, kept: np.ndarray) -> Self:
         """Return some of the columns, where `kept`, (d,) bool."""
-        some = {
-            name: tuple(
-                each for each, keep in zip(getattr(self, name), kept.tolist(), strict=True) if keep
-            )
-            for name in ("names", "centre", "half_range", "bound")
-        }
-        return dataclasses.replace(self, **some, exclusive=self._exclusive_of(kept.tolist()))
-
-    def _exclusive_of(self, same: Sequence[bool]) -> float:
-        """Return `exclusive` if only columns without a bound change, 0 otherwise."""
-        bounded = (each < math.inf for each in self.bound)
-        changes = any(known and not stays for known, stays in zip(bounded, same, strict=True))
-        return 0.0 if changes else self.exclusive
+        names = ("names", "centre", "half_range", "bound")
+        some = {name: tuple(itertools.compress(getattr(self, name), kept)) for name in names}
+        return dataclasses.replace(self, **some)
 
 
 def columns_of(name: str, values: np.ndarray) -> Columns | None:

@@ -16,6 +16,7 @@ from fedjaxsim.data.table import (
     missing_values,
     read_table,
     table_of,
+    texts,
 )
 
 if TYPE_CHECKING:
@@ -119,17 +120,13 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
     from pyarrow import types
 
     absent, kind = missing_values(column), kind_of(column)
-    missing = int(absent.sum())
-    ends: list[Any] = []
     if kind == "number":
         found = np.unique(column.to_numpy()[~absent].astype(np.float64))
-        ends = [float(found[0]), float(found[-1])] if len(found) else []
+        ends = [found[0].item(), found[-1].item()] if len(found) else []
     else:
-        values = zip(column.to_pylist(), absent, strict=True)
-        found = sorted({str(value) for value, gone in values if not gone})
-        ends = found[:_SHOWN] if kind == "text" else []
-    distinct = len(found)
-    needed = None
+        found = np.unique(texts(column)[~absent])
+        ends = found[: _SHOWN if kind == "text" else 0].tolist()
+    missing, distinct, needed = int(absent.sum()), len(found), None
     of_numbers = role == "feature" or (role == "target" and types.is_floating(column.type))
     if role == "feature" and (missing or distinct < 2):
         needed = f"--drop {name}"
@@ -139,14 +136,9 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
     elif of_numbers and not scaled and kind == "number" and max(map(abs, ends), default=0) > 1:
         needed = f"--range {name}=LOW:HIGH"
     return {
-        "name": name,
-        "role": role,
-        "type": str(column.type),
-        "values": ends,
-        "distinct": distinct,
-        "missing": missing,
-        "flag": needed,
-    }
+        "name": name, "role": role, "type": str(column.type), "values": ends,
+        "distinct": distinct, "missing": missing, "flag": needed,
+    }  # fmt: skip
 
 
 def columns_in_words(columns: Sequence[Mapping[str, Any]]) -> str:
@@ -154,21 +146,19 @@ def columns_in_words(columns: Sequence[Mapping[str, Any]]) -> str:
     rows = [("column", "role", "type", "values", "distinct", "missing", "")]
     for each in columns:
         numbers = [f"{end:.6g}" for end in each["values"] if isinstance(end, float)]
-        values = " to ".join(numbers) or ", ".join(readable(text) for text in each["values"])
+        values = " to ".join(numbers) or ", ".join(map(readable, each["values"]))
         values += ", …" if not numbers and each["distinct"] > len(each["values"]) > 0 else ""
         facts = (each["type"], values, str(each["distinct"]), str(each["missing"]))
         rows.append((readable(each["name"]), each["role"], *facts, each["flag"] or ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    flags: dict[str, list[str]] = {}
-    for each in columns:
-        name, _, of = (each["flag"] or "").partition(" ")
-        if name:
-            flags.setdefault(name, []).append(of)
-    pasted = [f"{name} {','.join(of)}" for name, of in flags.items() if name != "--range"]
-    pasted += [f"--range {of}" for of in flags.get("--range", ())]
+    needed = [each["flag"].split(" ", 1) for each in columns if each["flag"]]
+    pasted = [f"--range {of}" for name, of in needed if name == "--range"]
+    for flag in ("--drop", "--one-hot"):
+        if of := [column for name, column in needed if name == flag]:
+            pasted.insert(0, f"{flag} {','.join(of)}")
     if pasted:
         lines.append(f"flags: {' '.join(pasted)}")
-    if "--range" in flags:
+    if any(name == "--range" for name, _ in needed):
         lines.append("ranges must be public knowledge: those above are read from the rows")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Data sets of Hugging Face's `datasets` library, in memory or by name."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -7,8 +8,8 @@ import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, split_called
 from fedjaxsim.data.files import in_file, reading
-from fedjaxsim.data.npz import assemble, fields_of
-from fedjaxsim.data.table import Roles, arrays_of
+from fedjaxsim.data.source import Source
+from fedjaxsim.data.table import Roles, source_of
 from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ def from_hf(
       TypeError: the argument is no data set, or a streamed one.
       ValueError: names the column or the split that is refused.
     """
-    arrays = _all_arrays(dataset, Roles(client, target, **others))
-    return fields_of(arrays) if client is None else assemble(arrays)
+    found = _source_of(dataset, Roles(client, target, **others))
+    return found.fields if client is None else found.population()
 
 
-def arrays_of_name(
+def read_name(
     path: str,
     *,
     target: str,
@@ -55,7 +56,7 @@ def arrays_of_name(
     drop: tuple[str, ...] = (),
     subset: str | None = None,
     split: str | None = None,
-) -> dict[str, np.ndarray]:
+) -> Source:
     """Read clients, rows and targets from a data set of Hugging Face by its name.
 
     Args:
@@ -76,15 +77,15 @@ def arrays_of_name(
     with in_file(path):
         with reading("Hugging Face data set"):
             found = datasets.load_dataset(path, subset, split=split)
-        return _all_arrays(found, Roles(client, target, None, one_hot, drop, x))
+        return _source_of(found, Roles(client, target, None, one_hot, drop, x))
 
 
-def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
-    """Return the arrays of the .npz format of a data set, or of its splits."""
+def _source_of(dataset: Any, roles: Roles) -> Source:
+    """Return the rows of a data set, or of its splits."""
     with importing("hf"):
         import datasets
 
-    splits = {}
+    split = None
     if isinstance(dataset, Mapping):
         if roles.client is None or roles.split is not None:
             raise ValueError("rows without clients, or with a column of splits, need one split")
@@ -94,7 +95,7 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
                 f"splits must be {', '.join(SPLITS)}, got {unknown}: choose some, as in train+test"
             )
         places = np.array([split_called(name) for name in dataset], int)
-        splits = {"split": np.repeat(places, [*map(len, dataset.values())])}
+        split = np.repeat(places, [*map(len, dataset.values())])
         dataset = datasets.concatenate_datasets(list(dataset.values()))
     if not isinstance(dataset, datasets.Dataset):
         raise TypeError(
@@ -131,30 +132,27 @@ def _all_arrays(dataset: Any, roles: Roles) -> dict[str, np.ndarray]:
             classes = np.array([*kinds[name].names, None], object)  # -1 is no class
             column = pyarrow.array(classes[table[name].to_numpy()])
             table = table.set_column(place, name, column)
-    arrays = arrays_of(table, roles, pixels)
+    found = source_of(table, roles, pixels)
+    if split is not None:
+        found = dataclasses.replace(found, split=split)
     if isinstance(kind := kinds[roles.target], datasets.ClassLabel):
-        if missing := int((arrays["y"] < 0).sum()):
+        if missing := int((found.fields["y"] < 0).sum()):
             raise ValueError(f"the target {roles.target!r} has {missing} rows without a class (-1)")
-        arrays["categories.y"] = np.array(kind.names)
-    return arrays | splits
+        found = dataclasses.replace(found, categories={**found.categories, "y": (*kind.names,)})
+    return found
 
 
 def _stacked(images: Iterable["Image | None"], column: str) -> np.ndarray:
     """Stack images of one size, (N, height, width, channels) float32 in [0, 1]."""
-    found: list[np.ndarray] = []
+    pixels: list[np.ndarray] = []
     for number, image in enumerate(images, 1):
         with in_file(f"column {column!r}, row {number}"):
             if image is None:
                 raise ValueError("there is no image: leave out such rows")
-            pixels = _pixels_of(image)
-            if found and pixels.shape != found[0].shape:
-                raise ValueError(
-                    "images must be of one size and colour, (height, width, channels): got "
-                    f"{pixels.shape} after {found[0].shape}"
-                )
-            found.append(pixels)
-    whole = np.stack(found)
-    found.clear()  # the pixels are in memory once as bytes, and once as float32
+            pixels.append(_pixels_of(image))
+    with in_file(f"column {column!r}, images of one size and colour"):
+        whole = np.stack(pixels)
+    pixels.clear()  # they are in memory once as bytes, and once as float32
     return np.divide(whole, 255, dtype=np.float32)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, split_called, to_float32
 from fedjaxsim.data.files import entries, in_file, reading
-from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.source import Source
 from fedjaxsim.data.text import encode
 
 Users = dict[str, dict[str, np.ndarray]]
@@ -30,16 +30,14 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     are training rows. A folder or zip that holds only one folder stands for that folder. Names that
     start with a dot and `__MACOSX` are skipped. Users keep the order of the files (sorted by name)
     and of their `users` lists. A user may appear in only one file per split, since rows of a second
-    file are likely to be the same. Users without rows are left out, and those with test rows only
-    become `held_out`.
+    file are likely to be the same. Users without training rows are left out, with a warning.
 
     Fractions in x become float32; whole numbers stay integers. Nested labels such as [[-1], [1]]
     are flattened. Text becomes integers, as in `fedjaxsim.data.text.encode`.
 
     Raises:
       FileNotFoundError: there is no such file or folder.
-      ValueError: names the file that is malformed or truncated, disagrees with its own
-        `num_samples`, or repeats a user.
+      ValueError: names the file that is malformed or truncated, or repeats a user.
     """
     path = Path(path)
     if not path.exists():
@@ -93,63 +91,42 @@ def _read(file: Traversable) -> Users:
     with in_file(str(file)):
         with reading("JSON file"), file.open("rb") as stream:
             document = json.load(stream, object_hook=_compact)
-        if not isinstance(document, dict) or not isinstance(document.get("user_data"), dict):
-            raise ValueError("not LEAF JSON: it must hold an object 'user_data'")
-        data = document["user_data"]
-        users, sizes = document.get("users"), document.get("num_samples")
-        if not isinstance(users, list) or not isinstance(sizes, list):
-            raise ValueError("not LEAF JSON: 'users' and 'num_samples' must be lists")
-        names = [str(user) for user in users]
-        if len(set(names)) < len(names) or set(names) != set(data):
-            raise ValueError("'users' must list each user of 'user_data' once")
-        if len(sizes) != len(names):
-            raise ValueError(f"'num_samples' has {len(sizes)} entries for {len(names)} users")
-        return {
-            name: _checked(data[name], size, f"user {name!r}")
-            for name, size in zip(names, sizes, strict=True)
-        }
+        found = document if isinstance(document, dict) else {}
+        users, data = found.get("users"), found.get("user_data")
+        listed = [*map(str, users)] if isinstance(users, list) else []
+        if not isinstance(data, dict) or sorted(listed) != sorted(data):
+            raise ValueError("not LEAF JSON: 'users' must list the users of the object 'user_data'")
+        for user in listed:
+            of = data[user] if isinstance(data[user], dict) else {}
+            for field in ("x", "y"):
+                if not isinstance(of.get(field), np.ndarray):
+                    wanted = "numbers in rows of equal length, or text"
+                    raise ValueError(f"user {user!r}: {field!r} must be {wanted}")
+            if len(of["x"]) != len(of["y"]):
+                raise ValueError(f"user {user!r} has {len(of['x'])} x but {len(of['y'])} y")
+        return {user: data[user] for user in listed}
 
 
 def _compact(node: dict[str, Any]) -> dict[str, Any]:
     """Turn one user's lists into arrays as soon as they are parsed: lists take 8 times as much.
 
-    Other nodes are left for `_checked`, which knows the user.
+    What is no rows of numbers of one shape, and no strings, stays for `_read`.
     """
-    if not (isinstance(node.get("x"), list) and isinstance(node.get("y"), list)):
+    if not all(isinstance(node.get(field), list) for field in ("x", "y")):
         return node
-    found: dict[str, Any] = {"x": node["x"], "y": node["y"]}
-    for name, rows in found.items():
+    found: dict[str, Any] = {}
+    for name in ("x", "y"):
+        rows = node[name]
         with contextlib.suppress(ValueError):
-            found[name] = _array(rows)
-    x, y = found["x"], found["y"]
-    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+            array = np.asarray(rows)
+            if array.dtype.kind in "fiub" or all(isinstance(row, str) for row in rows):
+                found[name] = array
+    x, y = found.get("x"), found.get("y")
+    if x is not None and x.dtype.kind == "f":
         found["x"] = to_float32(x)
-    if isinstance(y, np.ndarray) and y.size == len(y):
+    if y is not None and y.size == len(y):
         found["y"] = y.reshape(-1)
     return found
-
-
-def _array(rows: list[Any]) -> np.ndarray:
-    """Return rows of numbers of one shape, or strings."""
-    array = np.asarray(rows)
-    if array.dtype.kind not in "fiub" and not all(isinstance(row, str) for row in rows):
-        raise ValueError("neither numbers nor strings")
-    return array
-
-
-def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
-    if not isinstance(data, dict) or not {"x", "y"} <= set(data):
-        raise ValueError(f"{where} must have lists 'x' and 'y'")
-    for field in ("x", "y"):
-        values = data[field]
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiubU":
-            raise ValueError(f"{where}: {field!r} must be numbers in rows of equal length, or text")
-        if len(values) != len(data["x"]) or len(values) != size:
-            raise ValueError(
-                f"{where} has {len(values)} rows of {field!r}, {len(data['x'])} of 'x' "
-                f"and num_samples {size!r}; all must agree"
-            )
-    return data
 
 
 def _population(splits: dict[str, Users]) -> Population:
@@ -166,13 +143,12 @@ def _population(splits: dict[str, Users]) -> Population:
     users = [user for user, _, _ in parts]
     counts = [len(data["y"]) for _, _, data in parts]
     fields = {field: [data[field] for _, _, data in parts] for field in ("x", "y")}
-    arrays, public = encode(fields, [f"client {user!r}, field " for user in users])
-    return assemble(
-        {
-            **arrays,
-            "client": np.repeat([position[user] for user in users], counts),
-            "split": np.repeat([split for _, split, _ in parts], counts),
-            "names": np.array(names),
-            "public": np.array([f"{one} and taken as public." for one in public], dtype=str),
-        }
-    )
+    arrays, categories, public = encode(fields, [f"client {user!r}, field " for user in users])
+    return Source(
+        arrays,
+        np.repeat([position[user] for user in users], counts),
+        np.array(names),
+        np.repeat([split for _, split, _ in parts], counts),
+        public=tuple(f"{one} and taken as public." for one in public),
+        categories=categories,
+    ).population()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.npz import assemble, described, fields_of, has_clients
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
+from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import check_fractions, split
 from fedjaxsim.factories import make, resolve
 
@@ -39,7 +39,7 @@ def load(
       spec: csv:PATH, digits, folder:PATH (see `save_folder`), hf:NAME (see `from_hf`),
         leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, random (see `random_rows`), synthetic,
         synthetic-low-rank or synthetic-group-sparse, which have test rows (see
-        `related_regression`), or synthetic-stream (see `regression_stream`).
+        `low_rank_regression`), or synthetic-stream (see `regression_stream`).
       partition: a name from `readers.PARTITIONS`; by default dirichlet.
       seed: seed of the partition, the split and synthetic data; a non-negative integer.
       validation: fraction of each client's training rows, in [0, 1).
@@ -78,47 +78,33 @@ def load(
             close = difflib.get_close_matches(name, [*taken, "num_clients"], n=1)
             hint = f"; perhaps you mean {close[0]}" if close else ""
             raise ValueError(f"{name} has no effect on data {kind} with partition {how}{hint}")
-    if kind in ("csv", "hf", "parquet"):
-        _check_table(kind, given, partition)
+    has_roles = "target" in given and ("client" in given or partition is not None)
+    if kind in ("csv", "hf", "parquet") and not has_roles:
+        raise ValueError(
+            f"{kind} needs --target, the column to predict, and --client, the column with the "
+            "client of each row, or --partition for rows without clients"
+        )
     supplied = given | {"seed": seed}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
     if isinstance(found, tuple):
         found, _ = found  # the true parameters
-    if isinstance(found, Population) or has_clients(found):
-        if partition is not None:
-            raise ValueError(
-                f"{spec} has its own clients: partition must be None, got {partition!r}"
-            )
-        population = found if isinstance(found, Population) else assemble(found, path)
-    else:
+    if isinstance(found, Mapping):
+        found = Source(found)
+    if isinstance(found, Source) and found.client is None:
         supplied |= {"min_rows": _MIN_ROWS}
-        population = described(make(PARTITIONS[how], fields_of(found), supplied=supplied), found)
+        population = found.describe(make(PARTITIONS[how], found.fields, supplied=supplied))
+    elif partition is not None:
+        raise ValueError(f"{spec} has its own clients: partition must be None, got {partition!r}")
+    else:
+        population = found if isinstance(found, Population) else found.population(path)
     if population.generate is not None:
         return population
 
-    def divided(clients: Population, test: float | None) -> Population:
-        has_tests = clients.splits["test"].count.any()
-        if test is None:
-            test = 0.0 if has_tests else _DEFAULT_TEST
-        elif has_tests:  # all rows are training rows again
-            counts = np.zeros_like(clients.counts)
-            counts[:, 0] = clients.counts.sum(axis=1)
-            clients = dataclasses.replace(clients, counts=counts)
-        return split(clients, validation=validation, test=test, seed=seed)
-
-    kept = divided(population, test)
-    if kept.held_out is None:
-        return kept
-    return dataclasses.replace(kept, held_out=divided(kept.held_out, test or None))
-
-
-def _check_table(kind: str, given: Mapping[str, Any], partition: str | None) -> None:
-    if "target" not in given:
-        raise ValueError(f"{kind} needs --target, the column to predict")
-    if "client" not in given and partition is None:
-        raise ValueError(
-            f"{kind} needs --client, the column with the client of each row, or --partition for "
-            "rows without clients"
-        )
-    if kind != "hf" and "client" not in given and "split" in given:
-        raise ValueError("--split needs --client: rows without clients are dealt to clients")
+    has_tests = population.splits["test"].count.any()
+    if test is None:
+        test = 0.0 if has_tests else _DEFAULT_TEST
+    elif has_tests:  # all rows are training rows again
+        counts = np.zeros_like(population.counts)
+        counts[:, 0] = population.counts.sum(axis=1)
+        population = dataclasses.replace(population, counts=counts)
+    return split(population, validation=validation, test=test, seed=seed)

@@ -4,45 +4,38 @@ The arrays:
 
 - any number of fields of shape (N, ...), by convention `x` and `y`;
 - the clients of the rows, as one of
-  `client`: (N,) ids, integers or strings, in any order, or
+  `client`: (N,) ids, integers or strings, in any order, with which
+  `split`, (N,) integers, may be 0 for training, 1 for validation and 2 for test rows; or
   `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ..., or
   (m, 3), each client's training, validation and test rows, as `save_npz` writes them: then fields
-  keep their types;
-- optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
-- with `client`, optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test
-  rows;
-- optionally `public` and `unprotected`: strings, see `Population`;
-- optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field;
-- optionally `columns.FIELD`: (d,) strings, the names of a field's columns, and `units.FIELD`,
-  (5, d) float64, their `centre`, `half_range` and `bound`, and, of all of them, `norm` and
-  `exclusive`; see `Columns`;
-- optionally `held_out.NAME`, the same arrays of `Population.held_out`.
+  keep their types; `names`, (m,), may name the clients;
+- optionally `about`: a string, the JSON of other attributes of a population.
 
 A folder is mapped into memory instead of read. Its SHA256SUMS lists the arrays in order;
-`sha256sum -c SHA256SUMS`, inside the folder, compares them with their digests. Readers of tables
-and images return the same arrays, and `assemble` makes the population.
+`sha256sum -c SHA256SUMS`, inside the folder, compares them with their digests.
 """
 
 import dataclasses
 import hashlib
+import json
 import os
 import shutil
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
 
-from fedjaxsim.data.arrays import SPLITS, common_length
+from fedjaxsim.data.arrays import common_length
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.source import Source
 
-_RESERVED = ("client", "counts", "names", "split", "public", "unprotected")
-_CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT = "categories.", "columns.", "units.", "held_out."
-_PREFIXES = (_CATEGORIES, _COLUMNS, _UNITS, _HELD_OUT)
+_RESERVED = ("client", "counts", "names", "split", "about")
 _SUMS = "SHA256SUMS"
 
 
@@ -53,14 +46,31 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
       FileNotFoundError: there is no such file.
       ValueError: the file is damaged or its arrays do not fit the format.
     """
-    return assemble(read_arrays(path), path)
+    found = read_npz(path)
+    return found if isinstance(found, Population) else found.population(path)
+
+
+def read_npz(path: str | os.PathLike[str]) -> Population | Source:
+    """Read a population with counts, or rows with clients or without."""
+    path = existing(path, ".npz file")
+    ignored = warnings.catch_warnings(action="ignore", category=UserWarning)  # of Python 2's files
+    with in_file(path):
+        with reading(".npz file"), ignored, open(path, "rb") as stream:
+            found = np.load(stream, allow_pickle=False)
+            if not isinstance(found, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array: save it with np.savez")
+            with found as archive:
+                arrays = dict(archive)
+            if odd := [name for name, each in arrays.items() if not isinstance(each, np.ndarray)]:
+                raise ValueError(f"its member {odd[0]!r} is no array")
+        return _of_arrays(arrays)
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     """Write a population with all its attributes but `generate`.
 
     Raises:
-      ValueError: a field has a name that the format reserves.
+      ValueError: clients are held out, or a field has a name that the format reserves.
     """
     arrays = _arrays_of(population)
     # np.savez would append .npz to other paths, and fail for fields named like its arguments.
@@ -83,7 +93,9 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
             raise ValueError(f"no population: it holds no {_SUMS}")
         lines = (path / _SUMS).read_text(encoding="utf-8").splitlines()
         names = [line.partition("  ")[2] for line in lines]
-        return assemble({unquote(name.removesuffix(".npy")): _map(path, name) for name in names})
+        arrays = {unquote(name.removesuffix(".npy")): _map(path, name) for name in names}
+        found = _of_arrays(arrays)
+    return found if isinstance(found, Population) else found.population(path)
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
@@ -94,7 +106,8 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
     Raises:
       FileExistsError: there is something at the path.
       OSError: it cannot be written, such as on a full disk.
-      ValueError: the population generates its minibatches, or a field has a reserved name.
+      ValueError: the population generates its minibatches, clients are held out, or a field has a
+        reserved name.
     """
     path = Path(path)
     if population.generate is not None:
@@ -140,202 +153,55 @@ def _map(path: Path, name: str) -> np.ndarray:
 
 def _arrays_of(population: Population) -> dict[str, np.ndarray]:
     """Return the arrays of a file."""
-    taken = sorted(name for name in population.fields if _is_reserved(name))
-    if taken:
-        raise ValueError(
-            f"fields may not be called {_RESERVED} or {'…, '.join(_PREFIXES)}… in a file, got "
-            f"{taken}"
-        )
+    if taken := sorted({*_RESERVED} & population.fields.keys()):
+        raise ValueError(f"fields may not be called {_RESERVED} in a file, got {taken}")
+    if population.held_out is not None:
+        raise ValueError("clients are held out of a run, not of a file: leave out held-out-clients")
     arrays = {"counts": population.counts, **population.fields}
     if not np.array_equal(population.names, np.arange(population.num_clients)):
         arrays["names"] = population.names
-    for name in ("public", "unprotected"):
-        if sentences := getattr(population, name):
-            arrays[name] = np.array(sentences)
-    for field, names in population.categories.items():
-        arrays[_CATEGORIES + field] = np.array(names)
-    for field, columns in population.columns.items():
-        arrays |= arrays_of_columns(field, columns)
-    if population.held_out is not None:
-        held_out = _arrays_of(population.held_out)
-        arrays |= {_HELD_OUT + name: values for name, values in held_out.items()}
+    about = {name: getattr(population, name) for name in ("public", "unprotected", "categories")}
+    columns = {field: dataclasses.asdict(each) for field, each in population.columns.items()}
+    arrays["about"] = np.array([json.dumps({**about, "columns": columns})])
     return arrays
 
 
-def arrays_of_columns(field: str, columns: Columns) -> dict[str, np.ndarray]:
-    """Return the arrays `columns.FIELD` and `units.FIELD`."""
-    of_all = np.full((len(columns.names), 2), [columns.norm, columns.exclusive]).T
-    units = np.array([columns.centre, columns.half_range, columns.bound, *of_all])
-    return {_COLUMNS + field: np.array(columns.names), _UNITS + field: units}
-
-
-def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read all arrays of a .npz file."""
-    path = existing(path, ".npz file")
-    ignored = warnings.catch_warnings(action="ignore", category=UserWarning)  # of Python 2's files
-    with in_file(path), reading(".npz file"), ignored, open(path, "rb") as stream:
-        found = np.load(stream, allow_pickle=False)
-        if not isinstance(found, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array: save it with np.savez")
-        with found as archive:
-            arrays = dict(archive)
-        if odd := [name for name, each in arrays.items() if not isinstance(each, np.ndarray)]:
-            raise ValueError(f"its member {odd[0]!r} is no array")
-        return arrays
-
-
-def has_clients(arrays: dict[str, np.ndarray]) -> bool:
-    """Return whether the arrays name the clients of the rows."""
-    return "client" in arrays or "counts" in arrays
-
-
-def fields_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the fields among the arrays of a file."""
-    return {name: values for name, values in arrays.items() if not _is_reserved(name)}
-
-
-def _is_reserved(name: str) -> bool:
-    return name in _RESERVED or name.startswith(_PREFIXES)
-
-
-def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays client, (N,), and names, (m,), of the rows' client names, (N,) strings.
-
-    Clients are sorted by name, as numbers where all of them are whole numbers.
-    """
-    names, client = distinct(clients)
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
-        names, client = names[order], np.argsort(order)[client]
-    return {"client": client, "names": names}
-
-
-def distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct texts, sorted, and the place there of each text, (N,)."""
-    values = texts.tolist()
-    found = sorted(set(values))
-    place = {text: number for number, text in enumerate(found)}
-    return np.array(found, str), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
-
-
-def assemble(
-    arrays: dict[str, np.ndarray], path: str | os.PathLike[str] | None = None
-) -> Population:
-    """Make the population of arrays that name the clients of the rows; errors name the file."""
-    with in_file(path):
-        if ("client" in arrays) == ("counts" in arrays):
-            raise ValueError("exactly one of the arrays 'client' and 'counts' must be given")
-        fields = fields_of(arrays)
-        n = common_length(fields, "file")
-        names = arrays.get("names")
-        if names is not None and names.ndim != 1:
-            raise ValueError(f"names must have shape (m,), got {names.shape}")
-        if "counts" in arrays:
-            counts = np.atleast_1d(arrays["counts"])
-            if "split" in arrays:
-                raise ValueError("split needs client: counts (m, 3) divide the rows themselves")
-            if counts.ndim == 1:
-                population = described(Population.from_flat(fields, counts, names), arrays)
-            else:
-                names = np.arange(len(counts), dtype=np.int32) if names is None else names
-                population = Population(fields, counts, names, **_attributes(arrays))
-        else:
-            client, names = _owners(arrays["client"], names, n)
-            split = arrays.get("split", np.zeros(n, dtype=np.int8))
-            if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
-                raise ValueError(
-                    f"split must hold 0, 1 or 2 for each of the {n} rows, got {_shown(split)}"
-                )
-            population = described(_with_held_out(fields, client, names, split), arrays)
-        size = len(_HELD_OUT)
-        held_out = {name[size:]: v for name, v in arrays.items() if name.startswith(_HELD_OUT)}
-        if held_out:
-            population = dataclasses.replace(population, held_out=assemble(held_out))
-        return population
-
-
-def _owners(ids: np.ndarray, names: np.ndarray | None, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the client of every row, (N,) integers, and the clients' names, (m,)."""
-    if ids.shape != (n,) or ids.dtype.kind not in "iuU":
-        raise ValueError(
-            f"client must be an integer or string for each of the {n} rows, got {_shown(ids)}"
-        )
-    if names is None:
-        values, client = np.unique(ids, return_inverse=True)
-        return client, values
-    if ids.dtype.kind == "U" or ids.min() < 0 or ids.max() >= len(names):
-        raise ValueError(f"client must lie in [0, {len(names)}), the positions in names")
-    return ids.astype(np.int64), names
-
-
-def _with_held_out(
-    fields: dict[str, np.ndarray], client: np.ndarray, names: np.ndarray, split: np.ndarray
-) -> Population:
-    """Make a population of the clients with training rows; hold the others with rows out."""
-    m = len(names)
-    rows, trained = np.bincount(client, minlength=m), np.bincount(client[split == 0], minlength=m)
-    if not trained.any():
-        raise ValueError("no client has training rows")
-
-    def some(chosen: np.ndarray, split: np.ndarray) -> Population:
-        kept, place = chosen[client], np.cumsum(chosen) - 1
-        if chosen.all():
-            return Population.from_rows(fields, client, names, split)
-        of_kept = {name: values[kept] for name, values in fields.items()}
-        return Population.from_rows(of_kept, place[client[kept]], names[chosen], split[kept])
-
-    empty, new = rows == 0, (rows > 0) & (trained == 0)
-    for left, what in ((empty, "no rows: left out"), (new, "no training rows: held out, as new")):
-        if left.any():
-            name = str(names[np.argmax(left)])
-            warnings.warn(
-                f"{left.sum()} of {m} clients, such as {name!r}, have {what}", stacklevel=2
+def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Population | Source:
+    """Return the population, or the rows, of the arrays of a file."""
+    fields = {name: values for name, values in arrays.items() if name not in _RESERVED}
+    n, about = common_length(fields, "file"), _about(arrays)
+    has_counts = "counts" in arrays
+    for name in ("client", "split") if has_counts else ("names",):
+        if name in arrays:
+            of = "with" if has_counts else "without"
+            raise ValueError(f"{name!r} may not be given {of} 'counts'")
+    if not has_counts:
+        if (ids := arrays.get("client")) is None:
+            return Source(fields, split=arrays.get("split"), **about)
+        if ids.shape != (n,) or ids.dtype.kind not in "iuU":
+            raise ValueError(
+                f"client must be an integer or string for each of the {n} rows, got {ids}"
             )
-    population = some(trained > 0, split)
-    if new.any():
-        held_out = some(new, np.zeros_like(split))
-        population = dataclasses.replace(population, held_out=held_out)
-    return population
+        known, client = np.unique(ids, return_inverse=True)
+        return Source(fields, client, known, arrays.get("split"), **about)
+    counts = np.atleast_1d(arrays["counts"])
+    names = np.atleast_1d(arrays["names"]) if "names" in arrays else None
+    if counts.ndim == 1:
+        return dataclasses.replace(Population.from_flat(fields, counts, names), **about)
+    names = np.arange(len(counts), dtype=np.int32) if names is None else names
+    return Population(fields, counts, names, **about)
 
 
-def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
-    """Add the public sentences, categories and columns among the arrays to a population."""
-    known = _attributes(arrays)
-    return dataclasses.replace(
-        population,
-        **(known | {"public": (*population.public, *known["public"])}),
-        held_out=population.held_out and described(population.held_out, arrays),
-    )
-
-
-def _attributes(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the attributes of a population that are no rows."""
-    found: dict[str, Any] = {"public": (), "unprotected": (), "categories": {}, "columns": {}}
-    for name, values in arrays.items():
-        kind, _, field = name.partition(".")
-        if kind not in found or bool(field) != isinstance(found[kind], dict):
-            continue
-        if values.dtype.kind != "U" or values.ndim != 1:
-            raise ValueError(f"{name} must hold strings, got {_shown(values)}")
-        texts = tuple(values.tolist())
-        if not field:
-            found[name] = texts
-        elif kind == "categories":
-            found[kind][field] = texts
-        else:
-            found[kind][field] = _columns(texts, field, arrays.get(_UNITS + field))
-    return found
-
-
-def _columns(names: tuple[str, ...], field: str, units: np.ndarray | None) -> Columns:
-    if units is None:
-        return Columns(names)
-    if units.shape != (5, len(names)) or units.dtype.kind != "f":
-        raise ValueError(f"{_UNITS}{field} must be (5, {len(names)}) floats, got {_shown(units)}")
-    *each, norm, exclusive = units.tolist()
-    return Columns(names, *map(tuple, each), norm=norm[0], exclusive=exclusive[0])
-
-
-def _shown(values: np.ndarray) -> str:
-    """Return the type, the shape and the first numbers of an array, for a message."""
-    return f"{values.dtype} {values.shape}: {', '.join(map(str, values.ravel()[:4]))} …"
+    if "about" not in arrays:
+        return {}
+    with reading("JSON of attributes (about)"):
+        found = json.loads(arrays["about"].item())
+        sentences = {name: (*map(str, found[name]),) for name in ("public", "unprotected")}
+        columns = {}
+        for field, each in found["columns"].items():
+            several = {name: tuple(v) for name, v in each.items() if name != "norm"}
+            columns[field] = Columns(**several, norm=float(each["norm"]))
+        names = {field: (*map(str, each),) for field, each in found["categories"].items()}
+        return {**sentences, "categories": names, "columns": columns}

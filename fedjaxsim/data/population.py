@@ -59,8 +59,8 @@ class Population:
         Fields (N,) and (N, d) without names get x0, x1, …; others have none.
       unprotected: sentences on results of all clients' data, such as the ranges of columns, that
         no ε covers: no run on the population has one.
-      held_out: new clients, of whom the source has no training rows: all their rows, as training
-        rows of a population of its own. None if there are none.
+      held_out: clients that take no part in a run, as a population of their own; None if there
+        are none.
 
     Raises:
       ValueError: an attribute breaks one of the rules above, or a value is not finite or too large.

@@ -10,19 +10,19 @@ GENERATED = {
     "digits": f"{_DATA}.handwritten_digits:digits",
     "random": f"{_DATA}.synthetic:random_rows",
     "synthetic": f"{_DATA}.synthetic:synthetic_regression",
-    "synthetic-low-rank": f"{_DATA}.synthetic:low_rank",
-    "synthetic-group-sparse": f"{_DATA}.synthetic:group_sparse",
+    "synthetic-low-rank": f"{_DATA}.synthetic:low_rank_regression",
+    "synthetic-group-sparse": f"{_DATA}.synthetic:group_sparse_regression",
     "synthetic-stream": f"{_DATA}.synthetic:regression_stream",
 }
 """Factories of data without a path, as "module:function"."""
 IN_FILES = {
-    "csv": f"{_DATA}.table:arrays_of_file",
+    "csv": f"{_DATA}.table:read_file",
     "folder": f"{_DATA}.npz:load_folder",
-    "hf": f"{_DATA}.hugging_face:arrays_of_name",
+    "hf": f"{_DATA}.hugging_face:read_name",
     "leaf": f"{_DATA}.leaf:load_leaf",
     "mat": f"{_DATA}.matlab:load_matlab",
-    "npz": f"{_DATA}.npz:read_arrays",
-    "parquet": f"{_DATA}.table:arrays_of_file",
+    "npz": f"{_DATA}.npz:read_npz",
+    "parquet": f"{_DATA}.table:read_file",
 }
 """Factories of data at a path, or by a name (hf), their first argument."""
 READERS = GENERATED | IN_FILES

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from fedjaxsim.kernels.threefry import words
 _PERSONAL_FEATURES = 5
 _BLOCKS = 5
 _USED_FEATURES = 4
-Pattern = Literal["low-rank", "group-sparse"]
 _SINE = np.array(
     [1.5707963, -0.64596409, 0.079692626, -0.0046817541, 0.00016044118, -3.5988432e-06], np.float32
 )
@@ -116,30 +114,18 @@ def regression_stream(
     return dataclasses.replace(population, generate=RegressionStream(label_noise))
 
 
-def related_regression(
-    pattern: Pattern,
-    num_clients: int = 320,
-    num_features: int = 30,
-    num_rows: int = 30,
-    *,
-    seed: int = 0,
+def low_rank_regression(
+    num_clients: int = 320, num_features: int = 30, num_rows: int = 30, *, seed: int = 0
 ) -> tuple[Population, np.ndarray]:
-    """Draw linear regressions with a common pattern in their coefficients W (d, m).
+    """Draw linear regressions whose coefficients W (d, m) have a low rank: MP-MTL, section 5.4.
 
-    The two problems of MP-MTL, section 5.4: rows x ~ N(0, I), scaled to norm 1, and
-    y = ⟨x, w_i⟩ + N(0, 1).
-
-    "low-rank": W ~ MVN(0, I, Σ) with five consecutive groups of clients; within a group
-    Σ_ij = 10² in the same half and −10² between halves. So W has rank 5 and a mean close to 0. (The
-    paper shows its Σ only in a picture.)
-
-    "group-sparse": the first four features have coefficients uniform in ±[1, 50]; all other rows of
-    W are 0.
+    Rows x ~ N(0, I) are scaled to norm 1, y = ⟨x, w_i⟩ + N(0, 1), and W ~ MVN(0, I, Σ) with five
+    consecutive groups of clients; within a group Σ_ij = 10² in the same half and −10² between
+    halves. So W has rank 5 and a mean close to 0. (The paper shows its Σ only in a picture.)
 
     Args:
-      pattern: pattern of W.
-      num_clients: m.
-      num_features: d, for "group-sparse" at least 4.
+      num_clients: Number m of clients.
+      num_features: Number d of features.
       num_rows: n, training rows of each client, which has 9n test rows.
       seed: a non-negative integer.
 
@@ -147,25 +133,51 @@ def related_regression(
       The population, x (·, d) and y (·,) float32, and W, (d, m) float64.
 
     Raises:
-      ValueError: there is no such pattern, or a size is too small.
+      ValueError: a size is too small.
     """
-    checks.one_of(get_args(Pattern), pattern=pattern)
-    checks.count(num_clients=num_clients, num_rows=num_rows)
-    checks.count(_USED_FEATURES if pattern == "group-sparse" else 1, num_features=num_features)
+    checks.count(num_clients=num_clients, num_features=num_features)
     checks.count(0, seed=seed)
     rng = np.random.default_rng(seed)
+    halves = np.arange(num_clients) * 2 * _BLOCKS // num_clients
+    w = rng.normal(0, 10, (num_features, _BLOCKS))[:, halves // 2] * (1 - 2 * (halves % 2))
+    return _related(w, num_rows, rng), w
+
+
+def group_sparse_regression(
+    num_clients: int = 320, num_features: int = 30, num_rows: int = 30, *, seed: int = 0
+) -> tuple[Population, np.ndarray]:
+    """Draw the regressions of `low_rank_regression` with coefficients W that are group-sparse.
+
+    The first four features have coefficients uniform in ±[1, 50]; all other rows of W are 0.
+
+    Args:
+      num_clients: Number m of clients.
+      num_features: Number d of features, at least 4.
+      num_rows: n, training rows of each client, which has 9n test rows.
+      seed: a non-negative integer.
+
+    Returns:
+      See `low_rank_regression`.
+
+    Raises:
+      ValueError: a size is too small.
+    """
+    checks.count(num_clients=num_clients)
+    checks.count(_USED_FEATURES, num_features=num_features)
+    checks.count(0, seed=seed)
+    rng, used = np.random.default_rng(seed), (_USED_FEATURES, num_clients)
     w = np.zeros((num_features, num_clients))
-    if pattern == "low-rank":
-        halves = np.arange(num_clients) * 2 * _BLOCKS // num_clients
-        w = rng.normal(0, 10, (num_features, _BLOCKS))[:, halves // 2] * (1 - 2 * (halves % 2))
-    else:
-        used = (_USED_FEATURES, num_clients)
-        w[:_USED_FEATURES] = rng.uniform(1, 50, used) * rng.choice([-1, 1], used)
-    rows = 10 * num_rows
-    x = rng.normal(size=(num_clients, rows, num_features))
+    w[:_USED_FEATURES] = rng.uniform(1, 50, used) * rng.choice([-1, 1], used)
+    return _related(w, num_rows, rng), w
+
+
+def _related(w: np.ndarray, num_rows: int, rng: np.random.Generator) -> Population:
+    """Draw n training and 9n test rows of each client with the coefficients w (d, m)."""
+    checks.count(num_rows=num_rows)
+    x = rng.normal(size=(w.shape[1], 10 * num_rows, w.shape[0]))
     x /= np.linalg.norm(x, axis=2, keepdims=True)
-    y = np.einsum("mnd,dm->mn", x, w) + rng.normal(size=(num_clients, rows))
-    return _of_regressions(x, y, num_rows, np.arange(num_clients).astype(str)), w
+    y = np.einsum("mnd,dm->mn", x, w) + rng.normal(size=x.shape[:2])
+    return _of_regressions(x, y, num_rows, np.arange(w.shape[1]).astype(str))
 
 
 def _of_regressions(
@@ -194,26 +206,6 @@ def _true_parameters(
     theta = np.tile(rng.normal(0, 10, num_features), (num_clients, 1))
     theta[:, -_PERSONAL_FEATURES:] += rng.normal(0, offset_scale, (num_clients, _PERSONAL_FEATURES))
     return theta, rng
-
-
-def low_rank(num_clients: int = 320, seed: int = 0) -> Population:
-    """Draw the population of `related_regression` with a low-rank W.
-
-    Args:
-      num_clients: Number of clients.
-      seed: a non-negative integer.
-    """
-    return related_regression("low-rank", num_clients, seed=seed)[0]
-
-
-def group_sparse(num_clients: int = 320, seed: int = 0) -> Population:
-    """Draw the population of `related_regression` with a group-sparse W.
-
-    Args:
-      num_clients: Number of clients.
-      seed: a non-negative integer.
-    """
-    return related_regression("group-sparse", num_clients, seed=seed)[0]
 
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -270,12 +262,10 @@ def random_rows(
       All rows for training: x (N, ...) float32 and y (N,) int32, or x (N, L) and y (N, L) int32.
     """
     checks.count(0, seed=seed)
-    for name, sizes, least in (
-        ("clients", [num_clients], 1), ("shape", shape, 1), ("rows", rows, 1),
-        ("labels", [labels], 2), ("tokens", [tokens], 0),
-    ):  # fmt: skip
-        if not sizes or min(sizes) < least:
-            raise ValueError(f"{name} must be at least {least}, got {', '.join(map(str, sizes))}")
+    checks.count(clients=num_clients)
+    checks.count(2, labels=labels)
+    checks.count(0, tokens=tokens)
+    checks.in_range("[1, inf)", shape=np.array(shape or 0), rows=np.array(rows or 0))
     if len(rows) > 2 or rows[0] > rows[-1]:
         raise ValueError(f"rows must be one number, or the least and the most, got {list(rows)}")
     rng = np.random.default_rng(seed)

@@ -1,7 +1,4 @@
-"""Tables, one row per example: data frames, CSV and Parquet files.
-
-A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
-"""
+"""Tables, one row per example: data frames, CSV and Parquet files."""
 
 import collections
 import csv
@@ -16,13 +13,13 @@ import numpy as np
 from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_float32
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
-from fedjaxsim.data.npz import arrays_of_columns, assemble, distinct, owners
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.text import encode, stacked
+from fedjaxsim.data.source import Source, clients_of, numbered
+from fedjaxsim.data.text import encode
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
-    from pyarrow import ChunkedArray, Table
+    from pyarrow import Array, ChunkedArray, Table
 
 _SHOWN = 8
 """Names of columns that fit into a message."""
@@ -79,10 +76,10 @@ def from_dataframe(
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    return assemble(arrays_of(frame, Roles(client, target, split, one_hot, drop, x)))
+    return source_of(frame, Roles(client, target, split, one_hot, drop, x)).population()
 
 
-def arrays_of_file(
+def read_file(
     path: str | os.PathLike[str],
     *,
     target: str,
@@ -91,7 +88,7 @@ def arrays_of_file(
     one_hot: tuple[str, ...] = (),
     drop: tuple[str, ...] = (),
     x: str | None = None,
-) -> dict[str, np.ndarray]:
+) -> Source:
     """Read clients, rows and targets from a CSV or Parquet file; see `from_dataframe`.
 
     A CSV file is UTF-8, with commas and a line of names first; also .gz. Names of clients stay
@@ -109,7 +106,7 @@ def arrays_of_file(
     """
     roles = Roles(client, target, split, one_hot, drop, x)
     with in_file(path):
-        return arrays_of(read_table(path, client), roles)
+        return source_of(read_table(path, client), roles)
 
 
 def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
@@ -124,11 +121,11 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
     if is_parquet:
         with reading("Parquet file"):
             return parquet.ParquetFile(os.fspath(path)).read()
-    with reading("CSV file"), pyarrow.input_stream(os.fspath(path)) as stream:
+    with reading("CSV file in UTF-8"), pyarrow.input_stream(os.fspath(path)) as stream:
         content = stream.read()
-    if not content.strip():
-        raise ValueError("the file is empty")
-    _check_text(content)
+        text = content.decode()
+        if text.count('"') % 2:  # pyarrow would take a quoted cell without an end
+            collections.deque(csv.reader(io.StringIO(text, newline=""), strict=True), maxlen=0)
     # In memory of pyarrow: a thread of its reader may hold it after Python's memory is gone.
     sink = pyarrow.BufferOutputStream()
     sink.write(content)
@@ -136,7 +133,7 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
         return arrow_csv.read_csv(
             pyarrow.BufferReader(sink.getvalue()),
             # In one block, since the first of several would decide the types.
-            read_options=arrow_csv.ReadOptions(block_size=len(content), use_threads=False),
+            read_options=arrow_csv.ReadOptions(block_size=max(1, len(content)), use_threads=False),
             parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types={} if client is None else {client: pyarrow.string()}
@@ -144,26 +141,8 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
         )
 
 
-def _check_text(content: bytes) -> None:
-    """Check that a CSV file is in UTF-8 and does not end in a quoted cell."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = 1 + content.count(b"\n", 0, error.start)
-        raise ValueError(f"line {line} is not UTF-8: save the file in UTF-8") from error
-    if text.count('"') % 2 == 0:
-        return
-    try:
-        collections.deque(csv.reader(io.StringIO(text, newline=""), strict=True), maxlen=0)
-    except csv.Error as error:
-        if "end of data" in str(error):
-            raise ValueError(
-                "a quoted cell does not end: the file is truncated or not CSV"
-            ) from error
-
-
-def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndarray]:
-    """Return the arrays of the .npz format of a data frame; `pixels` (N, ...) replace features."""
+def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
+    """Return the rows of a data frame; `pixels` (N, ...) replace features."""
     table = table_of(frame)
     _check_names(table, roles)
     if roles.x is not None or pixels is not None:
@@ -176,29 +155,37 @@ def arrays_of(frame: Any, roles: Roles, pixels: Any = None) -> dict[str, np.ndar
     for name in (*roles.taken, *features):
         _require_complete(name, table[name])
     kinds = [kind_of(table[name]) for name in features]
-    public = []
+    public, categories, columns = [], {}, {}
     if pixels is not None:
-        arrays = {"x": pixels}
+        x = pixels
     elif roles.x is not None and kinds == ["text"]:
-        arrays, public = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
+        found, categories, public = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
+        x = found["x"]
     elif kinds == ["list"]:
-        arrays = {"x": stacked(table[features[0]].to_numpy(), f"column {features[0]!r}")}
+        x = _stacked(table[features[0]], f"column {features[0]!r}")
     else:
-        arrays = _numbers(table, features, roles.one_hot)
-    arrays |= _target(roles.target, table[roles.target])
-    if arrays["y"].ndim == 1:
-        arrays |= arrays_of_columns("y", Columns((roles.target,)))
-    if roles.client is not None:
-        arrays |= owners(_texts(table[roles.client]))
-    if roles.split is not None:
-        arrays["split"] = _splits(roles.split, table[roles.split])
-    if "categories.y" in arrays:
+        x, columns["x"] = _numbers(table, features, roles.one_hot)
+    y, classes = _target(roles.target, table[roles.target])
+    if classes:
+        categories["y"] = classes
         public.append("The names of the classes are read from all clients' labels")
+    if y.ndim == 1:
+        columns["y"] = Columns((roles.target,))
     if roles.one_hot:
         of = _listed(roles.one_hot)
         public.append(f"Which values {of} may have is read from all clients' rows")
-    arrays["public"] = np.array([f"{one} and taken as public." for one in public], dtype=str)
-    return arrays
+    names, client = np.zeros(0), None
+    if roles.client is not None:
+        names, client = clients_of(texts(table[roles.client]))
+    return Source(
+        {"x": x, "y": y},
+        client,
+        names,
+        None if roles.split is None else _splits(roles.split, table[roles.split]),
+        public=tuple(f"{one} and taken as public." for one in public),
+        categories=categories,
+        columns=columns,
+    )
 
 
 def table_of(frame: Any) -> "Table":
@@ -222,27 +209,19 @@ def table_of(frame: Any) -> "Table":
     names, columns = table.column_names, []
     if len(set(names)) < len(names):
         raise ValueError(f"columns must have distinct names, got {_listed(names)}")
-    for column in table.columns:
-        if isinstance(column.type, pyarrow.BaseExtensionType):
-            parts = [part.storage for part in column.chunks]
-            column = pyarrow.chunked_array(parts, column.type.storage_type)
-        if pyarrow.types.is_dictionary(kind := column.type):
-            if pyarrow.types.is_string_view(kind.value_type):  # of polars; it has no cast to text
-                kind = pyarrow.dictionary(kind.index_type, pyarrow.string(), kind.ordered)
-                column = column.cast(kind)
-            if not _is_number(kind.value_type):
-                column = column.cast(kind.value_type)
-        elif pyarrow.types.is_string_view(kind):
-            column = column.cast(pyarrow.string())
+    for name, column in zip(names, table.columns, strict=True):
+        kind = column.type
+        if isinstance(kind, pyarrow.BaseExtensionType):
+            column = column.cast(kind.storage_type)
+        coded = pyarrow.types.is_dictionary(kind) and not _is_number(kind.value_type)
+        if coded or pyarrow.types.is_string_view(kind):  # polars' views have no cast in pyarrow
+            column = pyarrow.table({name: column.to_pylist()})[name]
         columns.append(column)
     return pyarrow.table(columns, names)
 
 
 def _check_names(table: "Table", roles: Roles) -> None:
     names = table.column_names
-    for role in ("one_hot", "drop"):
-        if isinstance(name := getattr(roles, role), str):
-            raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
     features = [] if roles.x is None else [roles.x]
     if features and (roles.one_hot or roles.drop):
         raise ValueError(f"x names the only feature, {roles.x!r}: leave out one-hot and drop")
@@ -265,7 +244,7 @@ def _check_names(table: "Table", roles: Roles) -> None:
         raise ValueError("the table has no rows")
 
 
-def kind_of(column: "ChunkedArray") -> Literal["number", "text", "list", "other"]:
+def kind_of(column: "ChunkedArray | Array") -> Literal["number", "text", "list", "other"]:
     """Return what a column holds; truth values are numbers, and numbers of categories text."""
     from pyarrow import types
 
@@ -300,7 +279,7 @@ def _require_complete(name: str, column: "ChunkedArray") -> None:
         )
 
 
-def _texts(column: "ChunkedArray") -> np.ndarray:
+def texts(column: "ChunkedArray") -> np.ndarray:
     """Return the values as strings, (N,); text stays objects, which are not padded."""
     values = column.to_numpy()
     if values.dtype.kind != "O":
@@ -309,13 +288,15 @@ def _texts(column: "ChunkedArray") -> np.ndarray:
     return np.array(texts, object)
 
 
-def _numbers(table: "Table", features: list[str], one_hot: Sequence[str]) -> dict[str, np.ndarray]:
+def _numbers(
+    table: "Table", features: list[str], one_hot: Sequence[str]
+) -> tuple[np.ndarray, Columns]:
     """Return the array x, (N, d) float32, and its columns."""
-    parts, called, exclusive = [], [], 0
+    parts, called = [], []
     for name in features:
         column = table[name]
         if name in one_hot:
-            names, place = distinct(_texts(column))
+            names, place = numbered(texts(column))
             if not encodable(len(names), len(place)):
                 raise ValueError(
                     f"column {name!r} has {len(names)} values in {len(place)} rows, too many to "
@@ -323,10 +304,9 @@ def _numbers(table: "Table", features: list[str], one_hot: Sequence[str]) -> dic
                 )
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             called += [(f"{name}={value}", 1.0) for value in names.tolist()]
-            exclusive += len(names) - 1
             continue
         if kind_of(column) != "number":
-            raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
+            raise ValueError(f"column {name!r} {_why_no_feature(column)}")
         given = column.to_numpy()
         values = to_float32(given)
         if not np.isfinite(values).all():
@@ -341,12 +321,10 @@ def _numbers(table: "Table", features: list[str], one_hot: Sequence[str]) -> dic
                 "if they are ids, leave the column out (drop), or else divide it"
             )
         parts.append(values[:, None])
-        called.append((name, 1.0 if given.dtype == bool else math.inf))
+        # A name with "=" is that of an encoded column.
+        called.append((name, 1.0 if given.dtype == bool and "=" not in name else math.inf))
     names, bounds = zip(*called, strict=True)
-    return {
-        "x": np.concatenate(parts, axis=1),
-        **arrays_of_columns("x", Columns(names, bound=bounds, exclusive=exclusive)),
-    }
+    return np.concatenate(parts, axis=1), Columns(names, bound=bounds)
 
 
 def encodable(values: int, rows: int) -> bool:
@@ -354,45 +332,63 @@ def encodable(values: int, rows: int) -> bool:
     return values <= max(_FEW, rows / 2)
 
 
-def _why_no_feature(column: "ChunkedArray", features: list[str]) -> str:
-    kind = kind_of(column)
-    if kind == "text":
-        import pandas
+def _why_no_feature(column: "ChunkedArray") -> str:
+    if kind_of(column) != "text":
+        return f"holds {column.type}: make numbers of it, leave it out (drop), or all others (x)"
+    import pandas
 
-        values = [*map(str, column.to_pylist())]
-        row = int(np.argmax(pandas.isna(pandas.to_numeric(values, errors="coerce"))))
-        return (
-            f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
-            "leave it out (drop), or read its characters alone (x)"
-        )
-    if kind == "list":
-        return f"holds lists, which must be the only feature, of {_listed(features)}: drop others"
-    return f"holds {column.type}, no numbers: make numbers of it, or leave it out (drop)"
+    values = [*map(str, column.to_pylist())]
+    row = int(np.argmax(pandas.isna(pandas.to_numeric(values, errors="coerce"))))
+    return (
+        f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
+        "leave it out (drop), or read its characters alone (x)"
+    )
 
 
-def _target(name: str, column: "ChunkedArray") -> dict[str, np.ndarray]:
+def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:
+    """Return N lists of numbers of one length, or nested ones, as an array (N, L, ...)."""
+    from pyarrow.compute import call_function
+
+    shape, values = [len(column)], column.combine_chunks()
+    while kind_of(values) == "list" and len(values):
+        lengths = call_function("list_value_length", [values]).to_numpy(zero_copy_only=False)
+        if len(others := np.flatnonzero(lengths != lengths[0])):
+            row = others[0] * len(column) // len(lengths) + 1
+            raise ValueError(
+                f"{where} must hold lists of one length, got {lengths[others[0]]:g} in row {row} "
+                f"after {lengths[0]:g}: fill up the shorter ones, labels with −1"
+            )
+        shape.append(int(lengths[0]))
+        values = values.flatten()
+    found = values.to_numpy(zero_copy_only=False).reshape(shape)
+    if found.dtype.kind not in "fiub":
+        raise ValueError(f"{where} must hold lists of numbers, got {column.type}")
+    return to_float32(found) if found.dtype.kind == "f" else found
+
+
+def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the array y, (N,), and for text the names of its classes."""
-    kind, values = kind_of(column), column.to_numpy()
-    if kind == "list":
-        return {"y": stacked(values, f"column {name!r}")}
-    if kind == "number" or values.dtype.kind in "iuf":  # pandas has categories that are numbers
-        found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
+    if (kind := kind_of(column)) == "list":
+        return _stacked(column, f"column {name!r}"), ()
+    y, names = column.to_numpy(), ()
+    first = y[0]
+    if kind == "number" or y.dtype.kind in "iuf":  # pandas has categories that are numbers
+        y = y.astype(np.float64) if y.dtype.kind == "O" else y
     elif kind == "text":
-        names, classes = distinct(_texts(column))
-        found = {"y": classes.astype(np.int32), "categories.y": names}
+        found, y = numbered(texts(column))
+        names, y = tuple(found.tolist()), y.astype(np.int32)
     else:
         raise ValueError(f"the target {name!r} must hold numbers or text, got {column.type}")
-    if len(np.unique(found["y"])) == 1:
+    if np.all(y == y[0]):
         raise ValueError(
-            f"the target {name!r} is {values[0]} in all {len(values)} rows: there is "
-            "nothing to predict"
+            f"the target {name!r} is {first} in all {len(y)} rows: there is nothing to predict"
         )
-    return found
+    return y, names
 
 
 def _splits(name: str, column: "ChunkedArray") -> np.ndarray:
     """Return the array split, (N,)."""
-    values = _texts(column)
+    values = texts(column)
     places = [split_called(value) for value in values]
     if None in places:
         row = places.index(None)

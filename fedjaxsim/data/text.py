@@ -1,11 +1,10 @@
-"""Text and lists of numbers as arrays: characters of strings, names of classes, tokens."""
+"""Text as arrays of integers: characters of strings, names of classes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from fedjaxsim.data.arrays import join, to_float32
+from fedjaxsim.data.arrays import join
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of Shakespeare, in the order of LEAF (`models/utils/language_utils.py`)."""
@@ -15,7 +14,7 @@ _LARGEST_CODE = 0x10FFFF
 
 def encode(
     fields: Mapping[str, list[np.ndarray]], owners: list[str]
-) -> tuple[dict[str, np.ndarray], list[str]]:
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]], list[str]]:
     """Join the clients' parts of the fields x and y, with text replaced by integers.
 
     Strings in x, (n,), become their characters, (n, L), in which one more integer, with an empty
@@ -25,9 +24,10 @@ def encode(
     numbered in sorted order.
 
     Returns:
-      Arrays of the .npz format, and sentences on what is public.
+      The fields, the names of their integers, and sentences on what is public.
     """
     arrays: dict[str, np.ndarray] = {}
+    categories: dict[str, tuple[str, ...]] = {}
     texts: dict[str, list[np.ndarray]] = {}
     public = []
     for name, parts in fields.items():
@@ -41,17 +41,20 @@ def encode(
         of_characters = {"x": texts.pop("x")}
         if "y" in texts and _width(texts["y"]) in (1, _width(of_characters["x"])):
             of_characters["y"] = texts.pop("y")
-        arrays |= (found := _characters(of_characters))
-        if "".join(found["categories.x"]) != CHARACTERS:
+        found, categories = _characters(of_characters)
+        arrays |= found
+        if "".join(categories["x"]) != CHARACTERS:
             public.append("Which characters there are")
     if "y" in texts:
         names, arrays["y"] = np.unique(np.concatenate(texts["y"]), return_inverse=True)
-        arrays["categories.y"] = names
+        categories["y"] = tuple(names.tolist())
         public.append("Which classes there are, by name,")
-    return arrays, [f"{what} is read from all clients' rows" for what in public]
+    return arrays, categories, [f"{what} is read from all clients' rows" for what in public]
 
 
-def _characters(texts: Mapping[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+def _characters(
+    texts: Mapping[str, list[np.ndarray]],
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
     """Return the characters of x, (N, L), and y, (N, L) or (N,), as integers, with their names."""
     seen = np.zeros(_LARGEST_CODE + 1, bool)
     for parts in texts.values():
@@ -63,7 +66,7 @@ def _characters(texts: Mapping[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
     padding = len(symbols)
     number = np.full(_LARGEST_CODE + 1, padding, np.uint8 if padding < 256 else np.int32)
     number[[*map(ord, symbols)]] = np.arange(padding)
-    arrays: dict[str, np.ndarray] = {}
+    arrays, categories = {}, {}
     for name, parts in texts.items():
         width = _width(parts)
         found = np.concatenate([number[_codes(part, width)] for part in parts])
@@ -73,8 +76,8 @@ def _characters(texts: Mapping[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
             found = np.where(labels == padding, _PADDED, labels)
             found = found[:, 0] if width == 1 else found
         arrays[name] = found
-        arrays[f"categories.{name}"] = np.array(symbols + [""] * (padded and name == "x"), str)
-    return arrays
+        categories[name] = (*symbols, *[""] * (padded and name == "x"))
+    return arrays, categories
 
 
 def _width(texts: list[np.ndarray]) -> int:
@@ -85,32 +88,3 @@ def _width(texts: list[np.ndarray]) -> int:
 def _codes(text: np.ndarray, width: int) -> np.ndarray:
     """Return the characters of strings, (n, width) uint32, padded with 0."""
     return text.astype(f"U{width}").view(np.uint32).reshape(len(text), width)
-
-
-def stacked(values: Sequence[Any] | np.ndarray, where: str) -> np.ndarray:
-    """Stack N lists of numbers of one length, (N, L, ...); floats become float32."""
-    rows: list[np.ndarray] = []
-    for number, value in enumerate(values, 1):
-        try:
-            row = _rectangular(value)
-        except ValueError:
-            row = np.array(None)
-        if row.dtype.kind not in "fiub" or not row.ndim:
-            raise ValueError(
-                f"{where} must hold lists of numbers, got {str(value)[:40]} in row {number}"
-            )
-        if rows and row.shape != rows[0].shape:
-            raise ValueError(
-                f"{where} must hold lists of one length, got {row.shape} in row {number} after "
-                f"{rows[0].shape}: fill up the shorter ones, labels with −1"
-            )
-        rows.append(row)
-    found = np.stack(rows)
-    return to_float32(found) if found.dtype.kind == "f" else found
-
-
-def _rectangular(value: Any) -> np.ndarray:
-    """Return a list of numbers, or of lists of one length, as an array."""
-    array = np.asarray(value)
-    nested = array.dtype == object and array.ndim and array.size
-    return np.array([_rectangular(each) for each in array]) if nested else array

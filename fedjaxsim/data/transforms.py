@@ -80,8 +80,8 @@ def invert(population: Population) -> Population:
         raise ValueError("invert needs a field 'x' with values in [0, 1]")
     columns = population.columns.get("x")
     if columns is not None:
-        ones = (1.0,) * len(columns.names)
-        columns = columns.mapped(ones, [-1.0] * len(ones), ones)
+        ones = np.ones(len(columns.names))
+        columns = columns.mapped(ones, -ones, ones)
     return population.with_field("x", lambda rows: 1 - rows, columns)
 
 
@@ -129,15 +129,12 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
             raise ValueError(
                 f"the range of column {name!r} must be (smallest, largest), got {ends}"
             )
-    for field in dict.fromkeys(known[name] for name in ranges):
-        columns = population.columns[field]
-        stored = np.full((2, len(columns.names)), np.nan)
-        for place, name in enumerate(columns.names):
-            if name in ranges and known[name] == field:
-                ends = (np.array(ranges[name]) - columns.centre[place]) / columns.half_range[place]
-                stored[:, place] = np.sort(ends)
-        population = mapped(population, field, stored)
-    return noted(population, _GIVEN) if ranges else population
+    if not ranges:
+        return population
+    chosen: dict[str, dict[str, Range]] = {}
+    for name, ends in ranges.items():
+        chosen.setdefault(known[name], {})[name] = ends
+    return noted(_mapped(population, chosen), _GIVEN)
 
 
 def scale_by_rows(population: Population, *, target: bool = False) -> Population:
@@ -153,52 +150,44 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
     Raises:
       ValueError: x is not (N, d), or the target holds classes.
     """
-    rows = population.splits["train"].all_rows()
-    for field, free in unbounded(population, target=target).items():
-        values = population.fields[field][rows].reshape(len(rows), -1).astype(np.float64)
-        ends = np.stack([values.min(axis=0), values.max(axis=0)])
-        ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
-        population = mapped(population, field, np.where(free, ends, np.nan))
-    return noted(population, unprotected=(_READ,))
-
-
-def unbounded(population: Population, *, target: bool) -> dict[str, np.ndarray]:
-    """Return whether columns lack a known bound, (d,) bool, of x and, if it is scaled, of y."""
-    found = {}
+    rows, ranges = population.splits["train"].all_rows(), {}
     for field in ("x", "y") if target else ("x",):
-        if not _names(population, field):
-            shapes = {
-                name: f"{each.dtype} {each.shape}" for name, each in population.fields.items()
-            }
+        names = _names(population, field)
+        if not names:
+            shapes = {name: f"{v.dtype} {v.shape}" for name, v in population.fields.items()}
             raise ValueError(f"scaling needs numbers x (N, d), and a numeric target, got {shapes}")
-        found[field] = ~np.isfinite(population.columns[field].bound)
-    return found
+        columns = population.columns[field]
+        values = population.fields[field][rows].reshape(len(rows), -1).astype(np.float64)
+        ends = np.sort(columns.original([values.min(axis=0), values.max(axis=0)]), axis=0)
+        ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
+        each = zip(names, columns.bound, map(tuple, ends.T.tolist()), strict=True)
+        ranges[field] = {name: both for name, bound, both in each if bound == math.inf}
+    return noted(_mapped(population, ranges), unprotected=(_READ,))
 
 
-def mapped(population: Population, field: str, stored: np.ndarray) -> Population:
-    """Map columns of a field from ranges of stored numbers to [-1, 1], of clients held out, too.
+def _mapped(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -> Population:
+    """Map columns from ranges, by field and name, to [-1, 1], of clients held out, too.
 
-    `stored`, (2, d), has NaN for a column that stays. Of the field "y" training rows alone are
-    clipped.
+    Of the field "y" training rows alone are clipped.
     """
-    columns, moved = population.columns[field], ~np.isnan(stored[0])
-    low, high = np.where(moved, stored, [[-1.0], [1.0]])
-    centre, half_range = (low + high) / 2, (high - low) / 2
-    values = population.fields[field]
-    new = (values.reshape(len(values), -1) - centre) / half_range
-    clips = np.ones(len(values), bool)
-    if field == "y":
-        clips[:] = False
+    fields, named = dict(population.fields), dict(population.columns)
+    for field, of in ranges.items():
+        columns, values = named[field], fields[field]
+        moved = np.array([name in of for name in columns.names])
+        ends = np.tile([[-1.0], [1.0]], len(moved))
+        ends[:, moved] = np.array([of[name] for name in columns.names if name in of]).T
+        own = (ends - columns.centre) / np.array(columns.half_range)
+        low, high = np.where(moved, np.sort(own, axis=0), ends)
+        centre, half_range = (low + high) / 2, (high - low) / 2
+        new = (values.reshape(len(values), -1) - centre) / half_range
+        clips = np.full(len(values), field != "y")
         clips[population.splits["train"].all_rows()] = True
-    new = np.where(clips[:, None] & moved, np.clip(new, -1, 1), new)
-    bound = np.where(moved, 1.0, columns.bound)
-    named = columns.mapped(centre.tolist(), half_range.tolist(), bound.tolist())
-    return dataclasses.replace(
-        population,
-        fields={**population.fields, field: new.reshape(values.shape).astype(np.float32)},
-        columns={**population.columns, field: named},
-        held_out=population.held_out and mapped(population.held_out, field, stored),
-    )
+        new = np.where(clips[:, None] & moved, np.clip(new, -1, 1), new)
+        fields[field] = new.reshape(values.shape).astype(np.float32)
+        bound = np.where(moved, 1.0, columns.bound)
+        named[field] = columns.mapped(centre, half_range, bound)
+    held_out = population.held_out and _mapped(population.held_out, ranges)
+    return dataclasses.replace(population, fields=fields, columns=named, held_out=held_out)
 
 
 def noted(population: Population, *public: str, unprotected: tuple[str, ...] = ()) -> Population:

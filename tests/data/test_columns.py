@@ -45,13 +45,16 @@ def test_readers_name_columns_and_know_what_they_encoded(population):
 def test_affine_changes_compose_to_the_units_of_the_source(population):
     x = population.fields["x"].astype(np.float64)
     centre, half = np.array([40.0, 0, 0, 0, 1]), np.array([20.0, 1, 1, 1, 2])
-    columns = population.columns["x"].mapped(centre, half, (1, 1, 1, 1, 1))
-    # One of kind=p and kind=q is 1; only those that stay what they are tell that.
+    columns = population.columns["x"].mapped(centre, half, np.ones(5))
+    # One of kind=p and kind=q is 1; only as long as they stay what they are.
     assert columns.norm == pytest.approx(4**0.5)
     assert np.square((x - centre) / half).sum(axis=1).max() <= 4
-    assert columns.mapped([0] * 5, [1, 1, 0.5, 1, 1], [1, 1, 2, 1, 1]).norm == 8**0.5
+    assert (
+        columns.mapped(np.zeros(5), np.array([1, 1, 0.5, 1, 1]), np.array([1, 1, 2, 1, 1])).norm
+        == 8**0.5
+    )
     assert columns.chosen(np.arange(5) != 3).norm == 4**0.5
-    assert columns.chosen(np.arange(5) != 1).exclusive == 0
+    assert columns.chosen(np.arange(5) != 1).norm == 3**0.5
     np.testing.assert_allclose(columns.original((x - centre) / half), x)
     grey = data.Population.from_flat({"x": np.array([[0.0, 0.25], [1.0, 0.5]])}, [2])
     white = invert(grey)
@@ -63,7 +66,8 @@ def test_affine_changes_compose_to_the_units_of_the_source(population):
 
 
 def test_columns_are_kept_on_disk_and_with_some_clients(population, tmp_path):
-    columns = population.columns["x"].mapped([40.0, 0, 0, 0, 0], [20.0, 1, 1, 1, 1], [1.0] * 5)
+    centre, half = np.array([40.0, 0, 0, 0, 0]), np.array([20.0, 1, 1, 1, 1])
+    columns = population.columns["x"].mapped(centre, half, np.ones(5))
     population = population.with_field("x", lambda x: x, columns)
     data.save_npz(tmp_path / "p.npz", population)
     data.save_folder(tmp_path / "folder", population)

@@ -46,12 +46,6 @@ def test_what_is_written_is_read(tmp_path, names):
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
     found = load_folder(tmp_path / "a")
     assert_same(population, found)
-    held_out = dataclasses.replace(a_population(["x", "y", "z"]), public=())
-    save_folder(tmp_path / "b", dataclasses.replace(population, held_out=held_out))
-    again = load(f"folder:{tmp_path / 'b'}")  # which has test rows, as those held out have
-    assert_same(population, again)
-    assert again.held_out is not None
-    assert_same(held_out, again.held_out)
     assert fingerprint_of(found) == fingerprint_of(population)
 
 

@@ -3,7 +3,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjaxsim.data import regression_stream, related_regression, synthetic_regression
+from fedjaxsim.data import (
+    group_sparse_regression,
+    low_rank_regression,
+    regression_stream,
+    synthetic_regression,
+)
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.tasks import known_regression
 from fedjaxsim.tasks.task import check_rows
@@ -114,9 +119,9 @@ def test_the_risk_is_that_of_the_true_parameters():
         check_rows(known_regression(6), population.fields)
 
 
-@pytest.mark.parametrize(("pattern", "variance"), [("low-rank", 100.0), ("group-sparse", None)])
-def test_related_regressions_are_those_of_mp_mtl(pattern, variance):
-    population, w = related_regression(pattern, 40, 12, 7, seed=3)
+@pytest.mark.parametrize("drawn", [low_rank_regression, group_sparse_regression])
+def test_related_regressions_are_those_of_mp_mtl(drawn):
+    population, w = drawn(40, 12, 7, seed=3)
     assert w.shape == (12, 40)
     for split, count in (("train", 7), ("test", 63)):
         assert population.splits[split].count.tolist() == [count] * 40
@@ -125,21 +130,19 @@ def test_related_regressions_are_those_of_mp_mtl(pattern, variance):
     check_variance(x @ np.ones(12), 1)  # uniform directions: E xxᵀ = I/12
     residuals = [population.rows(k)["y"] - population.rows(k)["x"] @ w[:, k] for k in range(40)]
     check_variance(np.stack(residuals), 1)
-    if pattern == "low-rank":
+    if drawn is low_rank_regression:
         assert np.linalg.matrix_rank(w) == 5
         np.testing.assert_allclose(w.mean(axis=1), 0, atol=1e-12)
         np.testing.assert_array_equal(w[:, :4], np.tile(w[:, :1], 4))
         np.testing.assert_array_equal(w[:, 4:8], -w[:, :4])
-        check_variance(w[:, ::8], variance)
+        check_variance(w[:, ::8], 100)
     else:
         assert np.all(w[4:] == 0)
         assert np.all((np.abs(w[:4]) >= 1) & (np.abs(w[:4]) <= 50))
         assert 50 < np.sum(w[:4] > 0) < 110  # of 160 fair coins, but for 1e-6
-    assert not np.array_equal(w, related_regression(pattern, 40, 12, 7, seed=4)[1])
+    assert not np.array_equal(w, drawn(40, 12, 7, seed=4)[1])
 
 
 def test_wrong_arguments_of_related_regressions_are_refused():
-    with pytest.raises(ValueError, match="pattern"):
-        related_regression("x")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="num_features"):
-        related_regression("group-sparse", num_features=3)
+        group_sparse_regression(num_features=3)

