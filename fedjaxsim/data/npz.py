@@ -33,7 +33,7 @@ from fedjaxsim.data.arrays import common_length
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.source import Source
+from fedjaxsim.data.source import Source, shown
 
 _RESERVED = ("client", "counts", "names", "split", "about")
 _SUMS = "SHA256SUMS"
@@ -180,7 +180,7 @@ def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Population | Source:
             return Source(fields, split=arrays.get("split"), **about)
         if ids.shape != (n,) or ids.dtype.kind not in "iuU":
             raise ValueError(
-                f"client must be an integer or string for each of the {n} rows, got {ids}"
+                f"client must be an integer or string for each of the {n} rows, got {shown(ids)}"
             )
         known, client = np.unique(ids, return_inverse=True)
         return Source(fields, client, known, arrays.get("split"), **about)

@@ -47,7 +47,8 @@ class Source:
                 raise ValueError("rows need their clients: one of 'client' and 'counts'")
             split = np.zeros(n, np.int8) if self.split is None else self.split
             if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
-                raise ValueError(f"split must hold 0, 1 or 2 for each of the {n} rows, got {split}")
+                got = shown(split)
+                raise ValueError(f"split must hold 0, 1 or 2 for each of the {n} rows, got {got}")
             trained = np.bincount(client[split == 0], minlength=m) > 0
             if not trained.any():
                 raise ValueError("no client has training rows")
@@ -89,3 +90,8 @@ def clients_of(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
         names, client = names[order], np.argsort(order)[client]
     return names, client
+
+
+def shown(values: np.ndarray) -> str:
+    """Return the type, the shape and the first numbers of an array, for a message."""
+    return f"{values.dtype} {values.shape}: {', '.join(map(str, values.ravel()[:4]))} …"
