@@ -9,7 +9,7 @@ The arrays:
   `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ..., or
   (m, 3), each client's training, validation and test rows, as `save_npz` writes them: then fields
   keep their types; `names`, (m,), may name the clients;
-- optionally `about`: a string, the JSON of other attributes of a population.
+- optionally `about`: (k,) uint8, the JSON of other attributes of a population.
 
 A folder is mapped into memory instead of read. Its SHA256SUMS lists the arrays in order;
 `sha256sum -c SHA256SUMS`, inside the folder, compares them with their digests.
@@ -162,7 +162,8 @@ def _arrays_of(population: Population) -> dict[str, np.ndarray]:
         arrays["names"] = population.names
     about = {name: getattr(population, name) for name in ("public", "unprotected", "categories")}
     columns = {field: dataclasses.asdict(each) for field, each in population.columns.items()}
-    arrays["about"] = np.array([json.dumps({**about, "columns": columns})])
+    about_bytes = json.dumps({**about, "columns": columns}).encode()
+    arrays["about"] = np.frombuffer(about_bytes, np.uint8)
     return arrays
 
 
@@ -197,7 +198,7 @@ def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     if "about" not in arrays:
         return {}
     with reading("JSON of attributes (about)"):
-        found = json.loads(arrays["about"].item())
+        found = json.loads(arrays["about"].tobytes())
         sentences = {name: (*map(str, found[name]),) for name in ("public", "unprotected")}
         columns = {}
         for field, each in found["columns"].items():

@@ -106,8 +106,14 @@ def test_reserved_names_are_not_saved(tmp_path):
         ({"x": X, "split": Y * 0}, "split needs client"),
         ({"x": X, "client": Y * 0, "split": Y}, "split must hold 0, 1 or 2"),
         ({"x": X, "client": Y * 0, "split": Y * 0 + 1}, "no client has training rows"),
-        ({"x": X, "counts": np.array([4]), "about": np.array(["{"])}, "JSON of attributes"),
-        ({"x": X, "counts": np.array([4]), "about": np.array(["{}"])}, "JSON of attributes"),
+        (
+            {"x": X, "counts": np.array([4]), "about": np.array([*b"{"], np.uint8)},
+            "JSON of attributes",
+        ),
+        (
+            {"x": X, "counts": np.array([4]), "about": np.array([*b"{}"], np.uint8)},
+            "JSON of attributes",
+        ),
         ({"x": X / np.float32(2) * np.nan, "client": Y}, "client '0', field 'x'.*nan"),
     ],
 )
