@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.data.population import Population
-from fedjaxsim.kernels.threefry import words
+from fedjaxsim.kernels import backend, threefry
 
 _PERSONAL_FEATURES = 5
 _BLOCKS = 5
@@ -217,11 +217,25 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """
     if jnp.zeros(()).dtype != jnp.float32 or math.prod(shape) >= 2**32:
         return jax.random.normal(key, shape)
-    count = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    first, second = words(jax.random.key_data(key), jnp.zeros_like(count), count)
-    radius = jnp.sqrt(-2.0 * jnp.log(2.0 - _from_one_to_two(first)))
-    # Sines have the same distribution over half a circle as over the whole circle.
-    return radius * _sine_of_right_angles(2.0 * _from_one_to_two(second) - 3.0)
+    size = math.prod(shape)
+
+    def draw(first: jax.Array | int, count: int) -> jax.Array:
+        index = first + jax.lax.iota(jnp.uint32, count)
+        one, other = threefry.words(jax.random.key_data(key), jnp.zeros_like(index), index)
+        radius = jnp.sqrt(-2.0 * jnp.log(2.0 - _from_one_to_two(one)))
+        # Sines have the same distribution over half a circle as over the whole circle.
+        return radius * _sine_of_right_angles(2.0 * _from_one_to_two(other) - 3.0)
+
+    if backend.platform() != "cpu":
+        return draw(0, size).reshape(shape)
+    # Without a loop of two steps XLA computes the numbers again in each of their uses.
+    half = -(-size // 2)
+
+    def fill(i, numbers):
+        each = draw(jnp.uint32(i * half), half)
+        return jax.lax.dynamic_update_slice(numbers, each, (i * half,))
+
+    return jax.lax.fori_loop(0, 2, fill, jnp.zeros(2 * half))[:size].reshape(shape)
 
 
 def _from_one_to_two(word: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ import scipy.stats
 
 from fedjaxsim.data.synthetic import _sine_of_right_angles, normal
 from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.linear_outputs import linear_outputs
 
 
 def test_numbers_are_normal_and_independent():
@@ -34,6 +35,19 @@ def test_keys_and_shapes_give_numbers_of_their_own():
     mapped = jax.vmap(lambda key: normal(key, (6,)))(keys)
     for key, numbers in zip(keys, mapped, strict=True):
         np.testing.assert_allclose(numbers, normal(key, (6,)), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("unrolled")
+def test_numbers_are_computed_once_however_many_products_read_them():
+    def hashes(function):
+        compiled = jax.jit(function).lower(jax.random.key(0), jax.numpy.zeros((1, 12))).compile()
+        return str(compiled.as_text()).count(" xor(")
+
+    def loss(w, x):
+        return jax.numpy.sum(linear_outputs(x, w) ** 2)
+
+    drawn = hashes(lambda key, w: normal(key, (4, 12)) + w)
+    assert 20 <= drawn == hashes(lambda key, w: jax.grad(loss)(w, normal(key, (4, 12))))
 
 
 def test_the_sine_is_right_to_three_ten_millionths():
