@@ -41,14 +41,12 @@ def test_partitions_and_held_out_clients_count(capsys):
     assert found["labels"] == [*range(10)]
 
 
-def test_new_clients_of_the_data_are_used_by_name(tmp_path, capsys):
+def test_clients_with_test_rows_alone_are_named_and_left_out(tmp_path, capsys):
     rows = {"x": np.ones((6, 1)), "y": np.arange(6) % 2, "client": np.arange(6) // 2}
     np.savez(tmp_path / "a.npz", **rows, split=np.array([0, 2, 0, 2, 2, 2]))
-    for used, count in (("kept", 2), ("held-out", 1)):
-        flags = ["--data", f"npz:{tmp_path / 'a.npz'}", "--clients-used", used, "--json"]
-        with pytest.warns(UserWarning, match="no training rows: held out, as new"):
-            assert main(["data", "show", *flags]) == 0
-        assert json.loads(capsys.readouterr().out)["clients"] == count
+    with pytest.warns(UserWarning, match="1 of 3 clients, such as '2', have no training rows"):
+        assert main(["data", "show", "--data", f"npz:{tmp_path / 'a.npz'}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["clients"] == 2
 
 
 def test_data_without_labels_are_shown(capsys):
