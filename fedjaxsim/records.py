@@ -24,6 +24,8 @@ class Records(Callback):
     """Keep the records of all evaluations in `rows` (see `Run.records`)."""
 
     initial = True
+    released = 0
+    """As of a `MetricsFile`; memory keeps no round that a checkpoint does not."""
 
     def __init__(self):
         self.memory = list[Record]()
@@ -78,6 +80,11 @@ class MetricsFile(Callback):
         """The records, read from the file; null is NaN."""
         rows = (json.loads(line) for line in self._lines())
         return [{k: math.nan if v is None else v for k, v in row.items()} for row in rows]
+
+    @property
+    def released(self) -> int:
+        """The last round whose evaluation is in the file and still to be done again, or 0."""
+        return last_round(self._later)
 
     def keep_lines(self) -> None:
         """Keep the lines that the file holds until their evaluations are done again."""

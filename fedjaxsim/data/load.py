@@ -84,6 +84,8 @@ def load(
             f"{kind} needs --target, the column to predict, and --client, the column with the "
             "client of each row, or --partition for rows without clients"
         )
+    if kind in ("csv", "parquet") and "split" in given and "client" not in given:
+        raise ValueError("--split needs --client: rows without clients are dealt to clients")
     supplied = given | {"seed": seed}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
     if isinstance(found, tuple):

@@ -8,7 +8,7 @@ with few rows stops early.
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,6 @@ from fedjaxsim import checks, keys
 from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.kernels.permutation import Order, random_order
 from fedjaxsim.kernels.traces import current_trace, note, noted_losses
-
-if TYPE_CHECKING:
-    from fedjaxsim.privacy.private_examples import GradientNoise
 
 Carry = TypeVar("Carry")
 PyTree = Any
@@ -73,6 +70,24 @@ class UnprotectedError(ValueError):
     """A use of a client's rows that noise in gradients does not protect."""
 
 
+class Protection(Protocol):
+    """The draw of minibatches whose gradients protect examples, and their gradients."""
+
+    def sample(self, key: jax.Array, size: int, count: jax.Array, most_rows: int) -> Any:
+        """Draw a minibatch, with its `expected` number of examples."""
+        ...
+
+    def read(self, sampled: Any, read: Reader) -> Batch:
+        """Read all rows of a minibatch."""
+        ...
+
+    def gradient(
+        self, task: Any, params: PyTree, sampled: Any, rows: Reader | Batch, ticket: int
+    ) -> tuple[jax.Array, PyTree]:
+        """Compute the mean loss and the noised gradient, with the noise of the ticket."""
+        ...
+
+
 class ProtectedBatch:
     """A minibatch of protected examples: `Task.gradient` is its one use, where it was drawn.
 
@@ -84,7 +99,7 @@ class ProtectedBatch:
 
     def __init__(
         self,
-        protection: "GradientNoise",
+        protection: Protection,
         sampled: Any,
         rows: Reader | Batch,
         first: int,
@@ -227,7 +242,7 @@ class ClientData:
         longest: jax.Array | None = None,
         share: jax.Array | None = None,
         most_rows: int = 0,
-        protection: "GradientNoise | None" = None,
+        protection: Protection | None = None,
     ):
         """Make the view of a client, with `read` from `reader` and the `key` of this round.
 
@@ -507,9 +522,7 @@ def loss_of(data: ClientData) -> dict[str, jax.Array]:
 
 
 def view_here(
-    data: ClientData,
-    protection: "GradientNoise | None" = None,
-    minibatches: Minibatches | None = None,
+    data: ClientData, protection: Protection | None = None, minibatches: Minibatches | None = None
 ) -> ClientData:
     """Return a client's view made in the current trace; its gradients may protect examples."""
     if data._protection is not None:

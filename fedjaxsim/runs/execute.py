@@ -132,7 +132,7 @@ def execute(
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
-    report = _guarantee(experiment, state, rounds, getattr(recorded, "released", 0))
+    report = _guarantee(experiment, state, rounds, recorded.released)
     if earlier:
         stages = describe_stages(earlier, config.algorithm, int(state.round))
         report = report.assuming([f"The charges of all stages are composed: {stages}."])

@@ -52,8 +52,6 @@ TOKENS = np.zeros((ROWS, 6), np.int32)
          lambda: softmax_sequence(gru((6,), 2, 7, (2,)), 3), (TOKENS, TOKENS)),
         ("outputs of (4, 6, 3) do not fit labels y of (4, 5)",
          lambda: softmax_sequence(gru((6,), 3, 7, (2,)), 3), (TOKENS, TOKENS[:, :5])),
-        ("got int32 at n",
-         lambda: softmax(TWO._replace(init=lambda key: {"n": jnp.int32(1)}), 2), (X, Y)),
         ("num_classes must be an integer of at least 2, got 3.0",
          lambda: wrong(TWO, 3.0), (X, Y)),
         ("num_classes must be an integer of at least 2, got 1", lambda: softmax(TWO, 1), (X, Y)),
