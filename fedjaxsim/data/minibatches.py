@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 
     def gradient(self, task: Any, params: PyTree) -> PyTree:
         """Compute `Task.gradient`."""
-        value, gradient = jax.value_and_grad(task.loss)(params, self)
+        value, gradient = value_and_gradient(task, params, self)
         note(value)
         return gradient
 
@@ -64,6 +64,18 @@ class Batch(NamedTuple):
     def mean(self, values: jax.Array) -> jax.Array:
         """Average per-example `values` (b,) over the real examples, () (0 if none)."""
         return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
+
+
+def value_and_gradient(task: Any, params: PyTree, batch: Batch) -> tuple[jax.Array, PyTree]:
+    """Compute a task's loss, which must be one number, and its gradient."""
+
+    def loss(params):
+        value = task.loss(params, batch)
+        if shape := jnp.shape(value):
+            raise ValueError(f"the task's loss must be one number, got shape {shape}")
+        return value
+
+    return jax.value_and_grad(loss)(params)
 
 
 class UnprotectedError(ValueError):

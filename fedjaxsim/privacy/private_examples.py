@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.minibatches import Batch, Reader
+from fedjaxsim.data.minibatches import Batch, Reader, value_and_gradient
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.kernels.primitives import check_alone
@@ -262,7 +262,7 @@ def _gradients_of_examples(task, params, batch, bound):
 
     def of_example(fields, key):
         one = jax.tree.map(lambda leaf: leaf[None], (fields, jnp.ones(()), key))
-        value, gradient = jax.value_and_grad(task.loss)(params, Batch(*one))
+        value, gradient = value_and_gradient(task, params, Batch(*one))
         return value, clip_by_global_norm(widened(gradient), bound).message
 
     def present(leaf):
