@@ -222,6 +222,9 @@ def table_of(frame: Any) -> "Table":
 
 def _check_names(table: "Table", roles: Roles) -> None:
     names = table.column_names
+    for role in ("one_hot", "drop"):  # the letters of a name may be columns, too
+        if isinstance(name := getattr(roles, role), str):
+            raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
     features = [] if roles.x is None else [roles.x]
     if features and (roles.one_hot or roles.drop):
         raise ValueError(f"x names the only feature, {roles.x!r}: leave out one-hot and drop")

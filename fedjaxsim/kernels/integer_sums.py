@@ -19,7 +19,7 @@ _BITS = 22
 _ONE_WORD = 18
 """Smallest k for which one word is enough."""
 _LOW = 8
-"""Bits of a word of 31 without which a float32 holds it."""
+"""Bits that `plus` splits off a word of 31, as a float32 holds 24."""
 
 
 @register_dataclass

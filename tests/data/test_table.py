@@ -188,7 +188,7 @@ def test_a_table_without_clients_is_divided(tmp_path):
             "'part'.*'train' in row 1",
         ),
         ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "'part'.*'many' in row 3"),
-        ({}, {"drop": "part"}, "no column 'p'"),
+        ({}, {"drop": "part"}, r"drop must be a list of columns, got 'part'"),
         ({"age": [1, None, 2, None, 2]}, {}, "'age' has 2 missing values in 5 rows.* in row 2"),
         ({"part": [1, None, 3, None, 5]}, {}, "'part'.* missing"),
         ({"part": [1.0, math.nan, 3.0, 4.0, 5.0]}, {}, "'part'.* missing"),
@@ -278,7 +278,7 @@ def test_a_missing_file_is_not_found(tmp_path):
         ),
         (
             {"target": "y", "split": "part", "drop": ["who"], "partition": "iid"},
-            "split needs client",
+            "--split needs --client",
         ),
     ],
 )

@@ -245,7 +245,8 @@ def gaussian(
         assumptions: their largest and their sum are in every release. With `max_weight`, which must
         not follow from them, they may be private, as numbers of examples are.
       * A float32 sum meets this up to rounding, which in the worst case over all other clients may
-        reach many C; an exact sum meets it to a relative 2⁻²⁴ of the noise.
+        reach many C; an exact sum meets it to a relative 2⁻²⁴ of the noise and, of 2²⁹ clients,
+        to 10⁻⁵ C.
       * With z = 0 there is no guarantee.
 
     Args:
