@@ -134,6 +134,21 @@ class SimulationBatch:
         public = dict.fromkeys(sentence for each in assumed for sentence in each)
         return with_public(state, (*public, *((SHARED_SEED,) if self.size > 1 else ())))
 
+    def lower(self, key: jax.Array | int, rounds: int) -> list[jax.stages.Lowered]:
+        """Return the traced programs of `rounds` rounds and of an evaluation of all clients.
+
+        JAX takes what another thread has compiled of them.
+        """
+        state, rows = self.init(key), self._rows
+        kind = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+        )
+        functions: Any = self._compiled
+        return [
+            functions.rounds.lower(kind, self._hparams, rows["train"], rounds=rounds),
+            functions.evaluate.lower(kind, self._hparams, rows["test"], None),
+        ]
+
     def run(
         self,
         state: SimulationState,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from problems import (
 from several import start
 
 from fedjaxsim import pmtl, ppsgd
+from fedjaxsim.callbacks import Records
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.state import state_of
@@ -165,6 +167,25 @@ def test_a_run_that_diverges_changes_no_other():
     assert not np.all(np.isfinite(np.concatenate([np.ravel(leaf[:, 1]) for leaf in finals[1]])))
     for a, b in zip(*finals, strict=True):
         np.testing.assert_array_equal(a[:, [0, 2]], b[:, [0, 2]])
+
+
+def test_a_run_compiles_nothing_that_a_thread_has_compiled_nor_counts_its_seconds():
+    shared, clocks = three(), []
+    many = SimulationBatch(shared.simulation, shared.settings, devices=jax.devices()[:1])
+    with ThreadPoolExecutor(2) as pool:
+        for program in many.lower(0, 2):
+            pool.submit(program.compile)
+
+    def elsewhere(*_):
+        event = "/jax/core/compile/backend_compile_duration"
+        pool.submit(jax.monitoring.record_event_duration_secs, event, 1e6).result()
+        clocks.append(records.run.clock.seconds["compile"])
+
+    state, records = many.init(0), Records()
+    with compilations() as seen, ThreadPoolExecutor(1) as pool:
+        many.run(state, 2, callbacks=[records, elsewhere])
+    assert len(seen) == len(clocks) == 1
+    assert clocks[0] < 1e6
 
 
 @pytest.mark.thorough

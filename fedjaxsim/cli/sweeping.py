@@ -1,10 +1,13 @@
 """The work of `fedjaxsim sweep`: a file's runs, chunk by chunk, or the best of a random number."""
 
+import collections
 import dataclasses
 import io
 import itertools
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
 from fedjaxsim.report.files import make_directory, strict, write_json
-from fedjaxsim.report.progress import can_draw, print_guarantee
+from fedjaxsim.report.progress import can_draw, doing, print_guarantee
 from fedjaxsim.report.results import choosing
 from fedjaxsim.runs.build import (
     Experiment,
@@ -49,6 +52,8 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
 
 _GB = 10**9
+_AHEAD = 4
+"""Most programs that are compiled at once: the rows of each are in memory."""
 
 
 Family = list[dict[int, Experiment]]
@@ -61,6 +66,11 @@ class _Chunk(NamedTuple):
     runs: tuple[int, ...]
     first: Experiment
     batch: SimulationBatch
+
+    @property
+    def segment(self) -> int:
+        """The rounds before the first evaluation."""
+        return min(self.first.config.rounds, self.first.config.eval_every)
 
 
 def prepare_sweep(
@@ -119,7 +129,8 @@ def _prepared(
         draws, done = can_draw(), len(finished)
         kept = "finished runs and checkpoints are kept; the same command continues"
         with stoppable(lambda: kept) as stop:
-            for chunk in _chunks(plan, families, finished, begun):
+            every = (_chunks(plan, family, finished, begun) for family in families)
+            for chunk in _compiled_ahead(every, quiet=quiet):
                 if begun and tuple(begun.note["runs"]) != chunk.runs:
                     directory.checkpoints.clear()
                 title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
@@ -217,36 +228,58 @@ def _compute(
     directory.add(rows)
 
 
+def _compiled_ahead(families: Iterator[Iterator[_Chunk]], *, quiet: bool) -> Iterator[_Chunk]:
+    """Yield the chunks of all families, while threads compile what the next families begin with."""
+    count = min(os.cpu_count() or 1, _AHEAD)
+    pool = ThreadPoolExecutor(count)
+    waiting = collections.deque()
+    try:
+        while True:
+            while len(waiting) <= count and (chunks := next(families, None)) is not None:
+                for first in itertools.islice(chunks, 1):
+                    programs = first.batch.lower(first.first.config.seed, first.segment)
+                    compiling = [pool.submit(program.compile) for program in programs]
+                    waiting.append((compiling, itertools.chain([first], chunks)))
+            if not waiting:
+                return
+            compiling, chunks = waiting.popleft()
+            with doing("compiling", quiet=quiet):
+                for each in compiling:
+                    each.result()
+            yield from chunks
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 def _chunks(
-    plan: SweepRuns, families: Sequence[Family], done: set[int], checkpoint: Checkpoint | None
+    plan: SweepRuns, family: Family, done: set[int], checkpoint: Checkpoint | None
 ) -> Iterator[_Chunk]:
-    """Cut the unfinished runs into chunks that fit the memory budget."""
-    for family in families:
-        experiments = _experiments(family)
-        all_hparams = [experiment.hparams for experiment in experiments.values()]
-        simulation = next(iter(experiments.values())).simulation
-        fitting = 1
-        if max(map(len, family)) > 1:
-            each = bytes_per_run(simulation, all_hparams[0])
-            fitting = max(1, int(plan.options.memory * _GB // each))
-        # The places of a program follow from the plan or from the checkpoint that it resumes, not
-        # from the runs left: otherwise a checkpoint would not fit the program that reads it.
-        places = max(len(_cut([*group], fitting)[0]) for group in family)
-        if checkpoint and checkpoint.note["runs"][0] in experiments:
-            places = checkpoint.note["places"]
-        shared: SimulationBatch | None = None
-        for index, group in enumerate(family):
-            if index:
-                config = next(iter(group.values())).config
-                simulation = simulation.with_population(population_of(config))
-            # The first of these chunks is the interrupted one, whatever was done before it.
-            for runs in _cut([run for run in group if run not in done], min(fitting, places)):
-                settings = [group[run].hparams for run in runs]
-                if shared is None:
-                    padding = [settings[-1]] * (places - len(settings))
-                    axes = varying(all_hparams)
-                    shared = SimulationBatch(simulation, settings + padding, axes=axes)
-                yield _Chunk(runs, group[runs[0]], shared.with_runs(simulation, settings))
+    """Cut the unfinished runs of a family into chunks that fit the memory budget."""
+    experiments = _experiments(family)
+    all_hparams = [experiment.hparams for experiment in experiments.values()]
+    simulation = next(iter(experiments.values())).simulation
+    fitting = 1
+    if max(map(len, family)) > 1:
+        each = bytes_per_run(simulation, all_hparams[0])
+        fitting = max(1, int(plan.options.memory * _GB // each))
+    # The places of a program follow from the plan or from the checkpoint that it resumes, not
+    # from the runs left: otherwise a checkpoint would not fit the program that reads it.
+    places = max(len(_cut([*group], fitting)[0]) for group in family)
+    if checkpoint and checkpoint.note["runs"][0] in experiments:
+        places = checkpoint.note["places"]
+    shared: SimulationBatch | None = None
+    for index, group in enumerate(family):
+        if index:
+            config = next(iter(group.values())).config
+            simulation = simulation.with_population(population_of(config))
+        # The first of these chunks is the interrupted one, whatever was done before it.
+        for runs in _cut([run for run in group if run not in done], min(fitting, places)):
+            settings = [group[run].hparams for run in runs]
+            if shared is None:
+                padding = [settings[-1]] * (places - len(settings))
+                axes = varying(all_hparams)
+                shared = SimulationBatch(simulation, settings + padding, axes=axes)
+            yield _Chunk(runs, group[runs[0]], shared.with_runs(simulation, settings))
 
 
 def _cut(runs: Sequence[int], most: int) -> list[tuple[int, ...]]:

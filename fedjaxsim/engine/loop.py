@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,7 +145,8 @@ Callbacks = Sequence[Callback | Callable[[SimulationState, Segment], bool | None
 class Clock:
     """Seconds of the phases of a run: a phase inside another counts once, and so does compilation.
 
-    "compile" includes tracing and lowering; "write" is what callbacks do.
+    "compile" includes tracing and lowering, in the thread of the run alone; "write" is what
+    callbacks do.
     """
 
     def __init__(self):
@@ -159,6 +161,7 @@ class Clock:
         self.seconds[name] += max(time.perf_counter() - begin - inside, 1e-9)
 
     def __enter__(self) -> None:
+        self._thread = threading.get_ident()
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def __exit__(self, *_: object) -> None:
@@ -166,7 +169,8 @@ class Clock:
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         del kwargs
-        if event.startswith("/jax/core/compile/"):
+        here = threading.get_ident() == self._thread
+        if here and event.startswith("/jax/core/compile/"):
             self.seconds["compile"] += duration_secs
 
 
