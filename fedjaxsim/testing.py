@@ -37,10 +37,11 @@ def check_billboard(
 ) -> None:
     """Check that one client's data reach other clients only through the releases.
 
-    A first run records its releases. Then all rows of one client are replaced (large random
-    numbers, other labels that occur), and a second run through the same compiled functions uses the
-    recorded releases and mechanism states. Every other client's message, state and minibatch
-    counter, the server state and the ledger must equal the first run's bit for bit.
+    Each round of a first run is computed twice: for its release, and with that release played back.
+    Then all rows of one client are replaced (large random numbers, other labels that occur), and a
+    second run through the same compiled functions is played the same releases and mechanism
+    states. Every other client's message, state and minibatch counter, the server state and the
+    ledger must equal the first run's bit for bit.
 
     The check does not cover numbers of rows, data named in `Simulation.public`, and leaks in the
     releases themselves, which `fedjaxsim audit` tests; nor numbers computed from the population in
@@ -67,7 +68,8 @@ def check_billboard(
     begun = state = first.init(seed, hparams)
     records = []
     for _ in range(rounds):
-        state, metrics = first.round(state, hparams)
+        released = first.round(state, hparams)[0].mechanism.computed
+        state, metrics = _played(first, state, hparams, released)
         records.append((state, metrics))
     if clients is None:
         drawn = np.flatnonzero(np.any([each.mechanism.present for each, _ in records], axis=0))
@@ -84,10 +86,7 @@ def check_billboard(
         _compare("init", client, _facts(begun, range(m)), _facts(other, range(m)))
         others = [k for k in range(m) if k != client]
         for number, (record, told) in enumerate(records, 1):
-            tape = other.mechanism._replace(
-                played=record.mechanism.computed, recording=jnp.array(False)
-            )
-            other, said = second.round(dataclasses.replace(other, mechanism=tape), hparams)
+            other, said = _played(second, other, hparams, record.mechanism.played)
             _compare(f"round {number}", client, _facts(record, others), _facts(other, others))
             one, two = (
                 _bytes("", (metrics, state.mechanism.computed))
@@ -107,23 +106,31 @@ def check_billboard(
 
 
 class _Tape(NamedTuple):
-    """State of a mechanism, `inner`, that records its release, or plays one back.
+    """State of a mechanism, `inner`, in whose place releases are played.
 
-    `computed` are the last round's release and next state. A round uses them if it is `recording`,
-    () bool, else the `played` ones. `sent` are the clients' messages before the mechanism, leaves
-    (m, ...), and `present`, (m,) bool, says who took part.
+    `computed` are the last round's release and next state, and `played` those that it used. `sent`
+    are the clients' messages before the mechanism, leaves (m, ...), and `present`, (m,) bool, says
+    who took part. A release is always played, since a program that also took the one it computes
+    could round it in another way there.
     """
 
     inner: PyTree
     played: PyTree
-    recording: jax.Array
     computed: PyTree
     sent: PyTree
     present: jax.Array
 
 
+def _played(
+    simulation: Simulation, state: SimulationState, hparams: Hyperparameters, release: PyTree
+) -> tuple[SimulationState, Any]:
+    """Compute a round with a release and a next state of the mechanism that are given."""
+    tape = state.mechanism._replace(played=release)
+    return simulation.round(dataclasses.replace(state, mechanism=tape), hparams)
+
+
 def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
-    """Return the simulation with a mechanism that records and plays back, in one program."""
+    """Return the simulation with a mechanism that records its releases and plays others."""
     mechanism, arrays, m = simulation.mechanism, simulation.check(hparams), simulation.num_clients
     key = jax.random.key(0, impl="threefry2x32")
     message = simulation.message_shapes(key, arrays)
@@ -140,7 +147,7 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
     def init(hparams):
         shapes = jax.eval_shape(one_release)
         blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return _Tape(mechanism.init(hparams), blank, jnp.array(True), blank, *unsent())
+        return _Tape(mechanism.init(hparams), blank, blank, *unsent())
 
     def zero(message, num_clients):
         inner = mechanism.zero(message, num_clients)
@@ -162,11 +169,8 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
         total, sent, present = accumulator.total
         inner = accumulator._replace(total=total)
         out = mechanism.release(inner, denominator, key, state.inner, hparams, round_)
-        computed = (out.value, out.state)
-        value, kept = jax.tree.map(
-            lambda new, old: jnp.where(state.recording, new, old), computed, state.played
-        )
-        tape = _Tape(kept, state.played, state.recording, computed, sent, present > 0)
+        value, kept = state.played
+        tape = _Tape(kept, state.played, (out.value, out.state), sent, present > 0)
         return out._replace(value=value, state=tape)
 
     taped = mechanism._replace(init=init, zero=zero, add=add, release=release)

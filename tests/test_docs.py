@@ -3,9 +3,12 @@
 import dataclasses
 import glob
 import json
+import os
 import pkgutil
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -184,6 +187,19 @@ def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(read
         ours.append(other.run(other.init(0, hparams), hparams, rounds=3)[0].personal)
     for mine, theirs in zip(*map(jax.tree.leaves, ours), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.thorough
+def test_the_ditto_of_the_readme_is_a_flag_where_programs_are_optimized(tmp_path, monkeypatch):
+    # Other tests leave optimizations out, which round a release in the checks before the run.
+    write_own_code(tmp_path, monkeypatch)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    flags = "--data digits --algorithm mycode:ditto --rounds 2 --epsilon 1 --quiet --out own"
+    subprocess.run(
+        [sys.executable, "-m", "fedjaxsim", "run", *flags.split()],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}, check=True,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
 @pytest.mark.thorough
