@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -232,21 +232,24 @@ def _compiled_ahead(families: Iterator[Iterator[_Chunk]], *, quiet: bool) -> Ite
     """Yield the chunks of all families, while threads compile what the next families begin with."""
     count = min(os.cpu_count() or 1, _AHEAD)
     pool = ThreadPoolExecutor(count)
-    waiting = collections.deque()
+
+    def begun() -> Iterator[tuple[list[Future[Any]], Iterator[_Chunk]]]:
+        for chunks in families:
+            if (first := next(chunks, None)) is not None:
+                programs = first.batch.lower(first.first.config.seed, first.segment)
+                compiling = [pool.submit(program.compile) for program in programs]
+                yield compiling, itertools.chain([first], chunks)
+
+    coming = begun()
     try:
-        while True:
-            while len(waiting) <= count and (chunks := next(families, None)) is not None:
-                for first in itertools.islice(chunks, 1):
-                    programs = first.batch.lower(first.first.config.seed, first.segment)
-                    compiling = [pool.submit(program.compile) for program in programs]
-                    waiting.append((compiling, itertools.chain([first], chunks)))
-            if not waiting:
-                return
+        waiting = collections.deque(itertools.islice(coming, count + 1))
+        while waiting:
             compiling, chunks = waiting.popleft()
             with doing("compiling", quiet=quiet):
                 for each in compiling:
                     each.result()
             yield from chunks
+            waiting.extend(itertools.islice(coming, 1))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
