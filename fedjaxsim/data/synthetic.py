@@ -228,14 +228,7 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     if backend.platform() != "cpu":
         return draw(0, size).reshape(shape)
-    # Without a loop of two steps XLA computes the numbers again in each of their uses.
-    half = -(-size // 2)
-
-    def fill(i, numbers):
-        each = draw(jnp.uint32(i * half), half)
-        return jax.lax.dynamic_update_slice(numbers, each, (i * half,))
-
-    return jax.lax.fori_loop(0, 2, fill, jnp.zeros(2 * half))[:size].reshape(shape)
+    return threefry.in_halves(draw, size, jnp.float32)[:size].reshape(shape)
 
 
 def _from_one_to_two(word: jax.Array) -> jax.Array:

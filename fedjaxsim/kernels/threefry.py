@@ -6,6 +6,7 @@ registers. Keys and numbers equal `jax.random`'s (with partitionable threefry, t
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,23 @@ def randint(key: jax.Array, shape: tuple[int, ...], span: jax.typing.ArrayLike) 
     high, low = (bits(part, shape) for part in split(key))
     shift = jnp.uint32(2**16) % n
     return ((high % n * (shift * shift % n) + low % n) % n).astype(jnp.int32)
+
+
+def in_halves(
+    draw: Callable[[jax.Array, int], jax.Array], size: int, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Fill a vector of `size` numbers or up to 15 more by a loop of two calls `draw(first, count)`.
+
+    Without a loop of two steps a CPU computes drawn numbers again in each of their uses. Of few
+    numbers it computes those beyond a multiple of 8 one by one.
+    """
+    half = 8 * -(-size // 16)
+
+    def fill(i, numbers):
+        each = draw(jnp.uint32(i * half), half)
+        return jax.lax.dynamic_update_slice(numbers, each, (i * half,))
+
+    return jax.lax.fori_loop(0, 2, fill, jnp.zeros(2 * half, dtype))
 
 
 def _wrap(pair: tuple[jax.Array, jax.Array]) -> jax.Array:

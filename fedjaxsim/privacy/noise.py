@@ -63,24 +63,17 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
 
     if backend.platform() != "cpu":
         return draw(0, size, from_words).reshape(shape)
-    # Without a loop of two steps XLA recomputes the noise in every consumer.
-    # Of few numbers a CPU computes those beyond a multiple of 8 one by one.
-    half = 8 * -(-size // 16)
-
-    def fill(i, numbers):
-        each = draw(jnp.uint32(i * half), half, _central)
-        return jax.lax.dynamic_update_slice(numbers, each, (i * half,))
+    central = threefry.in_halves(functools.partial(draw, of=_central), size, dtype)
 
     def repair(carry):  # the first index is carried, lest XLA hash before the loop
         first, numbers = carry
-        exact = draw(first, 2 * half, from_words)
+        exact = draw(first, len(central), from_words)
         return first + 1, jnp.where(jnp.isinf(numbers), exact, numbers)
 
     def has_tail(carry):  # a sum is quicker than a search
         total = jnp.dot(carry[1], jnp.ones_like(carry[1]), precision=jax.lax.Precision.HIGHEST)
         return (carry[0] == 0) & ~jnp.isfinite(total)
 
-    central = jax.lax.fori_loop(0, 2, fill, jnp.zeros(2 * half, dtype))
     _, numbers = jax.lax.while_loop(has_tail, repair, (jnp.uint32(0), central))
     return numbers[:size].reshape(shape)
 
