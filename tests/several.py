@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedjaxsim.engine.processes import THREADS
+
 _SCRIPT = """
 import sys, jax
 jax.config.update("jax_disable_most_optimizations", True)
@@ -26,14 +28,18 @@ def free_port() -> int:
 
 
 def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Starts a Python process on a CPU, which finds what tests import."""
+    """Starts a Python process on a CPU, which finds what tests import.
+
+    Threads that a command asked for in this process, an earlier test's, aren't the new one's.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != THREADS}
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ
+        env=inherited
         | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
         | variables,
     )
