@@ -6,24 +6,19 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: test test-all lint types other-types unit thorough compiled demo docs release clean
+.PHONY: test test-all lint types unit thorough compiled demo docs release clean
 
-# Every capability and every law once; test-all adds repetitions and features together.
-test: $(VENV)/ready
-	@$(MAKE) --no-print-directory --jobs=2 lint types unit
+# Every capability and every law once; test-all adds types, repetitions and features together.
+test: lint unit
 
-test-all: test other-types thorough
+test-all: test types thorough
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The package's types, which take half as long as all.
 types: $(VENV)/ready
-	$(BIN)/pyright --warnings --venvpath $(dir $(VENV)) fedjaxsim
-
-other-types: $(VENV)/ready
-	$(BIN)/pyright --warnings --venvpath $(dir $(VENV)) tests benchmarks experiments
+	$(BIN)/pyright --warnings --venvpath $(dir $(VENV))
 
 # A file's tests share what one of them has set up or compiled.
 unit: $(VENV)/ready

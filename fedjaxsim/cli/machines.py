@@ -1,6 +1,7 @@
 """Flags of several commands: devices and processes, and how a run is watched and kept."""
 
 import dataclasses
+import gc
 import re
 from collections.abc import Callable
 
@@ -51,6 +52,9 @@ class Machines:
     def start(self) -> None:
         """Check the flags, and start JAX before it computes."""
         self.validate()
+        # Tracing makes many small objects that live: to look for garbage among them again and
+        # again took a seventh of the time of a sweep whose programs were compiled before.
+        gc.set_threshold(50_000, 20, 50)
         import jax
 
         from fedjaxsim.cli.process import keep_compiled_programs
