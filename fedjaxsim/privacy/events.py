@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
 from fedjaxsim.privacy.entries import UNITS, Adjacency, Entry, SamplingScheme, Unit
@@ -70,14 +72,12 @@ class PrivacyEvent:
         del entry, adjacency, interval
         return None
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
         """Return RDP of one round at some finite orders, (orders,); ∞ if it is not known.
 
-        Needed for ε while a run goes on, and for budgets. `xp` is numpy, in float64, or jax.numpy
-        inside jit, where z and p are traced.
+        Needed for ε while a run goes on, and for budgets.
         """
-        del entry, adjacency
-        return xp.full(len(orders), math.inf)
+        return np.full(len(orders), math.inf)
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         """Return ε of one round at δ = 0; ∞ if there is none."""
@@ -129,9 +129,9 @@ class Gaussian(PrivacyEvent):
             return gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
         return gaussian.sampled(z, p, adjacency == "replace", interval)
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
         """See `accounting.rdp`."""
-        return rdp.gaussian(entry, self.replace, adjacency, tuple(orders), xp)
+        return rdp.gaussian(entry, self.replace, adjacency, tuple(orders))
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         """Return s/z."""
@@ -176,9 +176,9 @@ class Pure(PrivacyEvent):
         found = randomized_response.answer(entry, self.replace, adjacency)
         return randomized_response.losses(found, interval)
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
         """See `accounting.randomized_response`."""
-        return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders), xp)
+        return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders))
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         """Return ε, after sampling."""
@@ -203,9 +203,9 @@ class Dominated(PrivacyEvent):
         """Return the losses of a replaced client."""
         return self.release.losses(entry, "replace", interval)
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
         """Return the RDP of a replaced client."""
-        return self.release.rdp(entry, "replace", orders, xp)
+        return self.release.rdp(entry, "replace", orders)
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         """Return μ of a replaced client."""

@@ -8,7 +8,7 @@ rounds cost at most what such answers cost together, and no bound for all pure r
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,20 +74,10 @@ def _on_grid(above: float, below: float, interval: float) -> Losses:
 
 
 def renyi(
-    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...], xp: Any
-) -> Any:
-    """Compute RDP of one round, (orders,); inside jit Bun and Steinke 2016, Proposition 3.3."""
-    if xp is np:
-        found = answer(entry, replace, adjacency)
-        return np.array(_renyi(*found, orders))
-    s = 1 / entry.noise_multiplier
-    r = (replace if adjacency == "replace" else 1.0) / entry.noise_multiplier
-    sampled = entry.sampling_rate < 1
-    p = xp.where(sampled, entry.sampling_rate, 0.5)
-    small = xp.log1p(p * xp.expm1(xp.minimum(s, 30)))
-    first = xp.where(s < 30, small, s + xp.log(p + (1 - p) * xp.exp(-s)))
-    high = xp.where(sampled, first - xp.log1p(p * xp.expm1(s - r)), r)
-    return xp.minimum(xp.asarray(orders, high.dtype) * high**2 / 2, high)
+    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...]
+) -> np.ndarray:
+    """Compute RDP of one round, (orders,)."""
+    return np.array(_renyi(*answer(entry, replace, adjacency), orders))
 
 
 @functools.lru_cache(maxsize=512)
