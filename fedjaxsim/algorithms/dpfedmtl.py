@@ -258,7 +258,7 @@ def _noise(hparams: Hyperparameters, context: Context) -> optax.GradientTransfor
         return jnp.zeros((), jnp.int32)
 
     def update(updates, state, params=None):
-        clipped = clip_by_global_norm(widened(updates["trunk"]), clip_norm).message
+        clipped = clip_by_global_norm(widened(updates["trunk"]), clip_norm).messages
         noise = noise_like(threefry.fold_in(context.key, state), clipped, scale)
         noised = jax.tree.map(
             lambda g, c, n: (c + n).astype(g.dtype), updates["trunk"], clipped, noise

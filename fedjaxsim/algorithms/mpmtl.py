@@ -171,7 +171,7 @@ def mpmtl(
             return Iterates(w, jnp.where(context.round == 0, w, hat))
 
         message = z - step
-        clipped = clip_by_global_norm(message, hparams.clip).message
+        clipped = clip_by_global_norm(message, hparams.clip).messages
         if protect_examples:
             key = threefry.fold_in(context.key, keys.EXAMPLE_NOISE)
             message = clipped = _noised(clipped, hparams, key)
@@ -210,7 +210,7 @@ def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array
     size = radius(radius_key, w.size).astype(w.dtype)
     clip_norm = jnp.asarray(hparams.clip)
     scale = 2 * clip_norm / hparams.message_epsilon
-    return clip_by_global_norm(w + scale * size * direction, clip_norm).message
+    return clip_by_global_norm(w + scale * size * direction, clip_norm).messages
 
 
 @reads(COMMON_LEARNING_RATE, LAM, RIDGE, CLIP_NORM)

@@ -197,5 +197,4 @@ def _largest_of_all(number: jax.Array) -> jax.Array:
 
 @_largest_of_all.def_vmap
 def _(axis_size, in_batched, number):
-    del axis_size, in_batched
     return jnp.max(number), False

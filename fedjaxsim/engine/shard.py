@@ -51,20 +51,16 @@ class Shard(AllClients):
 
     @property
     def size(self) -> int:
-        """The number of states on each device; the last devices may hold padding."""
         return -(-self.num_clients // self.devices)
 
     @property
     def even(self) -> bool:
-        """Return whether the number of devices divides m."""
         return self.num_clients % self.devices == 0
 
     def ids(self) -> jax.Array:
-        """Return this device's ids."""
         return jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
-        """Return the cohort's clients of this device; `capacity` slots add no overflow."""
         if full:
             ids, slots = self.ids(), jnp.arange(self.size, dtype=jnp.int32)
             return CohortSlots(slots, ids, ids < self.num_clients)
@@ -76,7 +72,6 @@ class Shard(AllClients):
         return CohortSlots(slots[kept], cohort.ids[kept], mask)
 
     def total(self, sums: PyTree) -> PyTree:
-        """Add up sums over the mesh axis."""
         return jax.lax.psum(sums, self.axis)
 
 
@@ -103,22 +98,18 @@ class Sharded(Program):
     mesh: Mesh = dataclasses.field(kw_only=True)
 
     def init(self, key, hparams):
-        """Initialize each device's clients and runs."""
         specs = self.specs(jax.eval_shape(Program(**self.parts()).init, key, hparams))
         whole = across(self._local().init, self.mesh, (SAME, self._hparams), specs)
         return map_clients_leaves(self._unpadded, whole(key, hparams))
 
     def step(self, state, hparams, rows):
-        """Run one round on all devices."""
         return self._advance(self._local().step, state, hparams, rows, ())
 
     def rounds(self, state, hparams, rows, rounds):
-        """Run `rounds` rounds on all devices."""
         several = functools.partial(self._local().rounds, rounds=rounds)
         return self._advance(several, state, hparams, rows, (None,))
 
     def evaluate(self, state, hparams, rows, clients=None):
-        """Compute the metrics of all clients, or of some, whose metrics all devices get."""
         inputs = (self.specs(state), self._hparams, specs_of_rows(rows), SAME)
         outputs = self._spec(StatePart("clients", varies=True))
         if clients is not None:

@@ -100,7 +100,6 @@ class AllClients:
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients with states here; `full`, static: all clients take part."""
-        del full
         return CohortSlots(cohort.ids, cohort.ids, cohort.mask)
 
     def total(self, sums: PyTree) -> PyTree:

@@ -48,21 +48,16 @@ class StreamedClients(AllClients):
 
     @property
     def size(self) -> int:
-        """The number s of fetched states."""
         return self.fetched.shape[0]
 
     @property
     def even(self) -> bool:
-        """False: cohorts may be smaller than s."""
         return False
 
     def ids(self) -> jax.Array:
-        """Return `fetched`."""
         return self.fetched
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
-        """Return the cohort's clients with their indices in `fetched`."""
-        del full
         slots = jnp.searchsorted(self.fetched, cohort.ids, method="sort")
         return CohortSlots(slots.astype(jnp.int32), cohort.ids, cohort.mask)
 
@@ -145,7 +140,6 @@ class Streamed(Program):
     """A program whose rows and states are on the host, as from `stream`."""
 
     def place(self, population: Population) -> dict[str, Any]:
-        """Return each split's rows on the host; nothing is read."""
         nobody, placed = np.zeros(0, np.int32), {}
         for split, ranges in population.splits.items():
             rows = Rows.place(population, split, {}, self.algorithm)
@@ -155,7 +149,6 @@ class Streamed(Program):
         return placed
 
     def compiled(self) -> Functions:
-        """Return functions of states whose clients' parts are numpy arrays."""
         program = Program(**self.parts())
         clients = program.num_clients
         everybody = np.arange(clients, dtype=np.int32)

@@ -37,13 +37,11 @@ class Forward:
 
     def program(self, program: Program, rows: Rows) -> Program:
         """Return the program that is differentiated, of these training rows."""
-        del rows
         workload = dataclasses.replace(program.workload, capped=True)
         return dataclasses.replace(program, workload=workload)
 
     def segment_length(self, program: Program, state: SimulationState, rounds: int) -> int:
         """Return the number of rounds that are recomputed together."""
-        del program, state
         return rounds
 
     def differentiate(self, value: Callable[..., jax.Array]) -> Callable[..., Any]:

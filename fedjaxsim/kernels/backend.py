@@ -9,12 +9,7 @@ import jax
 
 
 class Backend(NamedTuple):
-    """A kind of device.
-
-    Attributes:
-      platform: "cpu", "gpu" or "tpu".
-      memory: bytes that JAX may allocate on one device; None if it does not tell.
-    """
+    """A kind of device."""
 
     platform: str
     memory: int | None

@@ -17,16 +17,11 @@ PyTree = Any
 def take(
     store: PyTree, slots: jax.Array, *, reverse: bool, piece: bool = False
 ) -> tuple[PyTree, PyTree]:
-    """Take some rows of a store; the returned store is only for `put`.
+    """Take the rows, leaves (c, ...), of distinct `slots` (c,) of a store, leaves (s, ...).
 
-    Args:
-      store: leaves (s, ...).
-      slots: distinct slots, (c,) int32; a slot outside the store reads an arbitrary row.
-      reverse: static; whether reverse mode works in place. Forward mode is then unavailable.
-      piece: static; whether the slots are consecutive and inside the store.
-
-    Returns:
-      The rows, leaves (c, ...), and the store.
+    A slot outside the store reads an arbitrary row; the returned store is only for `put`. If
+    `reverse`, reverse mode works in place and forward mode is unavailable; a `piece` has slots that
+    are consecutive and inside the store. Both are static.
     """
     leaves, structure = jax.tree.flatten(store)
     pairs = [
@@ -40,15 +35,7 @@ def take(
 def put(
     store: PyTree, slots: jax.Array, rows: PyTree, *, reverse: bool, piece: bool = False
 ) -> PyTree:
-    """Replace the rows that `take` returned.
-
-    Args:
-      store: the store from `take`.
-      slots: the slots of `take`; rows for slots outside the store are dropped.
-      rows: leaves (c, ...).
-      reverse: see `take`.
-      piece: see `take`.
-    """
+    """Replace the rows that `take` returned; those of slots outside the store are dropped."""
 
     def put_leaf(leaf, row):
         return (_put if reverse and _has_derivative(leaf) else _write)(leaf, slots, row, piece)

@@ -48,13 +48,10 @@ class IntegerSum:
 
 
 def zero(shapes: PyTree, most: int, fine: bool = False) -> IntegerSum:
-    """Return the sum of no vectors.
+    """Return the sum of no vectors, `shapes` being one, with room for `most`.
 
-    Args:
-      shapes: one vector as a pytree of shapes.
-      most: largest number of vectors in the sum. Up to 4,096 take one word, and k is 18 to 22;
-        beyond they take two, k is 34, and each doubling costs it two bits.
-      fine: whether to take two words in any case; k is then up to 44.
+    Up to 4,096 vectors take one word, and k is 18 to 22. Beyond, or if `fine`, they take two: k is
+    up to 44, for 4,097 vectors 34, and each doubling costs it two bits.
     """
     free = min(30 - math.ceil(math.log2(max(most, 1))), _BITS)
     bits, shift = (free, 0) if free >= _ONE_WORD and not fine else (2 * free, free)

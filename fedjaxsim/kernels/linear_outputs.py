@@ -18,12 +18,7 @@ MOST_ROWS = 16
 
 
 def linear_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Compute x·kernelᵀ, (b, c).
-
-    Args:
-      x: (b, d).
-      kernel: (c, d).
-    """
+    """Compute x·kernelᵀ, (b, c), of x (b, d) and a kernel (c, d)."""
     precise = x.dtype == kernel.dtype and x.dtype in (jnp.float32, jnp.float64)
     if backend.platform() == "cpu" and precise and 0 < x.shape[0] <= MOST_ROWS:
         return _of_few_rows(x, kernel)

@@ -42,11 +42,6 @@ def is_cheaper(params: PyTree, steps: int, size: int) -> bool:
     The norm of the product takes r²·d multiplications, for the Gram matrix of the features, and
     steps after the first take r²·d once more; the dense matrix takes r·c·d, and passes over its
     c·d numbers.
-
-    Args:
-      params: {"kernel": (c, d), …}.
-      steps: E.
-      size: b.
     """
     c, d = params["kernel"].shape
     rows, grams = steps * size, min(2, steps)
@@ -62,19 +57,11 @@ def linear_update(
     learning_rate: jax.Array,
     mu: ArrayLike = 0.0,
 ) -> PyTree:
-    """Run local steps of plain SGD; return the update v − w.
+    """Run E local steps of plain SGD from w, on minibatches of b; return the update v − w.
 
-    Args:
-      params: w, the start.
-      fold: `(step, carry) -> carry`, over minibatches of a client's rows.
-      steps: E, the largest number of minibatches.
-      size: b.
-      linear: linear form of the task.
-      learning_rate: η.
-      mu: μ of the penalty (μ/2)‖v − w‖², which shrinks v − w by 1 − ημ before every step.
-
-    Returns:
-      {"kernel": a sealed product, "bias": (c,) if there is one}.
+    `fold` is `(step, carry) -> carry`, over minibatches of a client's rows. The penalty
+    (μ/2)‖v − w‖² shrinks v − w by 1 − ημ before every step. The update of the kernel is a sealed
+    product.
     """
     kernel, bias = params["kernel"], params.get("bias")
     c, d = kernel.shape

@@ -20,20 +20,11 @@ Order = Callable[[jax.Array], jax.Array]
 """(b,) distinct integers in [0, count) -> (b,) int32, their elements in a random order."""
 
 
-def permuted(key: jax.Array, position: jax.Array, count: jax.Array, most: int = 0) -> jax.Array:
-    """Return the elements at `position` (b,) of a random permutation; see `random_order`."""
-    return random_order(key, count, most)(position)
-
-
 def random_order(key: jax.Array, count: jax.Array, most: int = 0) -> Order:
     """Draw a random permutation of 0 … count−1.
 
     Whatever does not depend on a position is computed here: outside a loop over minibatches.
-
-    Args:
-      key: a random key.
-      count: () int32 ≥ 1.
-      most: a static bound on `count`; 0 if there is none.
+    `most` is a static bound on `count`, () int32 ≥ 1; 0 if there is none.
     """
     return by_ranks(key, count, most) if 0 < most <= FEW_ROWS else by_swaps(key, count)
 

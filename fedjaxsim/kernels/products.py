@@ -109,10 +109,8 @@ def tree_map(function: Callable[[Any], Any], message: PyTree) -> PyTree:
 def rescale(function: Callable[[jax.Array], jax.Array], message: PyTree) -> PyTree:
     """Apply a scaling to a message, through one of the factors of each product.
 
-    Args:
-      function: multiplies an array by numbers that do not depend on the last two axes, or sets
-        everything along them to zero.
-      message: pytree of arrays and products.
+    `function` multiplies an array by numbers that do not depend on the last two axes, or sets
+    everything along them to zero.
     """
 
     def one(leaf):
@@ -135,11 +133,7 @@ def dense(message: PyTree) -> PyTree:
 
 
 def rows(product: Product) -> jax.Array:
-    """Compute left_kᵀ·right_k of each client, (k, c, d); cleared messages are zero, as in `total`.
-
-    Args:
-      product: the products of k clients, left (k, r, c) and right (k, r, d).
-    """
+    """Compute left_kᵀ·right_k of each client, (k, c, d), zero where cleared, as in `total`."""
     return _without_cleared(lambda right: dense(Product(product.left, right)), product)
 
 
@@ -148,9 +142,6 @@ def total(product: Product) -> jax.Array:
 
     A row of zeros in `left` adds nothing even if `right` holds NaN, so messages that `rescale` has
     cleared do not count.
-
-    Args:
-      product: the products of k clients, left (k, r, c) and right (k, r, d).
     """
     c, d = product.shape[-2:]
 
@@ -191,9 +182,6 @@ def squared_norm(product: Product) -> jax.Array:
     and 2c·tiny per element of H, where tiny is the smallest normal number.
 
     The result is ∞ if a Gram matrix is not finite, possibly before the product's norm overflows.
-
-    Args:
-      product: left (r, c), the derivatives R, and right (r, d), the features X.
     """
     left, right = product.left, product.right
     (r, c), d = left.shape, right.shape[-1]

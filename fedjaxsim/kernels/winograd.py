@@ -24,15 +24,10 @@ _MOST = len(_POINTS) + 1
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, tile: tuple[int, int]) -> jax.Array:
-    """Compute `convolution.conv2d` in tiles of outputs.
+    """Compute `convolution.conv2d` in tiles of outputs, of height and width ≤ 9 − kh and 9 − kw.
 
-    Args:
-      x: (b, height, width, channels).
-      kernel: (kh, kw, channels, features), kh and kw at most 8.
-      tile: height and width of a tile, at most 9 − kh and 9 − kw.
-
-    Returns:
-      (b, height − kh + 1, width − kw + 1, features).
+    `x` is (b, height, width, channels), `kernel` (kh, kw, channels, features), and the result
+    (b, height − kh + 1, width − kw + 1, features).
     """
     kh, kw, channels, features = kernel.shape
     b, height, width = x.shape[0], x.shape[1] - kh + 1, x.shape[2] - kw + 1
@@ -55,18 +50,11 @@ def conv2d(x: jax.Array, kernel: jax.Array, tile: tuple[int, int]) -> jax.Array:
 
 
 def best_tile(x: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the tile with the fewest multiplications, transformations included.
+    """Return the tile with the fewest multiplications, given shapes; None if none saves a tenth.
 
     Forward and reverse on one core, the nine shapes with a tile were 1.2 to 2.7 times as fast with
-    it; the count predicts this up to a factor of 1.5. The margin of a tenth accounts for many small
-    products being slower than a large one.
-
-    Args:
-      x: shape of the images, (b, height, width, channels).
-      kernel: (kh, kw, channels, features).
-
-    Returns:
-      Height and width of a tile of outputs, or None if no tile saves a tenth.
+    it; the count, transformations included, predicts this up to a factor of 1.5. The margin of a
+    tenth accounts for many small products being slower than a large one.
     """
     (kh, kw, channels, features), b = kernel, x[0]
     out = x[1] - kh + 1, x[2] - kw + 1

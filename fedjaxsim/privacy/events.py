@@ -69,7 +69,6 @@ class PrivacyEvent:
         They are a `losses.Pair`, or a `PrivacyLossDistribution` of dp_accounting, with losses
         rounded up to a grid of width `interval`, in nats. An adjacency without them has no ε.
         """
-        del entry, adjacency, interval
         return None
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
@@ -81,12 +80,10 @@ class PrivacyEvent:
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         """Return ε of one round at δ = 0; ∞ if there is none."""
-        del entry, adjacency
         return math.inf
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         """Return μ if a round at p = 1 is one Gaussian release, exactly; else None."""
-        del entry, adjacency
         return None
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
@@ -123,18 +120,15 @@ class Gaussian(PrivacyEvent):
     kind = "gaussian"
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
-        """See `accounting.gaussian`."""
         z, p, _ = entry
         if p == 1:
             return gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
         return gaussian.sampled(z, p, adjacency == "replace", interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
-        """See `accounting.rdp`."""
         return rdp.gaussian(entry, self.replace, adjacency, tuple(orders))
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
-        """Return s/z."""
         z = entry.noise_multiplier
         return self.sensitivity(adjacency) / z if z > 1e-100 else math.inf
 
@@ -155,7 +149,6 @@ class Correlated(Gaussian):
         checks.in_range("(0, 1]", power=self.power)
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
-        """Return one release that costs as much as all rounds."""
         if scheme.kind not in ("full", "groups"):
             raise ValueError(
                 f"correlated noise has no known cost under {scheme.kind!r} sampling; sampling must "
@@ -172,17 +165,14 @@ class Pure(PrivacyEvent):
     different = 256
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
-        """See `accounting.randomized_response`."""
         found = randomized_response.answer(entry, self.replace, adjacency)
         return randomized_response.losses(found, interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
-        """See `accounting.randomized_response`."""
         return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders))
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
-        """Return ε, after sampling."""
-        return randomized_response.answer(entry, self.replace, adjacency).high
+        return randomized_response.answer(entry, self.replace, adjacency)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,23 +186,18 @@ class Dominated(PrivacyEvent):
 
     @property
     def known(self) -> bool:
-        """Return whether the cost of the client's release is known."""
         return self.release.known
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
-        """Return the losses of a replaced client."""
         return self.release.losses(entry, "replace", interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
-        """Return the RDP of a replaced client."""
         return self.release.rdp(entry, "replace", orders)
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
-        """Return μ of a replaced client."""
         return self.release.mu(entry, "replace")
 
     def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
-        """Return the rounds that cost the client something."""
         return self.release.met(entries, scheme)
 
 

@@ -18,12 +18,12 @@ _LONG = 1024
 
 
 class Bounded(NamedTuple):
-    """Messages of global norm at most the clip norm, and flags of each, (k,) bool.
+    """`Messages` of global norm at most the clip norm, with flags (k,) bool, or one, ().
 
-    It was `clipped` if its norm was above the bound; one that was not `finite` became zero.
+    One was `clipped` if its norm was above the bound; one that was not `finite` became zero.
     """
 
-    messages: "Messages"
+    messages: Any
     clipped: jax.Array
     finite: jax.Array
 
@@ -52,7 +52,7 @@ class Messages(Opaque):
         clip = functools.partial(clip_by_global_norm, ord=ord)
         clipped = jax.vmap(clip, in_axes=(0, None))(tree, clip_norm)
         present = products.rescale(
-            lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
+            lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.messages
         )
         return Bounded(Messages(present), clipped.clipped & mask, clipped.finite | ~mask)
 
@@ -137,15 +137,7 @@ def widened(message: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(one, message, is_leaf=products.is_product)
 
 
-class Clipped(NamedTuple):
-    """A client's clipped message with its flags, () bool, as in `Bounded`."""
-
-    message: PyTree
-    clipped: jax.Array
-    finite: jax.Array
-
-
-def clip_by_global_norm(message: PyTree, clip_norm: jax.Array, ord: int = 2) -> Clipped:
+def clip_by_global_norm(message: PyTree, clip_norm: jax.Array, ord: int = 2) -> Bounded:
     """Scale one client's message to a global L2 or L1 norm of at most `clip_norm`.
 
     clip(v, C) = v · min(1, C/‖v‖), the norm taken over the whole pytree; C = ∞ leaves finite
@@ -164,7 +156,7 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array, ord: int = 2) -> 
     scaled = products.rescale(
         lambda leaf: jnp.where(finite, leaf, 0) * factor.astype(leaf.dtype), message
     )
-    return Clipped(scaled, clipped, finite)
+    return Bounded(scaled, clipped, finite)
 
 
 def clip_factor(squared: jax.Array, clip_norm: jax.Array) -> jax.Array:

@@ -263,7 +263,7 @@ def _gradients_of_examples(task, params, batch, bound):
     def of_example(fields, key):
         one = jax.tree.map(lambda leaf: leaf[None], (fields, jnp.ones(()), key))
         value, gradient = value_and_gradient(task, params, Batch(*one))
-        return value, clip_by_global_norm(widened(gradient), bound).message
+        return value, clip_by_global_norm(widened(gradient), bound).messages
 
     def present(leaf):
         return jnp.where(batch.weight.reshape(-1, *(1,) * (leaf.ndim - 1)) > 0, leaf, 0)
@@ -348,7 +348,6 @@ def _share(like: PyTree, size: int, chunks: int, bits: int) -> float:
 @jax.custom_jvp
 def _with_derivative_of(total: jax.Array, exact: jax.Array) -> jax.Array:
     """Return the noised exact sum, with the derivative of the noised float sum."""
-    del total
     return exact
 
 

@@ -149,7 +149,7 @@ def test_derivatives_are_finite_at_kinks():
 
         # A norm of exactly C, and next to it: between the derivatives from inside and outside.
         def norm(v, c):
-            return jnp.linalg.norm(clip_by_global_norm(v, c).message)
+            return jnp.linalg.norm(clip_by_global_norm(v, c).messages)
 
         for c in (5.0, np.nextafter(5.0, 6), 5 / (1 - 128 * np.finfo(float).eps)):
             by_v, by_c = jax.grad(norm, argnums=(0, 1))(jnp.array([3.0, 4.0]), jnp.asarray(c))

@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.kernels.permutation import _ROUNDS, FEW_ROWS, by_ranks, permuted
+from fedjaxsim.kernels.permutation import _ROUNDS, FEW_ROWS, by_ranks, random_order
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**31 - 1)
 @functools.partial(jax.jit, static_argnames="most")
 def permutation_of(seed, count, most):
     positions = jnp.arange(most or 5000) % count
-    return permuted(jax.random.key(seed), positions, count, most)
+    return random_order(jax.random.key(seed), count, most)(positions)
 
 
 @settings(deadline=None)
@@ -44,7 +44,9 @@ def test_ranks_do_not_depend_on_the_bound():
 def test_all_permutations_are_equally_likely(most):
     n, draws = 4, 48_000
     keys = jax.random.split(jax.random.key(0), draws)
-    images = jax.jit(jax.vmap(lambda key: permuted(key, jnp.arange(n), jnp.int32(n), most)))(keys)
+    images = jax.jit(jax.vmap(lambda key: random_order(key, jnp.int32(n), most)(jnp.arange(n))))(
+        keys
+    )
     codes = np.asarray(images) @ n ** np.arange(n)
     _, counts = np.unique(codes, return_counts=True)
     assert len(counts) == 24
@@ -55,9 +57,9 @@ def test_all_permutations_are_equally_likely(most):
 def test_pairs_of_positions_go_to_all_pairs_equally(most):
     n, draws = 23, 100_000
     keys = jax.random.split(jax.random.key(5), draws)
-    images = jax.jit(jax.vmap(lambda key: permuted(key, jnp.array([0, 11]), jnp.int32(n), most)))(
-        keys
-    )
+    images = jax.jit(
+        jax.vmap(lambda key: random_order(key, jnp.int32(n), most)(jnp.array([0, 11])))
+    )(keys)
     a, b = np.asarray(images).T
     counts = np.bincount(a * n + b, minlength=n * n).reshape(n, n)
     assert np.trace(counts) == 0

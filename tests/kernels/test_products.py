@@ -39,10 +39,10 @@ def test_a_product_by_hand():
     np.testing.assert_array_equal(dense(product), [[3, 4], [6, 8]])
     np.testing.assert_allclose(products.squared_norm(product), 125, rtol=1e-5)
     clipped = clip(product, jnp.float32(np.sqrt(5)))
-    np.testing.assert_allclose(dense(clipped.message), [[0.6, 0.8], [1.2, 1.6]], rtol=3e-5)
+    np.testing.assert_allclose(dense(clipped.messages), [[0.6, 0.8], [1.2, 1.6]], rtol=3e-5)
     assert clipped.clipped
     # With a second leaf of norm √(196 − 125) the whole has norm 14, and C = 7 halves both.
-    both = clip({"w": product, "b": jnp.array([np.sqrt(71.0)])}, jnp.float32(7)).message
+    both = clip({"w": product, "b": jnp.array([np.sqrt(71.0)])}, jnp.float32(7)).messages
     np.testing.assert_allclose(dense(both["w"]), [[1.5, 2], [3, 4]], rtol=3e-5)
     np.testing.assert_allclose(both["b"], [np.sqrt(71.0) / 2], rtol=3e-5)
 
@@ -93,7 +93,7 @@ def test_a_derivative_at_zero_and_at_infinity_is_that_of_the_identity(mode):
     for clip_norm in (1.0, np.inf):
 
         def clipped(right, clip_norm=clip_norm):
-            return dense(clip(Product(left, right), jnp.float32(clip_norm)).message)
+            return dense(clip(Product(left, right), jnp.float32(clip_norm)).messages)
 
         np.testing.assert_array_equal(jax.jit(mode(clipped))(right), np.ones((2, 1, 1, 1)))
 
@@ -114,7 +114,7 @@ def test_the_true_norm_never_exceeds_the_bound_where_terms_cancel(factors, clip_
     left[1] = left[0] * np.float32(1 + apart)
     right[1] = -right[0]
     clipped = compiled(Product(left, right), np.float32(clip_norm))
-    assert norm64(clipped.message) <= clip_norm
+    assert norm64(clipped.messages) <= clip_norm
 
 
 @settings(deadline=None, max_examples=300)
@@ -124,7 +124,7 @@ def test_the_true_norm_never_exceeds_the_bound_at_any_scale(factors, exponent, c
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         left = np.ldexp(factors[0], exponent).astype(np.float32)
         right = np.ldexp(factors[1], -exponent).astype(np.float32)
-    clipped = compiled(Product(left, right), np.float32(clip_norm)).message
+    clipped = compiled(Product(left, right), np.float32(clip_norm)).messages
     assert norm64(Product(clipped.left, products._cleared(clipped))) <= clip_norm
 
 
@@ -134,7 +134,7 @@ def test_no_more_room_is_left_for_rounding_than_documented():
     key, d = jax.random.key(0), 10_000
     right = jax.random.normal(key, (10, 10))
     for left in (jax.random.uniform(key, (10, d)), jnp.full((10, d), 0.1)):
-        norm = norm64(clip(Product(left, right), jnp.float32(0.7)).message)
+        norm = norm64(clip(Product(left, right), jnp.float32(0.7)).messages)
         sizes = np.linalg.norm(np.asarray(left, np.float64), axis=1)
         sizes *= np.linalg.norm(np.asarray(right, np.float64), axis=1)
         share = (

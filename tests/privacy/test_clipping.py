@@ -16,8 +16,8 @@ def norm64(tree):
 def test_scales_the_whole_tree_to_the_bound():
     # ‖(3, 4)‖ = 5 over two leaves, so C = 1 gives (0.6, 0.8).
     clipped = clip_by_global_norm({"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}, jnp.float32(1))
-    np.testing.assert_allclose(clipped.message["a"], [0.6], rtol=3e-5)
-    np.testing.assert_allclose(clipped.message["b"], [[0.8]], rtol=3e-5)
+    np.testing.assert_allclose(clipped.messages["a"], [0.6], rtol=3e-5)
+    np.testing.assert_allclose(clipped.messages["b"], [[0.8]], rtol=3e-5)
     assert clipped.clipped
     assert clipped.finite
 
@@ -26,7 +26,7 @@ def test_scales_the_whole_tree_to_the_bound():
 def test_below_the_bound_nothing_changes(clip_norm):
     message = jnp.array([3.0, 4.0])
     clipped = clip_by_global_norm(message, jnp.float32(clip_norm))
-    np.testing.assert_array_equal(clipped.message, message)
+    np.testing.assert_array_equal(clipped.messages, message)
     assert not clipped.clipped
 
 
@@ -44,7 +44,7 @@ shapes = st.sampled_from([(1,), (2,), (3,), (17,), (40,), (5, 7), (40, 40)])
     st.floats(2.0**-30, 2.0**30, width=32),
 )
 def test_norm_never_exceeds_the_bound(message, clip_norm):
-    clipped = compiled(message, np.float32(clip_norm)).message
+    clipped = compiled(message, np.float32(clip_norm)).messages
     assert norm64(clipped) <= clip_norm
 
 
@@ -52,7 +52,7 @@ def test_norm_never_exceeds_the_bound(message, clip_norm):
 def test_norm_of_a_million_parameters_never_exceeds_the_bound():
     for seed in range(3):
         message = jax.random.normal(jax.random.key(seed), (1_000_003,))
-        clipped = jax.jit(clip_by_global_norm)(message, jnp.float32(0.7)).message
+        clipped = jax.jit(clip_by_global_norm)(message, jnp.float32(0.7)).messages
         assert 0.7 * (1 - 1e-4) < norm64(clipped) <= 0.7
 
 
@@ -60,21 +60,21 @@ def test_norm_of_a_million_parameters_never_exceeds_the_bound():
 def test_a_message_that_is_not_finite_becomes_zero(bad):
     # 3e38 is finite but its norm is not: no bound could be kept.
     clipped = clip_by_global_norm({"a": jnp.array([bad, 1.0]), "b": jnp.ones(2)}, jnp.float32(1))
-    assert norm64(clipped.message) == 0
+    assert norm64(clipped.messages) == 0
     assert not clipped.finite
 
 
 @pytest.mark.parametrize("mode", [pytest.param(jax.jacfwd, marks=pytest.mark.thorough), jax.jacrev])
 @pytest.mark.parametrize("clip_norm", [1.0, np.inf])
 def test_derivative_at_zero_is_the_identity(mode, clip_norm):
-    jacobian = jax.jit(mode(lambda v: clip_by_global_norm(v, jnp.float32(clip_norm)).message))
+    jacobian = jax.jit(mode(lambda v: clip_by_global_norm(v, jnp.float32(clip_norm)).messages))
     np.testing.assert_array_equal(jacobian(jnp.zeros(3)), np.eye(3))
 
 
 @pytest.mark.parametrize("mode", [jax.jacfwd, pytest.param(jax.jacrev, marks=pytest.mark.thorough)])
 def test_derivative_in_the_clip_norm_is_finite_at_infinity(mode):
     v = jnp.array([3.0, 4.0])
-    derivative = jax.jit(mode(lambda c: clip_by_global_norm(v, c).message))
+    derivative = jax.jit(mode(lambda c: clip_by_global_norm(v, c).messages))
     np.testing.assert_array_equal(derivative(jnp.float32(np.inf)), [0, 0])
 
 
@@ -86,7 +86,7 @@ def test_derivatives_agree_with_finite_differences(mode, clip_norm):
 
         @jax.jit
         def f(v, c):
-            return clip_by_global_norm(v, c).message
+            return clip_by_global_norm(v, c).messages
 
         numeric_v = np.stack(
             [(f(v + h * e, c) - f(v - h * e, c)) / (2 * h) for e in jnp.eye(3)], axis=1

@@ -8,7 +8,6 @@ rounds cost at most what such answers cost together, and no bound for all pure r
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,19 +15,10 @@ from fedjaxsim.privacy.accounting.losses import Losses, Pair
 from fedjaxsim.privacy.entries import Adjacency, Entry
 
 
-class Answer(NamedTuple):
-    """The two losses of a round's worst pair of neighbours, `high` and −`low`.
+def answer(entry: Entry, replace: float, adjacency: Adjacency) -> tuple[float, float]:
+    """Return h and l, a round's worst pair of neighbours having the losses h, its ε, and −l ≥ −h.
 
-    `high` is the ε of the round; `low` is at most that, and equal to it without sampling.
-    """
-
-    high: float
-    low: float
-
-
-def answer(entry: Entry, replace: float, adjacency: Adjacency) -> Answer:
-    """Return the losses of a round of ε = 1/z or, for a replacement, `replace`/z; sampled if p < 1.
-
+    Without sampling ε is 1/z or, for a replacement, `replace`/z, and l = h.
     Let a, b and c be the densities of a release with one message of the client, with another one
     (for zero-out, with none) and without the client, whose participation only the client knows.
     Then a/c ≤ e^s, a/b ≤ e^r, and (p a + (1 − p) c)/(p b + (1 − p) c) is largest, increasing in a
@@ -43,15 +33,15 @@ def answer(entry: Entry, replace: float, adjacency: Adjacency) -> Answer:
     z, p, _ = entry
     s, r = 1 / z, (replace if adjacency == "replace" else 1.0) / z
     if p == 1:
-        return Answer(r, r)
+        return r, r
     # log(1 − p + p e^s), without overflow, and for small s without cancellation.
     first = math.log1p(p * math.expm1(s)) if s < 30 else s + math.log(p + (1 - p) * math.exp(-s))
     high = first - math.log1p(p * math.expm1(s - r))
     # For zero-out the pair is (1 − p) Q + p P against Q, with the two answers P and Q of ε = s.
-    return Answer(high, -math.log1p(p * math.expm1(-s)) if adjacency == "zero_out" else high)
+    return high, -math.log1p(p * math.expm1(-s)) if adjacency == "zero_out" else high
 
 
-def losses(found: Answer, interval: float) -> Pair:
+def losses(found: tuple[float, float], interval: float) -> Pair:
     """Return the losses of a round on a grid, rounded to the pessimistic side."""
     high, low = found
     if high == low:

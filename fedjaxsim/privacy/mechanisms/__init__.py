@@ -154,7 +154,6 @@ def check_statistics(hparams: Hyperparameters) -> None:
 
 def zeros(shapes: PyTree, num_clients: int = 0) -> Accumulator:
     """Return the accumulator of no messages, for sums of these shapes."""
-    del num_clients
     total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return Accumulator(total, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
@@ -267,7 +266,6 @@ def gaussian(
         return zeros(())._replace(total=integer_sums.zero(message, num_clients))
 
     def add(accumulator, messages, mask, ids, state, hparams):
-        del state
         bounded = messages.bound(hparams.clip, mask)
         terms = bounded.messages
         if shares is not None:
@@ -333,11 +331,9 @@ def no_release() -> Mechanism:
     """
 
     def add(accumulator, messages, mask, ids, state, hparams):
-        del messages, mask, ids, state, hparams
         return accumulator
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator, key, hparams, round_
         return Release(accumulator.total, state, jnp.zeros(()))
 
     return Mechanism(NoRelease(), lambda _: (), lambda _, m: zeros(()), add, release)

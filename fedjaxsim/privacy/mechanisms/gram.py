@@ -49,7 +49,6 @@ def _gram(
         checks.non_negative(psd_deviations=psd_deviations)
 
     def zero(message, num_clients):
-        del num_clients
         leaves = jax.tree.leaves(message)
         if len(leaves) != 1 or leaves[0].ndim not in (1, 2):
             raise ValueError(
@@ -60,14 +59,12 @@ def _gram(
         return base.zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
 
     def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
         bounded = messages.bound(hparams.clip, mask)
         terms = bounded.messages
         total = terms.gram_diagonal() if diagonal else terms.gram()
         return base.accumulate(accumulator, bounded, total)
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator
         z = base.round_value(hparams.noise_multiplier, round_)
         total = _symmetric(accumulator.total)
         s = base.noise_scale(z, hparams.clip, degree=2).astype(total.dtype)

@@ -41,6 +41,10 @@ _CONSTANT_NOISE = dataclasses.replace(
 )
 
 
+def _and_a_number(message, num_clients) -> base.Accumulator:
+    return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
+
+
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
 def pure() -> base.Mechanism:
     """Add noise of density ∝ exp(−‖E‖₂/(zC)) to the sum of clipped messages: pure ε-DP.
@@ -102,12 +106,7 @@ def adaptive_clipping() -> base.Mechanism:
     def init(hparams):
         return clip_norm(hparams.clip)
 
-    def zero(message, num_clients) -> base.Accumulator:
-        del num_clients
-        return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
-
     def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, hparams
         bounded = messages.bound(state, mask)
         sends = bounded.messages.nonzero()
         count = jnp.sum(jnp.where(sends, jnp.where(bounded.clipped, -0.5, 0.5), 0.0))
@@ -142,7 +141,7 @@ def adaptive_clipping() -> base.Mechanism:
                 "twentieth of the expected cohort is usual"
             )
 
-    return base.Mechanism(GAUSSIAN, init, zero, add, release, check=check)
+    return base.Mechanism(GAUSSIAN, init, _and_a_number, add, release, check=check)
 
 
 @reads(base.CLIP_NORM, _CONSTANT_NOISE)
@@ -224,12 +223,10 @@ def every_row() -> base.Mechanism:
         )
 
     def add(accumulator, messages, mask, ids, state, hparams):
-        del state
         bounded = messages.bound(hparams.clip, mask)
         return base.counted(accumulator, bounded, bounded.messages.add_rows(accumulator.total, ids))
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator
         z = base.round_value(hparams.noise_multiplier, round_)
         noise = base.noise_like(key, accumulator.total, base.noise_scale(z, hparams.clip))
         return base.Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
@@ -271,18 +268,12 @@ def plain_mean() -> base.Mechanism:
 def _mean(noised: bool) -> base.Mechanism:
     """Return a mean over the realised cohort; without noise no hyperparameter is read."""
 
-    def zero(message, num_clients):
-        del num_clients
-        return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
-
     def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
         bounded = messages.bound(hparams.clip if noised else jnp.asarray(jnp.inf), mask)
         present = jnp.sum(mask, dtype=jnp.result_type(float))
         return base.accumulate(accumulator, bounded, (bounded.messages.total(), present))
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator
         total, present = accumulator.total
         noise, z = jax.tree.map(jnp.zeros_like, total), jnp.zeros(())
         if noised:
@@ -291,4 +282,4 @@ def _mean(noised: bool) -> base.Mechanism:
             noise = base.noise_like(key, total, scale)
         return base.Release(base.noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
 
-    return base.Mechanism(Unprotected(), lambda _: (), zero, add, release)
+    return base.Mechanism(Unprotected(), lambda _: (), _and_a_number, add, release)

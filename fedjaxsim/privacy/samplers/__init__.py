@@ -22,7 +22,7 @@ from scipy.special import betaincinv
 from fedjaxsim import checks, keys
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
 from fedjaxsim.kernels import backend, threefry
-from fedjaxsim.kernels.permutation import permuted
+from fedjaxsim.kernels.permutation import by_swaps
 from fedjaxsim.privacy.entries import SamplingScheme, excess, least_count
 from fedjaxsim.privacy.samplers import blocks
 
@@ -143,7 +143,6 @@ def full_participation() -> Sampling:
 
     def for_clients(num_clients: int) -> Sampler:
         def draw(key, round_, hparams):
-            del key, round_, hparams
             ids = jnp.arange(num_clients, dtype=jnp.int32)
             return _cohort(ids, jnp.ones(num_clients, bool))
 
@@ -319,7 +318,6 @@ def fixed_size(*, cohort: int) -> Sampling:
         left_out = num_clients - cohort
 
         def draw(key, round_, hparams):
-            del hparams
             key = threefry.fold_in(key, round_)
             if left_out == 0:
                 ids = jnp.arange(num_clients, dtype=jnp.int32)
@@ -383,10 +381,9 @@ def fixed_groups(*, groups: int) -> Sampling:
         size = math.ceil(num_clients / groups)
 
         def draw(key, round_, hparams):
-            del hparams
             position = jnp.arange(size) * groups + round_ % groups
             mask = position < num_clients
-            ids = permuted(key, jnp.where(mask, position, 0), jnp.int32(num_clients))
+            ids = by_swaps(key, jnp.int32(num_clients))(jnp.where(mask, position, 0))
             return _cohort(jnp.where(mask, ids, num_clients).astype(jnp.int32), mask)
 
         scheme = SamplingScheme("groups", num_clients, size, groups=groups)
