@@ -45,7 +45,7 @@ def bits(key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
 
 
 def randint(key: jax.Array, shape: tuple[int, ...], span: jax.typing.ArrayLike) -> jax.Array:
-    """Compute int32 `jax.random.randint` from 0 to `span` − 1, uniform up to 2⁻³² times the span."""
+    """Compute `jax.random.randint` from 0 to `span` − 1: int32, uniform up to 2⁻³² times `span`."""
     n = jnp.asarray(span).astype(jnp.uint32)
     high, low = (bits(part, shape) for part in split(key))
     shift = jnp.uint32(2**16) % n
