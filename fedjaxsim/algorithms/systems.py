@@ -34,7 +34,6 @@ class System:
 
     function: str
     title: str
-    paper: str
     mechanism: str = "gaussian"
     one_minibatch: bool = False
     local_passes: int = 1
@@ -61,81 +60,35 @@ class System:
 
 _OF_MATRICES: dict[str, Any] = {"whole_pass": True, "linear": True, "full_participation": True}
 SYSTEMS = {
-    "pmtl": System("pmtl:pmtl", "PMTL", "Hu, Wu, Smith; TMLR 2023"),
-    "ditto": System("ditto:ditto", "Ditto", "Li, Hu, Beirami, Smith; ICML 2021", local_passes=2),
-    "ppsgd": System(
-        "ppsgd:ppsgd", "PP-SGD", "Bietti, Wei, Dudík, Langford, Wu; ICML 2022", one_minibatch=True
-    ),
-    "dpfedmtl": System("dpfedmtl:dpfedmtl", "DPFedMTL", "Wu, Chen, Wang; 2020"),
+    "pmtl": System("pmtl:pmtl", "PMTL"),
+    "ditto": System("ditto:ditto", "Ditto", local_passes=2),
+    "ppsgd": System("ppsgd:ppsgd", "PP-SGD", one_minibatch=True),
+    "dpfedmtl": System("dpfedmtl:dpfedmtl", "DPFedMTL"),
     "dpfedmtl-as-published": System(
-        "dpfedmtl:dpfedmtl_as_published",
-        "DPFedMTL as published",
-        "Wu, Chen, Wang; 2020, Algorithm 1",
-        mechanism="plain-mean",
+        "dpfedmtl:dpfedmtl_as_published", "DPFedMTL as published", "plain-mean"
     ),
-    "fedavg": System(
-        "fedavg:fedavg", "FedAvg", "McMahan, Moore, Ramage, Hampson, Agüera y Arcas; AISTATS 2017"
-    ),
-    "fedprox": System(
-        "fedavg:fedprox", "FedProx", "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020"
-    ),
-    "mpmtl": System(
-        "mpmtl:mpmtl",
-        "MP-MTL",
-        "Liang, Liu, Zhou, Jiang, Zhang, Wang; TPAMI 2020",
-        "gaussian-gram",
-        **_OF_MATRICES,
-    ),
-    "dp-mtrl": System(
-        "mpmtl:dp_mtrl",
-        "DP-MTRL",
-        "Gupta, Rana, Phung, Venkatesh; SDM 2016",
-        "every-row",
-        **_OF_MATRICES,
-    ),
-    "stl": System(
-        "mpmtl:stl", "STL", "the baseline of MP-MTL; TPAMI 2020", "no-release", **_OF_MATRICES
-    ),
-    "naive-dp": System(
-        "pmtl:naive_dp", "Naive DP", "Hu, Wu, Smith; TMLR 2023, Figure 1", mechanism="every-row"
-    ),
-    "local": System(
-        "local:local", "Local", "the baseline without communication", mechanism="no-release"
-    ),
-    "finetune": System(
-        "local:finetune",
-        "Fine-tuning",
-        "Hu, Wu, Smith; TMLR 2023, section 5.3",
-        mechanism="no-release",
-        full_participation=True,
-    ),
-    "scaffold": System("scaffold:scaffold", "SCAFFOLD", "Karimireddy et al.; ICML 2020"),
-    "feddyn": System("feddyn:feddyn", "FedDyn", "Acar et al.; ICLR 2021"),
-    "qffl": System("fedavg:qffl", "q-FFL", "Li, Sanjabi, Beirami, Smith; ICLR 2020"),
-    "apfl": System("apfl:apfl", "APFL", "Deng, Kamani, Mahdavi; 2020", local_passes=2),
-    "pfedme": System("pfedme:pfedme", "pFedMe", "Dinh, Tran, Nguyen; NeurIPS 2020"),
-    "per-fedavg": System(
-        "perfedavg:perfedavg",
-        "Per-FedAvg",
-        "Fallah, Mokhtari, Ozdaglar; NeurIPS 2020",
-        local_passes=2,
-    ),
-    "ifca": System("ifca:ifca", "IFCA", "Ghosh et al.; NeurIPS 2020", local_passes=2),
-    "fedala": System("fedala:fedala", "FedALA", "Zhang et al.; AAAI 2023", local_passes=2),
-    "knn-per": System("knnper:knnper", "kNN-Per", "Marfoq et al.; ICML 2022", softmax=True),
-    "fedavgm": System("fedavg:fedavgm", "FedAvgM", "Hsu, Qi, Brown; 2019", variant_of="fedavg"),
-    "fedadam": System("fedavg:fedadam", "FedAdam", "Reddi et al.; ICLR 2021", variant_of="fedavg"),
-    "fedyogi": System("fedavg:fedyogi", "FedYogi", "Reddi et al.; ICLR 2021", variant_of="fedavg"),
-    "fedper": System(
-        "dpfedmtl:fedper", "FedPer", "Arivazhagan et al.; 2019", variant_of="dpfedmtl"
-    ),
-    "fedrep": System(
-        "dpfedmtl:fedrep",
-        "FedRep",
-        "Collins et al.; ICML 2021",
-        local_passes=2,
-        variant_of="dpfedmtl",
-    ),
-    "fedbn": System("dpfedmtl:fedbn", "FedBN", "Li et al.; ICLR 2021", variant_of="dpfedmtl"),
+    "fedavg": System("fedavg:fedavg", "FedAvg"),
+    "fedprox": System("fedavg:fedprox", "FedProx"),
+    "mpmtl": System("mpmtl:mpmtl", "MP-MTL", "gaussian-gram", **_OF_MATRICES),
+    "dp-mtrl": System("mpmtl:dp_mtrl", "DP-MTRL", "every-row", **_OF_MATRICES),
+    "stl": System("mpmtl:stl", "STL", "no-release", **_OF_MATRICES),
+    "naive-dp": System("pmtl:naive_dp", "Naive DP", "every-row"),
+    "local": System("local:local", "Local", "no-release"),
+    "finetune": System("local:finetune", "Fine-tuning", "no-release", full_participation=True),
+    "scaffold": System("scaffold:scaffold", "SCAFFOLD"),
+    "feddyn": System("feddyn:feddyn", "FedDyn"),
+    "qffl": System("fedavg:qffl", "q-FFL"),
+    "apfl": System("apfl:apfl", "APFL", local_passes=2),
+    "pfedme": System("pfedme:pfedme", "pFedMe"),
+    "per-fedavg": System("perfedavg:perfedavg", "Per-FedAvg", local_passes=2),
+    "ifca": System("ifca:ifca", "IFCA", local_passes=2),
+    "fedala": System("fedala:fedala", "FedALA", local_passes=2),
+    "knn-per": System("knnper:knnper", "kNN-Per", softmax=True),
+    "fedavgm": System("fedavg:fedavgm", "FedAvgM", variant_of="fedavg"),
+    "fedadam": System("fedavg:fedadam", "FedAdam", variant_of="fedavg"),
+    "fedyogi": System("fedavg:fedyogi", "FedYogi", variant_of="fedavg"),
+    "fedper": System("dpfedmtl:fedper", "FedPer", variant_of="dpfedmtl"),
+    "fedrep": System("dpfedmtl:fedrep", "FedRep", local_passes=2, variant_of="dpfedmtl"),
+    "fedbn": System("dpfedmtl:fedbn", "FedBN", variant_of="dpfedmtl"),
 }
 """All systems by name, in the order in which they are listed."""

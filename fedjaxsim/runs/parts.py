@@ -39,7 +39,7 @@ LOSSES = {
 }
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
-OWN = System("", "a user's algorithm", "")
+OWN = System("", "a user's algorithm")
 """The record of a user's algorithm, with no assumptions."""
 
 
