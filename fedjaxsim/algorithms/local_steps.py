@@ -43,20 +43,11 @@ def local_steps(
     gradient: Callable[[PyTree, Batch], PyTree] | None = None,
     epochs: int | None = None,
 ) -> PyTree:
-    """Take this round's local steps on a client's own rows.
+    """Take this round's local steps from w on a client's own rows; return the last v.
 
-    Args:
-      params: w, the start.
-      data: the client's rows.
-      local_optimizer: a name or an optimizer; its state starts anew.
-      round_: () int32.
-      pull: a penalty added to the loss.
-      penalty: another one, `(params, batch) -> ()`.
-      gradient: `(params, batch) -> gradient` in place of the task's.
-      epochs: number of epochs in place of the minibatches' own.
-
-    Returns:
-      v, the parameters after the last step.
+    The optimizer's state starts anew. `pull` and `penalty`, `(params, batch) -> ()`, are added to
+    the loss, `gradient`, `(params, batch) -> gradient`, is in place of the task's, and `epochs` in
+    place of the minibatches' own.
     """
     optimizer = as_local(local_optimizer)(hparams, round_)
     gradient = task.gradient if gradient is None else gradient
@@ -101,14 +92,7 @@ def local_update(
 
 
 def mean_over_rows(function: Callable[[Batch], PyTree], data: ClientData) -> PyTree:
-    """Compute the mean over all of a client's rows of a mean over a batch.
-
-    Args:
-      function: `(batch) -> pytree`, such as the loss or its gradient.
-
-    Raises:
-      ValueError: if minibatches are made afresh, so that clients have no rows.
-    """
+    """Compute the mean over all of a client's rows of a mean over a batch, `(batch) -> pytree`."""
     if data.generates:
         raise ValueError(
             "this algorithm makes a pass over all rows of a client, but this population makes "

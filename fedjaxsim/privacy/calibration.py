@@ -240,13 +240,10 @@ def sampling_rate(
     adjacency: Adjacency = "zero_out",
     noise_schedule: Schedule = CONSTANT,
 ) -> float:
-    """Find the largest p of Poisson sampling that reports at most (ε, δ).
+    """Find the largest p ≥ 2⁻³² of Poisson sampling that reports at most (ε, δ).
 
     It meets ε to 0.1 %, unless p = 1 or the capacity allows no larger p. Arguments as for
     `noise_multiplier`.
-
-    Raises:
-      ValueError: for any scheme but "poisson", and if no p of at least 2⁻³² suffices.
     """
     _check(epsilon, delta, event)
     if scheme.kind != "poisson":

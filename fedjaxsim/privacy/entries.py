@@ -39,9 +39,6 @@ class SamplingScheme:
         random members.
       groups: the number of groups of a "groups" scheme, whose clients take part in every
         `groups`-th round; None for every other kind.
-
-    Raises:
-      ValueError: for an unknown kind, impossible sizes, or groups with another kind.
     """
 
     kind: SchemeKind

@@ -185,11 +185,7 @@ class Report:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Report":
-        """Read the report that `to_json` wrote, without charges and draws.
-
-        Raises:
-          ValueError: for any other content.
-        """
+        """Read the report that `to_json` wrote, without charges and draws, or raise ValueError."""
         try:
             found = [
                 Guarantee(
@@ -335,9 +331,6 @@ def report(
       left: rounds that were planned besides those done; None if the time to stop is fixed. Examples
         are charged for all planned rounds, since they keep no budget of their own.
       later: charges of clients' other releases in the rounds left, such as evaluations.
-
-    Raises:
-      ValueError: if δ lies outside (0, 1), or a ledger cannot come from its scheme.
     """
     check_delta(delta)
     examples, costly = _costly(charges, "example"), _costly(charges, "client")

@@ -35,10 +35,7 @@ class Schedule:
 
     Attributes:
       kind: "constant", "power" or "geometric".
-      number: A or Q.
-
-    Raises:
-      ValueError: if A is not finite, or Q not positive and finite.
+      number: A, finite, or Q, positive and finite.
     """
 
     kind: Kind = "constant"

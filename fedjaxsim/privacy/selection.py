@@ -92,11 +92,7 @@ def parse(text: str) -> NegativeBinomial:
 
 
 def with_mean(eta: float, mean: float) -> NegativeBinomial:
-    """Return the truncated negative binomial distribution with a mean above 1.
-
-    Raises:
-      ValueError: if the mean or η is out of range.
-    """
+    """Return the truncated negative binomial distribution with a mean above 1."""
     from scipy.optimize import brentq
 
     checks.in_range(f"(1, {LARGEST_MEAN:g}]", mean=mean)

@@ -253,9 +253,6 @@ def gaussian(
       max_weight: Public bound w_max on weights, which may then be private; by default the largest.
       exact_sums: Sum messages as integers: exact, and the same on any number of devices. Needs a
         finite clip norm, and has no derivative.
-
-    Raises:
-      ValueError: if a weight is not positive and finite.
     """
     shares = None if weights is None else _shares(weights, max_weight)
     share = 1.0 if shares is None or max_weight is not None else float(shares.mean())

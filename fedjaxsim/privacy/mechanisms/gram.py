@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,10 @@ from fedjaxsim.privacy.events import Gaussian, PrivacyEvent, Pure, Unprotected
 from fedjaxsim.privacy.noise import normal, radius
 
 PyTree = Any
+Diagonal = Annotated[
+    bool, "Whether only the diagonal is released, (d,): enough for the group-sparse MP-MTL."
+]
+Deviations = Annotated[float | None, "t ≥ 0 of the shift; None for no shift."]
 
 
 def _symmetric(matrix: jax.Array) -> jax.Array:
@@ -78,7 +82,7 @@ def _gram(
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
-def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> base.Mechanism:
+def gaussian_gram(diagonal: Diagonal = False, psd_deviations: Deviations = 4.0) -> base.Mechanism:
     """Add symmetric Gaussian noise to the Gram matrix of clipped messages: MP-MTL with a guarantee.
 
     release = Σ_k W̃_k W̃_kᵀ + E + c·I, W̃_k = clip(W_k, K), K = `hparams.clip`. A message is
@@ -94,13 +98,6 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
         sensitivity is 1 (zero-out) and √2 (replace).
       * Σ + E + c·I is positive definite with probability at least 1 − e^(−t²/2), whatever Σ is.
       * With z = 0 there is no guarantee.
-
-    Args:
-      diagonal: whether only the diagonal is released, (d,): enough for the group-sparse MP-MTL.
-      psd_deviations: t ≥ 0 of the shift; None for no shift.
-
-    Raises:
-      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
 
     def noise(key, total, s):
@@ -110,7 +107,7 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
-def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> base.Mechanism:
+def pure_gram(diagonal: Diagonal = False, psd_deviations: Deviations = 4.0) -> base.Mechanism:
     """Add noise of density ∝ exp(−‖E‖_F/(zK²)) to the Gram matrix of clipped messages: pure ε-DP.
 
     release = Σ_k W̃_k W̃_kᵀ + E + c·I, as `gaussian_gram` except for the noise, in the Frobenius
@@ -122,13 +119,6 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> bas
         `gaussian_gram`.
       * Σ + E + c·I is positive definite with probability at least 1 − 2 e^(−t²/2), whatever Σ is.
       * With z = 0, ε is ∞.
-
-    Args:
-      diagonal: whether only the diagonal is released, (d,).
-      psd_deviations: t ≥ 0 of the shift; None for no shift.
-
-    Raises:
-      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
 
     def noise(key, total, s):
@@ -153,7 +143,7 @@ def _pure_bound(shape: tuple[int, ...], deviations: float) -> float:
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
-def wishart(diagonal: bool = False) -> base.Mechanism:
+def wishart(diagonal: Diagonal = False) -> base.Mechanism:
     """Add Wishart noise to the Gram matrix of clipped messages (MP-MTL, Algorithm 1, step 5).
 
     release = Σ_k W̃_k W̃_kᵀ + E, W̃_k = clip(W_k, K), E ~ W_d(d + 1, (K²/(2ε)) I), with the paper's
@@ -168,12 +158,7 @@ def wishart(diagonal: bool = False) -> base.Mechanism:
         0.1, 0.63 at ε = 1. `gaussian_gram` and `pure_gram` are sound.
       * The release is positive definite.
 
-    Args:
-      diagonal: whether only the diagonal is released, (d,). The flaw is the same, with χ² of d + 1
-        degrees of freedom.
-
-    Raises:
-      ValueError: `zero` raises it if a message is not one vector or matrix.
+    A diagonal has the same flaw, with χ² of d + 1 degrees of freedom.
     """
 
     def noise(key, total, s):

@@ -168,9 +168,6 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
       bands: Number b of rounds whose noise a release adds; 1 is independent noise.
       power: Power of the coefficients in (0, 1]: near 1, more noise cancels and less is left for
         each participation.
-
-    Raises:
-      ValueError: if `bands` is below 1, or `power` outside (0, 1].
     """
     event = Correlated(bands=bands, power=power)
     weights = coefficients(bands, power)

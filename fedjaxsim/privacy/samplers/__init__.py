@@ -218,10 +218,6 @@ def poisson(
       capacity: Number of slots in a cohort. By default the smallest that a cohort drawn at
         `max_rate` exceeds with probability at most 1e-30: in a million rounds, (1 + e^ε) times that
         stays below 1e-11 up to ε = 30.
-
-    Raises:
-      ValueError: if a rate lies outside (0, 1], or `max_rate` is below `sampling_rate`; for a
-        population, if the capacity lies outside [1, m].
     """
     for name, rate in (("sampling_rate", sampling_rate), ("max_rate", max_rate)):
         if rate is not None:
@@ -307,10 +303,7 @@ def fixed_size(*, cohort: int) -> Sampling:
         the joint-DP view, and only the number of a client's participations, Bin(T, q/m), is random.
 
     Args:
-      cohort: Number q of clients in every cohort.
-
-    Raises:
-      ValueError: for a population, if q lies outside [1, m].
+      cohort: Number q of clients in every cohort, at most m.
     """
 
     def for_clients(num_clients: int) -> Sampler:
@@ -370,10 +363,7 @@ def fixed_groups(*, groups: int) -> Sampling:
         Accountants "gaussian", and "correlated" for noise that is correlated over rounds.
 
     Args:
-      groups: Number of groups, the rounds between two participations of a client.
-
-    Raises:
-      ValueError: for a population, if `groups` lies outside [1, m].
+      groups: Number of groups, the rounds between two participations of a client; at most m.
     """
 
     def for_clients(num_clients: int) -> Sampler:
@@ -393,10 +383,9 @@ def fixed_groups(*, groups: int) -> Sampling:
 
 
 def available(sampling: Sampling, availability: Availability) -> Sampling:
-    """Return the sampling with clients that answer at times, or do a part of their steps.
+    """Return the sampling with clients that answer at times, as `intermittent()` says.
 
-    `availability` is such as `intermittent()`; anything else raises ValueError. All that are drawn
-    are charged, so ε is that of the sampling alone.
+    All that are drawn are charged, so ε is that of the sampling alone.
     """
     if not isinstance(availability, Availability):
         raise ValueError(f"availability must be such as intermittent(), got {availability!r}")
@@ -425,9 +414,6 @@ def intermittent(
       least_work: Smallest part of its local steps that a client does.
       period: Rounds of a day; clients are spread evenly over its time zones.
       window: Rounds of a day in which a client can answer; by default all.
-
-    Raises:
-      ValueError: if an argument is out of range.
     """
     window = period if window is None else window
     checks.in_range("[0, 1)", dropout=dropout)
