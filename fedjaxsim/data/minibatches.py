@@ -374,7 +374,7 @@ class ClientData:
                 batch = ProtectedBatch(self._protection, sampled, rows, first, took)
             with noted_losses() as losses:
                 carry = step(carry, batch)
-            loss = losses.first if self._protection is None else batch._loss()
+            loss = next(iter(losses), None) if self._protection is None else batch._loss()
             if loss is None:
                 return carry, total
             noted.append(True)

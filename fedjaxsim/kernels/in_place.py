@@ -60,23 +60,9 @@ def _has_derivative(leaf):
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-_take = jax.custom_vjp(_read, nondiff_argnums=(2,))
-
-
-def _take_forward(leaf, slots, piece):
-    return _read(leaf, slots, piece), slots
-
-
 def _take_backward(piece, slots, cotangents):
     of_rows, of_store = cotangents
     return _write(of_store, slots, of_rows, piece), _none(slots)
-
-
-_put = jax.custom_vjp(_write, nondiff_argnums=(3,))
-
-
-def _put_forward(leaf, slots, rows, piece):
-    return _write(leaf, slots, rows, piece), slots
 
 
 def _put_backward(piece, slots, cotangent):
@@ -93,5 +79,7 @@ def _none(slots):
     return np.zeros(slots.shape, jax.dtypes.float0)
 
 
-_take.defvjp(_take_forward, _take_backward)
-_put.defvjp(_put_forward, _put_backward)
+_take = jax.custom_vjp(_read, nondiff_argnums=(2,))
+_put = jax.custom_vjp(_write, nondiff_argnums=(3,))
+_take.defvjp(lambda leaf, slots, piece: (_read(leaf, slots, piece), slots), _take_backward)
+_put.defvjp(lambda leaf, slots, *new: (_write(leaf, slots, *new), slots), _put_backward)

@@ -15,31 +15,14 @@ def current_trace() -> Any:
     return state()
 
 
-class Losses:
-    """The losses at the gradients of one minibatch, noted while its step is traced."""
-
-    def __init__(self):
-        """Start without losses, in the current trace."""
-        self._trace, self._values = current_trace(), []
-
-    def add(self, value: jax.Array) -> None:
-        """Add the loss at a gradient, unless it is inside a loop or a `vmap` of the step."""
-        if current_trace() == self._trace:
-            self._values.append(value)
-
-    @property
-    def first(self) -> jax.Array | None:
-        """The first loss, if there is one."""
-        return self._values[0] if self._values else None
-
-
-_current: ContextVar[Losses | None] = ContextVar("losses", default=None)
+_current: ContextVar[tuple[Any, list[jax.Array]] | None] = ContextVar("losses", default=None)
 
 
 @contextlib.contextmanager
-def noted_losses() -> Iterator[Losses]:
-    """Collect the losses that `note` gets."""
-    token = _current.set(losses := Losses())
+def noted_losses() -> Iterator[list[jax.Array]]:
+    """Collect the losses at the gradients of one minibatch, while its step is traced."""
+    losses: list[jax.Array] = []
+    token = _current.set((current_trace(), losses))
     try:
         yield losses
     finally:
@@ -47,6 +30,6 @@ def noted_losses() -> Iterator[Losses]:
 
 
 def note(loss: jax.Array) -> None:
-    """Note the loss at a gradient of the minibatch of the current step, for the fold's mean."""
-    if (losses := _current.get()) is not None:
-        losses.add(loss)
+    """Note the loss at a gradient for the fold's mean, unless in a loop or `vmap` of the step."""
+    if (noted := _current.get()) is not None and current_trace() == noted[0]:
+        noted[1].append(loss)

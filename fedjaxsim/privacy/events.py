@@ -169,7 +169,8 @@ class Pure(PrivacyEvent):
         return randomized_response.losses(found, interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
-        return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders))
+        found = randomized_response.renyi(entry, self.replace, adjacency, tuple(orders))
+        return np.array(found)
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         return randomized_response.answer(entry, self.replace, adjacency)[0]

@@ -88,7 +88,7 @@ class GradientNoise(NamedTuple):
     def sample(self, key: jax.Array, size: int, count: jax.Array, most_rows: int) -> Sampled:
         """Draw each of `count` = n rows, at most `most_rows`, with probability min(1, size/n)."""
         coin_key, noise_key, random_key = threefry.split(key, 3)
-        rate = poisson_rate(size, count)
+        rate = jnp.minimum(1.0, jnp.float32(size) / jnp.maximum(count, 1).astype(jnp.float32))
         words = -(-max(most_rows, 1) // 32)
         rows = jnp.clip(count - 32 * jnp.arange(words), 0, 32)
         full = (jnp.uint32(1) << (rows % 32).astype(jnp.uint32)) - 1
@@ -354,11 +354,6 @@ def _with_derivative_of(total: jax.Array, exact: jax.Array) -> jax.Array:
 @_with_derivative_of.defjvp
 def _(primals, tangents):
     return primals[1], tangents[0]
-
-
-def poisson_rate(size: int, count: jax.Array) -> jax.Array:
-    """Return the rate min(1, b/n) of a Poisson minibatch of n rows, () float32."""
-    return jnp.minimum(1.0, jnp.float32(size) / jnp.maximum(count, 1).astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -308,7 +308,7 @@ def test_a_loss_is_not_noted_for_a_client():
     def step(w, batch):
         with noted_losses() as losses:
             w = PRIVATE.gradient(w, batch)
-        noted.append(losses.first)
+        noted.append(losses[0])
         return w
 
     assert gradients(own(lambda w, data: data.fold(step, w))) == 1

@@ -7,7 +7,6 @@ rounds cost at most what such answers cost together, and no bound for all pure r
 
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -63,16 +62,12 @@ def _on_grid(above: float, below: float, interval: float) -> Losses:
     return Losses(interval, first, masses, 0.0)
 
 
+@functools.lru_cache(maxsize=512)
 def renyi(
     entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...]
-) -> np.ndarray:
-    """Compute RDP of one round, (orders,)."""
-    return np.array(_renyi(*answer(entry, replace, adjacency), orders))
-
-
-@functools.lru_cache(maxsize=512)
-def _renyi(high: float, low: float, orders: Sequence[float]) -> tuple[float, ...]:
-    """Compute the larger Rényi divergence of the two answers at each order."""
+) -> tuple[float, ...]:
+    """Compute RDP of one round, (orders,), the larger Rényi divergence of the two answers."""
+    high, low = answer(entry, replace, adjacency)
 
     def one_way(above: float, below: float) -> np.ndarray:
         alphas = np.asarray(orders, np.float64)
