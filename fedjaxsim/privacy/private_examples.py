@@ -53,8 +53,6 @@ _FEW_WORDS = 32
 """Words of a client's coins, 1,024 rows, among which places are found without reading by index."""
 _LEAST_SHARE = 0.999
 """Share of C that sums of one word must leave, else they take two."""
-_MOST = 64
-"""Largest microbatch, so that float32 sums of dense layers are off by little."""
 
 
 class Sampled(NamedTuple):
@@ -358,12 +356,14 @@ def _(primals, tangents):
 
 @dataclasses.dataclass(frozen=True)
 class PrivateExamples:
-    """The protection of single examples; see `private_examples`."""
+    """The protection of single examples; see `private_examples`.
+
+    Of about b + 3√b gradients `most_at_once` are in memory, so sums of layers are off by little.
+    """
 
     epsilon: float | None
     rounds: int | None
     delta: float | None
-    microbatch_size: int | None
     most_at_once: int
 
     @property
@@ -372,9 +372,7 @@ class PrivateExamples:
         return (EXAMPLE_CLIP, EXAMPLE_NOISE) if self.epsilon is None else (EXAMPLE_CLIP,)
 
     def microbatch(self, size: int) -> int:
-        """Return the places of a microbatch: by default, few minibatches need another one."""
-        if self.microbatch_size is not None:
-            return self.microbatch_size
+        """Return the places of a microbatch: few minibatches need another one."""
         likely = size + 3 * math.sqrt(size)
         return 4 * math.ceil(likely / math.ceil(likely / self.most_at_once) / 4)
 
@@ -408,7 +406,6 @@ def private_examples(
     epsilon: float | None = None,
     rounds: int | None = None,
     delta: float | None = None,
-    microbatch_size: int | None = None,
 ) -> Task:
     """Make a task whose gradients of minibatches protect each of a client's examples.
 
@@ -426,8 +423,6 @@ def private_examples(
       epsilon: ε > 0 of every client that takes part in all rounds (zero-out).
       rounds: T, with `epsilon`.
       delta: δ of every client; by default 1/(10 n).
-      microbatch_size: examples whose gradients are in memory at once, at most 64; by default about
-        b + 3√b of them, in equal parts of at most 64 for dense layers and 16 for other models.
 
     Raises:
       ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, the task
@@ -435,8 +430,6 @@ def private_examples(
     """
     if not isinstance(task, Task):
         raise ValueError(f"private_examples needs a Task, got a {type(task).__name__}")
-    if microbatch_size is not None:
-        checks.count(1, _MOST, microbatch_size=microbatch_size)
     if epsilon is not None:
         check_epsilon(epsilon)
     if (epsilon is None) != (rounds is None):
@@ -461,6 +454,6 @@ def private_examples(
         assert on_model is not None
         return protected(on_model(model))
 
-    most_at_once = 16 if task.layers is None else _MOST
-    examples = PrivateExamples(epsilon, rounds, delta, microbatch_size, most_at_once)
+    most_at_once = 16 if task.layers is None else 64
+    examples = PrivateExamples(epsilon, rounds, delta, most_at_once)
     return protected(task)

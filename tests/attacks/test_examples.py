@@ -1,6 +1,7 @@
 """Attacks on examples inside clients that once succeeded: refused, or at an ε that holds."""
 
 import contextvars
+import dataclasses
 import math
 from typing import Any
 
@@ -219,7 +220,8 @@ def one_example(target, devices, z):
     """The models of two clients after a step, if the last row of the first has this target."""
     rows = [{"x": np.ones((8, D), np.float32), "y": np.zeros(8, np.float32)} for _ in range(2)]
     rows[0]["y"][-1] = target
-    task = fjs.private_examples(fjs.tasks.squared(linear()), microbatch_size=4)
+    task = fjs.private_examples(fjs.tasks.squared(linear()))
+    task = task._replace(examples=dataclasses.replace(task.examples, most_at_once=4))
     sim = fjs.Simulation(
         fjs.local(task), fjs.data.Population.from_clients(rows), fjs.full_participation(),
         fjs.Minibatches(8, steps=1), fjs.no_release(), devices=devices,

@@ -53,7 +53,7 @@ from fedjaxsim.sweep import SimulationBatch
 
 STEPS, SIZE = 4, 2
 POPULATION, TASK = least_squares([5, 30, 9])
-PRIVATE = fjs.private_examples(TASK, microbatch_size=8)
+PRIVATE = fjs.private_examples(TASK)
 
 
 def gradients(algorithm, minibatches=fjs.Minibatches(SIZE, steps=STEPS), population=POPULATION):
@@ -425,7 +425,7 @@ def test_every_system_is_protected_or_refused(name):
     system = SYSTEMS[name]
     population, task = network()
     task = fjs.tasks.softmax(fjs.models.linear((3,), 3), 3) if system.linear else task
-    private = fjs.private_examples(task, microbatch_size=8)
+    private = fjs.private_examples(task)
     algorithm = system.make(private, 3)
     steps = 1 if system.one_minibatch else STEPS
     minibatches = fjs.Minibatches(SIZE, steps=steps)
@@ -543,7 +543,7 @@ def values(sim, **changes):
 def test_one_client_runs_dp_sgd():
     """Against numpy, with the gradients of least squares, on the same coins and noise."""
     population, task = least_squares([7])
-    private = fjs.private_examples(task, microbatch_size=8)
+    private = fjs.private_examples(task)
     sim = fjs.Simulation(
         fjs.local(private), population, fjs.full_participation(), fjs.Minibatches(SIZE, steps=1),
         fjs.no_release(),
@@ -826,7 +826,7 @@ def test_rounds_and_noise_agree_on_all_placements():
 
 @pytest.mark.thorough
 def test_streams_and_sweeps_are_the_plain_run():
-    task = fjs.private_examples(TASK, microbatch_size=8)
+    task = fjs.private_examples(TASK)
     parts = (fjs.fedavg(task), POPULATION, fjs.poisson(0.7), fjs.Minibatches(SIZE, steps=STEPS))
     plain, streamed = fjs.Simulation(*parts), fjs.Simulation(*parts, streamed=True)
     points = [values(plain, example_noise_multiplier=z) for z in (0.5, 2.0)]
@@ -946,7 +946,7 @@ def test_noise_for_equal_epsilon_meets_it():
 
 
 def test_calibrated_noise_is_the_run_s():
-    task = fjs.private_examples(TASK, epsilon=3.0, rounds=2, delta=1e-3, microbatch_size=8)
+    task = fjs.private_examples(TASK, epsilon=3.0, rounds=2, delta=1e-3)
     sim = simulation(fjs.ditto(task))
     assert "example_noise_multiplier" not in sim.records
     found = sim.guarantee(after(sim, values(sim, lam=0.1), 2)).examples
