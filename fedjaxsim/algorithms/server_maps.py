@@ -135,10 +135,6 @@ def shrinkage(gram: ArrayLike, threshold: ArrayLike) -> jax.Array:
     The derivative of the spectral function (Daleckii and Krein) is first order, in both modes. It
     is finite at repeated eigenvalues, where the derivative of `eigh` is not. At the kink Λ = τ² it
     is the one from below, 0.
-
-    Args:
-      gram: Σ, (d, d) symmetric, or its diagonal (d,); M has its shape.
-      threshold: τ = ηλ, () ≥ 0.
     """
     gram = jnp.asarray(gram)
     threshold = jnp.asarray(threshold, gram.dtype)

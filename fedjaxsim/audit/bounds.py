@@ -92,18 +92,9 @@ def audit(
     the reported ε proves nothing: other attacks may be stronger. One above it means that some part
     differs from its accountant's model.
 
-    Args:
-      simulation: the audited simulation.
-      hparams: hyperparameters. With z = 0 there is no ε to refute.
-      rounds: T.
-      canaries: n, canaries beside the clients of each run.
-      runs: number of runs; time grows with it, and power with n times it.
-      delta: δ of the report, in (0, 1); by default `default_delta(m)`.
-      seed: of all random numbers.
-      on_run: called after each run with the runs done and their number.
-
-    Raises:
-      ValueError: if a number is out of range, or `with_canaries` refuses the simulation.
+    There are n `canaries` beside the clients of each run. Time grows with the number of `runs`, and
+    power with n times it. With z = 0 there is no ε to refute. `on_run` is called after each run
+    with the runs done and their number; δ is by default `default_delta(m)`.
     """
     checks.count(runs=runs, rounds=rounds)
     delta = default_delta(simulation.num_clients) if delta is None else delta
@@ -126,9 +117,7 @@ def result(states: Sequence[SimulationState], report: Report) -> AuditResult:
     added to a sum: each direction then sees noise of its own, and what other clients send depends
     on earlier releases alone. An adaptive clip norm, or noise with another density, couples them.
 
-    Args:
-      states: last states of independent runs of one simulation with canaries.
-      report: the guarantee of each, at its δ.
+    `states` are the last ones of independent runs of one simulation; each has the same `report`.
     """
     watched = [state.shared for state in states]
     charges = [each for each in report.charges if each.event.unit == "client"]

@@ -23,12 +23,14 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import SAMPLED, Metric, larger_is_better, metric
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.entries import Entry, SamplingScheme, check_noise_multiplier
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
-from fedjaxsim.privacy.mechanisms import gaussian, release_once
+from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.messages import Messages
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -292,12 +294,7 @@ class EvaluationPlan:
 
 
 class PrivateMetric(NamedTuple):
-    """A released evaluation.
-
-    Attributes:
-      name: of the metric.
-      mean: the mean over all m clients, with noise; clients without a value count as the worst.
-    """
+    """A metric's released mean over all m clients; those without a value count as the worst."""
 
     name: str
     mean: float
@@ -313,8 +310,12 @@ def _released(plan: EvaluationPlan, better: bool):
         # that diverged must not look good.
         has = jnp.isfinite(values)
         share = jnp.clip(jnp.where(has, values, 0.0) / plan.largest, 0.0, 1.0)
-        share, z = share if better else 1.0 - share, plan.noise_multiplier
-        return release_once(gaussian(), share, has, key, clip_norm=1.0, noise_multiplier=z)
+        share, m = share if better else 1.0 - share, len(values)
+        mechanism, ids = gaussian(), jnp.arange(m, dtype=jnp.int32)
+        hparams = Hyperparameters(clip=1.0, noise_multiplier=plan.noise_multiplier).as_arrays()
+        zero = mechanism.zero(jax.ShapeDtypeStruct((), share.dtype), m)
+        total = mechanism.add(zero, Messages(share), has, ids, (), hparams)
+        return mechanism.release(total, m, key, (), hparams, 0).value
 
     return jax.jit(release)
 

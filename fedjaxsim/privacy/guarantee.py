@@ -52,17 +52,9 @@ _STATUS_TEXT = {"exact": "=", "upper_bound": "≤"}
 class Guarantee:
     """(ε, δ)-differential privacy of a run, in one adjacency and one view.
 
-    Attributes:
-      epsilon: ε in nats, never rounded down; None where nothing is guaranteed.
-      delta: δ in (0, 1).
-      adjacency: the neighbouring inputs, "zero_out" or "replace".
-      view: the adversary, "joint_dp" (all other clients) or "released_sequence".
-      sampling: the kind of the sampling scheme.
-      accountant: the name of the accountant.
-      status: "exact", "upper_bound" or "none".
-      assumptions: sentences on what the guarantee assumes and does not cover.
-      reason: why there is no guarantee; empty if there is one.
-      unit: the protected unit.
+    ε, in nats, is never rounded down, and None where nothing is guaranteed, for a `reason`. The
+    adversary, the `view`, is "joint_dp" (all other clients) or "released_sequence"; `assumptions`
+    are sentences on what the guarantee assumes and does not cover.
     """
 
     epsilon: float | None
@@ -385,9 +377,7 @@ def report(
 def compose_reports(reports: Sequence[Report], delta: float | None = None) -> Report:
     """Compute the guarantees of several published runs on the same clients.
 
-    Args:
-      reports: one for each run.
-      delta: the total δ in (0, 1); by default the largest of the reports.
+    The total `delta` is by default the largest of the reports.
 
     Raises:
       ValueError: if two runs drew a round from the same key, as runs of one seed do (their

@@ -299,27 +299,6 @@ def gaussian(
     )
 
 
-def release_once(
-    mechanism: Mechanism,
-    messages: PyTree,
-    mask: jax.Array,
-    key: jax.Array,
-    *,
-    clip_norm: float,
-    noise_multiplier: jax.Array | float,
-) -> PyTree:
-    """Release the mean of all m clients' messages outside a round; the caller charges a ledger.
-
-    Leaves of `messages` are (m, ...). Clients whose `mask`, (m,), is False send nothing, and count.
-    """
-    m = len(mask)
-    hparams = Hyperparameters(clip=clip_norm, noise_multiplier=noise_multiplier).as_arrays()
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), messages)
-    ids = jnp.arange(m, dtype=jnp.int32)
-    total = mechanism.add(mechanism.zero(one, m), Messages(messages), mask, ids, (), hparams)
-    return mechanism.release(total, m, key, (), hparams, 0).value
-
-
 def no_release() -> Mechanism:
     """Release nothing, at ε = 0.
 
