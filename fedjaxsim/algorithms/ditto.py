@@ -17,7 +17,6 @@ def _personal(
     local_optimizer: optimizers.LocalChoice = "sgd",
     **_: object,
 ) -> optimizers.LocalChoice:
-    """Return the optimizer of the personal models."""
     if personal_optimizer is None:
         return local_optimizer
     if callable(personal_optimizer):

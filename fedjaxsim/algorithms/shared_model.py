@@ -17,12 +17,7 @@ PyTree = Any
 
 
 class SharedModel(NamedTuple):
-    """The public server state.
-
-    Attributes:
-      params: the published parameters: w̃ of PMTL, w of FedAvg and FedProx.
-      optimizer: the server optimizer's state, a function of the releases.
-    """
+    """The public server state: parameters, and the server optimizer's state, made of releases."""
 
     params: PyTree
     optimizer: PyTree

@@ -19,17 +19,11 @@ if TYPE_CHECKING:
 class System:
     """A system of the papers, or a baseline.
 
-    Attributes:
-      function: `(task, **settings) -> Algorithm`, as "module:function" in this folder.
-      mechanism: the default, from `privacy.choices.MECHANISMS`; "no-release" if nothing is sent.
-      one_minibatch: whether a round is one minibatch instead of local steps or epochs.
-      local_passes: number of passes over the minibatches of a round.
-      whole_pass: whether a round is one exact pass over a client's rows instead.
-      linear: whether it needs a linear model.
-      softmax: whether it needs a softmax classification.
-      full_participation: whether all clients take part in every round by default.
-      variant_of: the system that this one is with other settings; tests of all systems leave
-        variants out.
+    `function` is in this folder, as "module:function", and `mechanism` the default one,
+    "no-release" if nothing is sent. A round makes `local_passes` over its minibatches, takes
+    `one_minibatch`, or makes a `whole_pass` over all rows, exactly. Some need a `linear` model or a
+    `softmax` classification, or have `full_participation` by default. Tests of all systems leave
+    out variants, which are `variant_of` another with other settings.
     """
 
     function: str

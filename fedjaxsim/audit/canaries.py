@@ -55,13 +55,9 @@ class Directions(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """A server state, and an adversary's notes beside it.
+    """A server state, and an adversary's notes beside it: what the canaries send, and who did.
 
-    Attributes:
-      inner: the algorithm's server state.
-      directions: of the canaries' messages.
-      observed: (p,) the sum of all releases with alternating signs.
-      sent: (n,) bool, the canaries' coins.
+    `observed`, (p,), is the sum of all releases with alternating signs, `sent`, (n,), their coins.
     """
 
     inner: PyTree

@@ -318,7 +318,6 @@ def _dtype(leaf: Any) -> Any:
 
 
 def _shapes_of(tree: PyTree) -> str:
-    """Return the shapes of a pytree in one line."""
     leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in tree_leaves_with_path(tree)]
     few = leaves if len(leaves) <= 4 else [*leaves[:4], "…"]
     return ", ".join(few) or "nothing"

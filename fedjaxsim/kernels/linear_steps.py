@@ -25,11 +25,8 @@ PyTree = Any
 class Linear(NamedTuple):
     """The linear form of a task: outputs = features @ kernel.T, plus the bias if there is one.
 
-    Its params are {"kernel": (c, d)}, with or without {"bias": (c,)}.
-
-    Attributes:
-      features: `(batch) -> (b, d)`.
-      loss: `(outputs (b, c), batch) -> ()`; `Task.loss` is this loss of these outputs.
+    Its params are {"kernel": (c, d)}, with or without {"bias": (c,)}. `features` are
+    `(batch) -> (b, d)`; `Task.loss` is the `loss`, `(outputs (b, c), batch) -> ()`, of the outputs.
     """
 
     features: Callable[[Any], jax.Array]

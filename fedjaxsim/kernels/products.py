@@ -35,13 +35,9 @@ class Opaque:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """leftᵀ·right in place of an array (c, d); `jax.tree.map` acts on the factors.
+    """leftᵀ·right in place of an array (..., c, d), of (..., r, c) and (..., r, d).
 
-    Row i of `left` and row i of `right` are one term of a sum of r outer products.
-
-    Attributes:
-      left: (..., r, c).
-      right: (..., r, d).
+    `jax.tree.map` acts on the factors, whose rows i are one term of a sum of r outer products.
     """
 
     left: jax.Array

@@ -74,7 +74,6 @@ def best_tile(x: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, int] | 
 
 
 def _tiles(x: tuple[int, ...], kernel: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, int]:
-    """Return the number of tiles down and across."""
     return -(-(x[1] - kernel[0] + 1) // tile[0]), -(-(x[2] - kernel[1] + 1) // tile[1])
 
 

@@ -268,7 +268,6 @@ def _with_rounds(charged: PrivacySpend, more: int) -> PrivacySpend:
 def _of_examples(
     charges: Sequence[PrivacySpend], delta: float, assumed: Sequence[str], why: str
 ) -> Guarantee:
-    """Return the guarantee of single examples."""
     epsilon, name, status = None, "none", "none"
     why = next(filter(None, map(no_guarantee, charges)), why)
     if not why:

@@ -31,9 +31,7 @@ _ETAS = {"geometric": "1", "logarithmic": "0"}
 class NegativeBinomial:
     """A truncated negative binomial number of runs, K ≥ 1 (Papernot and Steinke 2022, section 3).
 
-    Attributes:
-      eta: η > −1; 1 is the geometric distribution, 0 the logarithmic one.
-      gamma: γ in (0, 1); the smaller, the more runs.
+    η > −1 is 1 for the geometric distribution, 0 for the logarithmic one; γ lies in (0, 1).
     """
 
     eta: float

@@ -204,7 +204,6 @@ def _lazy(compute: Callable[[], Profile]) -> Profile:
 
 
 def _by_rdp(met: Sequence[_Rounds], adjacency: Adjacency) -> Profile:
-    """Compute the profile by RDP."""
     return rdp.profile(_total_rdp(met, adjacency, rdp.ORDERS))
 
 
