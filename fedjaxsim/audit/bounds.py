@@ -38,15 +38,12 @@ class AuditResult:
 
     Attributes:
       epsilon: lower bound on ε in nats (zero-out, joint DP) at `delta`, with `CONFIDENCE`.
-      delta: δ.
       reported: ε that is reported at δ; None if none is.
       advantage: lower bound, with confidence `REFUTING`, on the advantage 2 q − 1 of guesses that
         are right with probability q.
       allowed: the largest advantage that the reported guarantee allows, its δ at ε = 0; None if it
         reports none, or guesses on several canaries need not be independent.
-      canaries: their number in all runs.
-      guesses: the number of guesses behind `epsilon`.
-      correct: the number of right ones among them.
+      guesses: the number of guesses behind `epsilon`, of which `correct` were right.
     """
 
     epsilon: float

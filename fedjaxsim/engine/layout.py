@@ -103,10 +103,9 @@ class Layout:
 class Workload:
     """The facts about a run from which its layout follows.
 
+    A user may have given `chunk_size` and `chunk_map`; `model_bytes` are those of one client.
+
     Attributes:
-      chunk_size: clients per chunk, if a user gave it.
-      chunk_map: "scan" or "vmap" inside a chunk, if a user gave it.
-      model_bytes: bytes of one client's parameters.
       linear: whether the model is linear, so that rows of clients who share it are one product.
       one_by_one: whether a CPU runs the clients of a single run one after another.
       useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.

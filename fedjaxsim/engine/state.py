@@ -33,15 +33,9 @@ class StatePart(NamedTuple):
 class SimulationState:
     """Everything a run carries from round to round, as one pytree. Nothing else holds state.
 
-    Attributes:
-      round: () int32, the number of rounds done.
-      shared: the server's state.
-      personal: all clients' personal states, leaves (m, ...).
-      mechanism: the mechanism's public state.
-      privacy: the ledger of what was released.
-      key: the run's random key; rounds and clients fold their numbers into it.
-      consumed: (m,) int32, the number of minibatches that each client has consumed; None if
-        minibatches are not consumed.
+    `round`, () int32, is the number of those done, `shared` the server's state, `personal` all
+    clients', leaves (m, ...). Rounds and clients fold their numbers into `key`. `consumed`, (m,)
+    int32, counts the minibatches that each client has consumed; None if they are not.
     """
 
     round: jax.Array

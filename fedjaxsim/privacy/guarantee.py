@@ -87,12 +87,9 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All guarantees of one run.
+    """All guarantees of one run: for each adjacency and view, then of protected single examples.
 
     Attributes:
-      guarantees: one for each adjacency and view; then those of single examples, if clients
-        protect them.
-      delta: their δ.
       charges: the charges they were computed from; with a budget, all that it allows.
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences, such as numbers computed from private data and

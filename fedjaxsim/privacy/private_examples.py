@@ -69,13 +69,10 @@ class Sampled(NamedTuple):
 
 
 class GradientNoise(NamedTuple):
-    """The protection of one client's minibatches.
+    """The protection of one client's minibatches, by noise zC on sums of gradients of norm ≤ C.
 
-    Attributes:
-      capacity: static; places of a minibatch. A larger one loses its last examples.
-      microbatch_size: static; examples whose gradients are in memory at once.
-      clip_norm: C, () the bound on the norm of an example's gradient.
-      noise_multiplier: z, () the noise on the sum of bounded gradients over C.
+    A minibatch above its `capacity` loses its last examples, of whom `microbatch_size` have their
+    gradients in memory at once; both are static.
     """
 
     capacity: int
