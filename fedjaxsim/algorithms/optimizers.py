@@ -104,14 +104,11 @@ def local(
 
 
 def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
-    """Make a server optimizer with learning rate `hparams.server_learning_rate`.
+    """Make a server optimizer of rate `hparams.server_learning_rate`, of a name or an optax factory.
 
     The server treats minus the released mean update as a gradient (Reddi et al. 2021): SGD with
-    rate 1 adds the release, and `optax.adam` gives FedAdam.
-
-    Args:
-      optimizer: a name, or any optax factory that takes `learning_rate`; "momentum" also reads
-        `hparams.server_momentum`.
+    rate 1 adds the release, and `optax.adam` gives FedAdam. "momentum" also reads
+    `hparams.server_momentum`.
     """
     make, more = _found(optimizer, _SERVER_RECORDS)
 

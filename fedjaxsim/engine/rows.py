@@ -26,9 +26,8 @@ class Rows:
 
     Attributes:
       fields: each (N, ...).
-      start: (m,) int32.
-      count: (m,) int32.
-      ids: (s,) sorted int32, the clients of `start` and `count`, then (s,) too; None for all.
+      start, count: (m,) int32, or (s,) with `ids`.
+      ids: (s,) sorted int32, the clients of `start` and `count`; None for all.
       generate: static; the population's function for fresh minibatches, or None.
       pass_size: static; rows in a batch of an exact pass.
       most_rows: static; a bound on a client's rows, the padding of its last batch included.

@@ -66,7 +66,6 @@ PARTS = {
     "key": StatePart("server", varies=False),
     "consumed": StatePart("clients", varies=False),
 }
-"""Owner and variation of each field of the state."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -278,7 +278,6 @@ class Examples(Gaussian):
 
 
 GAUSSIAN = Gaussian()
-"""Release of a sum of clipped vectors with Gaussian noise."""
 EXAMPLE = Pure(replace=1.0, unit="example")
 """Noise of a client on its own message, which protects each of its examples."""
 

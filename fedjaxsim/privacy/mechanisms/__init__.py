@@ -59,10 +59,8 @@ _WEIGHTS = (
 class Accumulator(NamedTuple):
     """A sum over the messages added so far; the sum of two accumulators is an accumulator.
 
-    Attributes:
-      total: pytree, the sum of bounded messages, or of a function of each.
-      clipped: () int32, number of messages scaled down; a diagnostic, never released.
-      nonfinite: () int32, number of non-finite messages, counted as zero; a diagnostic.
+    `total` is the sum of bounded messages, or of a function of each. The numbers of messages scaled
+    down and of those not finite, which count as zero, () int32, are diagnostics, never released.
     """
 
     total: PyTree
