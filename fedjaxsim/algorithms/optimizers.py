@@ -104,7 +104,7 @@ def local(
 
 
 def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
-    """Make a server optimizer of rate `hparams.server_learning_rate`, of a name or an optax factory.
+    """Make a server optimizer of rate `hparams.server_learning_rate`: a name, or an optax factory.
 
     The server treats minus the released mean update as a gradient (Reddi et al. 2021): SGD with
     rate 1 adds the release, and `optax.adam` gives FedAdam. "momentum" also reads
