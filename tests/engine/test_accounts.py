@@ -89,7 +89,6 @@ def test_a_stage_without_releases_does_not_forget_what_was_released(full, fine_t
     )
     tuned = run(fine_tuning, tuned, 3)
     assert epsilon(fine_tuning, tuned) == paid
-    assert float(fine_tuning.epsilon(tuned, DELTA)) >= paid
 
 
 @pytest.mark.thorough
