@@ -54,6 +54,7 @@ from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.trained import models_of, predictions_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
+from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
     NEW_CLIENTS,
     OF_CLIENTS,
@@ -595,6 +596,14 @@ class Simulation:
             left=None if planned is None else max(0, planned - int(state.round)),
             later=later,
         )
+
+    def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
+        """Return an upper bound on ε (zero-out), a scalar; works inside jit; ∞ without a guarantee.
+
+        The RDP bound, for display, control and derivatives: a little above `guarantee`'s, or, for a
+        state with a budget, what it spent of it.
+        """
+        return epsilon_in_jit(state.privacy, self._delta(delta))
 
     def _delta(self, delta: float | None) -> float:
         return default_delta(self.num_clients) if delta is None else delta

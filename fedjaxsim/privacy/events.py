@@ -5,8 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
 from fedjaxsim.privacy.entries import UNITS, Adjacency, Entry, SamplingScheme, Unit
@@ -71,12 +69,13 @@ class PrivacyEvent:
         """
         return None
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
         """Return RDP of one round at some finite orders, (orders,); ∞ if it is not known.
 
-        Needed for ε while a run goes on, and for budgets.
+        Needed for ε while a run goes on, and for budgets. `xp` is numpy, in float64, or jax.numpy
+        inside jit, where z and p are traced.
         """
-        return np.full(len(orders), math.inf)
+        return xp.full(len(orders), math.inf)
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         """Return ε of one round at δ = 0; ∞ if there is none."""
@@ -125,8 +124,8 @@ class Gaussian(PrivacyEvent):
             return gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
         return gaussian.sampled(z, p, adjacency == "replace", interval)
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
-        return rdp.gaussian(entry, self.replace, adjacency, tuple(orders))
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        return rdp.gaussian(entry, self.replace, adjacency, tuple(orders), xp)
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         z = entry.noise_multiplier
@@ -168,9 +167,8 @@ class Pure(PrivacyEvent):
         found = randomized_response.answer(entry, self.replace, adjacency)
         return randomized_response.losses(found, interval)
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
-        found = randomized_response.renyi(entry, self.replace, adjacency, tuple(orders))
-        return np.array(found)
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders), xp)
 
     def largest_loss(self, entry: Entry, adjacency: Adjacency) -> float:
         return randomized_response.answer(entry, self.replace, adjacency)[0]
@@ -192,8 +190,8 @@ class Dominated(PrivacyEvent):
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
         return self.release.losses(entry, "replace", interval)
 
-    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float]) -> Any:
-        return self.release.rdp(entry, "replace", orders)
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        return self.release.rdp(entry, "replace", orders, xp)
 
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         return self.release.mu(entry, "replace")

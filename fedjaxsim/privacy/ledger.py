@@ -158,7 +158,7 @@ def stream_of(ledger: Ledger, key: jax.Array) -> int | None:
 def drew(ledger: Ledger, key: jax.Array, round_: ArrayLike, place: int = -1) -> Ledger:
     """Enter that the release of a round drew from a key, by default the state's.
 
-    Pure, with static shapes: safe under jit, vmap and scan.
+    Pure, with static shapes: safe under jit, vmap, scan and differentiation.
     """
     draws = list(ledger.draws)
     last = draws[place]
@@ -239,7 +239,7 @@ def charge(
 ) -> Charges:
     """Enter one round, with the z and p actually drawn: count it with its equals, or open a place.
 
-    Pure, with static shapes: safe under jit, vmap and scan. Without a free place
+    Pure, with static shapes: safe under jit, vmap, scan and differentiation. Without a free place
     (or with a count beyond int32), the account is marked as overflowed and otherwise unchanged.
     """
     z = jnp.asarray(noise_multiplier, charges.noise_multiplier.dtype)
@@ -250,6 +250,11 @@ def charge(
     place = jnp.argmax(usable)
     countable = charges.rounds < np.iinfo(np.int32).max
     hit = (jnp.arange(usable.shape[0]) == place) & usable & countable
+    # The step towards z is zero for an equal entry, but its derivative is not: the entry's
+    # derivative becomes the mean over its rounds, so ε has the right gradient in each round's z.
+    equal = jnp.isinf(z) & (charges.noise_multiplier == z)
+    gap = jnp.where(equal, 0.0, z - charges.noise_multiplier)
+    step = gap / (charges.rounds + 1).astype(z.dtype)
     missing = ~jnp.any(hit)
     next_round = charges.next_round
     if next_round is not None:
@@ -258,7 +263,7 @@ def charge(
         next_round = jnp.maximum(next_round, number + 1)
     return dataclasses.replace(
         charges,
-        noise_multiplier=jnp.where(hit, z, charges.noise_multiplier),
+        noise_multiplier=jnp.where(hit, charges.noise_multiplier + step, charges.noise_multiplier),
         sampling_rate=jnp.where(hit, p, charges.sampling_rate),
         rounds=charges.rounds + hit.astype(jnp.int32),
         overflowed=charges.overflowed | missing,

@@ -75,6 +75,8 @@ def test_no_report_of_its_states_has_an_epsilon(state, tmp_path):
     has_none(LEAKS.guarantee(PLAIN.init(0, HPARAMS)))
     has_none(Report.from_json(LEAKS.guarantee(state).to_json()))
     has_none(compose_reports([LEAKS.guarantee(state), PLAIN.guarantee(PLAIN.init(1, HPARAMS))]))
+    assert math.isinf(LEAKS.epsilon(state))
+    assert math.isinf(jax.jit(PLAIN.epsilon)(state))
     later = PLAIN.start_from(state, HPARAMS)
     has_none(PLAIN.guarantee(later))
     folder = CheckpointFolder(tmp_path)

@@ -89,6 +89,7 @@ def test_a_stage_without_releases_does_not_forget_what_was_released(full, fine_t
     )
     tuned = run(fine_tuning, tuned, 3)
     assert epsilon(fine_tuning, tuned) == paid
+    assert float(fine_tuning.epsilon(tuned, DELTA)) >= paid
 
 
 @pytest.mark.thorough
@@ -119,6 +120,7 @@ def test_rounds_of_a_mechanism_without_guarantee_have_none_for_any_reader(full):
     found = full.guarantee(state, DELTA).find("zero_out")
     assert found.epsilon is None
     assert "no guarantee is known" in found.reason
+    assert float(full.epsilon(state, DELTA)) == np.inf
     state = run(full, state, 1)
     assert epsilon(full, state) is None
 

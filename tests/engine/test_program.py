@@ -187,6 +187,16 @@ def test_the_ledger_counts_every_round_at_the_noise_really_drawn():
     ]
 
 
+def test_epsilon_inside_jit_bounds_the_reported_one():
+    sim = standard()
+    hparams = sim.hyperparameters(**(PRIVATE | {"noise_multiplier": 3.0}))
+    state, _ = sim.run(sim.init(0, hparams), hparams, 20, eval_every=2)
+    inside = float(jax.jit(lambda state: sim.epsilon(state, 1e-3))(state))
+    reported = sim.guarantee(state, 1e-3).find("zero_out").epsilon
+    assert reported is not None
+    assert reported <= inside <= 1.25 * reported
+
+
 # --- compilation, donation, transformations ----------------------------------------------------
 
 

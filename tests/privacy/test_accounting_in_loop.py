@@ -1,41 +1,167 @@
-"""What is computed inside jit, in float32, against float64 on the host."""
+"""ε inside jit, in float32, against float64 on the host."""
+
+import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plans import compose
+from plans import charged, compose, poisson, profile_of
 
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.accounting import in_loop, rdp
-from fedjaxsim.privacy.entries import SamplingScheme
-from fedjaxsim.privacy.events import Gaussian
+from fedjaxsim.privacy.accounting import in_loop, randomized_response, rdp
+from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, NoRelease, PrivacyEvent, Pure, Unprotected
 from fedjaxsim.privacy.ledger import charge, entries
+
+POISSON = SamplingScheme("poisson", 1000, 1000)
+GAUSSIAN = Gaussian()
+
+
+def account(*groups, scheme=POISSON, event: PrivacyEvent = GAUSSIAN):
+    z, p, rounds = zip(*groups, strict=True)
+    return dataclasses.replace(
+        ledgers.no_charges(scheme, event, len(groups)),
+        noise_multiplier=jnp.asarray(z, float),
+        sampling_rate=jnp.asarray(p, float),
+        rounds=jnp.asarray(rounds, jnp.int32),
+    )
+
+
+def host(charges, delta):
+    values = compose(*entries(charges), orders=rdp.INTEGER_ORDERS)
+    return rdp.epsilon(values, float(np.float32(delta)), rdp.INTEGER_ORDERS)
+
+
+def epsilon_of(charges, delta, adjacency: Adjacency = "zero_out"):
+    return epsilon_in_jit(ledgers.Ledger((charges,)), delta, adjacency)
+
+
+epsilon_of_poisson = jax.jit(epsilon_of)
 
 
 @jax.jit
 def rdp_of_poisson(z, p):
-    return rdp.poisson(z, p, rdp.INTEGER_ORDERS, jnp)
+    return rdp.gaussian(Entry(z, p, 1), 2.0, "zero_out", rdp.INTEGER_ORDERS, jnp)
 
 
-@pytest.mark.parametrize("p", [1e-5, 1e-3, 0.02, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("p", [1e-5, 1e-3, 0.02, 0.3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize(
     "z",
     [0.5, 2.0, 100.0, *(pytest.param(z, marks=pytest.mark.thorough) for z in (0.8, 10.0, 1000.0))],
 )
 def test_float32_agrees_with_float64(z, p):
-    z, p = np.float32(z), np.float32(p)
-    exact = compose((float(z), float(p), 1), orders=rdp.INTEGER_ORDERS)
-    np.testing.assert_allclose(rdp_of_poisson(z, p), exact, rtol=3e-5)
+    one = account((z, p, 1))
+    exact = compose(*entries(one), orders=rdp.INTEGER_ORDERS)
+    values = rdp_of_poisson(one.noise_multiplier[0], one.sampling_rate[0])
+    np.testing.assert_allclose(values, exact, rtol=3e-5)
+    for rounds in (1, 1000, 10**6):
+        for delta in (1 / 205, 1e-5, 1e-8):
+            ledger = account((z, p, rounds))
+            expected = host(ledger, delta)
+            found = float(epsilon_of_poisson(ledger, delta))
+            assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_a_million_rounds_do_not_drift():
     def run(ledger):
         return jax.lax.scan(lambda c, _: (charge(c, 0.8, 0.01, 0), None), ledger, length=10**6)[0]
 
-    account = ledgers.no_charges(SamplingScheme("poisson", 1000, 1000), Gaussian(), 1)
-    z, p = np.float32(0.8), np.float32(0.01)
-    assert entries(jax.jit(run)(account)) == [(float(z), float(p), 10**6)]
+    ledger = jax.jit(run)(ledgers.no_charges(POISSON, GAUSSIAN, 1))
+    assert entries(ledger)[0].rounds == 10**6
+    assert float(epsilon_of_poisson(ledger, 1e-5)) == pytest.approx(host(ledger, 1e-5), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("p", "z", "rounds", "delta"),
+    [(0.02, 1.0, 2000, 1e-4), (0.1, 2.0, 500, 1e-5), (100 / 205, 25.0, 200, 1 / 205)],
+)
+def test_never_below_the_tight_accountant(p, z, rounds, delta):
+    ledger = account((z, p, rounds))
+    tight = poisson(*entries(ledger)).epsilon(delta)
+    assert float(epsilon_of_poisson(ledger, delta)) >= tight * (1 - 1e-6)
+
+
+def test_heterogeneous_ledgers_and_unused_places():
+    ledger = account((1.0, 0.1, 5), (3.0, 0.02, 100), (0.0, 0.0, 0))
+    expected = host(ledger, 1e-5)
+    assert float(epsilon_of_poisson(ledger, 1e-5)) == pytest.approx(expected, rel=1e-5)
+    assert float(epsilon_of_poisson(ledgers.no_charges(POISSON, GAUSSIAN, 3), 1e-5)) == 0
+
+
+def test_no_guarantee_is_infinite():
+    assert float(epsilon_of_poisson(account((0.0, 0.5, 1)), 1e-5)) == np.inf
+    assert float(epsilon_of_poisson(account((float("nan"), 0.5, 1)), 1e-5)) == np.inf
+    full = account((1.0, 0.5, 1))
+    full = dataclasses.replace(full, overflowed=jnp.ones((), bool))
+    assert float(epsilon_of_poisson(full, 1e-5)) == np.inf
+    unprotected, closed = (
+        account((1.0, 0.5, 1), event=event) for event in (Unprotected(), NoRelease())
+    )
+    assert float(jax.jit(epsilon_of)(unprotected, 1e-5)) == np.inf
+    assert float(jax.jit(epsilon_of)(closed, 1e-5)) == 0
+    # Whatever is charged besides.
+    both = ledgers.Ledger((account((9.0, 0.5, 1)), unprotected))
+    assert float(jax.jit(epsilon_in_jit)(both, 1e-5)) == np.inf
+
+
+def test_charges_of_unlike_kinds_add_up():
+    # Full participation for n rounds at z costs n/2 rounds twice.
+    full = SamplingScheme("full", 1000, 1000)
+    whole = account((5.0, 1.0, 40), scheme=full)
+    half = account((5.0, 1.0, 20), scheme=full)
+    other = account((5.0, 1.0, 20))
+    both = ledgers.Ledger((half, other))
+    assert float(epsilon_in_jit(both, 1e-5)) == pytest.approx(float(epsilon_of(whole, 1e-5)))
+
+
+def test_other_schemes_are_bounds_on_their_accountants():
+    for scheme in (
+        SamplingScheme("fixed", 1000, 100),
+        SamplingScheme("groups", 1000, 100, groups=10),
+    ):
+        charges = account((5.0, 0.1, 400), scheme=scheme)
+        for adjacency in ("zero_out", "replace"):
+            bound = float(epsilon_of(charges, 1e-5, adjacency))
+            plan = charged(scheme, GAUSSIAN, (5.0, 0.1, 400))
+            tight = profile_of(plan, adjacency=adjacency).epsilon(1e-5)
+            assert tight < bound < 1.3 * tight
+
+
+def test_pure_releases_are_bounded_too():
+    # Two releases of ε = 0.1 cost 0.2; RDP adds log(1/δ)/(α − 1) at its largest order.
+    bound = float(epsilon_of(account((10.0, 1.0, 2), event=Pure()), 1e-5))
+    assert 0.2 <= bound <= 0.2 + math.log(1e5) / 1023
+
+
+def test_sampled_pure_releases_cost_as_much_as_on_the_host():
+    event, orders = Pure(), np.array(rdp.INTEGER_ORDERS)
+    for z, p in ((7.0, 1e-4), (0.7, 0.2), (0.02, 0.2), (7.0, 1.0)):
+        for adjacency in ("zero_out", "replace"):
+            exact = randomized_response.answer(Entry(z, p, 1), 2.0, adjacency).high
+            entry = Entry(jnp.float32(z), jnp.float32(p), 1)
+            found = event.rdp(entry, adjacency, rdp.INTEGER_ORDERS, jnp)
+            np.testing.assert_allclose(found, np.minimum(orders * exact**2 / 2, exact), rtol=1e-5)
+
+
+def test_replacing_under_poisson_sampling_has_no_bound_here():
+    assert float(epsilon_of(account((1.0, 0.5, 1)), 1e-5, "replace")) == math.inf
+
+
+@pytest.mark.parametrize("p", [0.01, 1.0])
+def test_gradient_in_z_against_differences(p):
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def epsilon(z):
+            charges = dataclasses.replace(account((0.0, p, 500)), noise_multiplier=z[None])
+            return epsilon_of(charges, 1e-5)
+
+        z, step = jnp.asarray(2.0), 1e-5
+        difference = (epsilon(z + step) - epsilon(z - step)) / (2 * step)
+        assert float(jax.jit(jax.grad(epsilon))(z)) == pytest.approx(float(difference), rel=1e-6)
 
 
 @pytest.mark.parametrize(

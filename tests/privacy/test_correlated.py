@@ -174,11 +174,12 @@ def mu(rounds, z=Z):
 
 @pytest.mark.thorough
 def test_the_epsilon_of_a_run_its_prefixes_and_its_stages(sim):
-    state = sim.init(0, given(sim))
+    state, in_jit = sim.init(0, given(sim)), jax.jit(lambda state: sim.epsilon(state, DELTA))
     for done in (1, 3, 5):
         state = run(sim, state, done - int(state.round))
         exact = gdp.epsilon(DELTA, mu(done))
         assert epsilon(sim, state) == pytest.approx(exact, rel=1e-6)
+        assert exact < float(in_jit(state)) < 1.2 * exact
     assert epsilon(sim, state, "replace") == pytest.approx(gdp.epsilon(DELTA, 2 * mu(5)), rel=1e-6)
     guarantee = sim.guarantee(state, DELTA).find("zero_out")
     assert (guarantee.status, guarantee.accountant) == ("exact", "gaussian")

@@ -16,7 +16,7 @@ from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.accounting.in_loop import allows
+from fedjaxsim.privacy.accounting.in_loop import allows, epsilon_in_jit
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import GAUSSIAN, Correlated, Gaussian, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import compose_reports, report
@@ -216,6 +216,26 @@ def test_in_jit_the_same_rounds_have_places():
     lost = jax.tree.map(lambda leaf: leaf[0], charges)
     lost = dataclasses.replace(lost, overflowed=jnp.array(True))
     assert not allows(limit, ledgers.Ledger((lost,)))
+
+
+def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():
+    limit = budget(2.0, 1e-5, 6.0)
+    most = rounds_in(limit)
+    spend = dataclasses.replace(
+        ledgers.no_charges(FULL, GAUSSIAN, 1),
+        noise_multiplier=jnp.full(1, 6.0),
+        sampling_rate=jnp.ones(1),
+        rounds=jnp.full(1, most, jnp.int32),
+    )
+    ledger = ledgers.Ledger((spend,), limit=limit)
+    shown = jax.jit(lambda it: [epsilon_in_jit(it, delta) for delta in (1e-4, 1e-5, 1e-6)])(ledger)
+    found = [
+        report([charged(FULL, GAUSSIAN, (6.0, 1.0, most))], delta, limit=limit).find("zero_out")
+        for delta in (1e-4, 1e-5, 1e-6)
+    ]
+    tight = [each.epsilon or math.nan for each in found]
+    assert 1.9 < tight[1] <= shown[1] == 2.0
+    assert tight[0] < 2.0 < tight[2] < shown[2]
 
 
 def test_the_report_is_of_the_budget_and_not_of_the_rounds():

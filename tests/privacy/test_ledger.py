@@ -86,6 +86,17 @@ def test_vmap_keeps_the_runs_apart_and_entries_wants_one_run():
         assert entries(one) == [Entry(value, 1.0, 3)]
 
 
+def test_every_round_has_its_own_derivative_even_in_a_shared_entry():
+    # Σ rounds · z³ over entries is Σ_t z_t³, whose derivative in z_t is 3 z_t².
+    def total(z):
+        ledger, _ = jax.lax.scan(lambda c, z: (charge(c, z, 1.0, 0), None), empty(3), z)
+        return jnp.sum(ledger.rounds * ledger.noise_multiplier**3)
+
+    z = jnp.array([1.0, 2.0, 1.0, 1.0])
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(z), [3.0, 12.0, 3.0, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(total))(z), [3.0, 12.0, 3.0, 3.0], rtol=1e-6)
+
+
 def test_values_are_exactly_those_that_were_charged():
     rates = [float(np.float32(rate)) for rate in (1e-7, 0.3, 1.0)]
     z = float(np.float32(0.1))

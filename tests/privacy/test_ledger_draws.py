@@ -17,6 +17,8 @@ import fedjaxsim as fjs
 from fedjaxsim.cli.program import main
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.state import state_of
+from fedjaxsim.gradients.modes import Forward, Reverse
+from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.assumptions import SHARED_SEED
@@ -75,6 +77,8 @@ def check_no_epsilon(sim, state):
     for each in found.guarantees:
         assert each.epsilon is None
         assert each.reason.startswith("the state drew a round's random numbers twice or")
+    assert np.isinf(sim.epsilon(state, DELTA))
+    assert np.isinf(jax.jit(lambda state: sim.epsilon(state, DELTA))(state))
 
 
 def check_refused(reports):
@@ -194,6 +198,18 @@ def test_many_seeds_at_once_have_a_record_each(sim):
     found = [ledgers.drawn(jax.tree.map(lambda leaf, i=i: leaf[i], privacy)) for i in range(3)]
     assert found == [sim.guarantee(rounds(sim, fresh(sim, seed), 2)).draws for seed in range(3)]
     assert len({drawn.digest for [drawn] in found}) == 3
+
+
+@pytest.mark.thorough
+def test_the_epsilon_of_a_run_has_derivatives_in_both_modes(sim):
+    def spent(state, hparams):
+        return sim.epsilon(state, DELTA)
+
+    for mode in (Forward(), Reverse()):
+        function = hypergradient(sim, spent, 2, "noise_multiplier", mode=mode)
+        value, slope = function(0, values(sim))
+        assert 0 < float(value) < np.inf
+        assert float(slope["noise_multiplier"]) < 0
 
 
 # --- stages and files -----------------------------------------------------------------------------

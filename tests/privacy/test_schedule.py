@@ -16,6 +16,7 @@ from problems import least_squares
 import fedjaxsim as fjs
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting import composition, gaussian, rdp
+from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend, Pure
 from fedjaxsim.privacy.guarantee import report, spent
@@ -259,6 +260,12 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
         assert charged.entries == tuple(Entry(float(each), 1.0, 1) for each in z[:t])
         exact = gaussian.epsilon(DELTA, math.sqrt(np.sum(1 / np.asarray(z[:t], np.float64) ** 2)))
         assert spent([charged], DELTA) == pytest.approx(exact, rel=1e-12)
+    # In the loop: RDP of the same rounds, added up.
+    exact = RdpAccountant(rdp.INTEGER_ORDERS)
+    for each in z:
+        exact.compose(dp_accounting.GaussianDpEvent(float(each)))
+    found = epsilon_in_jit(states[-1].privacy, DELTA)
+    assert float(found) == pytest.approx(exact.get_epsilon(DELTA), rel=1e-4)
 
 
 @pytest.mark.thorough

@@ -101,7 +101,7 @@ class _Rounds(NamedTuple):
                 continue
             finite = tuple(order for order in orders if order < math.inf)
             own = np.full(len(orders), self.event.largest_loss(self.at(p), adjacency))
-            own[: len(finite)] = self.event.rdp(self.at(p), adjacency, finite)
+            own[: len(finite)] = self.event.rdp(self.at(p), adjacency, finite, np)
             if weight == 1:
                 return own
             moments.append((weight, own))

@@ -7,6 +7,8 @@ rounds cost at most what such answers cost together, and no bound for all pure r
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,12 +64,25 @@ def _on_grid(above: float, below: float, interval: float) -> Losses:
     return Losses(interval, first, masses, 0.0)
 
 
-@functools.lru_cache(maxsize=512)
 def renyi(
-    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...]
-) -> tuple[float, ...]:
-    """Compute RDP of one round, (orders,), the larger Rényi divergence of the two answers."""
-    high, low = answer(entry, replace, adjacency)
+    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...], xp: Any
+) -> Any:
+    """Compute RDP of one round, (orders,); inside jit Bun and Steinke 2016, Proposition 3.3."""
+    if xp is np:
+        return np.array(_renyi(*answer(entry, replace, adjacency), orders))
+    s = 1 / entry.noise_multiplier
+    r = (replace if adjacency == "replace" else 1.0) / entry.noise_multiplier
+    sampled = entry.sampling_rate < 1
+    p = xp.where(sampled, entry.sampling_rate, 0.5)
+    small = xp.log1p(p * xp.expm1(xp.minimum(s, 30)))
+    first = xp.where(s < 30, small, s + xp.log(p + (1 - p) * xp.exp(-s)))
+    high = xp.where(sampled, first - xp.log1p(p * xp.expm1(s - r)), r)
+    return xp.minimum(xp.asarray(orders, high.dtype) * high**2 / 2, high)
+
+
+@functools.lru_cache(maxsize=512)
+def _renyi(high: float, low: float, orders: Sequence[float]) -> tuple[float, ...]:
+    """Compute the larger Rényi divergence of the two answers at each order."""
 
     def one_way(above: float, below: float) -> np.ndarray:
         alphas = np.asarray(orders, np.float64)

@@ -39,14 +39,30 @@ def _log_binomials(orders: tuple[int, ...]) -> np.ndarray:
     return np.where(k <= alpha, table, -np.inf)
 
 
+def log_expm1(x: Any, xp: Any = np) -> Any:
+    """Return log(e^x − 1) for x > 0, without overflow, by numpy or jax.numpy."""
+    return x + xp.log(-xp.expm1(-x))
+
+
 def gaussian(
-    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...]
-) -> np.ndarray:
-    """Compute RDP of one Gaussian round, (orders,)."""
+    entry: Entry, replace: float, adjacency: Adjacency, orders: tuple[float, ...], xp: Any = np
+) -> Any:
+    """Compute RDP of one Gaussian round, (orders,); inside jit at integer orders, for z > 0.
+
+    There a replacement under sampling, which needs a quadrature, costs ∞.
+    """
     z, p, _ = entry
     replaced = adjacency == "replace"
     distance = replace if replaced else 1.0
-    return np.array(one_round(orders, *((z / distance, 1.0) if p == 1 else (z, p, replaced))))
+    if xp is np:
+        return np.array(one_round(orders, *((z / distance, 1.0) if p == 1 else (z, p, replaced))))
+    z = xp.asarray(z)
+    full = xp.asarray(orders, z.dtype) / (2 * (z / distance) ** 2)
+    if isinstance(p, float) and p == 1:
+        return full
+    sampled = (p > 0) & (p < 1)
+    amplified = xp.inf if replaced else poisson(z, xp.where(sampled, p, 0.5), orders, xp)
+    return xp.where(sampled, amplified, xp.where(xp.asarray(p) >= 1, full, 0.0))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -82,8 +98,6 @@ def one_round(
 def poisson(z: Any, p: Any, orders: tuple[float, ...], xp: Any) -> Any:
     """Compute RDP of one sampled round at ascending integer orders, (orders,), for 0 < p < 1.
 
-    By numpy or, inside jit, jax.numpy.
-
     Σ_k C(α, k) p^k (1 − p)^(α−k) e^{k(k−1)/(2z²)} minus Σ_k C(α, k) p^k (1 − p)^(α−k) = 1 leaves
     terms with e^x − 1 in place of e^x: no cancellation, however little a round costs. (In float32
     the textbook sum is wrong by half.)
@@ -97,8 +111,7 @@ def poisson(z: Any, p: Any, orders: tuple[float, ...], xp: Any) -> Any:
     for group in filter(None, (whole[:small], whole[small:])):
         table = _log_binomials(group).astype(z.dtype)
         k = xp.arange(2, table.shape[1] + 2, dtype=z.dtype)
-        x = k * (k - 1) / (2 * z**2)  # of which this is log(e^x − 1), without overflow
-        cost = x + xp.log(-xp.expm1(-x)) + k * xp.log(p)
+        cost = log_expm1(k * (k - 1) / (2 * z**2), xp) + k * xp.log(p)
         absent = xp.maximum(np.array(group, z.dtype)[:, None] - k, 0) * xp.log1p(-p)
         logs.append(logsumexp(table + absent + cost, axis=1))
     return xp.logaddexp(xp.concatenate(logs), 0.0) / (xp.asarray(orders, z.dtype) - 1)
