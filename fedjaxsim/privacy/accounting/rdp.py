@@ -17,7 +17,7 @@ from fedjaxsim.privacy.accounting.profile import Profile
 from fedjaxsim.privacy.entries import Adjacency, Entry, check_delta
 
 INTEGER_ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512, 1024)
-"""Orders of the closed form, shared with the noise inside jit."""
+"""Orders of the closed form, shared with the bound inside jit."""
 FRACTIONAL_ORDERS = tuple(tenths / 10 for tenths in range(11, 100) if tenths % 10)
 """Best orders for large ε (from about 10)."""
 ORDERS = (*sorted((*INTEGER_ORDERS, *FRACTIONAL_ORDERS)), math.inf)
