@@ -95,9 +95,10 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
 def stoppable(kept: Callable[[], str]) -> Iterator[Stop]:
     """Yield the event that a signal sets.
 
-    `kept` says what a failed write, or the loss of a process, leaves, and how to continue.
+    `kept` says what an end in the middle leaves (by a second signal, a failed write, or the loss of
+    a process), and how to continue.
     """
-    with stop_on_signal() as stop:
+    with stop_on_signal(kept) as stop:
         processes.when_lost(kept)
         try:
             yield stop

@@ -205,9 +205,13 @@ def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
         can_draw()
 
     def kept() -> str:
-        rounds = [] if path is None else RunDirectory(path).checkpoints().rounds()
-        after = f"round {rounds[-1]} is kept" if rounds else "no round is kept"
-        return after if path is None else f"{after}; {RESUME} {shlex.quote(str(path))} continues"
+        if path is None:
+            return "no round is kept: the same command runs it again"
+        rounds = RunDirectory(path).checkpoints().rounds()
+        again = f"{RESUME} {shlex.quote(str(path))}"
+        if not rounds:
+            return f"no round is kept; {again} runs it again"
+        return f"round {rounds[-1]} is kept; {again} continues"
 
     with stoppable(kept) as stop:
         done = execute(stage, stop, **options)
