@@ -39,23 +39,26 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
         from fedjaxsim.report.plots import FORMATS, check_path
 
         check_path(out, (*FORMATS, PAGE))
-    directories = named(runs)
-    finished = runs_of(directories)
-    rows = [{"run": run.name, **run.summary} for run in finished]
-    guarantees = {name: each.guarantee() for name, each in directories.items()}
-    assumed = {name: each.get("assumed", []) for name, each in guarantees.items()}
-    said: dict[str, list[str]] = {}
-    for name, each in directories.items():
-        of_examples = []
-        if "example" in guarantees[name]:  # reports of clients need no accountants here
-            of_examples = [str(one) for one in each.report().guarantees if one.unit == "example"]
-        for sentence in (*of_examples, *assumed[name]):
-            said.setdefault(sentence, []).append(name)
-    found, twice = systems(finished), drawn_twice(directories)
-    means = compared(found) if len(found) < len(finished) else []
-    figure = None
-    if out is not None:
-        from fedjaxsim.report.figures import comparison_figure
+    with doing("reading the runs", quiet=json):
+        directories = named(runs)
+        finished = runs_of(directories)
+        rows = [{"run": run.name, **run.summary} for run in finished]
+        guarantees = {name: each.guarantee() for name, each in directories.items()}
+        assumed = {name: each["assumed"] for name, each in guarantees.items()}
+        said: dict[str, list[str]] = {}
+        for name, each in directories.items():
+            of_examples = []
+            if "example" in guarantees[name]:  # reports of clients need no accountants here
+                of_examples = [
+                    str(one) for one in each.report().guarantees if one.unit == "example"
+                ]
+            for sentence in (*of_examples, *assumed[name]):
+                said.setdefault(sentence, []).append(name)
+        found, twice = systems(finished), drawn_twice(directories)
+        means = compared(found) if len(found) < len(finished) else []
+        figure = None
+        if out is not None:
+            from fedjaxsim.report.figures import comparison_figure
 
         figure = comparison_figure(found)
 
