@@ -173,6 +173,8 @@ def test_they_may_be_swept(tmp_path):
         ("--count-noise 1", "count-noise .*gaussian"),
         ("--weights rows --noise-multiplier 1", "weights rows with noise need max-weight"),
         ("--max-weight 9", "max-weight has no effect with weights equal"),
+        ("--evaluation-largest 2", "no effect without evaluate-privately"),
+        ("--evaluate-privately 0 --validation-fraction 0.2", "evaluate-privately must be at least"),
         ("--lr 1", "did you mean 'learning-rate'"),
         ("--weight-decay 1", "weight-decay .*settings of algorithm"),
         (
