@@ -29,7 +29,7 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
     from fedjaxsim import metrics, store
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.labels import data_label
-    from fedjaxsim.report.progress import print_rows
+    from fedjaxsim.report.progress import doing, print_rows
     from fedjaxsim.report.results import among, cells, compared, headings, print_table, systems
     from fedjaxsim.runs.directory import drawn_twice, named, runs_of
 
@@ -60,7 +60,7 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
         if out is not None:
             from fedjaxsim.report.figures import comparison_figure
 
-        figure = comparison_figure(found)
+            figure = comparison_figure(found)
 
     def print_all() -> None:
         data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}

@@ -3,25 +3,24 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from fedjaxsim import checks, store
+from fedjaxsim import store
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
-from fedjaxsim.cli.process import stoppable
+from fedjaxsim.cli.process import checked, stoppable
 from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.report.labels import short_name
-from fedjaxsim.report.progress import can_draw, doing, epsilon_text, number, print_guarantee
+from fedjaxsim.report.progress import can_draw, epsilon_text, number, print_guarantee
 from fedjaxsim.report.results import print_table
 from fedjaxsim.runs.assemble import doubts
-from fedjaxsim.runs.build import Experiment, check_own_code, prepare, versions
+from fedjaxsim.runs.build import Experiment, check_own_code, versions
 from fedjaxsim.runs.directory import (
     CONFIG,
     GUARANTEE,
@@ -53,7 +52,6 @@ def prepare_run(
     config: RunConfig, out: Path | None, start: Path | None, course: Course, overwrite: bool
 ) -> Work:
     """Check all input of a run, or of a stage after that in `start`; return the work."""
-    watched = _watched(course)
     if start is not None:
         if config.audit_canaries is not None:
             raise ValueError("audit-canaries is for one run, not for several stages: leave it out")
@@ -62,7 +60,7 @@ def prepare_run(
         delta = RunDirectory(start).config().get("resolved", {}).get("delta")
         if config.clients_used == "held-out" and delta and config.get("delta") is None:
             config = config.replace(delta=delta)  # that of the number of new clients is another
-    experiment = _prepare(config, course)
+    experiment = checked(config, quiet=course.quiet)
     check_own_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
     begin, earlier = None, []
@@ -83,20 +81,20 @@ def prepare_run(
         if begin is not None and begin.privacy.limit is None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-        return _run(stage, explain=course.explain, **watched)
+        return _run(stage, course)
 
     return work
 
 
 def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     """Check that a run can resume, to a total of `rounds`; return the work."""
-    watched, directory = _watched(course), RunDirectory(path)
+    directory = RunDirectory(path)
     tables = directory.config()
     if processes.is_first():
         store.hold(path)
     resolved, earlier = tables.get("resolved", {}), tables.get("stages", [])
     config = read_toml(path / CONFIG)
-    experiment = _prepare(config, course)
+    experiment = checked(config, quiet=course.quiet)
     _agree(experiment, directory, rounds=rounds)
     facts, code = about(experiment), code_of(experiment)
     last = directory.checkpoints(facts).last()
@@ -152,26 +150,9 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
         if last is not None and there != here:
             other = ", ".join(f"{k} {v}" for k, v in there.items() if here.get(k) != v)
             _warn(f"{last.file} was written with {other}: numbers may differ in their last digits")
-        return _run(stage, explain=course.explain, **watched)
+        return _run(stage, course)
 
     return work
-
-
-def _prepare(config: RunConfig, course: Course) -> Experiment:
-    quiet = course.quiet or not processes.is_first()
-    with doing(f"reading {config.data} and checking the run", quiet=quiet):
-        return prepare(config)
-
-
-def _watched(course: Course) -> dict[str, Any]:
-    """Return options of `execute`."""
-    if course.checkpoint_every is not None:
-        checks.count(**{"checkpoint-every": course.checkpoint_every})
-    return {
-        "checkpoint_every": course.checkpoint_every,
-        "client_table": not course.no_client_table,
-        "quiet": course.quiet,
-    }
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
@@ -198,8 +179,8 @@ def _agree_on_files(directory: RunDirectory | None) -> None:
         processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
 
 
-def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
-    """Do a run and return the exit code; `options` are those of `execute`."""
+def _run(stage: Stage, course: Course) -> int:
+    """Do a run and return the exit code."""
     path = stage.path
     if path is not None and processes.is_first():
         can_draw()
@@ -214,8 +195,9 @@ def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
         return f"round {rounds[-1]} is kept; {again} continues"
 
     with stoppable(kept) as stop:
-        done = execute(stage, stop, **options)
-    print_results(stage, done, explain=explain)
+        how = {"quiet": course.quiet, "client_table": not course.no_client_table}
+        done = execute(stage, stop, checkpoint_every=course.checkpoint_every, **how)
+    print_results(stage, done, explain=course.explain)
     if path is not None:
         print(f"files in {path}")
     if not done.summary["interrupted"]:
