@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import re
-from collections.abc import Callable
 
 from fedjaxsim import checks
 from fedjaxsim.factories import Count
@@ -70,12 +69,6 @@ class Machines:
             if not joined and (self.cluster or self.coordinator is not None):
                 processes.join(self.coordinator, self.processes, self.process)
             keep_compiled_programs()
-
-    def together(self, prepare: Callable[[], Callable[[], int]]) -> Callable[[], int]:
-        """Prepare a command in all processes; see `process.in_all_processes`."""
-        from fedjaxsim.cli.process import in_all_processes
-
-        return in_all_processes(prepare, self.count)
 
     def validate(self) -> None:
         """Check the flags against each other."""

@@ -32,9 +32,12 @@ def run(
     # In a process whose JAX has started, a streamed run takes the first of the devices.
     used = dataclasses.replace(machines, devices="1") if settings.streamed else machines
     used.start(quiet=course.quiet)
+    from fedjaxsim.cli.process import in_all_processes
     from fedjaxsim.cli.running import prepare_run
 
-    return machines.together(lambda: prepare_run(settings, out, from_, course, overwrite))
+    return in_all_processes(
+        lambda: prepare_run(settings, out, from_, course, overwrite), machines.count
+    )
 
 
 def resume(
@@ -53,6 +56,7 @@ def resume(
       machines: Devices.
     """
     machines.start(quiet=course.quiet)
+    from fedjaxsim.cli.process import in_all_processes
     from fedjaxsim.cli.running import prepare_resume
 
-    return machines.together(lambda: prepare_resume(directory, rounds, course))
+    return in_all_processes(lambda: prepare_resume(directory, rounds, course), machines.count)
