@@ -16,6 +16,7 @@ from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
+from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import can_draw, epsilon_text, number, print_guarantee
 from fedjaxsim.report.results import print_table
@@ -108,8 +109,9 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     if released > done and resolved.get("code_fingerprint", code) != code:
         other = f"released round {released} with other code of yours"
         raise ValueError(f"{path} {other}, {_SAME_NOISE}: restore it, or {_ANEW}")
-    if rounds is not None and rounds < max(released, 1):
-        raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")
+    if rounds is not None and not max(released, 1) <= rounds <= MOST_ROUNDS:
+        limits = f"at least the {released} that are done, and at most {MOST_ROUNDS}"
+        raise ValueError(f"rounds must be {limits}, got {rounds}")
     planned: int = resolved.get("rounds") or config.rounds
     total = rounds or planned
     at_end = released > done and released % config.eval_every
