@@ -20,8 +20,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-Count = Annotated[int, 1]
-"""A whole number and the least that it may be, as a type of an argument."""
+Count = Annotated[int, range(1, 2**31)]
+"""A whole number from 1 on, as a type of an argument: its range says what it may be."""
 Factory = Callable[..., Any]
 REQUIRED = inspect.Parameter.empty
 """The default of a setting that must be given."""
@@ -171,20 +171,21 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
     texts = described(inspect.getdoc(factory) or "")
     found = {}
     for name, parameter in inspect.signature(factory).parameters.items():
-        kind, text, least = hints.get(name, (None, "", -math.inf))
+        kind, text, limits = hints.get(name, (None, "", None))
         plain = _plain(kind)
         if name in supplied or plain is None or parameter.kind is parameter.VAR_KEYWORD:
             continue
         hint, optional = plain
         default = parameter.default
         default = tuple(default) if isinstance(default, list) else default
-        said = texts.get(name, text)
-        found[name] = Setting(name, hint, default, said, optional, least=least, argument=name)
+        found[name] = Setting(name, hint, default, texts.get(name, text), optional, argument=name)
+        if limits is not None:
+            found[name] = dataclasses.replace(found[name], least=limits[0], most=limits[-1])
     return found
 
 
-def _hints(factory: Factory) -> dict[str, tuple[Any, str, float]]:
-    """Return the resolvable type hints of a factory by argument, with annotated text and least."""
+def _hints(factory: Factory) -> dict[str, tuple[Any, str, range | None]]:
+    """Return the resolvable type hints of a factory by argument, with annotated text and range."""
     function = inspect.unwrap(factory)
     found = {}
     for name, hint in getattr(function, "__annotations__", {}).items():
@@ -195,8 +196,8 @@ def _hints(factory: Factory) -> dict[str, tuple[Any, str, float]]:
             members = (known, *typing.get_args(known))
             said = [one for each in members for one in getattr(each, "__metadata__", ())]
             text = next((each for each in said if isinstance(each, str)), "")
-            least = next((each for each in said if isinstance(each, int)), -math.inf)
-            found[name] = typing.get_type_hints(alone, names)[name], text, least
+            limits = next((each for each in said if isinstance(each, range)), None)
+            found[name] = typing.get_type_hints(alone, names)[name], text, limits
     return found
 
 

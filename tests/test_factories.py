@@ -73,8 +73,10 @@ def test_a_setting_without_a_default_is_required():
     assert (found["hidden"].default, found["capacity"].default) == ((8,), None)
 
 
-def test_a_count_is_at_least_what_its_type_says():
-    def command(every: Count | None = None, seeds: Annotated[int, 2] = 4, rounds: int = 1): ...
+def test_a_count_lies_in_the_range_of_its_type():
+    def command(
+        every: Count | None = None, seeds: Annotated[int, range(2, 9)] = 4, rounds: int = 1
+    ): ...
 
     found = settings_of(command)
     assert (found["every"].hint, found["every"].optional) == (int, True)
@@ -83,6 +85,8 @@ def test_a_count_is_at_least_what_its_type_says():
         found["every"].convert(Word("0"))
     with pytest.raises(ValueError, match="seeds must be at least 2, got 1"):
         found["seeds"].convert(1)
+    with pytest.raises(ValueError, match="seeds must be at most 8, got 9"):
+        found["seeds"].convert(9)
 
 
 def test_help_is_that_of_the_docstring_or_of_the_type():

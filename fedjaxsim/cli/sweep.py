@@ -37,6 +37,10 @@ def sweep(
       checkpoint_every: Rounds between checkpoints, as for `run`.
       devices: Devices that share the runs, all or a number; of a CPU, its cores.
     """
+    chooses = select_privately is not None
+    if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
+        others = "score-noise and score-largest need select-privately"
+        raise ValueError(f"select-privately needs score-noise, and {others}")
     machines = Machines(devices)
     machines.start(quiet=quiet)
     from fedjaxsim.cli.sweeping import prepare_selection, prepare_sweep
@@ -44,8 +48,6 @@ def sweep(
     from fedjaxsim.report.progress import doing
 
     require(machines.count)
-    if (select_privately is None) != (score_noise is None):
-        raise ValueError("select-privately needs score-noise, and score-noise select-privately")
     how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
     with doing(f"reading the data and checking the runs of {config}", quiet=quiet):
         if select_privately is None or score_noise is None:

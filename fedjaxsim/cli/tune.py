@@ -23,7 +23,7 @@ class Question:
     """
 
     wrt: tuple[str, ...] = ()
-    seeds: Annotated[int, 2] = 4
+    seeds: Annotated[int, range(2, 2**31)] = 4
     steps: Count = 20
     metric: str | None = None
 

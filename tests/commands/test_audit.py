@@ -39,7 +39,8 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(ask, monkeypa
         ("--out results", "out"),
         ("--canaries 1700", "canaries"),
         ("--canaries 0", "canaries"),
-        ("--data npz:absent.npz --runs 0", "runs"),  # refused before data are read
+        ("--runs 0", "runs"),
+        ("--runs 1e99", "runs"),
         ("--delta 2", "delta"),
         ("--mu 1", "mu"),
         ("absent.toml", "absent.toml"),
@@ -47,6 +48,11 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(ask, monkeypa
 )
 def test_bad_input_is_refused_in_one_line(refused, flags, words):
     assert words in refused(f"{AUDIT} {flags}")
+
+
+def test_counts_are_refused_before_data_are_read(refused):
+    assert "runs must be at least 1" in refused("audit --data npz:absent.npz --runs 0")
+    assert "canaries must be at least 1" in refused("audit --data npz:absent.npz --canaries 0")
 
 
 def test_what_cannot_be_audited_is_refused_before_anything_is_printed(capsys):
