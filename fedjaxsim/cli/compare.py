@@ -47,11 +47,9 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
         assumed = {name: each["assumed"] for name, each in guarantees.items()}
         said: dict[str, list[str]] = {}
         for name, each in directories.items():
-            of_examples = []
-            if "example" in guarantees[name]:  # reports of clients need no accountants here
-                of_examples = [
-                    str(one) for one in each.report().guarantees if one.unit == "example"
-                ]
+            # Reports of clients alone need no accountants here.
+            all_of = each.report().guarantees if "example" in guarantees[name] else ()
+            of_examples = [str(one) for one in all_of if one.unit == "example"]
             for sentence in (*of_examples, *assumed[name]):
                 said.setdefault(sentence, []).append(name)
         found, twice = systems(finished), drawn_twice(directories)

@@ -192,6 +192,7 @@ def test_they_may_be_swept(tmp_path):
         ("--sampling fixed --cohort 21", "cohort"),
         ("--sampling fixed --cohort 5 --sampling-rate 0.25", "sampling-rate"),
         ("--cohort 5", "cohort .*poisson.*fixed"),
+        ("--algorithm ifca --clusters 1e9", "clusters must be at most 10000"),
     ],
 )
 def test_what_is_unsound_is_refused_in_one_line(flags, message, tmp_path, capsys):
