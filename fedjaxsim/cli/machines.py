@@ -57,7 +57,7 @@ class Machines:
         gc.set_threshold(50_000, 20, 50)
         from fedjaxsim.report.progress import doing
 
-        with doing("starting JAX", quiet=quiet or bool(self.process)):
+        with doing("starting JAX", quiet=quiet or self.cluster or bool(self.process)):
             import jax
 
             from fedjaxsim.cli.process import keep_compiled_programs
