@@ -18,8 +18,10 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
+Count = Annotated[int, range(1, 2**31)]
+"""A whole number from 1 on, as a type of an argument: its range says what it may be."""
 Factory = Callable[..., Any]
 REQUIRED = inspect.Parameter.empty
 """The default of a setting that must be given."""
@@ -169,7 +171,7 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
     texts = described(inspect.getdoc(factory) or "")
     found = {}
     for name, parameter in inspect.signature(factory).parameters.items():
-        kind, text = hints.get(name, (None, ""))
+        kind, text, limits = hints.get(name, (None, "", None))
         plain = _plain(kind)
         if name in supplied or plain is None or parameter.kind is parameter.VAR_KEYWORD:
             continue
@@ -177,11 +179,13 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
         default = parameter.default
         default = tuple(default) if isinstance(default, list) else default
         found[name] = Setting(name, hint, default, texts.get(name, text), optional, argument=name)
+        if limits is not None:
+            found[name] = dataclasses.replace(found[name], least=limits[0], most=limits[-1])
     return found
 
 
-def _hints(factory: Factory) -> dict[str, tuple[Any, str]]:
-    """Return the resolvable type hints of a factory by argument, each with its annotated text."""
+def _hints(factory: Factory) -> dict[str, tuple[Any, str, range | None]]:
+    """Return the resolvable type hints of a factory by argument, with annotated text and range."""
     function = inspect.unwrap(factory)
     found = {}
     for name, hint in getattr(function, "__annotations__", {}).items():
@@ -189,8 +193,11 @@ def _hints(factory: Factory) -> dict[str, tuple[Any, str]]:
         with contextlib.suppress(NameError):  # imported for type checkers alone
             names = getattr(function, "__globals__", {})
             known = typing.get_type_hints(alone, names, include_extras=True)[name]
-            texts = (each for each in getattr(known, "__metadata__", ()) if isinstance(each, str))
-            found[name] = typing.get_type_hints(alone, names)[name], next(texts, "")
+            members = (known, *typing.get_args(known))
+            said = [one for each in members for one in getattr(each, "__metadata__", ())]
+            text = next((each for each in said if isinstance(each, str)), "")
+            limits = next((each for each in said if isinstance(each, range)), None)
+            found[name] = typing.get_type_hints(alone, names)[name], text, limits
     return found
 
 

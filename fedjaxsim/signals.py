@@ -44,15 +44,20 @@ def stopped(numbers: Iterable[int]) -> tuple[str, int]:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[Stop]:
+def stop_on_signal(kept: Callable[[], str] = str) -> Iterator[Stop]:
     """Yield an event that the first signal sets.
 
-    A second one ends the process at once, and so does a round that does not return in time.
+    A second one ends the process at once, and so does a round that does not return in time; `kept`
+    says what that leaves, and how to continue.
     """
     stop = Stop()
 
-    def end(said: str = "") -> None:
-        _say(("\033[?25h" if sys.stderr.isatty() else "") + said)  # the cursor, which a bar hides
+    def end(why: str = "") -> None:
+        after = ""
+        with suppress(Exception):  # whatever is wrong with files, the process ends
+            after = kept()
+        cursor = "\033[?25h" if sys.stderr.isatty() else ""  # which a bar hides
+        _say(f"{cursor}fedjaxsim: ended by {NAMES[stop.number]}{why}{after and f'; {after}'}\n")
         os._exit(128 + stop.number)
 
     def receive(number: int) -> None:
@@ -60,19 +65,17 @@ def stop_on_signal() -> Iterator[Stop]:
         if not first:
             end()
             return
-        again = f"{NAMES[number]} again to abort\n"
+        again = f"{NAMES[number]} again ends at once\n"
         if stop.writes:
             stop.set()
             _say(f"\nthe run is over and ends once its results are written; {again}")
             return
-        said = f"the rounds in flight have not returned within {PATIENCE:g} seconds"
-        stop.late = threading.Timer(
-            PATIENCE, end, [f"fedjaxsim: ended by {NAMES[number]}: {said}\n"]
-        )
+        what, most = "the rounds in flight or the compilation", f"within {PATIENCE:g} seconds"
+        stop.late = threading.Timer(PATIENCE, end, [f": {what} did not return {most}"])
         stop.late.daemon = True
         stop.late.start()
         stop.set()
-        _say(f"\nstopping after the rounds in flight; {again}")
+        _say(f"\nstopping after {what}, {most}; {again}")
 
     try:
         with _listening(receive):

@@ -8,7 +8,7 @@ import pytest
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import described, make, resolve, settings_of
+from fedjaxsim.factories import Count, Word, described, make, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 
 Size = Literal["small", "large"]
@@ -71,6 +71,22 @@ def test_a_setting_without_a_default_is_required():
     assert [name for name, setting in found.items() if setting.required] == ["cohort"]
     assert found["cohort"].default is inspect.Parameter.empty
     assert (found["hidden"].default, found["capacity"].default) == ((8,), None)
+
+
+def test_a_count_lies_in_the_range_of_its_type():
+    def command(
+        every: Count | None = None, seeds: Annotated[int, range(2, 9)] = 4, rounds: int = 1
+    ): ...
+
+    found = settings_of(command)
+    assert (found["every"].hint, found["every"].optional) == (int, True)
+    assert (found["every"].convert(Word("1")), found["rounds"].convert(Word("-1"))) == (1, -1)
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        found["every"].convert(Word("0"))
+    with pytest.raises(ValueError, match="seeds must be at least 2, got 1"):
+        found["seeds"].convert(1)
+    with pytest.raises(ValueError, match="seeds must be at most 8, got 9"):
+        found["seeds"].convert(9)
 
 
 def test_help_is_that_of_the_docstring_or_of_the_type():

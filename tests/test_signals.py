@@ -36,7 +36,7 @@ def test_a_signal_sets_the_event_and_the_old_handler_comes_back(capfd, number):
         assert stop.wait(HANGS)
     assert signal.getsignal(number) is before
     assert threading.active_count() == threads
-    assert f"{NAMES[number]} again to abort" in capfd.readouterr().err
+    assert f"{NAMES[number]} again ends at once" in capfd.readouterr().err
     assert stopped([0, stop.number]) == (NAMES[number], 128 + number)
 
 
@@ -56,11 +56,12 @@ def test_before_the_work_a_signal_ends_in_one_line_and_a_second_one_at_once(monk
         os.kill(os.getpid(), signal.SIGTERM)
         assert codes.get(timeout=HANGS) == 143
     assert capfd.readouterr().err == "fedjaxsim: ended by SIGTERM\n"
-    with stop_on_signal() as stop:
+    with stop_on_signal(lambda: "round 3 is kept") as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop.wait(HANGS)
         os.kill(os.getpid(), signal.SIGINT)
         assert codes.get(timeout=HANGS) == 130
+    assert capfd.readouterr().err.endswith("fedjaxsim: ended by Ctrl-C; round 3 is kept\n")
     assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
 
 
@@ -68,10 +69,13 @@ def test_a_round_that_does_not_return_ends_the_command(monkeypatch, capfd):
     codes = queue.Queue()
     monkeypatch.setattr(signals.os, "_exit", codes.put)
     monkeypatch.setattr(signals, "PATIENCE", 0.01)
-    with stop_on_signal() as stop:
+    with stop_on_signal(lambda: 1 / 0) as stop:  # whatever fails, the process ends
         os.kill(os.getpid(), signal.SIGTERM)
         assert codes.get(timeout=HANGS) == 143
-    assert "ended by SIGTERM: the rounds in flight have not returned" in capfd.readouterr().err
+    assert (
+        "ended by SIGTERM: the rounds in flight or the compilation did not"
+        in capfd.readouterr().err
+    )
     monkeypatch.setattr(signals, "PATIENCE", HANGS)
     with stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -125,7 +129,7 @@ def test_a_second_signal_ends_a_round_that_never_returns():
         assert child.stderr is not None
         assert child.stdout.readline() == "started\n"
         child.terminate()
-        assert any("again to abort" in line for line in child.stderr)
+        assert any("again ends at once" in line for line in child.stderr)
         child.terminate()
         assert child.wait() == 143
         limit.cancel()

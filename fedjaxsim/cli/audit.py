@@ -2,15 +2,17 @@
 
 from fedjaxsim.cli.flags import UNEVALUATED, Work, without
 from fedjaxsim.cli.machines import Machines
+from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.signals import end_on_signal
 
 
 @without("audit_canaries", *UNEVALUATED)
 def audit(
     *,
     settings: RunConfig,
-    canaries: int = 100,
-    runs: int = 20,
+    canaries: Count = 100,
+    runs: Count = 20,
     json: bool = False,
     quiet: bool = False,
 ) -> Work:
@@ -23,28 +25,31 @@ def audit(
       json: Print JSON instead of text.
       quiet: Print the result and errors only.
     """
-    Machines().start()
+    quiet = quiet or json
+    Machines().start(quiet=quiet)
     import dataclasses
 
     from fedjaxsim.audit import bounds
+    from fedjaxsim.audit.canaries import with_canaries
+    from fedjaxsim.cli.process import checked
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import Bar
-    from fedjaxsim.runs.build import prepare
 
-    experiment = prepare(settings)
-    with Bar("audit", runs, quiet=quiet or json) as bar:
-        result = bounds.audit(
-            experiment.simulation,
-            experiment.hparams,
-            settings.rounds,
-            canaries=canaries,
-            runs=runs,
-            delta=experiment.delta,
-            seed=settings.seed,
-            on_run=lambda done, _: bar.show(done, ""),
-        )
+    experiment = checked(settings, quiet=quiet)
+    with_canaries(experiment.simulation, experiment.hparams, canaries)  # as the audit will
 
     def work() -> int:
+        with end_on_signal(), Bar("audit", runs, quiet=quiet) as bar:
+            result = bounds.audit(
+                experiment.simulation,
+                experiment.hparams,
+                settings.rounds,
+                canaries=canaries,
+                runs=runs,
+                delta=experiment.delta,
+                seed=settings.seed,
+                on_run=lambda done, _: bar.show(done, ""),
+            )
         found = dataclasses.asdict(result) | {"refuted": result.refuted}
         print_json(found) if json else print(result)
         return int(result.refuted)

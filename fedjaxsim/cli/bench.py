@@ -1,8 +1,8 @@
 """`fedjaxsim bench`."""
 
-from fedjaxsim import checks
 from fedjaxsim.cli.flags import UNEVALUATED, Work, without
 from fedjaxsim.cli.machines import Machines
+from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
 _MEDIANS = {
@@ -14,7 +14,7 @@ _MEDIANS = {
 def bench(
     *,
     settings: RunConfig,
-    repeats: int = 5,
+    repeats: Count = 5,
     devices: str = "all",
     json: bool = False,
     quiet: bool = False,
@@ -28,17 +28,17 @@ def bench(
       json: Print JSON, with all numbers and the machine, instead of a table.
       quiet: Print the result and errors only.
     """
-    checks.count(repeats=repeats)
     machines = Machines(devices=devices)
-    machines.start()
+    quiet = quiet or json
+    machines.start(quiet=quiet)
     from fedjaxsim.bench.measure import Spread, machine, measure
+    from fedjaxsim.cli.process import checked
     from fedjaxsim.engine.processes import require
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing, number, print_rows
-    from fedjaxsim.runs.build import prepare
 
     require(machines.count)
-    experiment = prepare(settings)
+    experiment = checked(settings, quiet=quiet)
 
     def work() -> int:
         with doing(f"measuring {experiment.title}", quiet=quiet):

@@ -29,7 +29,7 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
     from fedjaxsim import metrics, store
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.labels import data_label
-    from fedjaxsim.report.progress import print_rows
+    from fedjaxsim.report.progress import doing, print_rows
     from fedjaxsim.report.results import among, cells, compared, headings, print_table, systems
     from fedjaxsim.runs.directory import drawn_twice, named, runs_of
 
@@ -39,25 +39,26 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
         from fedjaxsim.report.plots import FORMATS, check_path
 
         check_path(out, (*FORMATS, PAGE))
-    directories = named(runs)
-    finished = runs_of(directories)
-    rows = [{"run": run.name, **run.summary} for run in finished]
-    guarantees = {name: each.guarantee() for name, each in directories.items()}
-    assumed = {name: each.get("assumed", []) for name, each in guarantees.items()}
-    said: dict[str, list[str]] = {}
-    for name, each in directories.items():
-        of_examples = []
-        if "example" in guarantees[name]:  # reports of clients need no accountants here
-            of_examples = [str(one) for one in each.report().guarantees if one.unit == "example"]
-        for sentence in (*of_examples, *assumed[name]):
-            said.setdefault(sentence, []).append(name)
-    found, twice = systems(finished), drawn_twice(directories)
-    means = compared(found) if len(found) < len(finished) else []
-    figure = None
-    if out is not None:
-        from fedjaxsim.report.figures import comparison_figure
+    with doing("reading the runs", quiet=json):
+        directories = named(runs)
+        finished = runs_of(directories)
+        rows = [{"run": run.name, **run.summary} for run in finished]
+        guarantees = {name: each.guarantee() for name, each in directories.items()}
+        assumed = {name: each["assumed"] for name, each in guarantees.items()}
+        said: dict[str, list[str]] = {}
+        for name, each in directories.items():
+            # Reports of clients alone need no accountants here.
+            all_of = each.report().guarantees if "example" in guarantees[name] else ()
+            of_examples = [str(one) for one in all_of if one.unit == "example"]
+            for sentence in (*of_examples, *assumed[name]):
+                said.setdefault(sentence, []).append(name)
+        found, twice = systems(finished), drawn_twice(directories)
+        means = compared(found) if len(found) < len(finished) else []
+        figure = None
+        if out is not None:
+            from fedjaxsim.report.figures import comparison_figure
 
-        figure = comparison_figure(found)
+            figure = comparison_figure(found)
 
     def print_all() -> None:
         data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}

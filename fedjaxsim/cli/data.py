@@ -45,12 +45,12 @@ def data(
 
     source, _, path = settings.data.partition(":")
     columns = None
-    if what == "show" and source in TABLES and path:
-        public = settings.get("scale") != "all"
-        scaled = [*ranges_of(settings.get("range", ()))] if public else None
-        columns = columns_of(path, settings.arguments("data"), scaled)
     try:
         with doing(f"reading {settings.data}", quiet=json):
+            if what == "show" and source in TABLES and path:
+                public = settings.get("scale") != "all"
+                scaled = [*ranges_of(settings.get("range", ()))] if public else None
+                columns = columns_of(path, settings.arguments("data"), scaled)
             population = population_of(settings)
         found = describe(population)
         if what == "convert" and out is not None:

@@ -3,9 +3,9 @@
 import dataclasses
 import gc
 import re
-from collections.abc import Callable
 
 from fedjaxsim import checks
+from fedjaxsim.factories import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Course:
     """
 
     explain: bool = False
-    checkpoint_every: int | None = None
+    checkpoint_every: Count | None = None
     no_client_table: bool = False
     quiet: bool = False
 
@@ -40,7 +40,7 @@ class Machines:
 
     devices: str = "all"
     coordinator: str | None = None
-    processes: int | None = None
+    processes: Count | None = None
     process: int | None = None
     cluster: bool = False
 
@@ -49,28 +49,26 @@ class Machines:
         """Number of devices; None for all."""
         return None if self.devices == "all" else int(self.devices)
 
-    def start(self) -> None:
+    def start(self, *, quiet: bool = False) -> None:
         """Check the flags, and start JAX before it computes."""
         self.validate()
         # Tracing makes many small objects that live: to look for garbage among them again and
         # again took a seventh of the time of a sweep whose programs were compiled before.
         gc.set_threshold(50_000, 20, 50)
-        import jax
+        from fedjaxsim.report.progress import doing
 
-        from fedjaxsim.cli.process import keep_compiled_programs
-        from fedjaxsim.engine import processes
+        with doing("starting JAX", quiet=quiet or self.cluster or bool(self.process)):
+            import jax
 
-        processes.use_devices(self.count)
-        # Reading a user's own part starts JAX before the command does.
-        if not jax.distributed.is_initialized() and (self.cluster or self.coordinator is not None):
-            processes.join(self.coordinator, self.processes, self.process)
-        keep_compiled_programs()
+            from fedjaxsim.cli.process import keep_compiled_programs
+            from fedjaxsim.engine import processes
 
-    def together(self, prepare: Callable[[], Callable[[], int]]) -> Callable[[], int]:
-        """Prepare a command in all processes; see `process.in_all_processes`."""
-        from fedjaxsim.cli.process import in_all_processes
-
-        return in_all_processes(prepare, self.count)
+            processes.use_devices(self.count)
+            # Reading a user's own part starts JAX before the command does.
+            joined = jax.distributed.is_initialized()
+            if not joined and (self.cluster or self.coordinator is not None):
+                processes.join(self.coordinator, self.processes, self.process)
+            keep_compiled_programs()
 
     def validate(self) -> None:
         """Check the flags against each other."""
@@ -88,5 +86,4 @@ class Machines:
         port = re.fullmatch(r"\S+:(\d+)", coordinator)
         if port is None or not 0 < int(port[1]) < 2**16:
             raise ValueError(f"coordinator must be HOST:PORT, port 1 to 65535, got {coordinator!r}")
-        checks.count(processes=processes)
         checks.count(0, processes - 1, process=process)

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedjaxsim import checks
 from fedjaxsim.cli.flags import UNEVALUATED, Work, without
 from fedjaxsim.cli.machines import Machines
+from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def plan(
     *,
     settings: RunConfig,
     device: Literal["h100", "a100", "v5e"] | None = None,
-    devices: int | None = None,
+    devices: Count | None = None,
     json: bool = False,
 ) -> Work:
     """Compile a run, without running it, and print the memory that it needs.
@@ -31,15 +31,14 @@ def plan(
       devices: Number of devices; by default all of this machine, or one of another kind.
       json: Print JSON, in bytes.
     """
-    if devices is not None:
-        checks.count(devices=devices)
     if settings.streamed and (devices or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {devices}")
     wanted = devices if device is None else None
-    Machines(str(wanted or "all")).start()
+    Machines(str(wanted or "all")).start(quiet=json)
+    from fedjaxsim.cli.process import checked
     from fedjaxsim.engine.processes import require
     from fedjaxsim.report.files import print_json
-    from fedjaxsim.runs.build import prepare
+    from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.target import Target
 
     if device is None:
@@ -47,8 +46,9 @@ def plan(
         target = Target.here()
     else:
         target = Target.named(device, devices or 1)
-    experiment = prepare(settings, check_memory=False)
-    found = planned(experiment, target)
+    experiment = checked(settings, quiet=json, check_memory=False)
+    with doing(f"compiling {experiment.title}", quiet=json):
+        found = planned(experiment, target)
 
     def work() -> int:
         print_json(found) if json else _print(experiment, found)

@@ -71,26 +71,29 @@ def privacy(
     plan["sampling_rate"], solved = share, {}
     if epsilon is None and adjacency is not None:
         raise ValueError("adjacency has no effect without epsilon: both are reported")
-    if epsilon is not None:
-        from fedjaxsim.privacy import calibration
+    if missing == ["rounds"] and not schedule.is_constant:
+        why = "to solve for rounds, because other shares depend on their number"
+        raise ValueError(f"noise_schedule must be constant {why}, got {schedule}")
+    from fedjaxsim.report.progress import doing
 
-        [quantity] = missing
-        known = {name: value for name, value in plan.items() if name != quantity}
-        known |= {"scheme": scheme, "adjacency": adjacency or "zero_out"}
-        if quantity != "rounds":
-            known["noise_schedule"] = schedule
-        elif not schedule.is_constant:
-            why = "to solve for rounds, because other shares depend on their number"
-            raise ValueError(f"noise_schedule must be constant {why}, got {schedule}")
-        solved = {quantity: getattr(calibration, quantity)(epsilon, delta, **known)}
-    z, T, p = (plan | solved).values()
-    if T == 0:
-        raise ValueError(f"not even one round meets epsilon {epsilon:g}")
-    from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend  # late, as scipy is slow to import
-    from fedjaxsim.privacy.guarantee import report
+    with doing("computing", quiet=json):
+        if missing:
+            from fedjaxsim.privacy import calibration  # late, as scipy is slow to import
 
-    charged = PrivacySpend(scheme, GAUSSIAN, schedule.entries(z, p, T))
-    made = report([charged], delta).assuming(assumed)
+            [quantity] = missing
+            known = {name: value for name, value in plan.items() if name != quantity}
+            known |= {"scheme": scheme, "adjacency": adjacency or "zero_out"}
+            if quantity != "rounds":
+                known["noise_schedule"] = schedule
+            solved = {quantity: getattr(calibration, quantity)(epsilon, delta, **known)}
+        z, T, p = (plan | solved).values()
+        if T == 0:
+            raise ValueError(f"not even one round meets epsilon {epsilon:g}")
+        from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
+        from fedjaxsim.privacy.guarantee import report
+
+        charged = PrivacySpend(scheme, GAUSSIAN, schedule.entries(z, p, T))
+        made = report([charged], delta).assuming(assumed)
 
     def work() -> int:
         from fedjaxsim.report.files import print_json

@@ -30,6 +30,9 @@ from fedjaxsim.cli.messages import (
     say,
 )
 from fedjaxsim.engine import processes
+from fedjaxsim.report.progress import doing
+from fedjaxsim.runs.build import Experiment, prepare
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import Stop, stop_on_signal
 
 Result = TypeVar("Result")
@@ -91,13 +94,21 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
         processes.leave(1)
 
 
+def checked(config: RunConfig, *, quiet: bool, **options: Any) -> Experiment:
+    """Check a run by `build.prepare`, and say so if that is slow."""
+    quiet = quiet or not processes.is_first()
+    with doing(f"reading {config.data} and checking the run", quiet=quiet):
+        return prepare(config, **options)
+
+
 @contextlib.contextmanager
 def stoppable(kept: Callable[[], str]) -> Iterator[Stop]:
     """Yield the event that a signal sets.
 
-    `kept` says what a failed write, or the loss of a process, leaves, and how to continue.
+    `kept` says what an end in the middle leaves (by a second signal, a failed write, or the loss of
+    a process), and how to continue.
     """
-    with stop_on_signal() as stop:
+    with stop_on_signal(kept) as stop:
         processes.when_lost(kept)
         try:
             yield stop

@@ -90,10 +90,11 @@ def _settings(
     path = Path(others[0]) if others and command.takes_file else None
     raw = {} if path is None else read_raw(path)
     given = raw | flags
-    if any(is_own(str(given.get(role, ""))) for role in ROLES):
+    if any(each.own and is_own(str(given.get(role, ""))) for role, each in ROLES.items()):
         # The code of a user's part may use JAX, which begins here.
-        names = settings_of(Machines)
-        Machines(**{n: each.convert(flags[n]) for n, each in names.items() if n in flags}).start()
+        names, quiet = settings_of(Machines), bool(flags.get("quiet") or flags.get("json"))
+        machines = Machines(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
+        machines.start(quiet=quiet)
     flags, others = split(words, table_of(given).keys | command.flags)
     own = {name: value for name, value in flags.items() if name in command.flags}
     asked = {name: value for name, value in flags.items() if name not in own}

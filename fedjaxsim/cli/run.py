@@ -30,10 +30,14 @@ def run(
     if settings.streamed and (machines.count or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
     # In a process whose JAX has started, a streamed run takes the first of the devices.
-    (dataclasses.replace(machines, devices="1") if settings.streamed else machines).start()
+    used = dataclasses.replace(machines, devices="1") if settings.streamed else machines
+    used.start(quiet=course.quiet)
+    from fedjaxsim.cli.process import in_all_processes
     from fedjaxsim.cli.running import prepare_run
 
-    return machines.together(lambda: prepare_run(settings, out, from_, course, overwrite))
+    return in_all_processes(
+        lambda: prepare_run(settings, out, from_, course, overwrite), machines.count
+    )
 
 
 def resume(
@@ -51,7 +55,8 @@ def resume(
       course: Report, progress and checkpoints.
       machines: Devices.
     """
-    machines.start()
+    machines.start(quiet=course.quiet)
+    from fedjaxsim.cli.process import in_all_processes
     from fedjaxsim.cli.running import prepare_resume
 
-    return machines.together(lambda: prepare_resume(directory, rounds, course))
+    return in_all_processes(lambda: prepare_resume(directory, rounds, course), machines.count)

@@ -3,25 +3,25 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from fedjaxsim import checks, store
+from fedjaxsim import store
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
-from fedjaxsim.cli.process import stoppable
+from fedjaxsim.cli.process import checked, stoppable
 from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
+from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.report.labels import short_name
-from fedjaxsim.report.progress import can_draw, doing, epsilon_text, number, print_guarantee
+from fedjaxsim.report.progress import can_draw, epsilon_text, number, print_guarantee
 from fedjaxsim.report.results import print_table
 from fedjaxsim.runs.assemble import doubts
-from fedjaxsim.runs.build import Experiment, check_own_code, prepare, versions
+from fedjaxsim.runs.build import Experiment, check_own_code, versions
 from fedjaxsim.runs.directory import (
     CONFIG,
     GUARANTEE,
@@ -53,7 +53,6 @@ def prepare_run(
     config: RunConfig, out: Path | None, start: Path | None, course: Course, overwrite: bool
 ) -> Work:
     """Check all input of a run, or of a stage after that in `start`; return the work."""
-    watched = _watched(course)
     if start is not None:
         if config.audit_canaries is not None:
             raise ValueError("audit-canaries is for one run, not for several stages: leave it out")
@@ -62,7 +61,7 @@ def prepare_run(
         delta = RunDirectory(start).config().get("resolved", {}).get("delta")
         if config.clients_used == "held-out" and delta and config.get("delta") is None:
             config = config.replace(delta=delta)  # that of the number of new clients is another
-    experiment = _prepare(config, course)
+    experiment = checked(config, quiet=course.quiet)
     check_own_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
     begin, earlier = None, []
@@ -83,20 +82,20 @@ def prepare_run(
         if begin is not None and begin.privacy.limit is None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-        return _run(stage, explain=course.explain, **watched)
+        return _run(stage, course)
 
     return work
 
 
 def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     """Check that a run can resume, to a total of `rounds`; return the work."""
-    watched, directory = _watched(course), RunDirectory(path)
+    directory = RunDirectory(path)
     tables = directory.config()
     if processes.is_first():
         store.hold(path)
     resolved, earlier = tables.get("resolved", {}), tables.get("stages", [])
     config = read_toml(path / CONFIG)
-    experiment = _prepare(config, course)
+    experiment = checked(config, quiet=course.quiet)
     _agree(experiment, directory, rounds=rounds)
     facts, code = about(experiment), code_of(experiment)
     last = directory.checkpoints(facts).last()
@@ -110,8 +109,9 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     if released > done and resolved.get("code_fingerprint", code) != code:
         other = f"released round {released} with other code of yours"
         raise ValueError(f"{path} {other}, {_SAME_NOISE}: restore it, or {_ANEW}")
-    if rounds is not None and rounds < max(released, 1):
-        raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")
+    if rounds is not None and not max(released, 1) <= rounds <= MOST_ROUNDS:
+        limits = f"at least the {released} that are done, and at most {MOST_ROUNDS}"
+        raise ValueError(f"rounds must be {limits}, got {rounds}")
     planned: int = resolved.get("rounds") or config.rounds
     total = rounds or planned
     at_end = released > done and released % config.eval_every
@@ -152,26 +152,9 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
         if last is not None and there != here:
             other = ", ".join(f"{k} {v}" for k, v in there.items() if here.get(k) != v)
             _warn(f"{last.file} was written with {other}: numbers may differ in their last digits")
-        return _run(stage, explain=course.explain, **watched)
+        return _run(stage, course)
 
     return work
-
-
-def _prepare(config: RunConfig, course: Course) -> Experiment:
-    quiet = course.quiet or not processes.is_first()
-    with doing(f"reading {config.data} and checking the run", quiet=quiet):
-        return prepare(config)
-
-
-def _watched(course: Course) -> dict[str, Any]:
-    """Return options of `execute`."""
-    if course.checkpoint_every is not None:
-        checks.count(**{"checkpoint-every": course.checkpoint_every})
-    return {
-        "checkpoint_every": course.checkpoint_every,
-        "client_table": not course.no_client_table,
-        "quiet": course.quiet,
-    }
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
@@ -198,20 +181,25 @@ def _agree_on_files(directory: RunDirectory | None) -> None:
         processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
 
 
-def _run(stage: Stage, *, explain: bool, **options: Any) -> int:
-    """Do a run and return the exit code; `options` are those of `execute`."""
+def _run(stage: Stage, course: Course) -> int:
+    """Do a run and return the exit code."""
     path = stage.path
     if path is not None and processes.is_first():
         can_draw()
 
     def kept() -> str:
-        rounds = [] if path is None else RunDirectory(path).checkpoints().rounds()
-        after = f"round {rounds[-1]} is kept" if rounds else "no round is kept"
-        return after if path is None else f"{after}; {RESUME} {shlex.quote(str(path))} continues"
+        if path is None:
+            return "no round is kept: the same command runs it again"
+        rounds = RunDirectory(path).checkpoints().rounds()
+        again = f"{RESUME} {shlex.quote(str(path))}"
+        if not rounds:
+            return f"no round is kept; {again} runs it again"
+        return f"round {rounds[-1]} is kept; {again} continues"
 
     with stoppable(kept) as stop:
-        done = execute(stage, stop, **options)
-    print_results(stage, done, explain=explain)
+        how = {"quiet": course.quiet, "client_table": not course.no_client_table}
+        done = execute(stage, stop, checkpoint_every=course.checkpoint_every, **how)
+    print_results(stage, done, explain=course.explain)
     if path is not None:
         print(f"files in {path}")
     if not done.summary["interrupted"]:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Machines
+from fedjaxsim.factories import Count
 
 DEMO = Path(__file__).parents[1] / "runs" / "demo.toml"
 
@@ -19,7 +19,7 @@ def sweep(
     score_noise: float | None = None,
     score_largest: float = 1.0,
     quiet: bool = False,
-    checkpoint_every: int | None = None,
+    checkpoint_every: Count | None = None,
     devices: str = "all",
 ) -> Work:
     """Run a grid of settings as one program, and draw the best of each family.
@@ -37,24 +37,27 @@ def sweep(
       checkpoint_every: Rounds between checkpoints, as for `run`.
       devices: Devices that share the runs, all or a number; of a CPU, its cores.
     """
+    chooses = select_privately is not None
+    if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
+        others = "score-noise and score-largest need select-privately"
+        raise ValueError(f"select-privately needs score-noise, and {others}")
     machines = Machines(devices)
-    machines.start()
+    machines.start(quiet=quiet)
     from fedjaxsim.cli.sweeping import prepare_selection, prepare_sweep
     from fedjaxsim.engine.processes import require
+    from fedjaxsim.report.progress import doing
 
     require(machines.count)
-
-    if (select_privately is None) != (score_noise is None):
-        raise ValueError("select-privately needs score-noise, and score-noise select-privately")
-    if select_privately is not None and score_noise is not None:
+    how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
+    with doing(f"reading the data and checking the runs of {config}", quiet=quiet):
+        if select_privately is None or score_noise is None:
+            return prepare_sweep(config, out, data, **how)
         score = score_noise, score_largest
         return prepare_selection(config, out, data, select_privately, score, overwrite=overwrite)
-    how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
-    return prepare_sweep(config, out, data, **how)
 
 
 def demo(
-    *, out: Path, seed: int = 0, seeds: int = 3, overwrite: bool = False, quiet: bool = False
+    *, out: Path, seed: int = 0, seeds: Count = 3, overwrite: bool = False, quiet: bool = False
 ) -> Work:
     """Compare Ditto, PMTL, FedAvg and Local on digits over 100 clients, private and not.
 
@@ -65,9 +68,10 @@ def demo(
       overwrite: Replace the results in the directory.
       quiet: Print the result and errors only.
     """
-    checks.count(seeds=seeds)
-    Machines().start()
+    Machines().start(quiet=quiet)
     from fedjaxsim.cli.sweeping import prepare_sweep
+    from fedjaxsim.report.progress import doing
 
     of_seeds = range(seed, seed + seeds)
-    return prepare_sweep(DEMO, out, seeds=of_seeds, overwrite=overwrite, quiet=quiet)
+    with doing("reading digits and checking the runs", quiet=quiet):
+        return prepare_sweep(DEMO, out, seeds=of_seeds, overwrite=overwrite, quiet=quiet)

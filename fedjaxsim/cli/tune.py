@@ -2,9 +2,11 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 from fedjaxsim.cli.flags import Work, without
 from fedjaxsim.cli.machines import Machines
+from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
 
@@ -21,8 +23,8 @@ class Question:
     """
 
     wrt: tuple[str, ...] = ()
-    seeds: int = 4
-    steps: int = 20
+    seeds: Annotated[int, range(2, 2**31)] = 4
+    steps: Count = 20
     metric: str | None = None
 
 
@@ -52,8 +54,10 @@ def tune(
       quiet: Print the result and errors only.
       question: What is tuned, and how.
     """
-    Machines().start()
+    Machines().start(quiet=quiet)
     from fedjaxsim.cli.tuning import prepare_tune
+    from fedjaxsim.report.progress import doing
 
     asked = dataclasses.asdict(question)
-    return prepare_tune(settings, out, asked, overwrite=overwrite, quiet=quiet)
+    with doing(f"reading {settings.data} and checking the tuning", quiet=quiet):
+        return prepare_tune(settings, out, asked, overwrite=overwrite, quiet=quiet)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
@@ -49,8 +48,6 @@ def prepare_tune(
 ) -> Work:
     """Check all input of a tuning; return the work."""
     names = _names(asked["wrt"], config)
-    checks.count(2, seeds=asked["seeds"])
-    checks.count(steps=asked["steps"])
     source = find_source(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
     for name in names:

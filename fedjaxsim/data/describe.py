@@ -11,6 +11,7 @@ from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.table import (
     Roles,
+    check_names,
     encodable,
     kind_of,
     missing_values,
@@ -103,10 +104,11 @@ def columns_of(
     needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, None is
     all. All of it is read from the rows: nothing of it is private.
     """
-    with in_file(path):
-        table = table_of(read_table(path, arguments.get("client")))
     known = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **known})
+    with in_file(path):
+        table = table_of(read_table(path, roles.client))
+        check_names(table, roles)
     named: dict[str | None, str] = {roles.target: "target"}
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")

@@ -54,16 +54,27 @@ def read_npz(path: str | os.PathLike[str]) -> Population | Source:
     """Read a population with counts, or rows with clients or without."""
     path = existing(path, ".npz file")
     ignored = warnings.catch_warnings(action="ignore", category=UserWarning)  # of Python 2's files
-    with in_file(path):
-        with reading(".npz file"), ignored, open(path, "rb") as stream:
-            found = np.load(stream, allow_pickle=False)
-            if not isinstance(found, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one array: save it with np.savez")
-            with found as archive:
-                arrays = dict(archive)
-            if odd := [name for name, each in arrays.items() if not isinstance(each, np.ndarray)]:
-                raise ValueError(f"its member {odd[0]!r} is no array")
+    with in_file(path), open(path, "rb") as stream:
+        if stream.read(2) != b"PK":  # numpy would take it for a pickle
+            raise ValueError("not a readable .npz file: save the arrays with np.savez")
+        stream.seek(0)
+        with reading(".npz file"), ignored, np.load(stream, allow_pickle=False) as archive:
+            arrays = {name: _member(archive, name) for name in archive}
         return _of_arrays(arrays)
+
+
+def _member(archive: Any, name: str) -> np.ndarray:
+    """Return an array of an archive; numpy's own error would advise to unpickle its objects."""
+    try:
+        found = archive[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        how = "store numbers, or text as np.array(values, dtype=str)"
+        raise ValueError(f"{name!r} holds Python objects: {how}") from error
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"its member {name!r} is no array")
+    return found
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:

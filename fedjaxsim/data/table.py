@@ -144,7 +144,7 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
 def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     """Return the rows of a data frame; `pixels` (N, ...) replace features."""
     table = table_of(frame)
-    _check_names(table, roles)
+    check_names(table, roles)
     if roles.x is not None or pixels is not None:
         features = [] if roles.x is None else [roles.x]
     else:
@@ -220,7 +220,8 @@ def table_of(frame: Any) -> "Table":
     return pyarrow.table(columns, names)
 
 
-def _check_names(table: "Table", roles: Roles) -> None:
+def check_names(table: "Table", roles: Roles) -> None:
+    """Check the names of a table's columns, and that it has rows; raise ValueError if not."""
     names = table.column_names
     for role in ("one_hot", "drop"):  # the letters of a name may be columns, too
         if isinstance(name := getattr(roles, role), str):

@@ -60,8 +60,28 @@ class Segment:
     private: PrivateMetric | None = None
 
 
+_SHOWN = 12
+"""Most evaluations that a history shows."""
+
+
 class History(tuple[Segment, ...]):
     """The segments of a run, in the order of rounds."""
+
+    def __repr__(self) -> str:
+        """Return a table of metrics, without the middle of a long run; S runs show their range."""
+        table: list[list[str]] = []
+        for each in self:
+            found, split = each.evaluation.summary(), each.evaluation.split
+            shown = {"round": f"{each.round:,}"}
+            for key in (f"{split}_{name}" for name in each.evaluation.values):
+                ends = f"{np.min(found[key]):.4g}", f"{np.max(found[key]):.4g}"
+                shown[key] = " to ".join(dict.fromkeys(ends))
+            table += [[*shown.values()]] if table else [[*shown], [*shown.values()]]
+        if len(self) > _SHOWN:
+            half = _SHOWN // 2
+            table[1 + half : -half] = [["…"] * len(table[0])]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in table) or "()"
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with one row per evaluation and, of several runs at once, per run.

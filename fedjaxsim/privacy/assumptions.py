@@ -31,8 +31,8 @@ STOPPING = (
     "reading validation rows of the run's own clients without noise."
 )
 SIMULATION = (
-    "Noise is drawn in floating point: a simulation of the ideal Gaussian mechanism, not a "
-    "hardened deployment."
+    "Messages are summed (as integers only if that is said here) and noise is drawn in floating "
+    "point: a simulation of the ideal Gaussian mechanism, not a hardened deployment."
 )
 NO_RELEASE = (
     "Rounds without a release (local training, fine-tuning) cost nothing. Publishing personal "
@@ -55,7 +55,8 @@ OF_SILOS = (
     "One example of one client becomes none, whose place in the client's public number of examples "
     "stays (zero_out), or another one (replace).",
     "Examples are protected from all who see their client's messages or its model, the client's "
-    "own staff included: they enter it by clipped and noised gradients of Poisson minibatches.",
+    "own staff included: they enter it by gradients of Poisson minibatches, clipped, summed "
+    "exactly, as integers, and noised.",
     "ε is the largest of all clients, each at its own δ, and δ the largest of all clients at that "
     "one ε.",
 )

@@ -84,16 +84,22 @@ def _columns(rows: Rows, *names: str) -> list[np.ndarray]:
     return [np.array([row[name] for row in rows], float) for name in names]
 
 
-def _within(metric: str, value: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of intervals, clipped to the metric's range: with two seeds they are wide."""
+def _within(metric: str, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of intervals, clipped to the metric's range; of two seeds, both values.
+
+    Student's interval of two values is 12.7 times as wide as they are apart.
+    """
+    value, half, deviation, seeds = _columns(rows, "mean", "half", "deviation", "seeds")
+    half = np.where((seeds == 2) & np.isfinite(half), deviation / math.sqrt(2), half)
     low, high = metrics.of_column(metric).range
     return np.maximum(value - half, low), np.minimum(value + half, high)
 
 
 def _label(metric: str, rows: Rows) -> str:
     over = "pooled over clients" if metrics.of_column(metric).pooled else "mean over clients"
-    seeds = ["mean over seeds, 95 %"] if any(row["half"] is not None for row in rows) else []
-    return "\n".join([metrics.label(metric), over, *seeds])
+    counts = {row["seeds"] for row in rows if row["half"] is not None}
+    seeds = ["mean and range of two seeds" if counts == {2} else "mean over seeds, 95 %"]
+    return "\n".join([metrics.label(metric), over, *(seeds if counts else ())])
 
 
 def _scale(metric: str, rows: Rows) -> str:
@@ -128,8 +134,7 @@ def _curves(title: str, panels: Sequence[Panel], shown: Sequence[Look], *, alike
         rows = drawn if alike else [row for _, each in panel.curves for row in each]
         for look, each in panel.curves:
             rounds, value, half = _columns(each, "round", "mean", "half")
-            banded = np.isfinite(half).any()
-            band = _within(panel.column, value, half) if banded else None
+            band = _within(panel.column, each) if np.isfinite(half).any() else None
             line(axes, rounds, value, band, **look.style)
         label = _EPSILON if panel.column == "epsilon" else _label(panel.column, rows)
         axes.set(title=panel.title, yscale=_scale(panel.column, rows))
@@ -265,7 +270,8 @@ def envelope_figure(
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
-    Titles of panels name the largest ε spent at the end; bands are 95 % intervals over seeds.
+    Titles of panels name the largest ε spent at the end. Bands are 95 % intervals over seeds, or
+    the range of two.
     """
     shown, found = _looks_of_values(rows, lines), []
     for values, alike in grouped(rows, panels):
@@ -283,7 +289,7 @@ def trade_off_figure(rows: Rows, *, lines: Sequence[str], title: str) -> Figure:
     """Draw the end of an envelope against the ε spent, a line per combination of `lines`.
 
     Runs without noise are at ε = ∞ to the right; runs that release nothing are a level line, since
-    they fit every ε (Bietti et al. 2022, figure 2). Bars are 95 % intervals over seeds.
+    they fit every ε (Bietti et al. 2022, figure 2). Bars are as the bands of an envelope.
     """
     shown, metric = _looks_of_values(rows, lines), rows[0]["metric"]
     known = [row for row in rows if row["mean"] is not None]
@@ -305,8 +311,8 @@ def trade_off_figure(rows: Rows, *, lines: Sequence[str], title: str) -> Figure:
         # The best point at ∞ stands for all: the others have too little noise for any accountant.
         points += [row for row in alike if row["epsilon"] is None][:1]
         if points:
-            at, y, half = _columns(points, "epsilon", "mean", "half")
-            least, most = _within(metric, y, half)
+            at, y = _columns(points, "epsilon", "mean")
+            least, most = _within(metric, points)
             x = np.where(np.isnan(at), infinite, at)
             axes.errorbar(x, y, (y - least, most - y), elinewidth=0.8, **style)
     margin = max(1.15, (infinite / low) ** 0.05)  # room for the markers at both ends

@@ -27,6 +27,11 @@ from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 
 SPENT = ("epsilon", "epsilon_replace", "delta")
 """The columns of ε and δ."""
+_EPSILONS = {
+    "epsilon": "ε\nzero-out", "epsilon_replace": "ε\nreplace",
+    "example_epsilon": "example ε\nzero-out", "example_epsilon_replace": "example ε\nreplace",
+}  # fmt: skip
+"""Headings of ε in the table of runs, by the key of a summary."""
 _NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
 
 
@@ -392,8 +397,11 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
             heading = end[1:] or one.title + "\npooled" * one.pooled
             columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
     columns += [
-        ("ε\nzero-out", [epsilon_text(row["epsilon"]) for row in rows]),
-        ("ε\nreplace", [epsilon_text(row["epsilon_replace"]) for row in rows]),
+        (heading, [epsilon_text(row.get(key)) for row in rows])
+        for key, heading in _EPSILONS.items()
+        if any(key in row for row in rows)
+    ]
+    columns += [
         ("δ", [number(row["delta"]) for row in rows]),
         ("rounds", [_rounds(row) for row in rows]),
         ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),

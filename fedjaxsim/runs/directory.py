@@ -108,7 +108,11 @@ class RunDirectory:
 
     def guarantee(self) -> Record:
         """Read the privacy report."""
-        return read_json(self._existing(GUARANTEE))
+        path = self._existing(GUARANTEE)
+        found = read_json(path)
+        if not isinstance(found, dict) or "assumed" not in found:
+            raise ValueError(f"{path} is damaged: it is no privacy report")
+        return found
 
     def report(self) -> "Report":
         """Read the privacy report as an object."""

@@ -24,7 +24,7 @@ from fedjaxsim.extras import missing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import SAMPLED
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.entries import Adjacency, Entry
+from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.guarantee import Report, spent
 from fedjaxsim.privacy.guarantee import report as guarantees_of
 from fedjaxsim.report.files import Record, strict, write_csv, write_json
@@ -132,7 +132,8 @@ def execute(
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
-    report = _guarantee(experiment, state, rounds, recorded.released)
+    with doing("computing the guarantee", quiet=quiet or not is_first()):
+        report = _guarantee(experiment, state, rounds, recorded.released)
     if earlier:
         stages = describe_stages(earlier, config.algorithm, int(state.round))
         report = report.assuming([f"The charges of all stages are composed: {stages}."])
@@ -149,8 +150,7 @@ def execute(
     summary = {
         **_progress(experiment, state, rounds, out_of_patience, any(from_all(stop.is_set()))),
         **last,
-        "epsilon": _joint(report, "zero_out"),
-        "epsilon_replace": _joint(report, "replace"),
+        **_epsilons(report),
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
         "rounds_per_second": (int(state.round) - first) / max(clock.seconds["rounds"], 1e-9),
@@ -316,11 +316,14 @@ def _guarantee(
     )
 
 
-def _joint(report: Report, adjacency: Adjacency) -> float | None:
-    """Return the joint ε for an adjacency; None where there is none."""
-    wanted = adjacency, "joint_dp"
-    found = (g.epsilon for g in report.guarantees if (g.adjacency, g.view) == wanted)
-    return next(found, None)
+def _epsilons(report: Report) -> Record:
+    """Return the joint ε of clients and that of protected examples; None is no guarantee."""
+    found = {}
+    for each in report.guarantees:
+        if each.unit == "example" or each.view == "joint_dp":
+            of = "example_" * (each.unit == "example")
+            found[f"{of}epsilon{'_replace' * (each.adjacency == 'replace')}"] = each.epsilon
+    return found
 
 
 def _clients(

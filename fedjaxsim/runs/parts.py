@@ -81,8 +81,10 @@ _WITH_RECORDS = ("algorithm", "mechanism", "sampling")
 SETTINGS = {"num_clients": "clients", "bias": "intercept"}
 """Names of settings that differ from the factory's argument."""
 _BOUNDED = ("clients", "cohort", "groups", "bands")
-_BOUNDS = {name: {"most": 2**31 - 1} for name in _BOUNDED} | {"hidden": {"least": 1, "most": 10**6}}
-"""Smallest and largest numbers of settings; sums over a run fit into int32."""
+_BOUNDS = {name: {"most": 2**31 - 1} for name in _BOUNDED} | {
+    "hidden": {"least": 1, "most": 10**6}, "clusters": {"most": 10**4},
+}  # fmt: skip
+"""Limits of settings: sums over a run fit into int32; each cluster's first model is traced."""
 
 
 @dataclasses.dataclass(frozen=True)

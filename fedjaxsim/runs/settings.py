@@ -19,6 +19,7 @@ from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import REQUIRED, Setting, flag
+from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.parts import (
     OWN,
@@ -147,6 +148,10 @@ class Group(NamedTuple):
     keys: tuple[Setting, ...]
 
 
+def _group(role: str, is_read: Callable[..., bool], *keys: Setting) -> Group:
+    return Group(role, is_read, keys)
+
+
 def _has_minibatches(part: Part, *_: Any) -> bool:
     return not SYSTEMS.get(part.name, OWN).whole_pass
 
@@ -165,156 +170,127 @@ _TRUST = (
     ),
 )
 GROUPS = {
-    "rows": Group(
-        "data",
-        lambda part, *_: part.name != "synthetic-stream",
-        (
-            Setting(
-                "test_fraction", float, None, "Fraction of each client's rows for testing.",
-                shown="the data's test rows, or 0.2",
-            ),
-            Setting(
-                "validation_fraction", float, 0.0, "Fraction of each client's rows for validation."
-            ),
-            Setting(
-                "scale", Literal["none", "all"], "none",
-                "Map columns to [-1, 1] by their ranges in all rows, for which there is no ε.",
-            ),
-            Setting(
-                "range", tuple[str, ...], (),
-                "Public range of a column, which is mapped to [-1, 1], as age=0:100; repeatable.",
-            ),
-            Setting(
-                "preprocess", tuple[Literal["drop-constant", "invert", "unit-rows"], ...], (),
-                "Steps in order: drop-constant, invert (x to 1 - x), unit-rows.",
-            ),
+    "rows": _group(
+        "data", lambda part, *_: part.name != "synthetic-stream",
+        Setting(
+            "test_fraction", float, None, "Fraction of each client's rows for testing.",
+            shown="the data's test rows, or 0.2",
+        ),
+        Setting(
+            "validation_fraction", float, 0.0, "Fraction of each client's rows for validation."
+        ),
+        Setting(
+            "scale", Literal["none", "all"], "none",
+            "Map columns to [-1, 1] by their ranges in all rows, for which there is no ε.",
+        ),
+        Setting(
+            "range", tuple[str, ...], (),
+            "Public range of a column, which is mapped to [-1, 1], as age=0:100; repeatable.",
+        ),
+        Setting(
+            "preprocess", tuple[Literal["drop-constant", "invert", "unit-rows"], ...], (),
+            "Steps in order: drop-constant, invert (x to 1 - x), unit-rows.",
         ),
     ),
-    "minibatches": Group(
-        "algorithm",
-        _has_minibatches,
-        (
-            Setting(
-                "local_steps", int, None,
-                "E, minibatches with replacement per round; instead of epochs (PP-SGD: 1).",
-                shown="local epochs", most=_MILLION,
-            ),
-            Setting(
-                "passes", int, None,
-                "Passes over a client's rows in the whole run, which consumes them.",
-                shown="no limit", most=_MILLION,
-            ),
-            Setting(
-                "local_epochs", int, None, "E, passes over a client's rows per round.",
-                shown="1", most=_MILLION,
-            ),
-            Setting("batch_size", int, 10, "b, rows in a minibatch.", most=_MILLION),
+    "minibatches": _group(
+        "algorithm", _has_minibatches,
+        Setting(
+            "local_steps", int, None,
+            "E, minibatches with replacement per round; instead of epochs (PP-SGD: 1).",
+            shown="local epochs", most=_MILLION,
+        ),
+        Setting(
+            "passes", int, None,
+            "Passes over a client's rows in the whole run, which consumes them.",
+            shown="no limit", most=_MILLION,
+        ),
+        Setting(
+            "local_epochs", int, None, "E, passes over a client's rows per round.",
+            shown="1", most=_MILLION,
+        ),
+        Setting("batch_size", int, 10, "b, rows in a minibatch.", most=_MILLION),
+    ),
+    "examples": _group(
+        "algorithm", _has_minibatches,
+        Setting(
+            "example_epsilon", float, None,
+            "Largest per-example ε over all rounds; noise goes into gradients.",
+            shown="no such protection",
+        ),
+        Setting(
+            "example_noise_multiplier", float, None,
+            "z of that noise, the same for all clients, in place of their ε.", shown="by ε",
+        ),
+        Setting(
+            "example_clip", float, None,
+            "C of an example, the bound on the norm of its gradient.",
+            shown="1 with that noise",
         ),
     ),
-    "examples": Group(
-        "algorithm",
-        _has_minibatches,
-        (
-            Setting(
-                "example_epsilon", float, None,
-                "Largest per-example ε over all rounds; noise goes into gradients.",
-                shown="no such protection",
-            ),
-            Setting(
-                "example_noise_multiplier", float, None,
-                "z of that noise, the same for all clients, in place of their ε.", shown="by ε",
-            ),
-            Setting(
-                "example_clip", float, None,
-                "C of an example, the bound on the norm of its gradient.",
-                shown="1 with that noise",
-            ),
+    "schedule": _group(
+        "algorithm", lambda part, *_: "local_optimizer" in part.settings,
+        Setting(
+            "schedule", Literal["constant", "cosine", "linear"], "constant",
+            "Schedule of η over rounds; cosine and linear end at 0.",
         ),
     ),
-    "schedule": Group(
-        "algorithm",
-        lambda part, *_: "local_optimizer" in part.settings,
-        (
-            Setting(
-                "schedule", Literal["constant", "cosine", "linear"], "constant",
-                "Schedule of η over rounds; cosine and linear end at 0.",
-            ),
-        ),
-    ),
-    "noise_schedule": Group(
+    "noise_schedule": _group(
         "mechanism",
         lambda _, hyperparameters, event: (
             "noise_multiplier" in hyperparameters and event != "correlated"
         ),
-        (
-            Setting(
-                "noise_schedule", str, None,
-                "Share of the privacy cost by round: constant, power:A for t^A or geometric:Q "
-                "for Q^-t; z is the constant noise of equal cost.", shown="constant",
-            ),
+        Setting(
+            "noise_schedule", str, None,
+            "Share of the privacy cost by round: constant, power:A for t^A or geometric:Q "
+            "for Q^-t; z is the constant noise of equal cost.", shown="constant",
         ),
     ),
-    "target": Group(
-        "mechanism",
-        lambda *read: read[2] in _CALIBRATED,
-        (
-            Setting(
-                "epsilon", float, None,
-                "Target ε of the run (joint DP, zero-out); inf: no noise, no clipping.",
-                shown="inf",
-            ),
+    "target": _group(
+        "mechanism", lambda *read: read[2] in _CALIBRATED,
+        Setting(
+            "epsilon", float, None,
+            "Target ε of the run (joint DP, zero-out); inf: no noise, no clipping.",
+            shown="inf",
         ),
     ),
-    "guarantee": Group(
-        "mechanism",
-        _protects,
-        (
-            Setting(
-                "delta", float, None, "δ of the guarantee, for m clients.", shown="1/(10 m)"
-            ),
+    "guarantee": _group(
+        "mechanism", _protects,
+        Setting(
+            "delta", float, None, "δ of the guarantee, for m clients.", shown="1/(10 m)"
         ),
     ),
-    "spending": Group(
-        "mechanism",
-        _protects,
-        (
-            Setting(
-                "budget_epsilon", float, None,
-                "ε at which the run and its stages stop; noise and rounds may follow from "
-                "releases.", shown="none",
-            ),
-            Setting(
-                "evaluate_privately", float, None,
-                "z of the noise with which evaluations release a validation metric, charged to ε.",
-                shown="none",
-            ),
-            Setting(
-                "evaluation_largest", float, 1.0,
-                "Public bound to which clients' metrics are clipped for that.",
-            ),
+    "spending": _group(
+        "mechanism", _protects,
+        Setting(
+            "budget_epsilon", float, None,
+            "ε at which the run and its stages stop; noise and rounds may follow from "
+            "releases.", shown="none",
+        ),
+        Setting(
+            "evaluate_privately", float, None,
+            "z of the noise with which evaluations release a validation metric, charged to ε.",
+            shown="none", least=SMALLEST_NOISE, most=LARGEST_NOISE,
+        ),
+        Setting(
+            "evaluation_largest", float, 1.0,
+            "Public bound to which clients' metrics are clipped for that.",
         ),
     ),
-    "weights": Group(
-        "mechanism",
-        lambda part, *_: "weights" in inspect.signature(part.factory).parameters,
-        (
-            Setting(
-                "weights", Literal["equal", "rows"], "equal",
-                "Weights of clients in the mean: their training rows, with noise up to max-weight.",
-            ),
+    "weights": _group(
+        "mechanism", lambda part, *_: "weights" in inspect.signature(part.factory).parameters,
+        Setting(
+            "weights", Literal["equal", "rows"], "equal",
+            "Weights of clients in the mean: their training rows, with noise up to max-weight.",
         ),
     ),
-    "own algorithm": Group("algorithm", _is_own, _TRUST),
-    "own model": Group("model", _is_own, _TRUST),
-    "own loss": Group(
-        "loss",
-        _is_own,
-        (
-            *_TRUST,
-            Setting(
-                "outputs", int, None, "Outputs of the model for your loss.",
-                shown="the classes of text, else the targets", least=1, most=_MILLION,
-            ),
+    "own algorithm": _group("algorithm", _is_own, *_TRUST),
+    "own model": _group("model", _is_own, *_TRUST),
+    "own loss": _group(
+        "loss", _is_own,
+        *_TRUST,
+        Setting(
+            "outputs", int, None, "Outputs of the model for your loss.",
+            shown="the classes of text, else the targets", least=1, most=_MILLION,
         ),
     ),
 }  # fmt: skip
@@ -482,39 +458,24 @@ class RunConfig(Table):
         noise = private or (self.get("noise_multiplier") or 0) > 0
         consumes = self.get("passes") is not None and not self.system.one_minibatch
         releases = self.get("evaluate_privately") is not None and self.patience is not None
-        contradictions = [
-            (
+        given = self.given()
+        contradictions = {
+            f"clip must be finite where epsilon is, got {self.clip_norm}":
                 private and not math.isfinite(self.clip_norm),
-                f"clip must be finite where epsilon is, got {self.clip_norm}",
-            ),
-            (
+            f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}":
                 self.get("example_clip") is not None and not self.protects_examples,
-                f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}",
-            ),
-            (
-                by_rows and noise and not bounded,
-                "weights rows with noise need max-weight: numbers of rows are private, and it is "
-                "their public bound",
-            ),
-            (
-                bounded and not by_rows,
-                "max-weight has no effect with weights equal, only with rows",
-            ),
-            (
-                releases and not self.get("budget_epsilon"),
-                "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
-                "releases are covered by a budget alone",
-            ),
-            (
-                self.get("hidden", (1,)) == (),
-                "hidden must hold at least one width, got none",
-            ),
-            (
+            "weights rows with noise need max-weight: numbers of rows are private, and it is their "
+            "public bound": by_rows and noise and not bounded,
+            "max-weight has no effect with weights equal, only with rows": bounded and not by_rows,
+            "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
+            "releases are covered by a budget alone": releases and not self.get("budget_epsilon"),
+            "evaluation-largest has no effect without evaluate-privately":
+                "evaluation_largest" in given and "evaluate_privately" not in given,
+            "hidden must hold at least one width, got none": self.get("hidden", (1,)) == (),
+            f"passes need local-steps, got passes {self.get('passes')} alone":
                 consumes and self.get("local_steps") is None,
-                f"passes need local-steps, got passes {self.get('passes')} alone",
-            ),
-        ]
-        for holds, message in contradictions:
+        }  # fmt: skip
+        for message, holds in contradictions.items():
             if holds:
                 raise ValueError(message)
 

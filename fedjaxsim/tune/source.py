@@ -59,6 +59,8 @@ def find_source(config: RunConfig, *, clips: bool) -> Source:
     released *mean* is the same as in the final run. `clips` says whether messages are clipped at
     ε = ∞ too.
     """
+    if config.get("exact_sums"):
+        raise ValueError("exact-sums has no derivative to tune by: leave it out")
     if config.held_out_clients:
         if config.get("cohort") is not None:
             raise ValueError(

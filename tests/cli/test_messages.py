@@ -1,8 +1,12 @@
 """Words of refusals and help: the one place where whole sentences are compared."""
 
+import contextlib
+
 import pytest
 
+from fedjaxsim.cli import process
 from fedjaxsim.cli.messages import in_flags, refuse
+from fedjaxsim.report import progress
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,45 @@ from fedjaxsim.cli.messages import in_flags, refuse
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, command, sentence):
     (tmp_path / "a.toml").write_text("learning_rat = 1\n")
     assert sentence in refused(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sweep absent.toml --out s", "checking the runs of absent.toml"),
+        ("tune --wrt mu --out t", "checking the tuning"),
+        ("plan --data npz:absent.npz", "reading npz:absent.npz"),
+        ("audit --data npz:absent.npz", "reading npz:absent.npz"),
+        ("bench --data npz:absent.npz", "reading npz:absent.npz"),
+        ("data show --data npz:absent.npz", "reading npz:absent.npz"),
+        ("run --data npz:absent.npz", "reading npz:absent.npz"),
+        ("compare absent", "reading the runs"),
+        (
+            "privacy --epsilon 1e-9 --sampling-rate 0.1 --noise-multiplier 1 --delta 1e-5",
+            "computing",
+        ),
+    ],
+)
+def test_what_may_take_long_is_said_unless_the_command_is_quiet(
+    refused, monkeypatch, command, said
+):
+    every: list[str] = []
+
+    @contextlib.contextmanager
+    def doing(text, *, quiet=False):
+        every.extend([] if quiet else [text])
+        yield
+
+    monkeypatch.setattr(progress, "doing", doing)
+    monkeypatch.setattr(process, "doing", doing)
+    refused(command)
+    assert said in every[-1]
+    starts = not command.startswith(("compare", "privacy", "data"))
+    assert ("starting JAX" in every) == starts
+    quiet = {"sweep": "--quiet", "tune": "--quiet", "run": "--quiet"}
+    every.clear()
+    refused(f"{command} {quiet.get(command.split()[0], '--json')}")
+    assert every == []
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def test_output_that_cannot_be_written_is_an_error_of_one_line():
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANGS, check=False
         )
     assert done.returncode == 4
-    assert re.fullmatch(r"fedjaxsim: error: the output is cut: .*\n", done.stderr)
+    said = done.stderr.removeprefix("computing …\n")  # which a slow machine says
+    assert re.fullmatch(r"fedjaxsim: error: the output is cut: .*\n", said)
 
 
 @pytest.mark.thorough

@@ -98,7 +98,7 @@ def test_comparing_runs_computes_nothing_and_draws_only_if_asked_to(tmp_path):
     summary = {"rounds": 1, "rounds_planned": 1, "interrupted": False, **spent}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
-    (tmp_path / "guarantee.json").write_text("{}")
+    (tmp_path / "guarantee.json").write_text('{"assumed": []}')
     (tmp_path / "config.toml").write_text("rounds = 1\n")
     codes, modules = run(f"compare {tmp_path} --json")
     assert codes == [0]

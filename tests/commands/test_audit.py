@@ -5,6 +5,7 @@ import math
 import pytest
 
 from fedjaxsim.audit import bounds
+from fedjaxsim.cli import main
 from fedjaxsim.privacy.accounting import gaussian
 
 AUDIT = (
@@ -39,6 +40,7 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(ask, monkeypa
         ("--canaries 1700", "canaries"),
         ("--canaries 0", "canaries"),
         ("--runs 0", "runs"),
+        ("--runs 1e99", "runs"),
         ("--delta 2", "delta"),
         ("--mu 1", "mu"),
         ("absent.toml", "absent.toml"),
@@ -46,3 +48,13 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(ask, monkeypa
 )
 def test_bad_input_is_refused_in_one_line(refused, flags, words):
     assert words in refused(f"{AUDIT} {flags}")
+
+
+def test_counts_are_refused_before_data_are_read(refused):
+    assert "runs must be at least 1" in refused("audit --data npz:absent.npz --runs 0")
+    assert "canaries must be at least 1" in refused("audit --data npz:absent.npz --canaries 0")
+
+
+def test_what_cannot_be_audited_is_refused_before_anything_is_printed(capsys):
+    assert main([*AUDIT.split(), "--canaries", "1700"]) == 2
+    assert capsys.readouterr().out == ""

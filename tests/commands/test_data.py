@@ -88,3 +88,14 @@ def test_digests_of_a_folder_are_those_of_its_files(tmp_path, capsys):
     done = subprocess.run(check, cwd=folder, capture_output=True, text=True, check=True)
     files = {file.name for file in folder.glob("*.npy")}
     assert {*done.stdout.splitlines()} == {f"{name}: OK" for name in files} > {"x.npy: OK"}
+
+
+@pytest.mark.parametrize(
+    "flags", ["--client nobody --target y", "--client who --target z", "--target y --drop z"]
+)
+def test_a_column_that_is_not_there_is_refused_before_anything_is_shown(tmp_path, capsys, flags):
+    (tmp_path / "a.csv").write_text("who,age,y\n" + "a,30,1\nb,40,0\n" * 9)
+    assert main(["data", "show", "--data", f"csv:{tmp_path}/a.csv", *flags.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "there is no column" in shown.err

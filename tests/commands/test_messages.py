@@ -30,7 +30,7 @@ def test_too_little_memory_is_one_line_with_the_size(monkeypatch, capsys, alloca
 def test_a_signal_while_a_run_is_prepared_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    with start("-m", "fedjaxsim", *RUN, "--algorithm", "mine:late") as process:
+    with start("-m", "fedjaxsim", *RUN, "--quiet", "--algorithm", "mine:late") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         process.send_signal(signal.SIGINT)

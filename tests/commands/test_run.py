@@ -267,7 +267,8 @@ def test_a_reader_that_leaves_is_no_error(finished, command):
         timeout=HANGS,
     )
     os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert done.returncode == 1
+    assert done.stderr in ("", "reading the runs …\n")  # which a slow machine says
 
 
 @pytest.mark.thorough

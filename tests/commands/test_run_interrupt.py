@@ -76,7 +76,7 @@ def test_a_signal_while_results_are_written_leaves_all_of_them(tmp_path, capfd, 
     command = ["run", "--clients", "8", "--rounds", "2", "--local-steps", "1", "--out", str(out)]
     assert main(command) == 0
     assert said == [
-        "\nthe run is over and ends once its results are written; SIGTERM again to abort\n"
+        "\nthe run is over and ends once its results are written; SIGTERM again ends at once\n"
     ]
     assert {path.name for path in out.iterdir()} == FILES
     assert RunDirectory(out).summary()["interrupted"] is False

@@ -203,6 +203,7 @@ def test_a_stage_goes_on_as_any_run_does(stages, refused, tmp_path, capsys):
         ("resume {}", "{} holds no config.toml: not a run"),
         ("resume {}/first", "--rounds"),
         ("resume {}/first --rounds 1", "rounds"),
+        ("resume {}/first --rounds 1e10", "at most 2147483647"),
         ("resume {}/first --checkpoint-every soon", "checkpoint-every"),
     ],
 )

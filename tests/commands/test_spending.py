@@ -86,6 +86,7 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     )
     command = ["sweep", str(file), "--out", str(out), "--quiet"]
     assert "score-noise" in refused(" ".join([*command, "--select-privately", "geometric:2"]))
+    assert "score-largest" in refused(" ".join([*command, "--score-largest", "2"]))
     privately = [*command, "--select-privately", "geometric:2", "--score-noise", "3"]
     several = file.read_text()
     file.write_text(several.replace("clients = 6\n", "") + "clients = [6, 7]\n")

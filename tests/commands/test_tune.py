@@ -179,6 +179,7 @@ def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
         ("--wrt clip --algorithm local", "clip"),
         ("--lam 0 --wrt lam", "lam "),
         ("--clip inf --wrt clip", "clip "),
+        ("--exact-sums --clip 1", "exact-sums has no derivative"),
         ("--steps 0", "steps "),
         ("--seeds 1", "seeds "),
         ("--metric accuracy", "accuracy "),

@@ -1,4 +1,5 @@
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -124,8 +125,17 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, arrays, message):
 
 def test_python_objects_are_refused(tmp_path):
     path = saved(tmp_path / "odd.npz", x=np.array([{}, {}], dtype=object), counts=np.array([2]))
-    with pytest.raises(ValueError, match=r"odd\.npz"):
+    with pytest.raises(ValueError, match=r"odd\.npz.*'x' holds Python objects: store") as refused:
         load_npz(path)
+    assert "allow_pickle" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({"x": X}), b"x,y\n1,2\n", b""])
+def test_a_file_of_another_format_is_refused_without_advice_to_unpickle_it(tmp_path, content):
+    (tmp_path / "odd.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"odd\.npz: .*np\.savez") as refused:
+        load_npz(tmp_path / "odd.npz")
+    assert "allow_pickle" not in str(refused.value)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 0.95])

@@ -45,3 +45,18 @@ def test_its_table_of_several_runs_has_a_row_for_each():
 
 def test_a_segment_does_not_show_its_arrays():
     assert "array" not in repr(HISTORY[0])
+
+
+def test_a_history_shows_its_rounds_and_metrics_in_a_short_table():
+    assert repr(HISTORY).split("\n") == ["round  test_loss", "    2          1", "    4       0.25"]
+    several = History([segment(2, [1, 2], [[0.5, 1.0, 2.0], [1.5, 1.0, 4.0]])])
+    assert str(several).split("\n")[1].split() == ["2", "1", "to", "3"]
+    failed = History([segment(2, [1, 2], [0.5, np.nan])])
+    assert str(failed).split("\n")[1].split() == ["2", "nan"]
+    assert str(History()) == "()"
+
+
+def test_a_long_history_is_shown_without_its_middle():
+    lines = str(History(segment(k, [1], [0.5, 0.5]) for k in range(1, 1001))).split("\n")
+    rounds = [line.split()[0] for line in lines[1:]]
+    assert rounds == [*"123456", "…", "995", "996", "997", "998", "999", "1,000"]

@@ -38,6 +38,14 @@ def test_without_such_numbers_nothing_is_named():
     assert build(ppsgd(TASK, objective="weighted", sizes=3)).public == ()
 
 
+def test_exact_sums_are_named():
+    sim = build(mechanism=gaussian(exact_sums=True))
+    [sentence] = sim.public
+    assert "summed as integers" in sentence
+    hparams = sim.hyperparameters(clip=1.0, noise_multiplier=1.0)
+    assert sentence in sim.guarantee(sim.init(0, hparams)).find("replace").assumptions
+
+
 def test_a_simulation_names_what_each_part_names_once():
     task = TASK._replace(public=("of the task",))
     sim = build(

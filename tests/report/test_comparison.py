@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -64,12 +65,12 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
         for name in ("pmtl", "ditto") for seed in (0, 1)
     ]  # fmt: skip
     [axes] = figure_of(*runs).axes
-    # Values 0 and 0.2 at round 0: their mean, and Student's t with one degree of freedom.
+    # Values 0 and 0.2 at round 0, 0.4 and 0.6 at the end: their mean, and their range.
     [first, _] = axes.get_lines()
     assert np.asarray(first.get_ydata())[0] == pytest.approx(0.1)
     low = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1].min()
     high = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1].max()
-    assert (low, high) == (0, 1)  # the intervals, ± 12.706 · 0.1, leave what an accuracy can be
+    assert (low, high) == pytest.approx((0, 0.6))
     figure = figure_of(*runs, columns=["test_accuracy", "epsilon"])
     _, privacy = figure.axes
     np.testing.assert_array_equal(privacy.get_lines()[0].get_ydata(), [0, 0.5, 1, 1.5, 2])
@@ -94,13 +95,15 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
 def test_an_interval_stays_in_the_metrics_range_and_bounds_on_epsilon_never_fall():
     rows = [{"round": t, "test_nmse": 0.5, "epsilon": e, "delta": 0.1}
             for t, e in enumerate((0.0, 1.0, 2.0, 1.5))]  # fmt: skip
-    other = [row | {"test_nmse": 0.7} for row in rows]
-    found = systems(
-        [Run("a", {"algorithm": "pmtl"}, 0, rows), Run("b", {"algorithm": "pmtl"}, 1, other)]
-    )
+    runs = [
+        Run("", {"algorithm": "pmtl"}, seed, [row | {"test_nmse": value} for row in rows])
+        for seed, value in enumerate((0.1, 0.7, 1.3))
+    ]
+    found = systems(runs)
     metric, spent = comparison_figure(found, ["test_nmse", "epsilon"]).axes
     band = np.asarray(metric.collections[0].get_paths()[0].vertices)[:, 1]
-    assert (band.min(), band.max()) == (0, pytest.approx(0.6 + 12.706 * 0.1, abs=1e-3))
+    half = 4.30265 * 0.6 / math.sqrt(3)
+    assert (band.min(), band.max()) == pytest.approx((0, 0.7 + half), abs=1e-4)
     # ε ≤ 1.5 after three rounds, so it was not more after two.
     np.testing.assert_array_equal(spent.get_lines()[0].get_ydata(), [0, 1, 1.5, 1.5])
 

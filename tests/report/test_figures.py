@@ -124,27 +124,34 @@ def test_panels_and_legend_do_not_overlap_or_leave_the_figure(tmp_path):
     assert max(box.y1 for box in boxes) <= height + 1
 
 
-def test_the_band_is_the_interval_over_seeds():
+@pytest.mark.parametrize(
+    ("seeds", "half", "said"),
+    [
+        # Mean 0.1, standard deviation 0.1, and t of two degrees of freedom.
+        ((0, 1, 2), 0.1 / math.sqrt(3) * 4.30265, "mean over seeds, 95 %"),
+        ((0, 2), 0.1, "mean and range of two seeds"),
+    ],
+)
+def test_the_band_is_the_interval_over_seeds_or_the_range_of_two(seeds, half, said):
     runs = [
         Run("", {"lam": 1.0}, seed, [
             {"round": t, "train_loss": 1.0, "test_loss": 0.1 * seed + t, "epsilon": 0.0,
              "epsilon_replace": 0.0, "delta": 0.1, "failed": False}
             for t in (0, 1)
         ])
-        for seed in (0, 2)
+        for seed in seeds
     ]  # fmt: skip
     found = envelope(runs, ["lam"], [], "test_loss")
     figure = envelope_figure(found, panels=[], lines=["lam"], title="t")
     [axes] = figure.axes
     [band] = axes.collections
     heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
-    # Mean 0.1 and standard error 0.1 at round 0, times t of one degree of freedom; one more later.
-    half = 0.1 * 12.7062
     np.testing.assert_allclose(
         sorted(set(np.round(heights, 9))),
-        [0.1 - half, 1.1 - half, 0.1 + half, 1.1 + half],
+        sorted([0.1 - half, 1.1 - half, 0.1 + half, 1.1 + half]),
         atol=1e-5,
     )
+    assert axes.get_ylabel().endswith(said)
     assert figure.legends == []
 
 
@@ -171,7 +178,7 @@ def test_a_trade_off_has_a_line_per_level_and_infinity(tmp_path):
 def test_what_releases_nothing_is_a_level_line_and_one_point_has_no_bound():
     rows = [
         {"algorithm": name, "round": 9, "metric": "test_accuracy", "mean": value, "half": None,
-         "epsilon": epsilon}
+         "deviation": None, "seeds": 1, "epsilon": epsilon}
         for name, value, epsilon in (
             ("local", 0.5, 0.0), ("pmtl", 0.4, 3.0), ("pmtl", 0.6, 6.0), ("pmtl", 0.5, None),
             ("pmtl", 0.7, None),

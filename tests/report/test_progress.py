@@ -94,6 +94,20 @@ def test_the_table_has_the_columns_of_what_was_measured(capsys):
     assert second[-4:] == ["3", "of", "9", "2"]
 
 
+def test_the_table_has_the_epsilon_of_examples_where_some_run_protects_them(capsys):
+    row = {
+        "epsilon": None, "epsilon_replace": None, "delta": 1e-3, "rounds": 3,
+        "rounds_per_second": 2.0, "test_accuracy": 0.94,
+    }  # fmt: skip
+    protected = {"example_epsilon": 1.0, "example_epsilon_replace": 2.5}
+    print_table([{"run": "a", **row}, {"run": "b", **row, **protected}])
+    above, header, _, first, second = capsys.readouterr().out.splitlines()
+    assert above.split()[:6] == ["ε", "ε", "example", "ε", "example", "ε"]
+    assert header.split()[4:8] == ["zero-out", "replace", "zero-out", "replace"]
+    assert first.split()[4:8] == ["∞", "∞", "∞", "∞"]
+    assert second.split()[4:8] == ["∞", "∞", "1.000", "2.500"]
+
+
 def test_below_the_table_is_who_has_no_value(capsys):
     row = {
         "epsilon": 0, "epsilon_replace": 0, "delta": 1e-3, "rounds": 3, "rounds_planned": 3,

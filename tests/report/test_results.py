@@ -158,7 +158,7 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
         (path / "summary.json").write_text(json.dumps(summary))
         (path / "metrics.jsonl").write_bytes(lines(records))
         draws = {"digest": f"seed {config['seed']}", "rounds": 4}
-        (path / "guarantee.json").write_text(json.dumps({"draws": [draws]}))
+        (path / "guarantee.json").write_text(json.dumps({"draws": [draws], "assumed": []}))
         paths.append(str(path))
     picture = str(tmp_path / "all.svg")
     assert main(["compare", *paths, "--out", picture]) == 0

@@ -173,6 +173,8 @@ def test_they_may_be_swept(tmp_path):
         ("--count-noise 1", "count-noise .*gaussian"),
         ("--weights rows --noise-multiplier 1", "weights rows with noise need max-weight"),
         ("--max-weight 9", "max-weight has no effect with weights equal"),
+        ("--evaluation-largest 2", "no effect without evaluate-privately"),
+        ("--evaluate-privately 0 --validation-fraction 0.2", "evaluate-privately must be at least"),
         ("--lr 1", "did you mean 'learning-rate'"),
         ("--weight-decay 1", "weight-decay .*settings of algorithm"),
         (
@@ -190,6 +192,7 @@ def test_they_may_be_swept(tmp_path):
         ("--sampling fixed --cohort 21", "cohort"),
         ("--sampling fixed --cohort 5 --sampling-rate 0.25", "sampling-rate"),
         ("--cohort 5", "cohort .*poisson.*fixed"),
+        ("--algorithm ifca --clusters 1e9", "clusters must be at most 10000"),
     ],
 )
 def test_what_is_unsound_is_refused_in_one_line(flags, message, tmp_path, capsys):

@@ -13,6 +13,7 @@ from scipy.stats import norm
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.data import save_npz
+from fedjaxsim.report.progress import epsilon_text
 
 SMALL = (
     "run --data synthetic --loss squared --clients 4 --rounds 2 --eval-every 2 --local-steps 2 "
@@ -41,7 +42,7 @@ def test_each_client_has_its_epsilon_with_code_of_ones_own_too(tmp_path, capsys,
     assert 2.9 < found["min"] <= found["max"] <= 3
 
 
-def test_the_epsilon_and_delta_of_a_report_hold_for_every_client(tmp_path):
+def test_the_epsilon_and_delta_of_a_report_hold_for_every_client(tmp_path, capsys):
     """Once the largest ε was reported beside the δ of its own client, and small silos exceeded it.
 
     Silos of at most b rows are in every minibatch, so their profile is that of one Gaussian.
@@ -70,6 +71,17 @@ def test_the_epsilon_and_delta_of_a_report_hold_for_every_client(tmp_path):
                 mu = brentq(lambda mu, own=own: delta(mu, own[0]) - own[1], 1e-3, 50)
                 assert delta(mu, reported["epsilon"]) <= reported["delta"] * (1 + 1e-6)
     assert small == 3
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["epsilon"] is None
+    for name, adjacency in (
+        ("example_epsilon", "zero_out"),
+        ("example_epsilon_replace", "replace"),
+    ):
+        of_examples = json.loads((out / "guarantee.json").read_text())["example"][adjacency]
+        assert summary[name] == of_examples["released_sequence"]["pld"]["epsilon"]
+    table = capsys.readouterr().out
+    assert "example ε" in table
+    assert f" {epsilon_text(summary['example_epsilon'])} " in table
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,10 @@ _WEIGHTS = (
     "The clients' weights, and their sum that divides the release, are taken as public; weights "
     "computed from data, such as numbers of examples, are not covered by the guarantee."
 )
+_EXACT = (
+    "Messages are summed as integers, truncated to multiples of a public share of C, so that no "
+    "rounding of a sum depends on a client."
+)
 
 
 class Accumulator(NamedTuple):
@@ -107,8 +111,8 @@ class Mechanism(NamedTuple):
       hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
       check: `(hparams)`; raises ValueError for unsuitable hyperparameters known on the host.
       num_clients: m, if the mechanism fits one number of clients only; else None.
-      public: sentences on numbers that may be computed from private data but are taken as public;
-        see `Algorithm`.
+      public: sentences that each guarantee names, on how messages are summed and on numbers that
+        may be computed from private data but are taken as public; see `Algorithm`.
       adds_chunks: whether `add` gets a whole chunk of messages even where clients run one after
         another: it pays where the messages of a chunk are one matrix product.
     """
@@ -284,6 +288,7 @@ def gaussian(
             raise ValueError(f"exact_sums need a finite clip, got {clip_norm}")
 
     public = () if shares is None or max_weight is not None else (_WEIGHTS,)
+    public += (_EXACT,) * exact_sums
     for_clients = None if shares is None else len(shares)
     return Mechanism(
         GAUSSIAN,
