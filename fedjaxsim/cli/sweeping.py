@@ -97,7 +97,9 @@ def prepare_sweep(
         runs = SweepDirectory(out / SEARCH, tuning).runs()
         best = best_of(tuning, runs)
         judged = choosing(runs, best.metric)
-        return _prepared(plan.chosen(best.rows, metrics.label(judged)), out, **how)()
+        with doing("checking the chosen runs", quiet=how["quiet"]):
+            chosen = _prepared(plan.chosen(best.rows, metrics.label(judged)), out, **how)
+        return chosen()
 
     return search
 
@@ -112,8 +114,6 @@ def _prepared(
     chooses: bool = False,
 ) -> Work:
     """Check runs, and return the work; runs that choose have no report."""
-    if checkpoint_every is not None:
-        checks.count(**{"checkpoint-every": checkpoint_every})
     families = families_of(plan)
     firsts = [next(iter(family[0].values())) for family in families]
     for first in firsts:
@@ -146,13 +146,14 @@ def _prepared(
         if runs and not chooses:
             experiments = _experiments(list(itertools.chain(*families)))
             best = best_of(plan, runs)
-            write_report(plan, directory, runs, best, experiments)
-            if draws:
-                from fedjaxsim.report import plots
+            with doing("writing the report", quiet=quiet):
+                write_report(plan, directory, runs, best, experiments)
+                if draws:
+                    from fedjaxsim.report import plots
 
-                for picture, figure in default_figures(plan, runs, best.metric).items():
-                    for ending in (".png", ".pdf"):
-                        plots.save(figure, (directory.path / picture).with_suffix(ending))
+                    for picture, figure in default_figures(plan, runs, best.metric).items():
+                        for ending in (".png", ".pdf"):
+                            plots.save(figure, (directory.path / picture).with_suffix(ending))
             print_report(plan, runs, best)
         print(f"files in {directory.path}")
         if not left:
@@ -240,16 +241,17 @@ def _compiled_ahead(families: Iterator[Iterator[_Chunk]], *, quiet: bool) -> Ite
                 compiling = [pool.submit(program.compile) for program in programs]
                 yield compiling, itertools.chain([first], chunks)
 
-    coming = begun()
+    coming, waiting = begun(), collections.deque[tuple[list[Future[Any]], Iterator[_Chunk]]]()
     try:
-        waiting = collections.deque(itertools.islice(coming, count + 1))
-        while waiting:
-            compiling, chunks = waiting.popleft()
+        while True:
             with doing("compiling", quiet=quiet):
+                waiting.extend(itertools.islice(coming, count + 1 - len(waiting)))
+                if not waiting:
+                    return
+                compiling, chunks = waiting.popleft()
                 for each in compiling:
                     each.result()
             yield from chunks
-            waiting.extend(itertools.islice(coming, 1))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

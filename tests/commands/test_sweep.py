@@ -126,7 +126,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
     stop = Stop()
 
     @contextlib.contextmanager
-    def interrupted():
+    def interrupted(kept=str):
         yield stop
 
     show = Progress.show

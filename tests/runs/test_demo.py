@@ -69,4 +69,4 @@ def test_the_demo_leaves_a_table_and_curves(tmp_path, capsys):
     assert main(["demo", "--out", str(out), "--seed", "4"]) == 2
     assert "holds another sweep" in capsys.readouterr().err
     assert main(["demo", "--out", str(out), "--seeds", "0"]) == 2
-    assert "seeds must be an integer of at least 1" in capsys.readouterr().err
+    assert "seeds must be at least 1" in capsys.readouterr().err
