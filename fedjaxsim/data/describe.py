@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.stats
 
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.files import in_file
@@ -31,13 +32,6 @@ _SHOWN = 3
 """Values of a text column that are shown."""
 
 
-def skewness(values: np.ndarray) -> float:
-    """Compute the third standardized moment (biased); 0 if all values are the same."""
-    apart = values - values.mean()
-    variance = np.mean(apart**2)
-    return float(np.mean(apart**3) / variance**1.5) if variance > 0 else 0.0
-
-
 def describe(population: Population) -> dict[str, Any]:
     """Return statistics of a population by name; None for one that does not apply.
 
@@ -51,7 +45,7 @@ def describe(population: Population) -> dict[str, Any]:
         "rows_min": int(sizes.min()),
         "rows_median": float(np.median(sizes)),
         "rows_max": int(sizes.max()),
-        "rows_skewness": skewness(sizes),
+        "rows_skewness": float(scipy.stats.skew(sizes)) if np.ptp(sizes) else 0.0,
         "fields": {
             name: [str(values.dtype), *values.shape[1:]]
             for name, values in population.fields.items()

@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_floa
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.source import Source, clients_of, numbered
+from fedjaxsim.data.source import Source, numbered
 from fedjaxsim.data.text import encode
 from fedjaxsim.extras import importing
 
@@ -25,6 +25,13 @@ _SHOWN = 8
 """Names of columns that fit into a message."""
 _FEW = 20
 """Values of a column that may be encoded in any number of rows."""
+
+
+Target = Annotated[str, "Column to predict."]
+Client = Annotated[str | None, "Column with the client of each row; without it, give --partition."]
+OneHot = Annotated[tuple[str, ...], "Columns to replace by one column of 0 and 1 per value."]
+Drop = Annotated[tuple[str, ...], "Columns that are no features."]
+OnlyFeature = Annotated[str | None, "The only column of features; text becomes its characters."]
 
 
 class Roles(NamedTuple):
@@ -82,27 +89,18 @@ def from_dataframe(
 def read_file(
     path: str | os.PathLike[str],
     *,
-    target: str,
-    client: str | None = None,
-    split: str | None = None,
-    one_hot: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
-    x: str | None = None,
+    target: Target,
+    client: Client = None,
+    split: Annotated[str | None, "Column with train, validation or test; needs --client."] = None,
+    one_hot: OneHot = (),
+    drop: Drop = (),
+    x: OnlyFeature = None,
 ) -> Source:
     """Read clients, rows and targets from a CSV or Parquet file; see `from_dataframe`.
 
     A CSV file is UTF-8, with commas and a line of names first; also .gz. Names of clients stay
     as they are written. In a column of numbers an empty cell, NA, NaN and null are missing; in
     text only an empty one is.
-
-    Args:
-      path: the file.
-      target: Column to predict.
-      client: Column with the client of each row; without it, give --partition.
-      split: Column with train, validation or test; needs --client.
-      one_hot: Columns to replace by one column of 0 and 1 per value.
-      drop: Columns that are no features.
-      x: The only column of features; text becomes its characters.
     """
     roles = Roles(client, target, split, one_hot, drop, x)
     with in_file(path):
@@ -144,7 +142,7 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
 def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     """Return the rows of a data frame; `pixels` (N, ...) replace features."""
     table = table_of(frame)
-    _check_names(table, roles)
+    check_names(table.column_names, len(table), roles)
     if roles.x is not None or pixels is not None:
         features = [] if roles.x is None else [roles.x]
     else:
@@ -159,8 +157,8 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     if pixels is not None:
         x = pixels
     elif roles.x is not None and kinds == ["text"]:
-        found, categories, public = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
-        x = found["x"]
+        found, categories, said = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
+        x, public = found["x"], [*said]
     elif kinds == ["list"]:
         x = _stacked(table[features[0]], f"column {features[0]!r}")
     else:
@@ -168,23 +166,25 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     y, classes = _target(roles.target, table[roles.target])
     if classes:
         categories["y"] = classes
-        public.append("The names of the classes are read from all clients' labels")
+        public.append(
+            "The names of the classes are read from all clients' labels and taken as public."
+        )
     if y.ndim == 1:
         columns["y"] = Columns((roles.target,))
     if roles.one_hot:
         of = _listed(roles.one_hot)
-        public.append(f"Which values {of} may have is read from all clients' rows")
+        public.append(
+            f"Which values {of} may have is read from all clients' rows and taken as public."
+        )
     names, client = np.zeros(0), None
     if roles.client is not None:
-        names, client = clients_of(texts(table[roles.client]))
+        names, client = numbered(texts(table[roles.client]), by_number=True)
     return Source(
         {"x": x, "y": y},
         client,
         names,
         None if roles.split is None else _splits(roles.split, table[roles.split]),
-        public=tuple(f"{one} and taken as public." for one in public),
-        categories=categories,
-        columns=columns,
+        {"public": tuple(public), "categories": categories, "columns": columns},
     )
 
 
@@ -220,8 +220,8 @@ def table_of(frame: Any) -> "Table":
     return pyarrow.table(columns, names)
 
 
-def _check_names(table: "Table", roles: Roles) -> None:
-    names = table.column_names
+def check_names(names: list[str], rows: int, roles: Roles) -> None:
+    """Check that the columns of a table with so many rows can have the roles."""
     for role in ("one_hot", "drop"):  # the letters of a name may be columns, too
         if isinstance(name := getattr(roles, role), str):
             raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
@@ -243,7 +243,7 @@ def _check_names(table: "Table", roles: Roles) -> None:
             "a column has no name: where it numbers the rows, write the file without it (pandas: "
             "to_csv(index=False)), otherwise give it one"
         )
-    if len(table) == 0:
+    if rows == 0:
         raise ValueError("the table has no rows")
 
 

@@ -14,7 +14,7 @@ _LARGEST_CODE = 0x10FFFF
 
 def encode(
     fields: Mapping[str, list[np.ndarray]], owners: list[str]
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]], list[str]]:
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Join the clients' parts of the fields x and y, with text replaced by integers.
 
     Strings in x, (n,), become their characters, (n, L), in which one more integer, with an empty
@@ -49,7 +49,8 @@ def encode(
         names, arrays["y"] = np.unique(np.concatenate(texts["y"]), return_inverse=True)
         categories["y"] = tuple(names.tolist())
         public.append("Which classes there are, by name,")
-    return arrays, categories, [f"{what} is read from all clients' rows" for what in public]
+    said = [f"{what} is read from all clients' rows and taken as public." for what in public]
+    return arrays, categories, tuple(said)
 
 
 def _characters(
