@@ -14,7 +14,6 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from fedjaxsim import checks, metrics, store
-from fedjaxsim.checks import described
 from fedjaxsim.divergence import failures
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
@@ -404,7 +403,7 @@ def report(
             if not rows or each.run.size is not None:
                 raise ValueError(
                     f"{label!r} needs Records that were callbacks of one finished run, or a list "
-                    f"of them with a seed each, got {described(each)}"
+                    f"of them with a seed each, got {checks.described(each)}"
                 )
             table = [
                 row | {"failed": failed, "delta": each.run.delta}

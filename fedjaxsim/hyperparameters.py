@@ -187,7 +187,7 @@ def reads(
                 raise ValueError(f"{factory.__name__} returns None: does it lack a `return`?")
             return part._replace(hyperparameters=declared_by(make, *args, **kwargs))
 
-        make.records = records  # type: ignore[attr-defined]
+        make.declared = records  # type: ignore[attr-defined]
         return make
 
     return decorate
@@ -198,7 +198,7 @@ def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Recor
     call = inspect.signature(factory).bind_partial(*args, **kwargs)
     call.apply_defaults()
     found: list[Hyperparameter] = []
-    for record in getattr(factory, "records", ()):
+    for record in getattr(factory, "declared", ()):
         found += [record] if isinstance(record, Hyperparameter) else record(**call.arguments)
     return tuple(dict.fromkeys(found))
 

@@ -100,9 +100,11 @@ def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
             f"{owners[0]}'y' must have shape (n,) or (n, L): one label per row, or one per token, "
             f"got {parts[0].shape}"
         )
-    integers = np.int32 if field == "y" else _type_of_integers(parts)
-    if integers is not None and all(_is_integral(part) for part in parts):
-        return _concatenated(parts, np.dtype(integers))
+    counted = field == "y" or all(part.dtype.kind in "iu" for part in parts)
+    if counted and all(map(_is_integral, parts)):
+        common = np.result_type(*parts)
+        small = field != "y" and common.itemsize < 4
+        return _concatenated(parts, common if small else np.dtype(np.int32))
     for part, owner in zip(parts, owners, strict=True):
         if (merged := merged_integers(part)) is not None:
             raise ValueError(
@@ -129,14 +131,6 @@ def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
         return parts[0]
     joined = aligned((sum(map(len, parts)), *parts[0].shape[1:]), dtype)
     return _frozen(np.concatenate(parts, out=joined, casting="unsafe"))
-
-
-def _type_of_integers(parts: list[np.ndarray]) -> np.dtype | None:
-    """Return the common type of integer features; None if not all are integers."""
-    if any(part.dtype.kind not in "iu" for part in parts):
-        return None
-    common = np.result_type(*parts)
-    return common if common.itemsize < 4 else np.dtype(np.int32)
 
 
 def _without_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

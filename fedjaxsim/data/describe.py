@@ -113,7 +113,7 @@ def columns_of(
 def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[str, Any]:
     from pyarrow import types
 
-    absent, kind = missing_values(column), kind_of(column)
+    absent, kind = missing_values(column), kind_of(column.type)
     if kind == "number":
         found = np.unique(column.to_numpy()[~absent].astype(np.float64))
         ends = [found[0].item(), found[-1].item()] if len(found) else []

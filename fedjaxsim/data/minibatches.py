@@ -442,18 +442,14 @@ class ClientData:
 
     def num_steps(self) -> jax.Array:
         """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""
-        steps = self._all_steps()
-        return steps if self._share is None else jnp.ceil(self._share * steps).astype(jnp.int32)
-
-    def _all_steps(self) -> jax.Array:
+        steps: Any = self.minibatches.steps
         if self.minibatches.passes is not None:
-            assert self._consumed is not None
             left = self.minibatches.passes * self._batches() - self._consumed
-            return jnp.clip(left, 0, self.minibatches.steps)
-        if self.minibatches.steps is not None:
-            return jnp.int32(self.minibatches.steps)
-        assert self.minibatches.epochs is not None
-        return self.minibatches.epochs * self._batches()
+            steps = jnp.clip(left, 0, steps)
+        if self.minibatches.epochs is not None:
+            steps = self.minibatches.epochs * self._batches()
+        steps = jnp.asarray(steps, jnp.int32)
+        return steps if self._share is None else jnp.ceil(self._share * steps).astype(jnp.int32)
 
     def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
         """Fold `step` over all of the client's rows once, in order, in batches of one static size.

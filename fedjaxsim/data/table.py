@@ -19,7 +19,7 @@ from fedjaxsim.data.text import encode
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
-    from pyarrow import Array, ChunkedArray, Table
+    from pyarrow import ChunkedArray, Table
 
 _SHOWN = 8
 """Names of columns that fit into a message."""
@@ -152,7 +152,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
             raise ValueError(f"no column is left for features, of {_listed(table.column_names)}")
     for name in (*roles.taken, *features):
         _require_complete(name, table[name])
-    kinds = [kind_of(table[name]) for name in features]
+    kinds = [kind_of(table[name].type) for name in features]
     public, categories, columns = [], {}, {}
     if pixels is not None:
         x = pixels
@@ -213,7 +213,7 @@ def table_of(frame: Any) -> "Table":
         kind = column.type
         if isinstance(kind, pyarrow.BaseExtensionType):
             column = column.cast(kind.storage_type)
-        coded = pyarrow.types.is_dictionary(kind) and not _is_number(kind.value_type)
+        coded = pyarrow.types.is_dictionary(kind) and kind_of(kind.value_type) != "number"
         if coded or pyarrow.types.is_string_view(kind):  # polars' views have no cast in pyarrow
             column = pyarrow.table({name: column.to_pylist()})[name]
         columns.append(column)
@@ -247,29 +247,22 @@ def check_names(names: list[str], rows: int, roles: Roles) -> None:
         raise ValueError("the table has no rows")
 
 
-def kind_of(column: "ChunkedArray | Array") -> Literal["number", "text", "list", "other"]:
-    """Return what a column holds; truth values are numbers, and numbers of categories text."""
+def kind_of(held: Any) -> Literal["number", "text", "list", "other"]:
+    """Return the kind of a column's type; truth values are numbers, categories of numbers text."""
     from pyarrow import types
 
     kinds: Any = {
-        "number": (_is_number,),
+        "number": (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean),
         "text": (types.is_string, types.is_large_string, types.is_dictionary),
         "list": (types.is_list, types.is_large_list, types.is_fixed_size_list),
     }
-    return next((kind for kind, of in kinds.items() if any(f(column.type) for f in of)), "other")
-
-
-def _is_number(kind: Any) -> bool:
-    from pyarrow import types
-
-    known = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
-    return any(is_of(kind) for is_of in known)
+    return next((kind for kind, of in kinds.items() if any(f(held) for f in of)), "other")
 
 
 def missing_values(column: "ChunkedArray") -> np.ndarray:
     """Return whether each value is missing, (N,)."""
     missing = column.is_null(nan_is_null=True).to_numpy()
-    return missing | (column.to_numpy() == "") if kind_of(column) == "text" else missing
+    return missing | (column.to_numpy() == "") if kind_of(column.type) == "text" else missing
 
 
 def _require_complete(name: str, column: "ChunkedArray") -> None:
@@ -308,7 +301,7 @@ def _numbers(
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             called += [(f"{name}={value}", 1.0) for value in names.tolist()]
             continue
-        if kind_of(column) != "number":
+        if kind_of(column.type) != "number":
             raise ValueError(f"column {name!r} {_why_no_feature(column)}")
         given = column.to_numpy()
         values = to_float32(given)
@@ -336,7 +329,7 @@ def encodable(values: int, rows: int) -> bool:
 
 
 def _why_no_feature(column: "ChunkedArray") -> str:
-    if kind_of(column) != "text":
+    if kind_of(column.type) != "text":
         return f"holds {column.type}: make numbers of it, leave it out (drop), or all others (x)"
     import pandas
 
@@ -353,7 +346,7 @@ def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:
     from pyarrow.compute import call_function
 
     shape, values = [len(column)], column.combine_chunks()
-    while kind_of(values) == "list" and len(values):
+    while kind_of(values.type) == "list" and len(values):
         lengths = call_function("list_value_length", [values]).to_numpy(zero_copy_only=False)
         if len(others := np.flatnonzero(lengths != lengths[0])):
             row = others[0] * len(column) // len(lengths) + 1
@@ -371,7 +364,7 @@ def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:
 
 def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the array y, (N,), and for text the names of its classes."""
-    if (kind := kind_of(column)) == "list":
+    if (kind := kind_of(column.type)) == "list":
         return _stacked(column, f"column {name!r}"), ()
     y, names = column.to_numpy(), ()
     first = y[0]
