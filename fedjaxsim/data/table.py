@@ -221,7 +221,7 @@ def table_of(frame: Any) -> "Table":
 
 
 def check_names(names: list[str], rows: int, roles: Roles) -> None:
-    """Check that the columns of a table with so many rows can have the roles."""
+    """Check that columns `names` of `rows` rows can have the roles."""
     for role in ("one_hot", "drop"):  # the letters of a name may be columns, too
         if isinstance(name := getattr(roles, role), str):
             raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")

@@ -265,9 +265,8 @@ def from_equinox(
             whole = eqx.nn.inference_mode(whole, inference)
         last: Any = fresh()
         for path, index in indices.items():
-            given = values[STATISTICS, *path]
-            like_last = jax.tree.map(lambda old, new: new.astype(old.dtype), last.get(index), given)
-            last = last.set(index, like_last)
+            kept, given = last.get(index), values[STATISTICS, *path]
+            last = last.set(index, jax.tree.map(lambda a, b: b.astype(a.dtype), kept, given))
 
         def one(row, last, key):
             keyed = {"key": key} if draws else {}
