@@ -153,14 +153,9 @@ class Hyperparameters:
 
         return self.map(as_array)
 
-    def map(self, function: Callable[..., Any], *others: "Hyperparameters") -> Self:
-        """Apply `function(value, …)` to every value and the values of `others` of its name."""
-        return type(self)(
-            **{
-                name: function(value, *(other._values[name] for other in others))
-                for name, value in self._values.items()
-            }
-        )
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """Apply `function` to every value."""
+        return type(self)(**{name: function(value) for name, value in self._values.items()})
 
     def tree_flatten_with_keys(self) -> tuple[Any, tuple[str, ...]]:
         """Flatten for JAX."""
@@ -185,38 +180,27 @@ def reads(
     """
 
     def decorate(factory: Callable[_P, _Part]) -> Callable[_P, _Part]:
-        signature = inspect.signature(factory)
-
-        def of_call(call: inspect.BoundArguments) -> Records:
-            call.apply_defaults()
-            found: list[Hyperparameter] = []
-            for record in records:
-                if isinstance(record, Hyperparameter):
-                    found.append(record)
-                else:
-                    found += record(**call.arguments)
-            return tuple(dict.fromkeys(found))
-
         @functools.wraps(factory)
         def make(*args: _P.args, **kwargs: _P.kwargs) -> _Part:
             part = factory(*args, **kwargs)
             if part is None:
                 raise ValueError(f"{factory.__name__} returns None: does it lack a `return`?")
-            return part._replace(hyperparameters=of_call(signature.bind(*args, **kwargs)))
+            return part._replace(hyperparameters=declared_by(make, *args, **kwargs))
 
-        def declared(**arguments: Any) -> Records:
-            return of_call(signature.bind_partial(**arguments))
-
-        make.declared = declared  # type: ignore[attr-defined]
+        make.declared = records  # type: ignore[attr-defined]
         return make
 
     return decorate
 
 
-def declared_by(factory: Callable[..., Any], **arguments: Any) -> Records:
-    """Return the records that `reads` declares for a factory with these keyword arguments."""
-    declared = getattr(factory, "declared", None)
-    return () if declared is None else declared(**arguments)
+def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Records:
+    """Return the records that `reads` declares for a factory with these arguments."""
+    call = inspect.signature(factory).bind_partial(*args, **kwargs)
+    call.apply_defaults()
+    found: list[Hyperparameter] = []
+    for record in getattr(factory, "declared", ()):
+        found += [record] if isinstance(record, Hyperparameter) else record(**call.arguments)
+    return tuple(dict.fromkeys(found))
 
 
 def ever_declared_by(factory: Callable[..., Any]) -> Records:

@@ -312,7 +312,9 @@ def test_they_go_through_transformations_of_jax():
     assert isinstance(slope, Hyperparameters)
     assert float(slope.server_learning_rate) == pytest.approx(0.4)
     assert float(slope.clip) == 0
-    several = hparams.map(lambda a, b: jnp.stack([a, b]), hparams.replace(learning_rate=0.5))
+    several = jax.tree.map(
+        lambda a, b: jnp.stack([a, b]), hparams, hparams.replace(learning_rate=0.5)
+    )
     mapped = jax.vmap(product)(several)
     np.testing.assert_allclose(mapped, [0.2, 0.5], rtol=1e-6)
     # One of them mapped, the others shared.

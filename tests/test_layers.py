@@ -12,7 +12,6 @@ LAYERS = (
     ("tune", "bench"),
     ("runs",),
     ("callbacks",),
-    ("records",),
     ("report",),
     ("testing", "audit", "gradients", "sweep"),
     ("simulation",),

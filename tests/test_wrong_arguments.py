@@ -76,7 +76,7 @@ WRONG = {
     "load needs the name of data": lambda: any_fjs.data.load(X),
     "private_examples needs a Task, got a Model":
         lambda: any_fjs.private_examples(fjs.models.linear((3,), 1)),
-    "perhaps you mean num_clients": lambda: fjs.data.load("digits", clients=10),
+    "did you mean 'num_clients'": lambda: fjs.data.load("digits", clients=10),
     "batch size must be an integer of at least 1, got 10.0":
         lambda: any_fjs.Minibatches(10.0, steps=1),
     "local steps must be an integer of at least 1, got 1.5":

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 ALIGNMENT = 64
@@ -101,9 +100,11 @@ def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
             f"{owners[0]}'y' must have shape (n,) or (n, L): one label per row, or one per token, "
             f"got {parts[0].shape}"
         )
-    integers = np.int32 if field == "y" else _type_of_integers(parts)
-    if integers is not None and all(_is_integral(part) for part in parts):
-        return _concatenated(parts, np.dtype(integers))
+    counted = field == "y" or all(part.dtype.kind in "iu" for part in parts)
+    if counted and all(map(_is_integral, parts)):
+        common = np.result_type(*parts)
+        small = field != "y" and common.itemsize < 4
+        return _concatenated(parts, common if small else np.dtype(np.int32))
     for part, owner in zip(parts, owners, strict=True):
         if (merged := merged_integers(part)) is not None:
             raise ValueError(
@@ -132,14 +133,6 @@ def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
     return _frozen(np.concatenate(parts, out=joined, casting="unsafe"))
 
 
-def _type_of_integers(parts: list[np.ndarray]) -> np.dtype | None:
-    """Return the common type of integer features; None if not all are integers."""
-    if any(part.dtype.kind not in "iu" for part in parts):
-        return None
-    common = np.result_type(*parts)
-    return common if common.itemsize < 4 else np.dtype(np.int32)
-
-
 def _without_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
@@ -151,23 +144,6 @@ def _is_integral(values: np.ndarray) -> bool:
     largest = np.float64(_LARGEST_INT32)  # compared in float64: float32 would round it up
     fits = np.all((values >= -largest) & (values <= largest))
     return bool(fits and (values.dtype.kind != "f" or np.all(values == np.rint(values))))
-
-
-def fits_float(values: np.ndarray) -> np.ndarray:
-    """Return whether numbers are finite in JAX's float type, elementwise."""
-    return np.abs(values) <= np.finfo(jnp.result_type(float)).max
-
-
-def first_not_finite(values: np.ndarray) -> int | None:
-    """Return the first row with a value that `fits_float` refuses; None if there is none."""
-    if values.dtype.kind != "f":
-        return None
-    for part in blocks(values, len(values)):
-        block = values[part]
-        finite = fits_float(block)
-        if not finite.all():
-            return part.start + int(np.argmin(finite.reshape(len(block), -1).all(axis=1)))
-    return None
 
 
 def taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -246,25 +222,21 @@ class Ranges:
 
 def consecutive(counts: np.ndarray) -> dict[str, Ranges]:
     """Return the splits of consecutive clients with `counts`, (m, 3), rows, split after split."""
-    ends = counts.sum(axis=1, dtype=np.int64)
-    np.cumsum(ends, out=ends)
-    start = ends.astype(np.int32)
-    for count in counts.T:
-        start -= count
-    splits = {}
-    for name, count in zip(SPLITS, counts.T, strict=True):
-        splits[name] = Ranges(start, count)
-        start = start + count
-    return splits
+    ends = np.cumsum(counts, dtype=np.int32).reshape(counts.shape)
+    start = np.ascontiguousarray((ends - counts).T)
+    return {name: Ranges(start[k], counts[:, k]) for k, name in enumerate(SPLITS)}
 
 
 def as_counts(counts: Any, names: np.ndarray, rows: int) -> np.ndarray:
     """Return the numbers of rows of clients and splits, (m, 3) int32, read-only, if they fit."""
-    found = np.asarray(counts)
-    if found.shape != (len(names), len(SPLITS)) or found.dtype.kind not in "iu":
+    found, m = np.asarray(counts), len(names)
+    if found.shape not in ((m,), (m, len(SPLITS))) or found.dtype.kind not in "iu":
         raise ValueError(
-            f"counts must be integers ({len(names)}, 3), got {found.dtype} {found.shape}"
+            f"counts must be integers ({m}, 3), or ({m},) without splits, got {found.dtype} "
+            f"{found.shape}"
         )
+    if found.ndim == 1:
+        found = np.stack([found, 0 * found, 0 * found], axis=1)
     if rows > _LARGEST_INT32:
         raise ValueError(f"a population holds at most {_LARGEST_INT32} rows, got {rows}")
     if np.any(found[:, 0] < 1):

@@ -36,6 +36,7 @@ class Columns:
     norm: float = math.inf
 
     def __post_init__(self):
+        object.__setattr__(self, "names", tuple(self.names))
         d = len(self.names)
         if len(set(self.names)) < d:
             twice = next(name for name in self.names if self.names.count(name) > 1)
@@ -108,12 +109,3 @@ class Columns:
         names = ("names", "centre", "half_range", "bound")
         some = {name: tuple(itertools.compress(getattr(self, name), kept)) for name in names}
         return dataclasses.replace(self, **some)
-
-
-def columns_of(name: str, values: np.ndarray) -> Columns | None:
-    """Return columns of a field without names: x0, x1, … or y; None for a field of other ranks."""
-    if values.ndim == 1:
-        return Columns((name,))
-    if values.ndim == 2:
-        return Columns(tuple(f"{name}{j}" for j in range(values.shape[1])))
-    return None

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.stats
 
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.files import in_file
@@ -32,13 +33,6 @@ _SHOWN = 3
 """Values of a text column that are shown."""
 
 
-def skewness(values: np.ndarray) -> float:
-    """Compute the third standardized moment (biased); 0 if all values are the same."""
-    apart = values - values.mean()
-    variance = np.mean(apart**2)
-    return float(np.mean(apart**3) / variance**1.5) if variance > 0 else 0.0
-
-
 def describe(population: Population) -> dict[str, Any]:
     """Return statistics of a population by name; None for one that does not apply.
 
@@ -52,7 +46,7 @@ def describe(population: Population) -> dict[str, Any]:
         "rows_min": int(sizes.min()),
         "rows_median": float(np.median(sizes)),
         "rows_max": int(sizes.max()),
-        "rows_skewness": skewness(sizes),
+        "rows_skewness": float(scipy.stats.skew(sizes)) if np.ptp(sizes) else 0.0,
         "fields": {
             name: [str(values.dtype), *values.shape[1:]]
             for name, values in population.fields.items()
@@ -108,7 +102,7 @@ def columns_of(
     roles = Roles(**{"client": None, **known})
     with in_file(path):
         table = table_of(read_table(path, roles.client))
-        check_names(table, roles)
+        check_names(table.column_names, len(table), roles)
     named: dict[str | None, str] = {roles.target: "target"}
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
@@ -121,7 +115,7 @@ def columns_of(
 def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[str, Any]:
     from pyarrow import types
 
-    absent, kind = missing_values(column), kind_of(column)
+    absent, kind = missing_values(column), kind_of(column.type)
     if kind == "number":
         found = np.unique(column.to_numpy()[~absent].astype(np.float64))
         ends = [found[0].item(), found[-1].item()] if len(found) else []

@@ -2,14 +2,23 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, split_called
 from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.table import Roles, source_of
+from fedjaxsim.data.table import (
+    Client,
+    Drop,
+    OneHot,
+    OnlyFeature,
+    Roles,
+    Target,
+    check_names,
+    source_of,
+)
 from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
@@ -49,26 +58,17 @@ def from_hf(
 def read_name(
     path: str,
     *,
-    target: str,
-    client: str | None = None,
-    x: str | None = None,
-    one_hot: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
-    subset: str | None = None,
-    split: str | None = None,
+    target: Target,
+    client: Client = None,
+    x: OnlyFeature = None,
+    one_hot: OneHot = (),
+    drop: Drop = (),
+    subset: Annotated[str | None, "Subset of a data set that has several."] = None,
+    split: Annotated[
+        str | None, "Rows, as in train+test or train[:5000]; with --partition train if left out."
+    ] = None,
 ) -> Source:
-    """Read clients, rows and targets from a data set of Hugging Face by its name.
-
-    Args:
-      path: name on the hub, as in ylecun/mnist, or a folder with files of its layout.
-      target: Column to predict.
-      client: Column with the client of each row; without it, give --partition.
-      x: The only column of features; text becomes its characters.
-      one_hot: Columns to replace by one column of 0 and 1 per value.
-      drop: Columns that are no features.
-      subset: Subset of a data set that has several.
-      split: Rows, as in train+test or train[:5000]; with --partition train if left out.
-    """
+    """Read a data set of Hugging Face by its name on the hub, or a folder of its layout."""
     with importing("hf"):
         import datasets
 
@@ -101,15 +101,10 @@ def _source_of(dataset: Any, roles: Roles) -> Source:
         raise TypeError(
             f"from_hf needs a datasets.Dataset or DatasetDict, not streamed, got {type(dataset)}"
         )
-    with importing("tables"):
-        import pyarrow
-
     kinds, names = dataset.features, dataset.column_names
-    used = [name for name in (roles.x, *roles.taken) if name is not None]
-    if absent := [name for name in used if name not in names]:
-        raise ValueError(f"there is no column {absent[0]!r}, only {names}")
+    check_names(names, len(dataset), roles)
     if roles.x is not None:  # no other column is read from disk
-        names = used
+        names = [roles.x, *roles.taken]
         dataset = dataset.select_columns(names)
     others = (roles.client, roles.target, *roles.drop)
     features = [name for name in names if name not in others]
@@ -130,15 +125,15 @@ def _source_of(dataset: Any, roles: Roles) -> Source:
     for place, name in enumerate(table.column_names):
         if isinstance(kinds[name], datasets.ClassLabel) and name != roles.target:
             classes = np.array([*kinds[name].names, None], object)  # -1 is no class
-            column = pyarrow.array(classes[table[name].to_numpy()])
-            table = table.set_column(place, name, column)
+            table = table.set_column(place, name, [classes[table[name].to_numpy()]])
     found = source_of(table, roles, pixels)
     if split is not None:
         found = dataclasses.replace(found, split=split)
     if isinstance(kind := kinds[roles.target], datasets.ClassLabel):
         if missing := int((found.fields["y"] < 0).sum()):
             raise ValueError(f"the target {roles.target!r} has {missing} rows without a class (-1)")
-        found = dataclasses.replace(found, categories={**found.categories, "y": (*kind.names,)})
+        names = {**found.about["categories"], "y": (*kind.names,)}
+        found = dataclasses.replace(found, about={**found.about, "categories": names})
     return found
 
 

@@ -42,19 +42,17 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no LEAF data at {path}")
-    if path.is_dir():
-        splits = {s: _read_all(files) for s, files in _find_files(path).items()}
-    elif path.suffix == ".zip" or zipfile.is_zipfile(path):
-        with in_file(path), reading("zip file"):
-            archive = zipfile.ZipFile(path)
-            for name in archive.namelist():
-                if {"", ".", ".."} & set(name.removesuffix("/").split("/")):
-                    raise ValueError(f"its member {name!r} has no place in a folder")
-        with archive:
-            files_of = _find_files(zipfile.Path(archive))
-            splits = {s: _read_all(files) for s, files in files_of.items()}
-    else:
-        splits = {"train": _read_all([path])}
+    folder: Any = path
+    with contextlib.ExitStack() as stack:
+        if path.is_file() and (path.suffix == ".zip" or zipfile.is_zipfile(path)):
+            with in_file(path), reading("zip file"):
+                archive = stack.enter_context(zipfile.ZipFile(path))
+                for name in archive.namelist():
+                    if {"", ".", ".."} & set(name.removesuffix("/").split("/")):
+                        raise ValueError(f"its member {name!r} has no place in a folder")
+                folder = zipfile.Path(archive)
+        files_of = _find_files(folder) if folder.is_dir() else {"train": [path]}
+        splits = {split: _read_all(files) for split, files in files_of.items()}
     with in_file(path):
         return _population(splits)
 
@@ -149,6 +147,5 @@ def _population(splits: dict[str, Users]) -> Population:
         np.repeat([position[user] for user in users], counts),
         np.array(names),
         np.repeat([split for _, split, _ in parts], counts),
-        public=tuple(f"{one} and taken as public." for one in public),
-        categories=categories,
+        {"public": public, "categories": categories},
     ).population()

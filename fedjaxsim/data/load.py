@@ -1,7 +1,6 @@
 """All sources of data by one specification, for the command line."""
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.splitting import check_fractions, split
+from fedjaxsim.data.splitting import split
 from fedjaxsim.factories import make, resolve
 
 _DEFAULT_TEST = 0.2
@@ -61,31 +60,19 @@ def load(
             f"data must be {', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path or "
             f"name, as in csv:PATH, got {spec!r}"
         )
-    check_fractions(validation, test or 0.0)
-    checks.count(0, seed=seed)
-    if kind == "synthetic-stream" and (partition is not None or validation or test is not None):
-        raise ValueError(
-            "synthetic-stream has no rows to divide: leave out partition and the fractions for "
-            f"validation and testing, got {partition!r}, {validation} and {test}"
-        )
     how = partition or "dirichlet"
     checks.one_of(PARTITIONS, partition=how)
     given = {name: value for name, value in settings.items() if value is not None}
     taken = [*inspect.signature(resolve(READERS[kind])).parameters]
     taken += [*inspect.signature(resolve(PARTITIONS[how])).parameters][1:]  # besides the arrays
     for name in given:
-        if name not in taken:
-            close = difflib.get_close_matches(name, [*taken, "num_clients"], n=1)
-            hint = f"; perhaps you mean {close[0]}" if close else ""
-            raise ValueError(f"{name} has no effect on data {kind} with partition {how}{hint}")
+        checks.one_of(taken, **{f"a setting of data {kind} with partition {how}": name})
     has_roles = "target" in given and ("client" in given or partition is not None)
     if kind in ("csv", "hf", "parquet") and not has_roles:
         raise ValueError(
             f"{kind} needs --target, the column to predict, and --client, the column with the "
             "client of each row, or --partition for rows without clients"
         )
-    if kind in ("csv", "parquet") and "split" in given and "client" not in given:
-        raise ValueError("--split needs --client: rows without clients are dealt to clients")
     supplied = given | {"seed": seed}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
     if isinstance(found, tuple):
@@ -94,12 +81,19 @@ def load(
         found = Source(found)
     if isinstance(found, Source) and found.client is None:
         supplied |= {"min_rows": _MIN_ROWS}
-        population = found.describe(make(PARTITIONS[how], found.fields, supplied=supplied))
+        dealt, about = make(PARTITIONS[how], found.fields, supplied=supplied), found.about
+        public = (*dealt.public, *about.get("public", ()))
+        population = dataclasses.replace(dealt, **{**about, "public": public})
     elif partition is not None:
         raise ValueError(f"{spec} has its own clients: partition must be None, got {partition!r}")
     else:
         population = found if isinstance(found, Population) else found.population(path)
     if population.generate is not None:
+        if validation or test is not None:
+            raise ValueError(
+                f"{spec} has no rows to divide: leave out the fractions for validation and "
+                f"testing, got {validation} and {test}"
+            )
         return population
 
     has_tests = population.splits["test"].count.any()

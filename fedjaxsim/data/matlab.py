@@ -2,8 +2,6 @@
 
 import os
 
-import numpy as np
-
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.matlab_cells import read_cells
@@ -41,10 +39,6 @@ def load_matlab(
         if len(features) != len(labels):
             raise ValueError(f"{x} has {len(features)} cells but {y} has {len(labels)}")
         x_of = [to_float32(each) if each.dtype.kind in "fiub" else each for each in features]
-        y_of = [each.reshape(-1) if _is_vector(each) else each for each in labels]
+        y_of = [each.T if each.shape[:1] == (1,) else each for each in labels]
         pairs = zip(x_of, y_of, strict=True)
         return Population.from_clients([{"x": x, "y": y} for x, y in pairs])
-
-
-def _is_vector(array: np.ndarray) -> bool:
-    return array.size == max(array.shape, default=0)

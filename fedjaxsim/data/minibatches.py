@@ -6,9 +6,10 @@ with few rows stops early.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,9 @@ Reader = Callable[[jax.Array], dict[str, jax.Array]]
 """(positions among one client's rows) -> the fields of these rows."""
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
+Protection = Any
+"""The part of `private_examples` that draws minibatches (`sample`, `read`) and computes noised
+gradients (`gradient`); None without."""
 
 _UNROLLED = 4
 """Most local steps that an accelerator's program writes out."""
@@ -80,24 +84,6 @@ def value_and_gradient(task: Any, params: PyTree, batch: Batch) -> tuple[jax.Arr
 
 class UnprotectedError(ValueError):
     """A use of a client's rows that noise in gradients does not protect."""
-
-
-class Protection(Protocol):
-    """The draw of minibatches whose gradients protect examples, and their gradients."""
-
-    def sample(self, key: jax.Array, size: int, count: jax.Array, most_rows: int) -> Any:
-        """Draw a minibatch, with its `expected` number of examples."""
-        ...
-
-    def read(self, sampled: Any, read: Reader) -> Batch:
-        """Read all rows of a minibatch."""
-        ...
-
-    def gradient(
-        self, task: Any, params: PyTree, sampled: Any, rows: Reader | Batch, ticket: int
-    ) -> tuple[jax.Array, PyTree]:
-        """Compute the mean loss and the noised gradient, with the noise of the ticket."""
-        ...
 
 
 class ProtectedBatch:
@@ -254,7 +240,7 @@ class ClientData:
         longest: jax.Array | None = None,
         share: jax.Array | None = None,
         most_rows: int = 0,
-        protection: Protection | None = None,
+        protection: Protection = None,
     ):
         """Make the view of a client, with `read` from `reader` and the `key` of this round.
 
@@ -304,13 +290,17 @@ class ClientData:
             row = self._read(jnp.int32(0))
             # Without the barrier XLA recomputes the batch in every consumer.
             fields = jax.lax.optimization_barrier(self._generate(key, row, size))
-            return Batch(fields, jnp.ones(size))
+            return Batch(fields, jnp.ones(size), self._keys(index))
         position = threefry.randint(key, (size,), self.count)
-        return Batch(self._read(position), jnp.ones(size))
+        return Batch(self._read(position), jnp.ones(size), self._keys(index))
+
+    def _keys(self, index: jax.Array) -> jax.Array:
+        """Return the keys of the examples of a minibatch of the round, (b,)."""
+        key, size = threefry.fold_in(self._key, keys.EXAMPLES), self.minibatches.size
+        return threefry.fold_in(key, index * size + jnp.arange(size))
 
     def _sampled(self, index: jax.Array) -> Any:
         """Draw a minibatch by its number alone: a second fold of a round reads the same ones."""
-        assert self._protection is not None
         key, size = threefry.fold_in(self._key, index), self.minibatches.size
         return self._protection.sample(key, size, self.count, self._most_rows)
 
@@ -319,17 +309,11 @@ class ClientData:
 
         They are read before where that would be in a branch or a loop without reverse mode.
         """
-        assert self._protection is not None
         before = self._share is not None or self._options.most_rows is not None
         return sampled, self._protection.read(sampled, self._read) if before else self._read
 
-    def _order(self, key: jax.Array) -> Order:
-        """Draw the order of one pass over the rows."""
-        return random_order(key, self.count, self._most_rows)
-
-    def _in_order(self, order: Order, batch: jax.Array) -> Batch:
+    def _in_order(self, order: Order, batch: jax.Array, size: int) -> Batch:
         """Return a batch of one pass over the rows."""
-        size = self.minibatches.size
         position = batch * size + jnp.arange(size)
         inside = position < self.count
         return Batch(self._read(order(jnp.where(inside, position, 0))), inside.astype(float))
@@ -406,37 +390,29 @@ class ClientData:
             return self, epochs // own
         return view_here(self, minibatches=dataclasses.replace(self.minibatches, epochs=epochs)), 1
 
-    def _with_keys(self, batch: Callable[[jax.Array], Batch]) -> Callable[[jax.Array], Batch]:
-        """Give the examples of the minibatches of a round their keys."""
-        key, size = threefry.fold_in(self._key, keys.EXAMPLES), self.minibatches.size
-
-        def of(index):
-            number = index * size + jnp.arange(size)
-            return batch(index)._replace(keys=threefry.fold_in(key, number))
-
-        return of
-
     def _fold(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
         def sampled(index):
             return self._readable(self._sampled(index))
 
-        one = self._with_keys(self._drawn) if self._protection is None else sampled
+        one = self._drawn if self._protection is None else sampled
+        steps, size = self.minibatches.steps, self.minibatches.size
 
         def consumed(index):
             assert self._orders is not None
             number = self._consumed + index
             key = threefry.fold_in(self._orders, number // self._batches())
-            return self._in_order(self._order(key), number % self._batches())
+            order = random_order(key, self.count, self._most_rows)
+            batch = self._in_order(order, number % self._batches(), size)
+            return batch._replace(keys=self._keys(index))
 
         if self.minibatches.epochs is not None:
             if self._protection is None:
                 return self._fold_epochs(self._halved(step), carry)
-            batches = self._most_batches(self.minibatches.size)
+            batches = self._most_batches(size)
             most = None if batches is None else self.minibatches.epochs * batches
             return _repeat(step, sampled, carry, self.num_steps(), most)
-        steps, size = self.minibatches.steps, self.minibatches.size
         if self.minibatches.passes is not None or self._share is not None:
-            batch = one if self.minibatches.passes is None else self._with_keys(consumed)
+            batch = one if self.minibatches.passes is None else consumed
             return _repeat(step, batch, carry, self.num_steps(), steps)
         # An accelerator starts a few kernels for the loop, and copies what it carries.
         unroll = steps if backend.platform() != "cpu" and steps <= _UNROLLED else 1
@@ -452,12 +428,13 @@ class ClientData:
         steps, most = self.num_steps(), self._most_batches(size)
 
         def epoch(number, carry):
-            order = self._order(threefry.fold_in(self._key, number))
+            key = threefry.fold_in(self._key, number)
+            order = random_order(key, self.count, self._most_rows)
             taken = steps if epochs == 1 else jnp.clip(steps - number * batches, 0, batches)
 
             def batch(index):
-                in_epoch = self._with_keys(lambda _: self._in_order(order, index))
-                return in_epoch(number * batches + index)
+                found = self._in_order(order, index, size)
+                return found._replace(keys=self._keys(number * batches + index))
 
             return _repeat(step, batch, carry, taken, most)
 
@@ -465,18 +442,14 @@ class ClientData:
 
     def num_steps(self) -> jax.Array:
         """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""
-        steps = self._all_steps()
-        return steps if self._share is None else jnp.ceil(self._share * steps).astype(jnp.int32)
-
-    def _all_steps(self) -> jax.Array:
+        steps: Any = self.minibatches.steps
         if self.minibatches.passes is not None:
-            assert self._consumed is not None
             left = self.minibatches.passes * self._batches() - self._consumed
-            return jnp.clip(left, 0, self.minibatches.steps)
-        if self.minibatches.steps is not None:
-            return jnp.int32(self.minibatches.steps)
-        assert self.minibatches.epochs is not None
-        return self.minibatches.epochs * self._batches()
+            steps = jnp.clip(left, 0, steps)
+        if self.minibatches.epochs is not None:
+            steps = self.minibatches.epochs * self._batches()
+        steps = jnp.asarray(steps, jnp.int32)
+        return steps if self._share is None else jnp.ceil(self._share * steps).astype(jnp.int32)
 
     def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
         """Fold `step` over all of the client's rows once, in order, in batches of one static size.
@@ -492,12 +465,7 @@ class ClientData:
                 "private; take task.gradient of the minibatches of data.fold"
             )
         size = self._options.pass_size
-
-        def of_rows(index):
-            position = index * size + jnp.arange(size)
-            inside = position < self.count
-            return Batch(self._read(jnp.where(inside, position, 0)), inside.astype(float))
-
+        of_rows = functools.partial(self._in_order, lambda position: position, size=size)
         most = self._most_batches(size)
         rows = self.count if self._longest is None else self._longest
         return _repeat(self._halved(step), of_rows, carry, -(-rows // size), most)
@@ -534,7 +502,7 @@ def loss_of(data: ClientData) -> dict[str, jax.Array]:
 
 
 def view_here(
-    data: ClientData, protection: Protection | None = None, minibatches: Minibatches | None = None
+    data: ClientData, protection: Protection = None, minibatches: Minibatches | None = None
 ) -> ClientData:
     """Return a client's view made in the current trace; its gradients may protect examples."""
     if data._protection is not None:

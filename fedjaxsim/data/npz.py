@@ -189,17 +189,17 @@ def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Population | Source:
             raise ValueError(f"{name!r} may not be given {of} 'counts'")
     if not has_counts:
         if (ids := arrays.get("client")) is None:
-            return Source(fields, split=arrays.get("split"), **about)
+            return Source(fields, split=arrays.get("split"), about=about)
         if ids.shape != (n,) or ids.dtype.kind not in "iuU":
             raise ValueError(
                 f"client must be an integer or string for each of the {n} rows, got {shown(ids)}"
             )
         known, client = np.unique(ids, return_inverse=True)
-        return Source(fields, client, known, arrays.get("split"), **about)
+        return Source(fields, client, known, arrays.get("split"), about)
     counts = np.atleast_1d(arrays["counts"])
     names = np.atleast_1d(arrays["names"]) if "names" in arrays else None
     if counts.ndim == 1:
-        return dataclasses.replace(Population.from_flat(fields, counts, names), **about)
+        return Population.from_flat(fields, counts, names, **about)
     names = np.arange(len(counts), dtype=np.int32) if names is None else names
     return Population(fields, counts, names, **about)
 
@@ -211,9 +211,6 @@ def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     with reading("JSON of attributes (about)"):
         found = json.loads(arrays["about"].tobytes())
         sentences = {name: (*map(str, found[name]),) for name in ("public", "unprotected")}
-        columns = {}
-        for field, each in found["columns"].items():
-            several = {name: tuple(v) for name, v in each.items() if name != "norm"}
-            columns[field] = Columns(**several, norm=float(each["norm"]))
+        columns = {field: Columns(**each) for field, each in found["columns"].items()}
         names = {field: (*map(str, each),) for field, each in found["categories"].items()}
         return {**sentences, "categories": names, "columns": columns}

@@ -1,10 +1,10 @@
 """Partitions of one data set among simulated clients.
 
-Each takes flat fields, arrays of shape (N, ...), and returns a population of m clients that own
-every row exactly once. All rows are training rows: `split` follows.
+Each takes flat fields, arrays of shape (N, ...), and a seed, a non-negative integer, and returns a
+population of m clients that own every row exactly once. All rows are training rows: `split`
+follows.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,15 +21,11 @@ def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
     """Deal random rows to clients, with sizes that differ by at most one.
 
     Args:
-      fields: arrays of shape (N, ...).
       num_clients: Number m of clients, in [1, N].
-      seed: a non-negative integer.
     """
-    n = common_length(fields, "data set")
-    checks.count(1, n, num_clients=num_clients)
-    checks.count(0, seed=seed)
+    n, rng = _checked(fields, num_clients, seed)
     client = np.empty(n, dtype=np.int64)
-    client[np.random.default_rng(seed).permutation(n)] = np.arange(n) % num_clients
+    client[rng.permutation(n)] = np.arange(n) % num_clients
     return Population.from_rows(fields, client, num_clients)
 
 
@@ -47,14 +43,11 @@ def dirichlet(
     the smallest client takes a random row from the largest until each has `min_rows`.
 
     Args:
-      fields: arrays of shape (N, ...).
       num_clients: Number m of clients, at least 1.
       alpha: Concentration, positive: small is heterogeneous.
-      seed: a non-negative integer.
       min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
     """
-    n = common_length(fields, "data set")
-    rng = _generator(n, num_clients, alpha, seed, min_rows)
+    n, rng = _checked(fields, num_clients, seed, min_rows, alpha)
     _, classes = np.unique(_labels(fields), return_inverse=True)
     client = np.empty(n, dtype=np.int64)
     for c in range(classes.max() + 1):
@@ -62,8 +55,7 @@ def dirichlet(
         probabilities = rng.dirichlet(np.full(num_clients, alpha))
         client[members] = rng.choice(num_clients, size=len(members), p=probabilities)
     _level(client, num_clients, min_rows, rng)
-    population = Population.from_rows(fields, client, num_clients)
-    return dataclasses.replace(population, public=(_BY_LABEL,))
+    return Population.from_rows(fields, client, num_clients, public=(_BY_LABEL,))
 
 
 def pathological(
@@ -79,27 +71,18 @@ def pathological(
     Shards differ in size by at most one row; rows of one class are in random order.
 
     Args:
-      fields: arrays of shape (N, ...).
       num_clients: Number m of clients, at least 1.
       shards_per_client: Number of shards that a client gets.
-      seed: a non-negative integer.
-
-    Raises:
-      ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
     """
-    n = common_length(fields, "data set")
-    checks.count(1, n, num_clients=num_clients)
+    n, rng = _checked(fields, num_clients, seed)
     checks.count(1, n // num_clients, shards_per_client=shards_per_client)
-    checks.count(0, seed=seed)
-    rng = np.random.default_rng(seed)
     shuffled = rng.permutation(n)
     ordered = shuffled[np.argsort(_labels(fields)[shuffled], kind="stable")]
     pieces = np.array_split(ordered, num_clients * shards_per_client)
     client = np.empty(n, dtype=np.int64)
     for position, shard in enumerate(rng.permutation(len(pieces))):
         client[pieces[shard]] = position // shards_per_client
-    population = Population.from_rows(fields, client, num_clients)
-    return dataclasses.replace(population, public=(_BY_LABEL,))
+    return Population.from_rows(fields, client, num_clients, public=(_BY_LABEL,))
 
 
 def quantity(
@@ -116,14 +99,11 @@ def quantity(
     the smallest clients take rows from the largest until each has `min_rows`.
 
     Args:
-      fields: arrays of shape (N, ...).
       num_clients: Number m of clients, at least 1.
       alpha: Concentration, positive: small is heterogeneous.
-      seed: a non-negative integer.
       min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
     """
-    n = common_length(fields, "data set")
-    rng = _generator(n, num_clients, alpha, seed, min_rows)
+    n, rng = _checked(fields, num_clients, seed, min_rows, alpha)
     ends = np.rint(np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * n).astype(int)
     client = np.empty(n, dtype=np.int64)
     client[rng.permutation(n)] = np.searchsorted(ends, np.arange(n), side="right")
@@ -131,20 +111,20 @@ def quantity(
     return Population.from_rows(fields, client, num_clients)
 
 
-def _generator(
-    n: int, num_clients: int, alpha: float, seed: int, min_rows: int
-) -> np.random.Generator:
-    """Check the arguments of a Dirichlet partition and return its random numbers."""
-    checks.count(1, n, num_clients=num_clients)
-    checks.positive(alpha=alpha)
-    checks.count(1, n, min_rows=min_rows)
+def _checked(
+    fields: Fields, num_clients: int, seed: int, min_rows: int = 1, alpha: float = 1.0
+) -> tuple[int, np.random.Generator]:
+    """Check the arguments of a partition; return the number of rows and the random numbers."""
+    n = common_length(fields, "data set")
+    checks.count(1, n, num_clients=num_clients, min_rows=min_rows)
     if num_clients * min_rows > n:
         raise ValueError(
             f"num_clients must be at most {n // min_rows}, as each has {min_rows} rows or more of "
             f"the {n}, got {num_clients}"
         )
+    checks.positive(alpha=alpha)
     checks.count(0, seed=seed)
-    return np.random.default_rng(seed)
+    return n, np.random.default_rng(seed)
 
 
 def _labels(fields: Fields) -> np.ndarray:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
@@ -16,16 +17,15 @@ from fedjaxsim.data.arrays import (
     Ranges,
     as_counts,
     as_numbers,
+    blocks,
     common_length,
     consecutive,
-    first_not_finite,
-    fits_float,
     join,
     joined,
     shareable,
     taken,
 )
-from fedjaxsim.data.columns import Columns, columns_of
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.minibatches import Generate
 
 _LARGE = 1e3
@@ -46,7 +46,8 @@ class Population:
         arrays, such as a mapped file, are kept; others are copied to read-only memory that a
         CPU device can share.
       counts: numbers of rows of each client for training (at least 1), validation and testing,
-        (m, 3) int32, read-only. Clients follow one another, each with its splits in this order.
+        (m, 3) int32, read-only; given as (m,), all are for training. Clients follow one another,
+        each with its splits in this order.
       names: the clients' distinct names, (m,) str, or integers, which take less memory.
       generate: for synthetic problems, `(key, row, b) -> fields`: minibatches are made afresh in
         every round from the client's first training row (its true parameters, say). Compiled
@@ -78,8 +79,8 @@ class Population:
 
     def __post_init__(self):
         rows = common_length(self.fields, "population")
-        _check_names(self.names)
         object.__setattr__(self, "counts", as_counts(self.counts, self.names, rows))
+        _check_names(self.names)
         _check_categories(self)
         _check_numbers(self)
         object.__setattr__(self, "columns", _columns(self))
@@ -116,6 +117,7 @@ class Population:
         fields: Mapping[str, Any],
         counts: Sequence[int] | Sequence[Sequence[int]] | np.ndarray,
         names: Sequence[str] | np.ndarray | None = None,
+        **more: Any,
     ) -> Self:
         """Cut flat arrays into consecutive clients.
 
@@ -124,6 +126,7 @@ class Population:
           counts: numbers of training rows of each client, (m,) integers, or of its training,
             validation and test rows, (m, 3), which follow one another; they sum to N.
           names: distinct names of the clients, (m,); by default 0, 1, ...
+          **more: other attributes of a population.
 
         Raises:
           ValueError: the counts do not sum to N, a client has no training rows, or the arrays are
@@ -134,22 +137,10 @@ class Population:
                 "fields must be a dict of arrays by name, such as {'x': …, 'y': …}, got a "
                 f"{type(fields).__name__}"
             )
-        sizes = np.asarray(counts)
-        known = sizes.shape[1:] in ((), (len(SPLITS),)) and sizes.dtype.kind in "iu"
-        if not known or not sizes.size:
-            raise ValueError(
-                "counts must be a non-empty list of integers, or of three for each client, "
-                f"got {counts!r}"
-            )
-        if sizes.ndim == 1:
-            none = np.zeros_like(sizes)
-            sizes = np.stack([sizes, none, none], axis=1)
         arrays = {field: as_numbers(value, f"field {field!r}") for field, value in fields.items()}
-        return cls(
-            {field: join(field, [value], ["field "]) for field, value in arrays.items()},
-            sizes,
-            _as_names(names, len(sizes)),
-        )
+        typed = {field: join(field, [value], ["field "]) for field, value in arrays.items()}
+        sizes = np.atleast_1d(counts)
+        return cls(typed, sizes, _as_names(names, len(sizes)), **more)
 
     @classmethod
     def from_rows(
@@ -158,6 +149,7 @@ class Population:
         client: np.ndarray,
         names: Sequence[str] | np.ndarray | int,
         split: np.ndarray | int = 0,
+        **more: Any,
     ) -> Self:
         """Sort rows by client and split; those of one client and split keep their order.
 
@@ -166,16 +158,17 @@ class Population:
           client: position of each row's client in `names`, (N,) integers.
           names: distinct names of the clients, (m,), or m for 0, 1, …
           split: position of each row's split in "train", "validation", "test", (N,).
+          **more: other attributes of a population.
 
         Raises:
           ValueError: a client has no training rows, or the arrays are refused by `from_clients`.
         """
+        names = np.arange(names, dtype=np.int32) if isinstance(names, int) else names
         cell = client * len(SPLITS) + split
         order = np.argsort(cell, kind="stable")
-        m = names if isinstance(names, int) else len(names)
-        counts = np.bincount(cell, minlength=m * len(SPLITS)).reshape(m, len(SPLITS))
+        counts = np.bincount(cell, minlength=len(names) * len(SPLITS)).reshape(-1, len(SPLITS))
         sorted_fields = {field: np.asarray(values)[order] for field, values in fields.items()}
-        return cls.from_flat(sorted_fields, counts, None if isinstance(names, int) else names)
+        return cls.from_flat(sorted_fields, counts, names, **more)
 
     def with_field(
         self,
@@ -320,32 +313,33 @@ def _columns(population: Population) -> dict[str, Columns]:
     """Return the columns of all fields that have some; raise ValueError where they do not fit."""
     found = {}
     for field, values in population.fields.items():
-        default = columns_of(field, values)
-        columns = population.columns.get(field, default)
-        if columns is None:
-            continue
-        if default is None or len(columns.names) != len(default.names):
+        width = values.shape[1] if values.ndim == 2 else 0
+        default = (field,) if values.ndim == 1 else tuple(f"{field}{j}" for j in range(width))
+        columns = population.columns.get(field) or Columns(default)
+        if len(columns.names) != len(default):
             raise ValueError(
                 f"field {field!r} has rows of shape {values.shape[1:]}, but "
                 f"{len(columns.names)} columns: {', '.join(columns.names[:8])}"
             )
-        found[field] = columns
+        if default:
+            found[field] = columns
     if unknown := population.columns.keys() - population.fields.keys():
         raise ValueError(f"columns need a field, got {sorted(unknown)[0]!r}")
     return found
 
 
 def _check_numbers(population: Population) -> None:
+    largest = np.finfo(jnp.result_type(float)).max
     for field, values in population.fields.items():
         if 0 in values.shape[1:]:
             shape = values.shape[1:]
             raise ValueError(f"field {field!r} holds no numbers: rows have shape {shape}")
-        row = first_not_finite(values)
-        if row is None:
-            continue
-        client = np.searchsorted(population.splits["train"].start, row, side="right") - 1
-        found = values[row]
-        raise ValueError(
-            f"client {str(population.names[client])!r}, field {field!r}: all values must be finite "
-            f"and fit into float32, got {found[~fits_float(found)].ravel()[0]} in row {row}"
-        )
+        for part in blocks(values, len(values) if values.dtype.kind == "f" else 0):
+            refused = np.argwhere(~(np.abs(values[part]) <= largest))
+            if len(refused):
+                row, got = part.start + refused[0, 0], values[part][tuple(refused[0])]
+                client = np.searchsorted(population.splits["train"].start, row, side="right") - 1
+                raise ValueError(
+                    f"client {str(population.names[client])!r}, field {field!r}: all values must "
+                    f"be finite and fit into float32, got {got} in row {row}"
+                )

@@ -4,11 +4,11 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, common_length
-from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
 
@@ -22,17 +22,14 @@ class Source:
       client: position in `names` of each row's client, (N,); None for rows to partition.
       names: distinct names of the clients, (m,).
       split: position in `SPLITS` of each row, (N,); by default all are training rows.
-      public: see `Population`, as the rest.
+      about: other attributes of the population, by name.
     """
 
     fields: Mapping[str, np.ndarray]
     client: np.ndarray | None = None
     names: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     split: np.ndarray | None = None
-    public: tuple[str, ...] = ()
-    unprotected: tuple[str, ...] = ()
-    categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    columns: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if self.split is not None and self.client is None:
@@ -62,34 +59,20 @@ class Source:
                 kept, place = trained[client], np.cumsum(trained) - 1
                 fields = {name: values[kept] for name, values in fields.items()}
                 client, names, split = place[client[kept]], names[trained], split[kept]
-            return self.describe(Population.from_rows(fields, client, names, split))
-
-    def describe(self, population: Population) -> Population:
-        """Return the population with what is known of the rows."""
-        return dataclasses.replace(
-            population,
-            public=(*population.public, *self.public),
-            unprotected=self.unprotected,
-            categories=self.categories,
-            columns=self.columns,
-        )
+            return Population.from_rows(fields, client, names, split, **self.about)
 
 
-def numbered(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct texts, sorted, and the place there of each text, (N,)."""
+def numbered(texts: np.ndarray, *, by_number: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct texts, sorted, and the place there of each text, (N,).
+
+    If `by_number` and all are whole numbers, they are sorted as such.
+    """
     values = texts.tolist()
     found = sorted(set(values))
+    if by_number and all(text.removeprefix("-").isdecimal() for text in found):
+        found.sort(key=int)
     place = {text: number for number, text in enumerate(found)}
     return np.array(found, str), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
-
-
-def clients_of(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `numbered` names of clients, sorted as numbers if all are whole numbers."""
-    names, client = numbered(texts)
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
-        names, client = names[order], np.argsort(order)[client]
-    return names, client
 
 
 def shown(values: np.ndarray) -> str:

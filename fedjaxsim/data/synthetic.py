@@ -1,4 +1,7 @@
-"""Synthetic problems with known true parameters, and random rows for measurements."""
+"""Synthetic problems with known true parameters, and random rows for measurements.
+
+Seeds are non-negative integers.
+"""
 
 import dataclasses
 import math
@@ -47,13 +50,9 @@ def synthetic_regression(
       num_rows: n, rows of each client.
       offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
       label_noise: τ, the standard deviation of labels.
-      seed: a non-negative integer.
 
     Returns:
       The population, x (m·n, d) and y (m·n,) float32, and θ* of each client, (m, d) float64.
-
-    Raises:
-      ValueError: a size is too small, or a standard deviation is negative or not finite.
     """
     theta, rng = _true_parameters(
         num_clients, num_features, num_rows, offset_scale, label_noise, seed
@@ -100,18 +99,11 @@ def regression_stream(
       num_features: Number d of features, at least 5.
       offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
       label_noise: τ, the standard deviation of labels.
-      seed: seed of the true parameters; a non-negative integer.
-
-    Raises:
-      ValueError: see `synthetic_regression`.
     """
     theta, _ = _true_parameters(num_clients, num_features, 1, offset_scale, label_noise, seed)
-    population = Population.from_flat(
-        {"theta": np.repeat(theta, 2, axis=0).astype(np.float32)},
-        np.tile([1, 0, 1], (num_clients, 1)),
-        np.arange(num_clients).astype(str),
-    )
-    return dataclasses.replace(population, generate=RegressionStream(label_noise))
+    fields = {"theta": np.repeat(theta, 2, axis=0).astype(np.float32)}
+    counts = np.tile([1, 0, 1], (num_clients, 1))
+    return Population.from_flat(fields, counts, generate=RegressionStream(label_noise))
 
 
 def low_rank_regression(
@@ -127,13 +119,9 @@ def low_rank_regression(
       num_clients: Number m of clients.
       num_features: Number d of features.
       num_rows: n, training rows of each client, which has 9n test rows.
-      seed: a non-negative integer.
 
     Returns:
       The population, x (·, d) and y (·,) float32, and W, (d, m) float64.
-
-    Raises:
-      ValueError: a size is too small.
     """
     checks.count(num_clients=num_clients, num_features=num_features)
     checks.count(0, seed=seed)
@@ -154,13 +142,9 @@ def group_sparse_regression(
       num_clients: Number m of clients.
       num_features: Number d of features, at least 4.
       num_rows: n, training rows of each client, which has 9n test rows.
-      seed: a non-negative integer.
 
     Returns:
       See `low_rank_regression`.
-
-    Raises:
-      ValueError: a size is too small.
     """
     checks.count(num_clients=num_clients)
     checks.count(_USED_FEATURES, num_features=num_features)
@@ -177,16 +161,14 @@ def _related(w: np.ndarray, num_rows: int, rng: np.random.Generator) -> Populati
     x = rng.normal(size=(w.shape[1], 10 * num_rows, w.shape[0]))
     x /= np.linalg.norm(x, axis=2, keepdims=True)
     y = np.einsum("mnd,dm->mn", x, w) + rng.normal(size=x.shape[:2])
-    return _of_regressions(x, y, num_rows, np.arange(w.shape[1]).astype(str))
+    return _of_regressions(x, y, num_rows)
 
 
-def _of_regressions(
-    x: np.ndarray, y: np.ndarray, num_rows: int, names: np.ndarray | None = None
-) -> Population:
+def _of_regressions(x: np.ndarray, y: np.ndarray, num_rows: int) -> Population:
     """Make a population of x (m, n, d) and y (m, n), with `num_rows` training rows per client."""
     m, n, d = x.shape
     fields = {"x": x.reshape(-1, d).astype(np.float32), "y": y.reshape(-1).astype(np.float32)}
-    return Population.from_flat(fields, np.tile([num_rows, 0, n - num_rows], (m, 1)), names)
+    return Population.from_flat(fields, np.tile([num_rows, 0, n - num_rows], (m, 1)))
 
 
 def _true_parameters(
@@ -263,7 +245,6 @@ def random_rows(
       labels: Number of different labels.
       tokens: Number of different tokens; an example is then a row of tokens, each with a label.
         0 for real numbers.
-      seed: a non-negative integer.
 
     Returns:
       All rows for training: x (N, ...) float32 and y (N,) int32, or x (N, L) and y (N, L) int32.

@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,17 +14,24 @@ from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_floa
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.source import Source, clients_of, numbered
+from fedjaxsim.data.source import Source, numbered
 from fedjaxsim.data.text import encode
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
-    from pyarrow import Array, ChunkedArray, Table
+    from pyarrow import ChunkedArray, Table
 
 _SHOWN = 8
 """Names of columns that fit into a message."""
 _FEW = 20
 """Values of a column that may be encoded in any number of rows."""
+
+
+Target = Annotated[str, "Column to predict."]
+Client = Annotated[str | None, "Column with the client of each row; without it, give --partition."]
+OneHot = Annotated[tuple[str, ...], "Columns to replace by one column of 0 and 1 per value."]
+Drop = Annotated[tuple[str, ...], "Columns that are no features."]
+OnlyFeature = Annotated[str | None, "The only column of features; text becomes its characters."]
 
 
 class Roles(NamedTuple):
@@ -82,27 +89,18 @@ def from_dataframe(
 def read_file(
     path: str | os.PathLike[str],
     *,
-    target: str,
-    client: str | None = None,
-    split: str | None = None,
-    one_hot: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
-    x: str | None = None,
+    target: Target,
+    client: Client = None,
+    split: Annotated[str | None, "Column with train, validation or test; needs --client."] = None,
+    one_hot: OneHot = (),
+    drop: Drop = (),
+    x: OnlyFeature = None,
 ) -> Source:
     """Read clients, rows and targets from a CSV or Parquet file; see `from_dataframe`.
 
     A CSV file is UTF-8, with commas and a line of names first; also .gz. Names of clients stay
     as they are written. In a column of numbers an empty cell, NA, NaN and null are missing; in
     text only an empty one is.
-
-    Args:
-      path: the file.
-      target: Column to predict.
-      client: Column with the client of each row; without it, give --partition.
-      split: Column with train, validation or test; needs --client.
-      one_hot: Columns to replace by one column of 0 and 1 per value.
-      drop: Columns that are no features.
-      x: The only column of features; text becomes its characters.
     """
     roles = Roles(client, target, split, one_hot, drop, x)
     with in_file(path):
@@ -144,7 +142,7 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
 def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     """Return the rows of a data frame; `pixels` (N, ...) replace features."""
     table = table_of(frame)
-    check_names(table, roles)
+    check_names(table.column_names, len(table), roles)
     if roles.x is not None or pixels is not None:
         features = [] if roles.x is None else [roles.x]
     else:
@@ -154,13 +152,13 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
             raise ValueError(f"no column is left for features, of {_listed(table.column_names)}")
     for name in (*roles.taken, *features):
         _require_complete(name, table[name])
-    kinds = [kind_of(table[name]) for name in features]
+    kinds = [kind_of(table[name].type) for name in features]
     public, categories, columns = [], {}, {}
     if pixels is not None:
         x = pixels
     elif roles.x is not None and kinds == ["text"]:
-        found, categories, public = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
-        x = found["x"]
+        found, categories, said = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
+        x, public = found["x"], [*said]
     elif kinds == ["list"]:
         x = _stacked(table[features[0]], f"column {features[0]!r}")
     else:
@@ -168,23 +166,25 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     y, classes = _target(roles.target, table[roles.target])
     if classes:
         categories["y"] = classes
-        public.append("The names of the classes are read from all clients' labels")
+        public.append(
+            "The names of the classes are read from all clients' labels and taken as public."
+        )
     if y.ndim == 1:
         columns["y"] = Columns((roles.target,))
     if roles.one_hot:
         of = _listed(roles.one_hot)
-        public.append(f"Which values {of} may have is read from all clients' rows")
+        public.append(
+            f"Which values {of} may have is read from all clients' rows and taken as public."
+        )
     names, client = np.zeros(0), None
     if roles.client is not None:
-        names, client = clients_of(texts(table[roles.client]))
+        names, client = numbered(texts(table[roles.client]), by_number=True)
     return Source(
         {"x": x, "y": y},
         client,
         names,
         None if roles.split is None else _splits(roles.split, table[roles.split]),
-        public=tuple(f"{one} and taken as public." for one in public),
-        categories=categories,
-        columns=columns,
+        {"public": tuple(public), "categories": categories, "columns": columns},
     )
 
 
@@ -213,16 +213,15 @@ def table_of(frame: Any) -> "Table":
         kind = column.type
         if isinstance(kind, pyarrow.BaseExtensionType):
             column = column.cast(kind.storage_type)
-        coded = pyarrow.types.is_dictionary(kind) and not _is_number(kind.value_type)
+        coded = pyarrow.types.is_dictionary(kind) and kind_of(kind.value_type) != "number"
         if coded or pyarrow.types.is_string_view(kind):  # polars' views have no cast in pyarrow
             column = pyarrow.table({name: column.to_pylist()})[name]
         columns.append(column)
     return pyarrow.table(columns, names)
 
 
-def check_names(table: "Table", roles: Roles) -> None:
-    """Check the names of a table's columns, and that it has rows; raise ValueError if not."""
-    names = table.column_names
+def check_names(names: list[str], rows: int, roles: Roles) -> None:
+    """Check that columns `names` of `rows` rows can have the roles."""
     for role in ("one_hot", "drop"):  # the letters of a name may be columns, too
         if isinstance(name := getattr(roles, role), str):
             raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
@@ -244,33 +243,26 @@ def check_names(table: "Table", roles: Roles) -> None:
             "a column has no name: where it numbers the rows, write the file without it (pandas: "
             "to_csv(index=False)), otherwise give it one"
         )
-    if len(table) == 0:
+    if rows == 0:
         raise ValueError("the table has no rows")
 
 
-def kind_of(column: "ChunkedArray | Array") -> Literal["number", "text", "list", "other"]:
-    """Return what a column holds; truth values are numbers, and numbers of categories text."""
+def kind_of(held: Any) -> Literal["number", "text", "list", "other"]:
+    """Return the kind of a column's type; truth values are numbers, categories of numbers text."""
     from pyarrow import types
 
     kinds: Any = {
-        "number": (_is_number,),
+        "number": (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean),
         "text": (types.is_string, types.is_large_string, types.is_dictionary),
         "list": (types.is_list, types.is_large_list, types.is_fixed_size_list),
     }
-    return next((kind for kind, of in kinds.items() if any(f(column.type) for f in of)), "other")
-
-
-def _is_number(kind: Any) -> bool:
-    from pyarrow import types
-
-    known = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
-    return any(is_of(kind) for is_of in known)
+    return next((kind for kind, of in kinds.items() if any(f(held) for f in of)), "other")
 
 
 def missing_values(column: "ChunkedArray") -> np.ndarray:
     """Return whether each value is missing, (N,)."""
     missing = column.is_null(nan_is_null=True).to_numpy()
-    return missing | (column.to_numpy() == "") if kind_of(column) == "text" else missing
+    return missing | (column.to_numpy() == "") if kind_of(column.type) == "text" else missing
 
 
 def _require_complete(name: str, column: "ChunkedArray") -> None:
@@ -309,7 +301,7 @@ def _numbers(
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             called += [(f"{name}={value}", 1.0) for value in names.tolist()]
             continue
-        if kind_of(column) != "number":
+        if kind_of(column.type) != "number":
             raise ValueError(f"column {name!r} {_why_no_feature(column)}")
         given = column.to_numpy()
         values = to_float32(given)
@@ -337,7 +329,7 @@ def encodable(values: int, rows: int) -> bool:
 
 
 def _why_no_feature(column: "ChunkedArray") -> str:
-    if kind_of(column) != "text":
+    if kind_of(column.type) != "text":
         return f"holds {column.type}: make numbers of it, leave it out (drop), or all others (x)"
     import pandas
 
@@ -354,7 +346,7 @@ def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:
     from pyarrow.compute import call_function
 
     shape, values = [len(column)], column.combine_chunks()
-    while kind_of(values) == "list" and len(values):
+    while kind_of(values.type) == "list" and len(values):
         lengths = call_function("list_value_length", [values]).to_numpy(zero_copy_only=False)
         if len(others := np.flatnonzero(lengths != lengths[0])):
             row = others[0] * len(column) // len(lengths) + 1
@@ -372,7 +364,7 @@ def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:
 
 def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the array y, (N,), and for text the names of its classes."""
-    if (kind := kind_of(column)) == "list":
+    if (kind := kind_of(column.type)) == "list":
         return _stacked(column, f"column {name!r}"), ()
     y, names = column.to_numpy(), ()
     first = y[0]

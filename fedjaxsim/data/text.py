@@ -14,7 +14,7 @@ _LARGEST_CODE = 0x10FFFF
 
 def encode(
     fields: Mapping[str, list[np.ndarray]], owners: list[str]
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]], list[str]]:
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Join the clients' parts of the fields x and y, with text replaced by integers.
 
     Strings in x, (n,), become their characters, (n, L), in which one more integer, with an empty
@@ -26,17 +26,13 @@ def encode(
     Returns:
       The fields, the names of their integers, and sentences on what is public.
     """
-    arrays: dict[str, np.ndarray] = {}
-    categories: dict[str, tuple[str, ...]] = {}
-    texts: dict[str, list[np.ndarray]] = {}
-    public = []
-    for name, parts in fields.items():
-        if len({part.dtype.kind == "U" for part in parts}) > 1:
+    texts = {n: parts for n, parts in fields.items() if any(p.dtype.kind == "U" for p in parts)}
+    for name, parts in texts.items():
+        if any(part.dtype.kind != "U" for part in parts):
             raise ValueError(f"{name!r} must be text or numbers, alike for all clients")
-        if parts[0].dtype.kind == "U":
-            texts[name] = parts
-        else:
-            arrays[name] = join(name, parts, owners)
+    arrays = {n: join(n, parts, owners) for n, parts in fields.items() if n not in texts}
+    categories: dict[str, tuple[str, ...]] = {}
+    public = []
     if "x" in texts:
         of_characters = {"x": texts.pop("x")}
         if "y" in texts and _width(texts["y"]) in (1, _width(of_characters["x"])):
@@ -49,7 +45,8 @@ def encode(
         names, arrays["y"] = np.unique(np.concatenate(texts["y"]), return_inverse=True)
         categories["y"] = tuple(names.tolist())
         public.append("Which classes there are, by name,")
-    return arrays, categories, [f"{what} is read from all clients' rows" for what in public]
+    said = [f"{what} is read from all clients' rows and taken as public." for what in public]
+    return arrays, categories, tuple(said)
 
 
 def _characters(

@@ -39,28 +39,20 @@ class FrozenWeights:
 
     def __init__(self, weights: dict[str, jax.Array]):
         self.weights = weights
-        self._current = ContextVar("frozen weights", default=weights)
-
-    @property
-    def current(self) -> dict[str, jax.Array]:
-        """The bound argument, or the weights."""
-        return self._current.get()
-
-    @contextlib.contextmanager
-    def bound(self, weights: dict[str, jax.Array]) -> Iterator[None]:
-        """Bind an argument."""
-        token = self._current.set(weights)
-        try:
-            yield
-        finally:
-            self._current.reset(token)
+        self.argument = ContextVar("frozen weights", default=weights)
 
 
-def bound(frozen: FrozenWeights | None, weights: Any) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def bound(frozen: FrozenWeights | None, weights: Any) -> Iterator[None]:
     """Bind an argument of a program, if a model has frozen weights and the program the argument."""
     if frozen is None or weights is None:
-        return contextlib.nullcontext()
-    return frozen.bound(weights)
+        yield
+        return
+    token = frozen.argument.set(weights)
+    try:
+        yield
+    finally:
+        frozen.argument.reset(token)
 
 
 class Dense(NamedTuple):
@@ -168,7 +160,7 @@ def in_bfloat16(model: Model) -> Model:
 
     def apply(params, x):
         frozen = model.frozen
-        with bound(frozen, frozen and rounded(frozen.current)):
+        with bound(frozen, frozen and rounded(frozen.argument.get())):
             return model.apply(rounded(params), rounded(x)).astype(jnp.float32)
 
     def train(params, x, weight, keys):

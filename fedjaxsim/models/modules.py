@@ -248,12 +248,8 @@ def from_equinox(
         return jax.tree.unflatten(structure, leaves)  # a state is used once
 
     def statistics_of(state):
-        found = {
-            (*path[:-1], f"{path[-1]}_{number}"): jnp.asarray(leaf, float)
-            for path, index in indices.items()
-            for number, leaf in enumerate(jax.tree.leaves(state.get(index)))
-        }
-        return unflatten_dict(found)
+        found = {path: state.get(index) for path, index in indices.items()}
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), unflatten_dict(found))
 
     def init(key):
         part = eqx.filter(parts(key)[0], eqx.is_inexact_array)
@@ -269,10 +265,8 @@ def from_equinox(
             whole = eqx.nn.inference_mode(whole, inference)
         last: Any = fresh()
         for path, index in indices.items():
-            old, shape = jax.tree.flatten(last.get(index))
-            names = [(STATISTICS, *path[:-1], f"{path[-1]}_{n}") for n in range(len(old))]
-            new = [values[name].astype(leaf.dtype) for name, leaf in zip(names, old, strict=True)]
-            last = last.set(index, jax.tree.unflatten(shape, new))
+            kept, given = last.get(index), values[STATISTICS, *path]
+            last = last.set(index, jax.tree.map(lambda a, b: b.astype(a.dtype), kept, given))
 
         def one(row, last, key):
             keyed = {"key": key} if draws else {}
@@ -336,25 +330,18 @@ def trainable(model: Model, where: Callable[[str], bool], params: PyTree = None)
         )
 
     def whole(part):
-        known = dict(_named(part)) | frozen.current
+        known = dict(_named(part)) | frozen.argument.get()
         return jax.tree.unflatten(structure, [known[name] for name in names])
 
-    def train(part, x, weight, keys):
-        assert model.train is not None
-        return model.train(whole(part), x, weight, keys)
-
-    def representation(part, x):
-        assert model.representation is not None
-        return model.representation(whole(part), x)
-
-    layer = model.output_layer
+    layer, representation = model.output_layer, model.representation
+    train = None if model.keeps_statistics else model.train
     return Model(
         init,
         lambda part, x: model.apply(whole(part), x),
         None if any(name.split("/")[0] == layer for name in frozen.weights) else layer,
-        representation=None if model.representation is None else representation,
+        representation=representation and (lambda part, x: representation(whole(part), x)),
         frozen=frozen,
-        train=None if model.train is None or model.keeps_statistics else train,
+        train=train and (lambda part, *batch: train(whole(part), *batch)),
     )
 
 

@@ -79,8 +79,8 @@ class RunDirectory:
 
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:
         """Return the `CheckpointFolder` of states that were made with `about`."""
+        from fedjaxsim.callbacks import fits
         from fedjaxsim.engine.checkpoint import CheckpointFolder
-        from fedjaxsim.records import fits
 
         return CheckpointFolder(self.path / CHECKPOINTS, about or {}, fits(self.path / METRICS))
 
@@ -102,7 +102,7 @@ class RunDirectory:
 
     def released(self) -> int:
         """Return the last round with an evaluation on record; 0 without any."""
-        from fedjaxsim.records import divided, last_round
+        from fedjaxsim.callbacks import divided, last_round
 
         return last_round(divided(self.path / METRICS, -1)[1])
 

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjaxsim import metrics, store
+from fedjaxsim.callbacks import fits
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.guarantee import report
-from fedjaxsim.records import fits
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label, value_label
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows

@@ -169,21 +169,11 @@ def augmented(task: Task, augment: Augment) -> Task:
         keys, own = jax.vmap(threefry.split)(batch.keys)  # random layers have others
         return batch._replace(fields=jax.vmap(augment)(keys, batch.fields), keys=own)
 
-    def loss(params, batch):
-        return task.loss(params, changed(batch))
-
-    def track(params, moved, batch):
-        assert task.track is not None
-        return task.track(params, moved, changed(batch))
-
-    def on_model(model):
-        assert task.on_model is not None
-        return augmented(task.on_model(model), augment)
-
+    track, on_model = task.track, task.on_model
     return task._replace(
-        loss=loss,
-        track=None if task.track is None else track,
-        on_model=None if task.on_model is None else on_model,
+        loss=lambda params, batch: task.loss(params, changed(batch)),
+        track=track and (lambda params, moved, batch: track(params, moved, changed(batch))),
+        on_model=on_model and (lambda model: augmented(on_model(model), augment)),
         linear=None,
         layers=None,
     )
@@ -192,6 +182,7 @@ def augmented(task: Task, augment: Augment) -> Task:
 def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) -> Model:
     """Return the model of task `name`; traced with other outputs, it raises."""
     model = require_model(f"{name} needs", model)
+    train, dense = model.train, model.dense
     wanted = f"(b, {'L, ' if per_token else ''}{num_outputs})"
 
     def checked(outputs, x):
@@ -206,15 +197,15 @@ def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) ->
     def apply(params, x):
         return checked(model.apply(params, x), x)
 
-    def train(params, x, weight, keys):
-        assert model.train is not None
-        outputs, statistics = model.train(params, x, weight, keys)
+    def trained(train, params, x, *rest):
+        outputs, statistics = train(params, x, *rest)
         return checked(outputs, x), statistics
 
-    dense, training = model.dense, None if model.train is None else train
-    if dense is not None:
-        dense = dense._replace(of=apply) if dense.of is model.apply else None
-    return model._replace(apply=apply, train=training, dense=dense)
+    return model._replace(
+        apply=apply,
+        train=train and functools.partial(trained, train),
+        dense=dense._replace(of=apply) if dense and dense.of is model.apply else None,
+    )
 
 
 def _task(
@@ -489,7 +480,7 @@ def squared(model: Model) -> Task:
     Args:
       model: outputs (b, 1).
     """
-    task = _task(
+    return _task(
         "squared", model, 1,
         {
             "loss": lambda outputs, y: optax.losses.l2_loss(outputs[:, 0], y),
@@ -497,9 +488,8 @@ def squared(model: Model) -> Task:
         },
         lambda outputs: {"prediction": outputs[:, 0]},
         "squared needs one target per row, y (n,)", lambda y: y.ndim == 1,
-        divergence=_of_normals,
+        divergence=_of_normals, curvature=_curvature_of_squares(model),
     )  # fmt: skip
-    return task._replace(curvature=_curvature_of_squares(model))
 
 
 def known_regression(num_features: int) -> Task:

@@ -172,7 +172,7 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
                 stop.set()
 
         @contextlib.contextmanager
-        def interrupted(stop=stop):
+        def interrupted(kept=str, stop=stop):
             yield stop
 
         with monkeypatch.context() as patch:

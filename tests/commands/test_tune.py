@@ -117,6 +117,9 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     events = []
 
     class Caught:
+        def __init__(self, kept):
+            pass
+
         def __enter__(self):
             self.context = listening()
             events.append(self.context.__enter__())

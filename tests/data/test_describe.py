@@ -1,11 +1,9 @@
 """Numbers that say who has what, counted by hand or by other libraries."""
 
 import numpy as np
-import pytest
-import scipy.stats
 
 from fedjaxsim.data import Population
-from fedjaxsim.data.describe import describe, in_words, skewness
+from fedjaxsim.data.describe import describe, in_words
 
 
 def population_of(train, test, **more):
@@ -19,13 +17,6 @@ def population_of(train, test, **more):
 def test_padding_of_tokens_is_no_label():
     rows = [[1, 1, -1], [0, -1, -1]]
     assert describe(Population.from_flat({"y": rows}, [1, 1]))["labels"] == [0, 1]
-
-
-@pytest.mark.parametrize("values", [[1, 2, 3, 10], [4, 4, 4], [0, 1]])
-def test_skewness_is_that_of_scipy(values):
-    values = np.array(values)
-    expected = scipy.stats.skew(values) if np.ptp(values) else 0.0
-    assert skewness(values) == pytest.approx(expected)
 
 
 def test_a_description_names_what_there_is():

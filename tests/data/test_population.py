@@ -220,7 +220,7 @@ def test_flat_fields_that_disagree_in_length_are_refused():
         ([[3, 0, 0], [0, 0, 0]], "client 'b'"),
         ([[1, 0, 0]], r"\(2, 3\)"),
         ([[1.0, 0, 0], [2.0, 0, 0]], "integers"),
-        ([1, 2], r"\(2, 3\)"),
+        ([[1], [2]], r"\(2, 3\)"),
     ],
 )
 def test_every_row_must_belong_to_one_client_and_split(counts, message):

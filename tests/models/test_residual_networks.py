@@ -160,7 +160,7 @@ def to_equinox(linen, like):
     """Return the parameters of the linen network under the names and layouts of equinox."""
 
     def of(path, leaf):
-        *names, last = (str(key.key) for key in path)
+        *names, last = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         if "statistics" in names:
             return leaf
         names = [name for name in names if name != "conv"]
@@ -209,5 +209,5 @@ def test_a_round_of_fedavg_is_one_in_three_libraries():
     # Equinox's running means start at 0, too.
     means = after["statistics"]["one"]["bn1"]["norm"]["mean"]
     kept = in_equinox["statistics"]["one"]["bn1"]["norm"]
-    np.testing.assert_allclose(kept["batch_state_index_0"], means, rtol=1e-3, atol=1e-5)
-    np.testing.assert_array_equal(kept["batch_counter_0"], 3)
+    np.testing.assert_allclose(kept["batch_state_index"][0], means, rtol=1e-3, atol=1e-5)
+    np.testing.assert_array_equal(kept["batch_counter"], 3)

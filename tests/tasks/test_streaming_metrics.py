@@ -41,9 +41,9 @@ def test_the_area_under_the_curve_by_hand():
 def test_a_score_or_a_class_that_is_nan_leaves_no_value_but_padding_may_be_nan():
     assert np.isnan(value(AUC, [np.nan, -1.0], [1, 0]))
     assert value(AUC, [0.5, -1.0, np.nan], [1, 0, 0], padding=4) != 0.5
-    unseen = Batch({"x": jnp.array([1.0, np.nan]), "y": jnp.array([1, 0])}, jnp.array([1.0, 0.0]))
-    *_, failed = AUC.add(AUC.start(16), None, unseen)
-    assert not failed
+    fields = {"x": jnp.array([1.0, 0.0, np.nan]), "y": jnp.array([1, 0, 0])}
+    padded = Batch(fields, jnp.array([1.0, 1.0, 0.0]))
+    assert AUC.value(AUC.add(AUC.start(16), None, padded)) == 1
 
 
 @pytest.mark.parametrize("labels", [[1, 1, 1], [0, 0, 0], []])
