@@ -67,6 +67,10 @@ def dpfedmtl(
 
     It keeps w_i and sends the update of its copy of the trunk, which the mechanism clips and noises
     once, whatever H is; the server adds the mean to the trunk (equation 6).
+
+    Raises:
+      ValueError: if no head is given and the model names no output layer, or if the head or the
+        trunk would be empty.
     """
     return _algorithm(task, head, local_optimizer, server_optimizer)
 
@@ -131,6 +135,9 @@ def fedbn(
     Args:
       head: Layers or parameters that stay with their client; by default all whose path contains
         "norm", and layers with running statistics.
+
+    Raises:
+      ValueError: if no head is given and the model has no normalization layers.
     """
     paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
     layer = {path: path.removeprefix(f"{STATISTICS}/").rpartition("/")[0] for path in paths}

@@ -76,6 +76,10 @@ def with_neighbours(
     of its model w, over the k training rows of its datastore whose representations φ, the inputs of
     the output layer of w, are nearest. The datastore never leaves its client and holds its first
     `datastore` training rows.
+
+    Raises:
+      ValueError: if the task is no softmax classification, its model names no output layer, clients
+        predict with their rows already, or the datastore has fewer rows than neighbours.
     """
     model = algorithm.task.model
     if algorithm.predict_with_data is not None:

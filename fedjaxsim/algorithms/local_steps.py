@@ -92,7 +92,11 @@ def local_update(
 
 
 def mean_over_rows(function: Callable[[Batch], PyTree], data: ClientData) -> PyTree:
-    """Compute the mean over all of a client's rows of a mean over a batch, `(batch) -> pytree`."""
+    """Compute the mean over all of a client's rows of a mean over a batch, `(batch) -> pytree`.
+
+    Raises:
+      ValueError: if minibatches are made afresh, so that clients have no rows.
+    """
     if data.generates:
         raise ValueError(
             "this algorithm makes a pass over all rows of a client, but this population makes "

@@ -133,6 +133,9 @@ def mpmtl(
         factor). One example moves w̃_i by at most 2K, so each round is ε-differentially private for
         it (Proposition 4), ε = `hparams.message_epsilon`; the report composes the rounds.
       server_map: the map from releases to M; by default the proximal map of the penalty.
+
+    Raises:
+      ValueError: if the task is not linear; when a run starts, if the mechanism does not suit.
     """
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Outliers), outliers=outliers)

@@ -74,6 +74,10 @@ def pmtl(
       clusters: the cluster of each client, (m,) integers from 0 to g − 1, none of them empty, for
         a w̃ per cluster at the same price (remark on the generality of Corollary 2). Public and
         fixed before the run, and named among the assumptions of a guarantee.
+
+    Raises:
+      ValueError: if the message is unknown, or clusters are not such integers; when the algorithm
+        is first traced, if there is not one for each client.
     """
     checks.one_of(get_args(Message), message=message)
 
@@ -191,6 +195,10 @@ def naive_dp(
 
     Args:
       num_clients: m.
+
+    Raises:
+      ValueError: when the algorithm is first traced, if the run has not `num_clients` clients, or
+        the release has not one row for each.
     """
 
     def start(hparams, published, own):

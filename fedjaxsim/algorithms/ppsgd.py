@@ -119,6 +119,10 @@ def ppsgd(
         parameters of a model that names none, such as a linear one.
       averaged: Whether clients predict with the averaged iterate z̄_T = (1/T) Σ_{t<T} z_t of the
         theorems, which keeps a second copy of w, W and θ_i; or with the last one.
+
+    Raises:
+      ValueError: if sizes are not whole numbers of at least 1, or do not suit the minibatches; when
+        first traced, if there is not one minibatch per round (or one epoch, as one minibatch).
     """
     checks.one_of(get_args(Parametrization), parametrization=parametrization)
     checks.one_of(get_args(Risk), objective=objective)

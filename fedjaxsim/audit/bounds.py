@@ -92,6 +92,9 @@ def audit(
     There are n `canaries` beside the clients of each run. Time grows with the number of `runs`, and
     power with n times it. With z = 0 there is no ε to refute. `on_run` is called after each run
     with the runs done and their number; δ is by default `default_delta(m)`.
+
+    Raises:
+      ValueError: if a number is out of range, or `with_canaries` refuses the simulation.
     """
     checks.count(runs=runs, rounds=rounds)
     delta = default_delta(simulation.num_clients) if delta is None else delta

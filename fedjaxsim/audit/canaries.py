@@ -74,6 +74,11 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
     without canaries. A canary that is in sends 10·C in its direction, with a sign that alternates
     from one participation to the next: so the drift of the model cancels, as does noise that is
     drawn twice. (With correlated noise canaries keep their sign.)
+
+    Raises:
+      ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
+        another shape than a message, clients have hyperparameters of their own, or canaries would
+        take the places of real clients.
     """
     scheme = simulation.sampler.scheme
     if scheme.kind not in ("poisson", "full", "groups"):

@@ -73,6 +73,9 @@ def pathological(
     Args:
       num_clients: Number m of clients, at least 1.
       shards_per_client: Number of shards that a client gets.
+
+    Raises:
+      ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
     """
     n, rng = _checked(fields, num_clients, seed)
     checks.count(1, n // num_clients, shards_per_client=shards_per_client)

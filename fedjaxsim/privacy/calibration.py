@@ -234,6 +234,9 @@ def sampling_rate(
 
     It meets ε to 0.1 %, unless p = 1 or the capacity allows no larger p. Arguments as for
     `noise_multiplier`.
+
+    Raises:
+      ValueError: for any scheme but "poisson", and if no p of at least 2⁻³² suffices.
     """
     _check(epsilon, delta, event)
     if scheme.kind != "poisson":

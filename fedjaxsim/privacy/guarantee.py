@@ -319,6 +319,9 @@ def report(
       left: rounds that were planned besides those done; None if the time to stop is fixed. Examples
         are charged for all planned rounds, since they keep no budget of their own.
       later: charges of clients' other releases in the rounds left, such as evaluations.
+
+    Raises:
+      ValueError: if δ lies outside (0, 1), or a ledger cannot come from its scheme.
     """
     check_delta(delta)
     examples, costly = _costly(charges, "example"), _costly(charges, "client")

@@ -420,6 +420,10 @@ def private_examples(
       epsilon: ε > 0 of every client that takes part in all rounds (zero-out).
       rounds: T, with `epsilon`.
       delta: δ of every client; by default 1/(10 n).
+
+    Raises:
+      ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, the task
+        protects examples already, or its model keeps running statistics.
     """
     if not isinstance(task, Task):
         raise ValueError(f"private_examples needs a Task, got a {type(task).__name__}")

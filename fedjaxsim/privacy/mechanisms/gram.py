@@ -98,6 +98,9 @@ def gaussian_gram(diagonal: Diagonal = False, psd_deviations: Deviations = 4.0) 
         sensitivity is 1 (zero-out) and √2 (replace).
       * Σ + E + c·I is positive definite with probability at least 1 − e^(−t²/2), whatever Σ is.
       * With z = 0 there is no guarantee.
+
+    Raises:
+      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
 
     def noise(key, total, s):
@@ -119,6 +122,9 @@ def pure_gram(diagonal: Diagonal = False, psd_deviations: Deviations = 4.0) -> b
         `gaussian_gram`.
       * Σ + E + c·I is positive definite with probability at least 1 − 2 e^(−t²/2), whatever Σ is.
       * With z = 0, ε is ∞.
+
+    Raises:
+      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
 
     def noise(key, total, s):
@@ -159,6 +165,9 @@ def wishart(diagonal: Diagonal = False) -> base.Mechanism:
       * The release is positive definite.
 
     A diagonal has the same flaw, with χ² of d + 1 degrees of freedom.
+
+    Raises:
+      ValueError: `zero` raises it if a message is not one vector or matrix.
     """
 
     def noise(key, total, s):

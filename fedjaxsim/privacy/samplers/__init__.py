@@ -218,6 +218,10 @@ def poisson(
       capacity: Number of slots in a cohort. By default the smallest that a cohort drawn at
         `max_rate` exceeds with probability at most 1e-30: in a million rounds, (1 + e^ε) times that
         stays below 1e-11 up to ε = 30.
+
+    Raises:
+      ValueError: if a rate lies outside (0, 1], or `max_rate` is below `sampling_rate`; for a
+        population, if the capacity lies outside [1, m].
     """
     for name, rate in (("sampling_rate", sampling_rate), ("max_rate", max_rate)):
         if rate is not None:
