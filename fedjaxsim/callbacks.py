@@ -50,14 +50,18 @@ class Progress(Callback):
         self._bar = self.run.closing.enter_context(bar)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
-        """Show an evaluation, with the rounds/s so far without compilation."""
+        """Show an evaluation, with the speed so far."""
         done, seconds = segment.round - self._begin, self.run.clock.seconds["rounds"]
         speed = done / seconds if done else None
-        alone, records = self.run.size is None, self.run.records(state, segment)
+        self.show(self.run.records(state, segment), speed)
+
+    def show(self, records: Sequence[Record], speed: float | None) -> None:
+        """Show an evaluation's record of each run, with the rounds/s without compilation."""
+        alone, done = self.run.size is None, records[0]["round"]
         words = in_words(strict(records[0]), speed) if alone else f"{len(records)} runs"
         if not alone and speed is not None:
             words += f"  {number(len(records) * speed)} run-rounds/s"
-        self._bar.show(records[0]["round"], words)
+        self._bar.show(done, words)
 
 
 class Validation(Callback):

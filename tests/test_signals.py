@@ -69,7 +69,7 @@ def test_a_round_that_does_not_return_ends_the_command(monkeypatch, capfd):
     codes = queue.Queue()
     monkeypatch.setattr(signals.os, "_exit", codes.put)
     monkeypatch.setattr(signals, "PATIENCE", 0.01)
-    with stop_on_signal(lambda: 1 / 0) as stop:  # whatever fails, the process ends
+    with stop_on_signal(lambda: str(1 / 0)) as stop:  # whatever fails, the process ends
         os.kill(os.getpid(), signal.SIGTERM)
         assert codes.get(timeout=HANGS) == 143
     assert (

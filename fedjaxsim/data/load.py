@@ -11,7 +11,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.splitting import split
+from fedjaxsim.data.splitting import check_fractions, split
 from fedjaxsim.factories import make, resolve
 
 _DEFAULT_TEST = 0.2
@@ -60,6 +60,7 @@ def load(
             f"data must be {', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path or "
             f"name, as in csv:PATH, got {spec!r}"
         )
+    check_fractions(validation, test or 0.0)
     how = partition or "dirichlet"
     checks.one_of(PARTITIONS, partition=how)
     given = {name: value for name, value in settings.items() if value is not None}
@@ -73,6 +74,8 @@ def load(
             f"{kind} needs --target, the column to predict, and --client, the column with the "
             "client of each row, or --partition for rows without clients"
         )
+    if kind in ("csv", "parquet") and "split" in given and "client" not in given:
+        raise ValueError("--split needs --client: rows without clients are dealt to clients")
     supplied = given | {"seed": seed}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
     if isinstance(found, tuple):

@@ -6,6 +6,9 @@ from fedjaxsim import checks, keys
 from fedjaxsim.data.arrays import Ranges
 from fedjaxsim.data.population import Population
 
+_BLOCK = 1 << 20
+"""Rows that are shuffled at once."""
+
 
 def split(
     population: Population, *, validation: float = 0.0, test: float = 0.0, seed: int = 0
@@ -31,9 +34,7 @@ def split(
     """
     if not isinstance(population, Population):
         raise ValueError(f"split needs a Population, got a {type(population).__name__}")
-    checks.in_range("[0, 1)", validation=validation, test=test)
-    if validation + test >= 1:
-        raise ValueError(f"validation + test must be less than 1, got {validation} + {test}")
+    check_fractions(validation, test)
     checks.count(0, seed=seed)
     for name, fraction in (("validation", validation), ("test", test)):
         if fraction > 0 and population.splits[name].count.any():
@@ -44,9 +45,8 @@ def split(
         return population
     train = population.splits["train"]
     index = _shuffled(train, population.num_rows, seed)
-    whole = [np.floor(each * train.count + 0.5).astype(np.int32) for each in (test, validation)]
-    tests = np.minimum(whole[0], train.count - 1)
-    validations = np.minimum(whole[1], train.count - 1 - tests)
+    tests = np.minimum(_rounded(test * train.count), train.count - 1)
+    validations = np.minimum(_rounded(validation * train.count), train.count - 1 - tests)
     counts = np.stack([train.count - tests - validations, validations, tests], axis=1)
     kept = population.counts.copy()
     kept[:, 0] = 0
@@ -76,13 +76,33 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
     return population.of_clients(left), population.of_clients(held_out)
 
 
+def check_fractions(validation: float, test: float) -> None:
+    """Check that both are in [0, 1) and leave some rows to train on."""
+    checks.in_range("[0, 1)", validation=validation, test=test)
+    if validation + test >= 1:
+        raise ValueError(f"validation + test must be less than 1, got {validation} + {test}")
+
+
+def _rounded(rows: np.ndarray) -> np.ndarray:
+    """Round to whole rows, halves upwards."""
+    return np.floor(rows + 0.5).astype(np.int32)
+
+
 def _shuffled(ranges: Ranges, num_rows: int, seed: int) -> np.ndarray:
-    """Return all rows, (N,) int32, in random order within each client's range."""
-    index, rows = np.arange(num_rows, dtype=np.int32), ranges.all_rows()
+    """Return all rows, (N,) int32, in random order within each client's range.
+
+    Clients with equally many rows are sorted together, a block of them at a time.
+    """
+    index = np.arange(num_rows, dtype=np.int32)
     [origin] = np.random.SeedSequence(seed).generate_state(1, np.uint64)
-    client = np.repeat(np.arange(len(ranges.count), dtype=np.int32), ranges.count)
-    words = _split_mix(_split_mix(origin, client), rows - ranges.start[client])
-    index[rows] = rows[np.lexsort((words, client))]
+    by_count = np.argsort(ranges.count, kind="stable")
+    sizes, first = np.unique(ranges.count[by_count], return_index=True)
+    for size, same in zip(sizes, np.split(by_count, first[1:]), strict=True):
+        for clients in np.array_split(same, -(-len(same) * size // _BLOCK)):
+            rows = ranges.start[clients, None] + np.arange(size, dtype=np.int32)
+            words = _split_mix(_split_mix(origin, clients)[:, None], np.arange(size))
+            order = np.argsort(words, axis=1, kind="stable")
+            index[rows] = np.take_along_axis(rows, order, axis=1)
     return index
 
 
