@@ -278,7 +278,7 @@ def test_a_missing_file_is_not_found(tmp_path):
         ),
         (
             {"target": "y", "split": "part", "drop": ["who"], "partition": "iid"},
-            "split needs client",
+            "--split needs --client",
         ),
     ],
 )
