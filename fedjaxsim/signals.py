@@ -17,6 +17,8 @@ NAMES = {int(signal.SIGINT): "Ctrl-C", int(signal.SIGTERM): "SIGTERM", int(signa
 
 PATIENCE = 60.0
 """Seconds after a signal in which the rounds in flight must return."""
+_ASKED = 1.0
+"""Seconds in which it must be known what is kept."""
 
 
 class Stop(threading.Event):
@@ -53,12 +55,17 @@ def stop_on_signal(kept: Callable[[], str] = str) -> Iterator[Stop]:
     stop = Stop()
 
     def end(why: str = "") -> None:
-        after = ""
-        with suppress(Exception):  # whatever is wrong with files, the process ends
-            after = kept()
-        cursor = "\033[?25h" if sys.stderr.isatty() else ""  # which a bar hides
-        _say(f"{cursor}fedjaxsim: ended by {NAMES[stop.number]}{why}{after and f'; {after}'}\n")
-        os._exit(128 + stop.number)
+        found = list[str]()
+
+        def ask() -> None:
+            with suppress(Exception):
+                found.append(kept())
+
+        # Whatever is wrong with files, or a file system that does not answer, the process ends.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(_ASKED)
+        _end(stop.number, "; ".join([why, *filter(None, found)]))
 
     def receive(number: int) -> None:
         first, stop.number = stop.number == 0, number
@@ -91,14 +98,21 @@ def end_on_signal() -> Iterator[None]:
     """End the process in one line at the first signal, also while it imports or compiles."""
 
     def receive(number: int) -> None:
-        _say(f"fedjaxsim: ended by {NAMES[number]}\n")
-        os._exit(128 + number)
+        _end(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread alone
         return
     with _listening(receive):
         yield
+
+
+def _end(number: int, why: str = "") -> None:
+    """End the process in one line; past a bar, which hides the cursor and holds what is printed."""
+    with suppress(OSError):  # the terminal may be gone
+        cursor = "\033[?25h" if os.isatty(2) else ""
+        os.write(2, f"{cursor}fedjaxsim: ended by {NAMES[number]}{why}\n".encode())
+    os._exit(128 + number)
 
 
 def _say(text: str) -> None:

@@ -141,8 +141,12 @@ def fedbn(
     """
     paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
     layer = {path: path.removeprefix(f"{STATISTICS}/").rpartition("/")[0] for path in paths}
-    tracked = {layer[path] for path in paths if path.startswith(f"{STATISTICS}/")}
-    normal = [path for path in paths if "norm" in path.lower() or layer[path] in tracked]
+    tracked = [f"{layer[path]}/" for path in paths if path.startswith(f"{STATISTICS}/")]
+    normal = [
+        path
+        for path in paths
+        if "norm" in path.lower() or any(each.startswith(f"{layer[path]}/") for each in tracked)
+    ]
     if head is None and not normal:
         raise ValueError(
             "fedbn needs a model with normalization layers, such as mlp with layer_norm, or head; "

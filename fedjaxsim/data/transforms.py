@@ -119,7 +119,7 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
     Raises:
       ValueError: there is no such column, it holds classes, or a range is empty.
     """
-    known = [name for field in ("y", "x") for name in _names(population, field)]
+    known = {name: field for field in ("y", "x") for name in _names(population, field)}
     for name, ends in ranges.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -129,7 +129,12 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
             raise ValueError(
                 f"the range of column {name!r} must be (smallest, largest), got {ends}"
             )
-    return noted(_mapped(population, ranges), _GIVEN) if ranges else population
+    if not ranges:
+        return population
+    chosen: dict[str, dict[str, Range]] = {}
+    for name, ends in ranges.items():
+        chosen.setdefault(known[name], {})[name] = ends
+    return noted(_mapped(population, chosen), _GIVEN)
 
 
 def scale_by_rows(population: Population, *, target: bool = False) -> Population:
@@ -145,7 +150,7 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
     Raises:
       ValueError: x is not (N, d), or the target holds classes.
     """
-    rows, ranges = population.splits["train"].all_rows(), dict[str, Range]()
+    rows, ranges = population.splits["train"].all_rows(), {}
     for field in ("x", "y") if target else ("x",):
         names = _names(population, field)
         if not names:
@@ -156,23 +161,21 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
         ends = np.sort(columns.original([values.min(axis=0), values.max(axis=0)]), axis=0)
         ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
         each = zip(names, columns.bound, map(tuple, ends.T.tolist()), strict=True)
-        ranges |= {name: both for name, bound, both in each if bound == math.inf}
+        ranges[field] = {name: both for name, bound, both in each if bound == math.inf}
     return noted(_mapped(population, ranges), unprotected=(_READ,))
 
 
-def _mapped(population: Population, ranges: Mapping[str, Range]) -> Population:
-    """Map columns from ranges, by name, to [-1, 1], of clients held out, too.
+def _mapped(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -> Population:
+    """Map columns from ranges, by field and name, to [-1, 1], of clients held out, too.
 
     Of the field "y" training rows alone are clipped.
     """
     fields, named = dict(population.fields), dict(population.columns)
-    for field in ("x", "y"):
-        names = _names(population, field)
-        moved = np.array([name in ranges for name in names])
-        if not moved.any():
-            continue
+    for field, of in ranges.items():
         columns, values = named[field], fields[field]
-        ends = np.array([ranges.get(name, (-1.0, 1.0)) for name in names]).T
+        moved = np.array([name in of for name in columns.names])
+        ends = np.tile([[-1.0], [1.0]], len(moved))
+        ends[:, moved] = np.array([of[name] for name in columns.names if name in of]).T
         own = (ends - columns.centre) / np.array(columns.half_range)
         low, high = np.where(moved, np.sort(own, axis=0), ends)
         centre, half_range = (low + high) / 2, (high - low) / 2

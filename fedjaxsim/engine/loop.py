@@ -69,8 +69,8 @@ class History(tuple[Segment, ...]):
 
     def __repr__(self) -> str:
         """Return a table of metrics, without the middle of a long run; S runs show their range."""
-        table: list[list[str]] = []
-        for each in self:
+        half, table = _SHOWN // 2, list[list[str]]()
+        for each in self if len(self) <= _SHOWN else self[:half] + self[-half:]:
             found, split = each.evaluation.summary(), each.evaluation.split
             shown = {"round": f"{each.round:,}"}
             for key in (f"{split}_{name}" for name in each.evaluation.values):
@@ -78,8 +78,7 @@ class History(tuple[Segment, ...]):
                 shown[key] = " to ".join(dict.fromkeys(ends))
             table += [[*shown.values()]] if table else [[*shown], [*shown.values()]]
         if len(self) > _SHOWN:
-            half = _SHOWN // 2
-            table[1 + half : -half] = [["…"] * len(table[0])]
+            table.insert(1 + half, ["…"] * len(table[0]))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in table) or "()"
 

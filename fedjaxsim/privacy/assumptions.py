@@ -31,8 +31,9 @@ STOPPING = (
     "reading validation rows of the run's own clients without noise."
 )
 SIMULATION = (
-    "Messages are summed (as integers only if that is said here) and noise is drawn in floating "
-    "point: a simulation of the ideal Gaussian mechanism, not a hardened deployment."
+    "Messages, unless a sentence says that they are summed as integers, are summed in floating "
+    "point, and noise is drawn so: a simulation of the ideal Gaussian mechanism, not a hardened "
+    "deployment."
 )
 NO_RELEASE = (
     "Rounds without a release (local training, fine-tuning) cost nothing. Publishing personal "

@@ -125,9 +125,19 @@ def noise_multiplier(
 ) -> float:
     """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
 
-    The capacity of the scheme is part of the price, and `event` the cost of one release. With a
-    `noise_schedule` z is the scale of the noise. If almost no noise is enough, as where δ exceeds
-    the probability to take part, ValueError is raised.
+    Args:
+      epsilon: target ε > 0.
+      delta: total δ in (0, 1).
+      rounds: T ≥ 1.
+      sampling_rate: p in (0, 1].
+      scheme: the sampling of cohorts; its capacity is part of the price.
+      event: the cost of one release.
+      adjacency: "zero_out" or "replace".
+      noise_schedule: the noise of each round, with scale z: see `Schedule`.
+
+    Raises:
+      ValueError: for values outside these ranges, if the schedule does not suit the rounds, or if
+        almost no noise is enough, as where δ exceeds the probability to take part.
     """
     _check(epsilon, delta, event)
     checks.count(rounds=rounds)

@@ -71,8 +71,8 @@ class Sampled(NamedTuple):
 class GradientNoise(NamedTuple):
     """The protection of one client's minibatches, by noise zC on sums of gradients of norm ≤ C.
 
-    A minibatch above its `capacity` loses its last examples, of whom `microbatch_size` have their
-    gradients in memory at once; both are static.
+    A minibatch above its `capacity` loses its last examples, and the gradients of
+    `microbatch_size` examples are in memory at once. Both numbers are static.
     """
 
     capacity: int

@@ -98,8 +98,9 @@ def _within(metric: str, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 def _label(metric: str, rows: Rows) -> str:
     over = "pooled over clients" if metrics.of_column(metric).pooled else "mean over clients"
     counts = {row["seeds"] for row in rows if row["half"] is not None}
-    seeds = ["mean and range of two seeds" if counts == {2} else "mean over seeds, 95 %"]
-    return "\n".join([metrics.label(metric), over, *(seeds if counts else ())])
+    seeds = "mean and range of two seeds" if counts == {2} else "mean over seeds, 95 %"
+    seeds += " (range of two)" if 2 in counts and len(counts) > 1 else ""
+    return "\n".join([metrics.label(metric), over, *([seeds] if counts else ())])
 
 
 def _scale(metric: str, rows: Rows) -> str:

@@ -102,7 +102,10 @@ def print_rows(
 @contextmanager
 def doing(text: str, *, quiet: bool = False) -> Iterator[None]:
     """Say on a terminal what a block does while it does it; elsewhere in a line if it is slow."""
-    console, said = Console(stderr=True, quiet=quiet), f"{text} …"
+    if quiet:
+        yield
+        return
+    console, said = Console(stderr=True), f"{text} …"
     if console.is_terminal:
         with console.status(said):
             yield

@@ -94,6 +94,17 @@ def test_bad_ranges_are_refused(population, ranges, message):
         data.scale(population, ranges)
 
 
+def test_a_feature_named_as_the_target_is_scaled_alone():
+    x, y = np.array([[0.0, 1.0], [1.0, 3.0]]), np.array([100.0, 300.0])
+    columns = {"x": data.Columns(("age", "y"))}
+    named = fjs.Population.from_flat({"x": x, "y": y}, [1, 1])
+    named = dataclasses.replace(named, columns={**named.columns, **columns})
+    assert named.columns["y"].names == ("y",)
+    scaled = data.scale(named, {"y": (1, 3)})
+    np.testing.assert_array_equal(scaled.fields["x"], [[0, -1], [1, 1]])
+    np.testing.assert_array_equal(scaled.fields["y"], y)
+
+
 def test_ranges_are_read_from_words():
     assert ranges_of(["age=0:100", "a=b=-1e3:0.5"]) == {"age": (0, 100), "a=b": (-1000, 0.5)}
     for bad in ("age", "age=1", "=0:1", "age=0:1:2", "age=a:b"):

@@ -61,6 +61,14 @@ def test_split_of_a_client_does_not_depend_on_the_others(others):
         )
 
 
+def test_split_of_many_clients_is_that_of_each(monkeypatch):
+    counts = np.random.default_rng(0).integers(1, 9, 200)
+    whole = split(numbered(counts), test=0.4, seed=3)
+    monkeypatch.setattr("fedjaxsim.data.splitting._BLOCK", 10)
+    blocks = split(numbered(counts), test=0.4, seed=3)
+    np.testing.assert_array_equal(whole.fields["x"], blocks.fields["x"])
+
+
 def test_split_of_nothing_leaves_a_population_as_it_is():
     population = numbered([3, 4])
     assert split(population, seed=1) is population

@@ -17,7 +17,7 @@ from fedjaxsim.privacy.entries import Adjacency, Entry
 
 
 def answer(entry: Entry, replace: float, adjacency: Adjacency) -> tuple[float, float]:
-    """Return h and l, a round's worst pair of neighbours having the losses h, its ε, and −l ≥ −h.
+    """Return h and l ≤ h: a round's worst pair of neighbours has the losses h, its ε, and −l.
 
     Without sampling ε is 1/z or, for a replacement, `replace`/z, and l = h.
     Let a, b and c be the densities of a release with one message of the client, with another one

@@ -55,8 +55,8 @@ _WEIGHTS = (
     "computed from data, such as numbers of examples, are not covered by the guarantee."
 )
 _EXACT = (
-    "Messages are summed as integers, truncated to multiples of a public share of C, so that no "
-    "rounding of a sum depends on a client."
+    "Messages of rounds are summed as integers, truncated to multiples of a public share of C, so "
+    "that no rounding of their sum depends on a client."
 )
 
 
