@@ -153,9 +153,14 @@ class Hyperparameters:
 
         return self.map(as_array)
 
-    def map(self, function: Callable[[Any], Any]) -> Self:
-        """Apply `function` to every value."""
-        return type(self)(**{name: function(value) for name, value in self._values.items()})
+    def map(self, function: Callable[..., Any], *others: "Hyperparameters") -> Self:
+        """Apply `function(value, …)` to every value and the values of `others` of its name."""
+        return type(self)(
+            **{
+                name: function(value, *(other._values[name] for other in others))
+                for name, value in self._values.items()
+            }
+        )
 
     def tree_flatten_with_keys(self) -> tuple[Any, tuple[str, ...]]:
         """Flatten for JAX."""

@@ -92,10 +92,8 @@ def _settings(
     given = raw | flags
     if any(each.own and is_own(str(given.get(role, ""))) for role, each in ROLES.items()):
         # The code of a user's part may use JAX, which begins here.
-        names, quiet = (
-            settings_of(Machines),
-            "true" in {str(flags.get(name)).lower() for name in ("quiet", "json")},
-        )
+        names = settings_of(Machines)
+        quiet = "true" in {str(flags.get(name)).lower() for name in ("quiet", "json")}
         machines = Machines(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
         machines.start(quiet=quiet)
     flags, others = split(words, table_of(given).keys | command.flags)

@@ -99,7 +99,7 @@ def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
         first = np.asarray(values[0])
         return None if all(np.array_equal(first, value) for value in values) else 0
 
-    return jax.tree.map(axis, *settings)
+    return settings[0].map(axis, *settings[1:])
 
 
 def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperparameters:

@@ -11,6 +11,7 @@ from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.processes import mesh_of
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import state_of
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 
@@ -40,6 +41,15 @@ def test_a_settings_axis_composes_with_clients_on_several_devices():
         rows, functions = program.place(population)["train"], program.compiled()
         state, _ = functions.rounds(functions.init(key, hparams), hparams, rows, rounds=2)
         agree_alone(sim, state, settings, key)
+
+
+def test_settings_are_compared_by_name_and_by_whole_values():
+    first = Hyperparameters(noise_multiplier=[1.0, 2.0], clip=1.0)
+    second = Hyperparameters(clip=1.0, noise_multiplier=[1.0, 3.0])
+    axes = varying([first, second])
+    assert (axes.noise_multiplier, axes.clip) == (0, None)
+    both = stack([first, second], axes)
+    np.testing.assert_array_equal(both.noise_multiplier, [[1, 2], [1, 3]])
 
 
 def test_a_mesh_that_does_not_suit_a_program_is_refused():
