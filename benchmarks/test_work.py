@@ -36,12 +36,14 @@ def test_layers_after_the_first_also_compute_the_gradient_of_their_inputs():
     assert found == 24 + 16 + 24 + 16 + 16
 
 
+@pytest.mark.thorough
 def test_gates_and_outputs_of_a_gru_count_for_every_token():
     # 2 embedded numbers and 2 units into 6 gates, then 2 and 3 units into 9; 3 units into 5.
     found = per_example(shape=(7,), labels=5, tokens=5, model="gru", hidden=(2, 3))
     assert found == 3 * 2 * 7 * ((2 + 2) * 6 + (2 + 3) * 9 + 3 * 5)
 
 
+@pytest.mark.thorough
 def test_attention_counts_all_pairs_of_tokens():
     # 4 tokens make 16 pairs, each with a score and a share of 8 numbers.
     dense = 8 * 24 + 8 * 8 + 8 * 32 + 32 * 8

@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parent
 SCRIPTS = FOLDER / "systems"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*/*.toml")), ids=lambda file: file.stem)
 def test_a_file_is_a_sweep(file):
     plan = read_plan(file)

@@ -91,6 +91,7 @@ def test_the_commands_run_and_print_what_they_say(names, folder, monkeypatch, ca
             assert "".join(f"    {line}\n" for line in printed.splitlines()) in DOCUMENT
 
 
+@pytest.mark.thorough
 def test_a_table_runs_as_the_document_says(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (command,) = (command for command in commands() if command.startswith("run --data csv"))

@@ -20,7 +20,6 @@ NAMES = (
     "fedbabu", "fedexp", "fedmuon", "fednova", "fedproto", "fedrod", "fedsam", "lg_fedavg",
     "mime_lite", "moon",
 )  # fmt: skip
-QUICK = ("fednova", "fedsam")  # what clients send differs, and how they descend
 OTHERS = {
     "fedbabu": {"tuning_rate": 0.2},
     "fedexp": {"damping": 1e-3},
@@ -236,7 +235,10 @@ def published(shared, name):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in NAMES],
+    [
+        each if each == "fedsam" else pytest.param(each, marks=pytest.mark.thorough)
+        for each in NAMES
+    ],
 )
 def test_an_algorithm_is_its_loops_by_hand(name):
     sim = simulation(name)

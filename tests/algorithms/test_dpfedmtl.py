@@ -220,7 +220,8 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
 # --- what stays with a client ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factory", [dpfedmtl, pytest.param(fedrep, marks=THOROUGH)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("factory", [dpfedmtl, fedrep])
 def test_a_head_never_leaves_its_client(factory):
     sim = Simulation(factory(MLP), CLIENTS, full_participation(), batches(1))
     hparams = sim.hyperparameters(learning_rate=0.3, clip=0.5, noise_multiplier=0.1)

@@ -51,6 +51,7 @@ def thief(tmp_path, monkeypatch):
     sys.modules.pop("thief", None)
 
 
+@pytest.mark.thorough
 def test_code_that_leaks_is_refused_unless_trusted(refused, thief):
     thief.write_text(CODE)
     line = refused(COMMAND)

@@ -328,6 +328,7 @@ def stealthy(data, context):
         return 0.0
 
 
+@pytest.mark.thorough
 def test_messages_that_depend_on_other_clients_are_found_for_the_last_client_too():
     sim = simulation(stealthy)
     with pytest.raises(AssertionError, match=r"round 1: `message` at \['bias'\] of client 0"):

@@ -24,6 +24,7 @@ def ended(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_a_run_killed_after_its_last_evaluation_is_extended_when_that_is_charged(
     ended, refused, tmp_path
 ):

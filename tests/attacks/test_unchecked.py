@@ -54,6 +54,7 @@ def has_none(report):
     assert "ε = " not in report.short()
 
 
+@pytest.mark.thorough
 def test_functions_are_debugged_with_the_numbers_of_the_checked_simulation(state, capfd):
     with pytest.raises(ValueError, match="debug_print"):
         simulation(GOOD._replace(client=client)).init(0, HPARAMS)

@@ -90,10 +90,8 @@ def test_directions_are_orthonormal_and_cover_all_coordinates():
 # --- runs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["full", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("poisson", "groups"))],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["full", "poisson", "groups"])
 def test_sound_runs_are_spared(kind):
     mechanism = fjs.privacy.correlated(bands=3) if kind == "groups" else fjs.gaussian()
     states, report = bench.states_of(kind, mechanism, 25 if kind == "full" else 100, z=2.0)
@@ -109,13 +107,8 @@ def test_sound_runs_are_spared(kind):
     assert not together.refuted
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.thorough] if number else [])
-        for number, name in enumerate(bench.BROKEN)
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", bench.BROKEN)
 def test_broken_runs_are_refuted(name):
     states, report = bench.states_of("full", bench.BROKEN[name](fjs.gaussian()), 20)
     assert sum(result([state], report).refuted for state in states) > 10

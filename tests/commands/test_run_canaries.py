@@ -13,6 +13,7 @@ RUN = (
 )
 
 
+@pytest.mark.thorough
 def test_a_run_reports_its_audit(tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*RUN.split(), "--out", str(out)]) == 0

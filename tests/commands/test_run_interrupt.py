@@ -62,6 +62,7 @@ def test_a_signal_ends_a_run_with_all_its_files(tmp_path, capfd, number, name):
     assert f"{summary['rounds']} of 100000000" in output
 
 
+@pytest.mark.thorough
 def test_a_signal_while_results_are_written_leaves_all_of_them(tmp_path, capfd, monkeypatch):
     out, write, said = tmp_path / "run", execute.write_csv, []
 

@@ -39,6 +39,7 @@ def stages(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_what_neither_flag_nor_file_says_is_that_of_the_run_before(stages, tmp_path):
     file = tmp_path / "next.toml"
     file.write_text("mu = 0.5\nepsilon = 2.0\nalgorithm = 'fedprox'")

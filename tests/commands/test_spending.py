@@ -43,6 +43,7 @@ def budgeted(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_a_run_ends_with_its_budget_and_says_so(budgeted):
     summary, guarantee = files(budgeted, "summary", "guarantee")
     assert 0 < summary["rounds"] < 30

@@ -122,6 +122,7 @@ def simulation(population):
     )
 
 
+@pytest.mark.thorough
 def test_metrics_are_in_the_units_of_the_target_and_no_epsilon_covers_all_rows(population):
     public = data.scale(population, {**RANGES, "year": (1960, 1990), "same": (0, 14)})
     sim = simulation(public)

@@ -56,10 +56,6 @@ def of_system(name, chunk_map: ChunkMap):
     )
 
 
-def thorough(*values):
-    return pytest.param(*values, marks=pytest.mark.thorough)
-
-
 @pytest.mark.parametrize("name", every_system("pmtl", sending=True))
 def test_with_the_releases_fixed_one_clients_data_reaches_nobody_else(name):
     check(of_system(name, map_of(name)), rounds=4)
@@ -71,19 +67,18 @@ def test_the_law_does_not_depend_on_how_clients_are_mapped(chunk_map):
     check(of_system("pmtl", chunk_map), rounds=4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "simulation",
     [
-        thorough(lambda: build(local(TASK), no_release())),
+        lambda: build(local(TASK), no_release()),
         lambda: build(pmtl(TASK), adaptive_clipping(), Minibatches(4, steps=2, passes=2)),
-        thorough(lambda: build(pmtl(TASK), devices=jax.devices()[:2])),
-        thorough(
-            lambda: Simulation(
-                pmtl(known_regression(5)),
-                regression_stream(M, 5),
-                full_participation(),
-                Minibatches(4, steps=1),
-            )
+        lambda: build(pmtl(TASK), devices=jax.devices()[:2]),
+        lambda: Simulation(
+            pmtl(known_regression(5)),
+            regression_stream(M, 5),
+            full_participation(),
+            Minibatches(4, steps=1),
         ),
     ],
     ids=["nothing sent", "mechanism and minibatches with a state", "two devices", "fresh data"],
@@ -141,13 +136,14 @@ def made_of_data(function):
     return make
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        thorough("none", None),
-        thorough("init", "init: `personal`"),
+        ("none", None),
+        ("init", "init: `personal`"),
         ("server", "round 1: `shared`"),
-        thorough("predict", "predict: `params`"),
+        ("predict", "predict: `params`"),
     ],
 )
 def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, message):
@@ -157,6 +153,7 @@ def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, messa
         check(make(CLIENTS), rounds=1, build=make)
 
 
+@pytest.mark.thorough
 def test_a_noise_multiplier_made_of_messages_is_found():
     # The noise that the ledger is charged would itself tell of the data.
     mechanism = gaussian()

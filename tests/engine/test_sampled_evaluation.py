@@ -169,6 +169,7 @@ def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path, keep,
     assert f"accuracy {whole.mean('accuracy'):.2g}" in last
 
 
+@pytest.mark.thorough
 def test_patience_alone_validates_the_end_on_all_clients(in_memory):
     patience, kept = Patience(1), Records()
     state, hparams, _ = run(
@@ -194,6 +195,7 @@ def test_an_interrupted_run_has_the_records_of_one_that_was_not(in_memory, tmp_p
     assert kept.rows == file.rows == whole.rows
 
 
+@pytest.mark.thorough
 def test_released_evaluations_are_of_all_clients(in_memory):
     plan = EvaluationPlan(1.0, "accuracy")
     found = [

@@ -59,6 +59,7 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     assert nothing.legends == []
 
 
+@pytest.mark.thorough
 def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path):
     runs = [
         run(name, seed=seed)

@@ -105,6 +105,7 @@ def test_a_mechanism_without_a_guarantee_has_no_epsilon(tmp_path, capsys):
     assert "no guarantee is known for this mechanism" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_what_is_aimed_at_and_shown_is_what_the_accountant_reports(ran):
     summary, guarantee = ran("--epsilon", "2")
     assert 1.99 < summary["epsilon"] <= 2

@@ -112,6 +112,7 @@ def fault_at(n: int, error, experiment, undisturbed, path, patch) -> bool:
     return ended
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_bit_for_bit_after_a_fault_of_a_write(
     experiment, undisturbed, tmp_path, monkeypatch
 ):
@@ -247,6 +248,7 @@ def test_the_folder_is_what_it_must_be_after_any_history(
     check_history(steps, experiment, longest, tmp_path_factory.mktemp("history"), monkeypatch)
 
 
+@pytest.mark.thorough
 def test_a_stage_does_not_start_from_less_than_was_released(experiment, tmp_path, monkeypatch):
     directory = RunDirectory.create(tmp_path / "run")
     run(experiment, directory)

@@ -126,6 +126,7 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     assert "fedprox" in repr(simulation.algorithm.client)
 
 
+@pytest.mark.thorough
 def test_a_loss_of_ones_own_is_fitted_as_scikit_learn_fits_it():
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (80, 2))
