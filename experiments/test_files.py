@@ -50,3 +50,16 @@ def test_systems_are_marked_where_they_are_surely_better_than_both(script, tmp_p
     assert rows[2] == f"| Ditto | {estimate([0.61, 0.7, 0.81])}⁺ | {estimate([0.61, 0.7, 0.81])}⁺ |"
     assert rows[4] == "| Bad | 1 of 3 failed | 1 of 3 failed |"
     save(figure.drawn(found), tmp_path / "few.png")
+
+
+def test_a_picture_cuts_off_what_is_far_worse_and_never_what_is_best(script):
+    figure = script("figure")
+    means = [0.0, *[0.5] * 8, 0.52, 1.0]
+    scores = {(f"{place}", 1.0): {0: mean} for place, mean in enumerate(means)}
+    flipped = {key: {0: -values[0]} for key, values in scores.items()}
+    drawn = figure.drawn({"a": ("test_accuracy", scores), "b": ("test_nmse", flipped)})
+    (low, high), (best, worst) = (panel.get_xlim() for panel in drawn.axes[:2])
+    assert 0 < low < 0.5
+    assert high > 1
+    assert best < -1
+    assert -0.5 < worst < 0

@@ -135,8 +135,12 @@ def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
         # What is far worse than most, such as noise that adds up, does not squeeze the rest.
         tenth, middle, ninth = np.quantile([mean for mean, _ in ends], (0.1, 0.5, 0.9))
         spread = ninth - tenth
-        low = max(min(mean - half for mean, half in ends), middle - 1.6 * spread)
-        high = min(max(mean + half for mean, half in ends), middle + 1.6 * spread)
+        low = min(mean - half for mean, half in ends)
+        high = max(mean + half for mean, half in ends)
+        if metrics.of_column(metric).larger_is_better:
+            low = max(low, middle - 1.6 * spread)
+        else:
+            high = min(high, middle + 1.6 * spread)
         panel.set_xlim(low - 0.1 * spread, high + 0.1 * spread)
         panel.set(title=name, xlabel=metrics.label(metric).partition(" (")[0])
         panel.set_yticks(range(len(systems)), systems)
