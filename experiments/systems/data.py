@@ -121,4 +121,6 @@ def main(folder: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: data.py FOLDER OUT")
     main(*map(Path, sys.argv[1:]))

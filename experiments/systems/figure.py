@@ -159,6 +159,8 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--csv", type=Path, help="where all scores are written")
     args = parser.parse_args()
+    if missing := [str(path) for path in args.results if not path.exists()]:
+        parser.error(f"no such file or folder: {', '.join(missing)}")
     found: dict[str, tuple[str, Scores]] = {}
     for path in args.results:
         found |= of_file(path) if path.suffix == ".csv" else {path.name: of_sweep(path)}
