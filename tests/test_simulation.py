@@ -38,7 +38,6 @@ def pmtl_of_four():
     return simulation()
 
 
-@pytest.mark.thorough
 def test_a_run_leaves_what_the_user_passed_alone():
     mine = {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(3)}
     sim = simulation(task=TASK._replace(init=lambda key: mine))

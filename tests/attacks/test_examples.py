@@ -102,7 +102,6 @@ def test_the_delta_beside_an_epsilon_is_that_of_the_worst_client():
     assert found.to_json()["example"]["clients"]["delta"] == [0.1, 2e-5]
 
 
-@pytest.mark.thorough
 def test_two_gradients_of_other_types_have_noise_of_their_own():
     """Float32 and bfloat16 zeros have equal bits; once that gave both the same noise."""
     task = fjs.private_examples(fjs.tasks.squared(linear()), epsilon=0.5, rounds=1)
@@ -180,7 +179,6 @@ def test_a_gradient_compiled_beside_the_algorithm_is_refused():
         run(client, task)
 
 
-@pytest.mark.thorough
 def test_a_released_evaluation_is_charged_to_examples():
     """A metric that tells an example apart 60 of 60 times once left its ε at 1."""
     z, rows = 0.2, {"x": np.ones((10, D), np.float32), "y": np.arange(10, dtype=np.float32)}

@@ -153,7 +153,6 @@ def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, messa
         check(make(CLIENTS), rounds=1, build=make)
 
 
-@pytest.mark.thorough
 def test_a_noise_multiplier_made_of_messages_is_found():
     # The noise that the ledger is charged would itself tell of the data.
     mechanism = gaussian()

@@ -119,7 +119,6 @@ def test_the_budget_ends_everywhere_after_the_same_round():
         )
 
 
-@pytest.mark.thorough
 def test_a_killed_run_spends_no_planned_round_twice(tmp_path):
     sim = simulation()
     begun, hparams = started(sim)

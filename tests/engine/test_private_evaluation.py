@@ -135,7 +135,6 @@ def test_evaluations_at_other_rounds_have_other_noise():
     assert found[0] != found[1]
 
 
-@pytest.mark.thorough
 def test_a_budget_covers_evaluations_and_ends_with_them():
     plan = EvaluationPlan(2.0, "accuracy")
     sim, state, hparams = started(plan)

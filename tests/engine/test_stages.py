@@ -169,7 +169,6 @@ def test_a_stage_draws_noise_of_its_own(ended):
     assert digests[0] != digests[1]
 
 
-@pytest.mark.thorough
 def test_the_state_that_a_stage_starts_from_stays_usable(ended):
     sim, state = ended[pmtl]
     before = np.array(state.personal["kernel"])

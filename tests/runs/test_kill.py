@@ -248,7 +248,6 @@ def test_the_folder_is_what_it_must_be_after_any_history(
     check_history(steps, experiment, longest, tmp_path_factory.mktemp("history"), monkeypatch)
 
 
-@pytest.mark.thorough
 def test_a_stage_does_not_start_from_less_than_was_released(experiment, tmp_path, monkeypatch):
     directory = RunDirectory.create(tmp_path / "run")
     run(experiment, directory)

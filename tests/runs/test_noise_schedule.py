@@ -73,7 +73,6 @@ def ran(tmp_path_factory):
     return out
 
 
-@pytest.mark.thorough
 def test_what_is_spent_at_every_evaluation_is_that_of_the_rounds_done(ran):
     z = POWER.noise(3.0, T)
     assert isinstance(z, np.ndarray)
