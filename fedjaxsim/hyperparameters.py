@@ -66,6 +66,17 @@ class Hyperparameter:
 
     def check(self, value: Value, clients: int | None = None) -> None:
         """Check the shape, for m `clients` if known, and the range if the value is on the host."""
+        self.check_shape(value, clients)
+        numbers = on_host(value)
+        if numbers is None:
+            return
+        allowed = self.allows(numbers)
+        if not allowed.all():
+            got = numbers if numbers.ndim == 0 else numbers[~allowed]
+            raise ValueError(f"{self.name} must {self.allowed}, got {got}")
+
+    def check_shape(self, value: Any, clients: int | None = None) -> None:
+        """Check shape and type of a value, which may be traced, for m `clients` if known."""
         several = self.schedule or self.per_client
         of_each = "round" if self.schedule else "client" + (f" ({clients})" if clients else "")
         wanted = f"a number or one number per {of_each}" if several else "one number"
@@ -76,15 +87,13 @@ class Hyperparameter:
         wrong = self.per_client and clients is not None and shape not in ((), (clients,))
         if wrong or len(shape) > several or 0 in shape:
             raise ValueError(f"{self.name} must be {wanted}, got shape {shape}")
-        known = on_host(value)
-        if known is None:
-            return
-        allowed = (known >= self.range[0]) & (known <= self.range[1])
+
+    def allows(self, value: Any) -> Any:
+        """Return whether each number, on the host or traced, lies in the range; NaN does not."""
+        inside = (value >= self.range[0]) & (value <= self.range[1])
         for other in self.also:
-            allowed |= known == other
-        if not allowed.all():
-            got = known if known.ndim == 0 else known[~allowed]
-            raise ValueError(f"{self.name} must {self.allowed}, got {got}")
+            inside |= value == other
+        return inside
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -174,6 +174,7 @@ class Simulation:
             self.accounts,
             accounts.no_charges(self.accounts),
             examples=self.examples,
+            records=tuple(self.records.values()),
         )
         if self.streamed:
             self.transformed = stream(self.program)

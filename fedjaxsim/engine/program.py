@@ -23,7 +23,13 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.work import INTEGER, CohortResult, map_clients, row_of, work
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, client_values, server_values
+from fedjaxsim.hyperparameters import (
+    Hyperparameter,
+    Hyperparameters,
+    Records,
+    client_values,
+    server_values,
+)
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
@@ -103,6 +109,8 @@ class Program:
       charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
       runs: the runs of a batched program; None for a single run.
       examples: the event of a round of clients that protect examples in gradients; else None.
+      records: the hyperparameters of all parts. `init` and `draw` check shapes, which are known
+        while tracing; a round with a value out of range is charged NaN, so it has no ε.
     """
 
     algorithm: Algorithm
@@ -117,6 +125,7 @@ class Program:
     charge: Callable[..., Charges] = ledger.charge
     runs: Runs | None = None
     examples: PrivacyEvent | None = None
+    records: Records = ()
 
     @property
     def num_clients(self) -> int:
@@ -131,6 +140,7 @@ class Program:
 
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """Return the state before the first round."""
+        self._check_shapes(hparams)
         init_key, key = jax.random.split(key)
         ids = jnp.minimum(self.partition.ids(), self.num_clients - 1)
         # `out_axes` raises where the server's state depends on a client's hyperparameters.
@@ -261,6 +271,7 @@ class Program:
     @jax.named_scope("draw")
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
         """Draw a round from the run's key and the round alone, so rounds can be drawn ahead."""
+        self._check_shapes(hparams)
         for_sampling, for_clients, for_noise = threefry.split(state.key, 3)
         # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
         correlated = self.mechanism.event.of_whole_run
@@ -368,14 +379,39 @@ class Program:
         if not any(event.releases for _, event in self.accounts):
             return state.privacy
         costs = costs_of(self.algorithm, self.examples, hparams, (z, drawn.rate))
+        in_range = self._in_range(hparams)
         privacy = ledger.drew(state.privacy, state.key, state.round)
-        for (scheme, event), cost in zip(self.accounts, costs, strict=True):
+        for (scheme, event), (noise, rate) in zip(self.accounts, costs, strict=True):
             if event.releases:
+                cost = jnp.where(in_range, noise, jnp.nan), rate
                 privacy = ledger.update(
                     privacy, scheme, event,
                     lambda charges, cost=cost: self.charge(charges, *cost, state.round),
                 )  # fmt: skip
         return privacy
+
+    def _check_shapes(self, hparams: Hyperparameters) -> None:
+        """Check that each hyperparameter has a shape that its record allows."""
+        for record in self.records:
+            if record.name in hparams:
+                value = hparams.get(record.name)
+                if self._differs(record.name):
+                    value = jax.ShapeDtypeStruct(jnp.shape(value)[1:], jnp.result_type(value))
+                record.check_shape(value, self.num_clients)
+
+    def _in_range(self, hparams: Hyperparameters) -> jax.Array:
+        """Return whether all hyperparameters lie in their ranges, (), or of S runs (S,)."""
+        inside = jnp.ones(() if self.runs is None else self.runs.size, bool)
+        for record in self.records:
+            if record.name in hparams:
+                allowed = record.allows(jnp.asarray(hparams.get(record.name)))
+                first = 1 if self._differs(record.name) else 0
+                inside &= jnp.all(allowed, axis=tuple(range(first, allowed.ndim)))
+        return inside
+
+    def _differs(self, name: str) -> bool:
+        """Return whether a hyperparameter has a first axis of runs."""
+        return self.runs is not None and self.runs.axes.get(name) is not None
 
     # --- the layout -------------------------------------------------------------------------------
 

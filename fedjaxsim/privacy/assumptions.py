@@ -152,7 +152,10 @@ def no_guarantee(charged: PrivacySpend) -> str:
     if noise and not charged.event.known:
         return "no guarantee is known for this mechanism"
     if any(math.isnan(z) for z in noise):
-        return "the noise multiplier of some round is not a number"
+        return (
+            "the noise multiplier of some round is not a number, or a hyperparameter was out of "
+            "its range"
+        )
     if charged.event.releases and 0 in noise:
         return "no noise was added"
     if charged.event.of_whole_run and len(set(noise)) > 1:
