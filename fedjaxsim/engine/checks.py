@@ -26,6 +26,7 @@ from fedjaxsim.engine.work import INTEGER
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
 from fedjaxsim.models.model import STATISTICS
+from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
 from fedjaxsim.privacy.samplers import Sampler, Sampling, work_of
@@ -172,12 +173,12 @@ def _a_round(
         predicted = algorithm.predict_with_data(shared, personal, data, hparams, client_id)
     _check_evaluation(algorithm.task, key, predicted, data)
     zero, public = mechanism.zero(message, m), mechanism.init(hparams)
-    if _is_own(mechanism.add):
+    if own_modules(mechanism.add):
         sent = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), message)
         one = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
         added = mechanism.add(zero, Messages(sent), *one, public, hparams)
         _require_alike("add", "an accumulator", zero, added)
-    if _is_own(program.sampling.draw):
+    if own_modules(program.sampling.draw):
         program.sampling.draw(key, round_, hparams)
     if (availability := program.sampling.availability) is not None:
         share = work_of(availability, key, round_, client_id)
@@ -189,11 +190,6 @@ def _a_round(
     served = algorithm.server(shared, release, hparams, round_)
     _require_alike("server", "a server state", shared, served, cast=True)
     return message
-
-
-def _is_own(function: Any) -> bool:
-    """Return whether a function of a mechanism or a sampler is not the package's."""
-    return not getattr(function, "__module__", "").startswith("fedjaxsim.")
 
 
 def _several(function: str, returned: Any, names: str) -> Any:

@@ -5,9 +5,6 @@ batches sees the clients of a chunk, a collective those of all devices, a refere
 rounds, and an array that a function closes over may hold anybody's rows.
 """
 
-import contextlib
-import functools
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +16,7 @@ from jax.core import Tracer
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.contained_rows import contained_rows
 from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, line_of, refusal
+from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
@@ -75,40 +73,6 @@ def _constants(traced: Any) -> Iterator[tuple[Any, Any]]:
                 yield value, equation
         for inner in inner_jaxprs(equation):
             yield from _constants(inner)
-
-
-_PACKAGES = {
-    *sys.stdlib_module_names,
-    "fedjaxsim", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku",
-}  # fmt: skip
-
-
-_INSIDE = "__closure__", "cell_contents", "__defaults__", "__wrapped__", "__self__"
-_OF_PARTIAL = "func", "args", "keywords"
-"""Names of what a function, its cells and a `functools.partial` hold."""
-
-
-def own_modules(part: Any) -> list[str]:
-    """Return the modules, no libraries, of a part's functions and of all they close over."""
-    found, seen = set(), set()
-    left: list[Any] = [part]
-    while left:
-        value = left.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, (tuple, list)):
-            left += value
-        elif isinstance(value, dict):
-            left += value.values()
-        else:
-            module = getattr(value, "__module__", None) or type(value).__module__
-            if module.partition(".")[0] not in _PACKAGES:
-                found.add(module)
-            names = _OF_PARTIAL if isinstance(value, functools.partial) else _INSIDE
-            with contextlib.suppress(ValueError):  # an empty cell
-                left += [getattr(value, name, None) for name in names]
-    return sorted(found)
 
 
 _ASSUMED = (

@@ -18,11 +18,11 @@ from fedjaxsim.divergence import DivergingWarning, diverging_from
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Clock, Segment
 from fedjaxsim.engine.processes import from_all, is_first
-from fedjaxsim.engine.purity import own_modules
 from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.extras import missing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import SAMPLED
+from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.guarantee import Report, spent

@@ -14,8 +14,8 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.purity import own_modules
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation

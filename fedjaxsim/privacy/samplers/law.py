@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
+from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.entries import SamplingScheme, excess
 from fedjaxsim.privacy.samplers import Sampler, Sampling
 
@@ -31,11 +32,8 @@ def check_own(
 
     A sampler of the package whose scheme or rate a user replaced is the user's own.
     """
-    package = __name__.partition(".")[0]
-    functions = sampling.for_clients, sampler.draw, sampler.rate
-    modules = [getattr(function, "__module__", None) or "" for function in functions]
     rate = on_host(sampler.rate(hparams))
-    if all(module.partition(".")[0] == package for module in modules) or rate is None:
+    if rate is None or not own_modules((sampling.for_clients, sampler.draw, sampler.rate)):
         return
     # Any of them may change what is drawn.
     values = [on_host(hparams.get(name)) for name in sorted(hparams)]

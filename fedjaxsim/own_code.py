@@ -1,0 +1,48 @@
+"""Whose code a part runs: assumptions, checks and tests of users' code follow from one answer."""
+
+import contextlib
+import functools
+import sys
+import types
+from typing import Any
+
+_PACKAGES = {
+    *sys.stdlib_module_names,
+    "fedjaxsim", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku",
+}  # fmt: skip
+_INSIDE = (
+    "__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__wrapped__", "__func__",
+    "__self__",
+)  # fmt: skip
+_OF_PARTIAL = "func", "args", "keywords"
+"""Names of what a function, its cells and a `functools.partial` hold."""
+
+
+def own_modules(part: Any) -> list[str]:
+    """Return the modules, no libraries, of a part's functions and of all they close over."""
+    modules, seen = set(), set()
+    left: list[Any] = [part]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (tuple, list)):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+        else:
+            module = _module_of(value)
+            if module.partition(".")[0] not in _PACKAGES:
+                modules.add(module)
+            names = _OF_PARTIAL if isinstance(value, functools.partial) else _INSIDE
+            with contextlib.suppress(ValueError):  # an empty cell
+                left += [getattr(value, name, None) for name in names]
+    return sorted(modules)
+
+
+def _module_of(value: Any) -> str:
+    """Return where code was written: `__module__` may be copied, as by `functools.wraps`."""
+    if isinstance(value, types.FunctionType):
+        return value.__globals__.get("__name__") or value.__code__.co_filename
+    return (value if isinstance(value, type) else type(value)).__module__

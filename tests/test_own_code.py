@@ -1,0 +1,83 @@
+"""Whose code a part runs, however it is wrapped."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from problems import classification
+
+import fedjaxsim as fjs
+from fedjaxsim.engine.program import mechanism_of_run
+from fedjaxsim.own_code import own_modules
+
+POPULATION, TASK = classification([3] * 20)
+BASE = fjs.gaussian()
+ADD: Any = BASE.add
+WHOLE = fjs.full_participation().for_clients(20)
+
+
+@functools.wraps(BASE.add)
+def mine(*args):
+    return args
+
+
+class Mine:
+    def add(self, *args):
+        return args
+
+    def __call__(self, *args):
+        return args
+
+
+WRAPPED = {
+    "wraps": mine,
+    "jitted": jax.jit(mine),
+    "partial": functools.partial(ADD, mine),
+    "method": Mine().add,
+    "object": Mine(),
+    "keyword": functools.partial(ADD, key=mine),
+    "renamed": eval("lambda *args: args", {"__name__": ""}),
+}
+
+
+@pytest.mark.parametrize("function", WRAPPED.values(), ids=WRAPPED)
+def test_code_is_its_authors_however_it_is_wrapped(function):
+    expected = ["<string>"] if function is WRAPPED["renamed"] else [__name__]
+    assert own_modules(function) == expected
+    assert own_modules(BASE._replace(add=function)) == expected
+    # A function of the package that holds it, as in `mechanism_of_run`.
+    assert own_modules(mechanism_of_run(BASE._replace(add=function), ())) == expected
+
+
+def test_the_package_and_libraries_are_nobodys():
+    assert own_modules((BASE, fjs.poisson(0.1), fjs.pmtl(TASK), optax.adam(0.1), jnp.sum)) == []
+
+
+def simulation(**parts):
+    return fjs.Simulation(fjs.fedavg(TASK), POPULATION, **parts)
+
+
+def test_a_wrapped_mechanism_keeps_its_assumption_and_its_checks():
+    mechanism = BASE._replace(add=mine)
+    sim = simulation(sampling=fjs.full_participation(), mechanism=mechanism)
+    assert any(sentence.startswith(f"The mechanism of {__name__}") for sentence in sim.public)
+    with pytest.raises(ValueError, match="add must return an accumulator"):
+        sim.init(0, sim.hyperparameters(clip=1.0))
+
+
+def test_a_wrapped_sampler_is_asked_for_cohorts():
+    sampling = fjs.poisson(0.05)
+    sampler = sampling.for_clients(20)
+
+    @functools.wraps(sampler.draw)
+    def everybody(*args):
+        return WHOLE.draw(*args)
+
+    liar = sampler._replace(draw=everybody)
+    for_clients = functools.wraps(sampling.for_clients)(lambda m: liar)
+    sim = simulation(sampling=sampling._replace(for_clients=for_clients))
+    with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
+        sim.init(0, sim.hyperparameters())
