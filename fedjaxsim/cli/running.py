@@ -12,6 +12,8 @@ from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import checked, stoppable
+from fedjaxsim.data.describe import clipped_in_words
+from fedjaxsim.data.transforms import clipped_shares
 from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
@@ -223,6 +225,8 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         least = number(float(np.min(hparams.learning_rate)))
         print(f"learning rate {least}: 1/L, so no step expands")
+    if shares := clipped_shares(simulation.population):
+        print(clipped_in_words(shares))
     if done.audit is not None:
         print(done.audit)
     if stage.earlier:

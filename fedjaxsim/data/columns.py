@@ -24,6 +24,8 @@ class Columns:
         as 1 for scaled and for encoded columns; by default unknown, ∞.
       norm: largest Euclidean norm of a stored row that is known without reading rows; by default
         it follows from `bound`, where columns that encode one count once.
+      clipped: (d,) share of the rows whose value lay beyond the column's range, of all splits; of
+        several scalings the largest. It is read from rows, and equal columns may differ in it.
 
     Raises:
       ValueError: numbers do not fit the names, or names are not distinct.
@@ -34,6 +36,7 @@ class Columns:
     half_range: tuple[float, ...] = ()
     bound: tuple[float, ...] = ()
     norm: float = math.inf
+    clipped: tuple[float, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self):
         object.__setattr__(self, "names", tuple(self.names))
@@ -41,7 +44,8 @@ class Columns:
         if len(set(self.names)) < d:
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise ValueError(f"columns must have distinct names, got {twice!r} twice")
-        for name, default in (("centre", 0.0), ("half_range", 1.0), ("bound", math.inf)):
+        defaults = {"centre": 0.0, "half_range": 1.0, "bound": math.inf, "clipped": 0.0}
+        for name, default in defaults.items():
             values = getattr(self, name) or (default,) * d
             if len(values) != d:
                 raise ValueError(f"{name} must hold {d} numbers, one for each column, got {values}")
@@ -106,6 +110,6 @@ class Columns:
 
     def chosen(self, kept: np.ndarray) -> Self:
         """Return some of the columns, where `kept`, (d,) bool."""
-        names = ("names", "centre", "half_range", "bound")
+        names = ("names", "centre", "half_range", "bound", "clipped")
         some = {name: tuple(itertools.compress(getattr(self, name), kept)) for name in names}
         return dataclasses.replace(self, **some)

@@ -1,6 +1,7 @@
 """Statistics of a population, and the columns of a table with the flags that make features."""
 
 import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from fedjaxsim.data.table import (
     table_of,
     texts,
 )
+from fedjaxsim.data.transforms import clipped_shares
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
@@ -29,6 +31,8 @@ _LISTED = 10
 """Most labels that are listed."""
 TABLES = ("csv", "parquet")
 """Sources that are tables."""
+_FEW = 20
+"""Most integers from 0 on that are taken for classes."""
 _SHOWN = 3
 """Values of a text column that are shown."""
 
@@ -52,6 +56,8 @@ def describe(population: Population) -> dict[str, Any]:
             for name, values in population.fields.items()
         },
         "labels": None,
+        "clipped": clipped_shares(population),
+        "between_clients": between_clients(population),
     }
     y = population.fields.get("y")
     if y is not None and y.dtype.kind in "iu":
@@ -59,6 +65,44 @@ def describe(population: Population) -> dict[str, Any]:
         labels = np.unique(y if y.ndim == 1 else y[y != _PADDING])  # one for each token
         found["labels"] = [names[k] if names else int(k) for k in labels]
     return found
+
+
+def between_clients(population: Population) -> float | None:
+    """Compute the intraclass correlation ICC(1) of the target, of training rows.
+
+    It is the share of the target's variance between clients, in one-way analysis of variance with
+    n₀ = (N − Σ n²/N) / (k − 1) rows a client (Donner 1986), and may be slightly negative. For
+    classes, by name or 0 to at most 19, the variance is that of their indicators together.
+
+    Returns:
+      The correlation; None without a target of one number a row, or if no client has two rows.
+    """
+    y, ranges = population.fields.get("y"), population.splits["train"]
+    counts = ranges.count.astype(np.float64)
+    rows, clients = int(counts.sum()), len(counts)
+    if y is None or y.ndim != 1 or clients < 2 or rows == clients:
+        return None
+    values, client = y[ranges.all_rows()], np.repeat(np.arange(clients), ranges.count)
+    if "y" in population.categories or _are_classes(values):
+        classes = int(values.max()) + 1
+        cells = np.bincount(client * classes + values, minlength=clients * classes)
+        of_client = cells.reshape(clients, classes).astype(np.float64)
+        centre = np.sum(of_client.sum(axis=0) ** 2) / rows
+        total, between = rows - centre, np.sum(of_client**2 / counts[:, None]) - centre
+    else:
+        centred = values.astype(np.float64) - values.mean(dtype=np.float64)
+        total = np.sum(centred**2)
+        between = np.sum(np.bincount(client, centred) ** 2 / counts)
+    across, within = between / (clients - 1), (total - between) / (rows - clients)
+    usual = (rows - np.sum(counts**2) / rows) / (clients - 1)
+    scale = across + (usual - 1) * within
+    return float((across - within) / scale) if scale > 0 else None
+
+
+def _are_classes(values: np.ndarray) -> bool:
+    """Return whether labels are integers from 0 on, few of them."""
+    whole = values.dtype.kind in "iu" and values.min() >= 0 and values.max() < _FEW
+    return bool(whole and len(np.unique(values)) == values.max() + 1)
 
 
 def in_words(found: Mapping[str, Any]) -> str:
@@ -79,12 +123,25 @@ def in_words(found: Mapping[str, Any]) -> str:
         if len(labels) > _LISTED:
             labels = [*labels[: _LISTED - 2], "…", labels[-1]]
         lines.append(f"labels: {len(found['labels'])} different: {', '.join(labels)}")
+    if found["between_clients"] is not None:
+        lines.append(
+            f"variance of the target between clients: {found['between_clients']:.2f} of all "
+            "(ICC); the larger, the more personal models can help"
+        )
+    if found["clipped"]:
+        lines.append(clipped_in_words(found["clipped"]))
     return "\n".join(lines)
 
 
+def clipped_in_words(shares: Mapping[str, float]) -> str:
+    """Format the shares of rows beyond their column's range, by column."""
+    texts = [f"{readable(name)} {share:.2%}" for name, share in shares.items()]
+    return f"rows clipped to the range of a column: {', '.join(texts)}"
+
+
 def readable(name: str) -> str:
-    """Quote a name that is blank or not printable."""
-    return name if name.strip() and name.isprintable() else repr(name)
+    """Quote a name that is blank, not printable, or begins or ends with a space."""
+    return name if name and name == name.strip() and name.isprintable() else repr(name)
 
 
 def columns_of(
@@ -125,12 +182,12 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
     missing, distinct, needed = int(absent.sum()), len(found), None
     of_numbers = role == "feature" or (role == "target" and types.is_floating(column.type))
     if role == "feature" and (missing or distinct < 2):
-        needed = f"--drop {name}"
+        needed = f"--drop {shlex.quote(name)}"
     elif role == "feature" and kind in ("text", "other"):
         encodes = kind == "text" and encodable(distinct, len(column))
-        needed = f"--{'one-hot' if encodes else 'drop'} {name}"
+        needed = f"--{'one-hot' if encodes else 'drop'} {shlex.quote(name)}"
     elif of_numbers and not scaled and kind == "number" and max(map(abs, ends), default=0) > 1:
-        needed = f"--range {name}=LOW:HIGH"
+        needed = f"--range {shlex.quote(f'{name}=LOW:HIGH')}"
     return {
         "name": name, "role": role, "type": str(column.type), "values": ends,
         "distinct": distinct, "missing": missing, "flag": needed,
@@ -148,11 +205,12 @@ def columns_in_words(columns: Sequence[Mapping[str, Any]]) -> str:
         rows.append((readable(each["name"]), each["role"], *facts, each["flag"] or ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    needed = [each["flag"].split(" ", 1) for each in columns if each["flag"]]
-    pasted = [f"--range {of}" for name, of in needed if name == "--range"]
+    needed = [(each["flag"].split(" ")[0], each["name"]) for each in columns if each["flag"]]
+    ranges = [f"{column}=LOW:HIGH" for name, column in needed if name == "--range"]
+    pasted = [f"--range {shlex.quote(text)}" for text in ranges]
     for flag in ("--drop", "--one-hot"):
         if of := [column for name, column in needed if name == flag]:
-            pasted.insert(0, f"{flag} {','.join(of)}")
+            pasted.insert(0, f"{flag} {shlex.quote(','.join(of))}")
     if pasted:
         lines.append(f"flags: {' '.join(pasted)}")
     if any(name == "--range" for name, _ in needed):

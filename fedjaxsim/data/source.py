@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ import numpy as np
 from fedjaxsim.data.arrays import SPLITS, common_length
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
+
+_SHOWN = 8
+"""Names of columns that fit into a message."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,6 +76,12 @@ def numbered(texts: np.ndarray, *, by_number: bool = False) -> tuple[np.ndarray,
         found.sort(key=int)
     place = {text: number for number, text in enumerate(found)}
     return np.array(found, str), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
+
+
+def listed(names: Sequence[str]) -> str:
+    """List names of columns for a message, the first of many."""
+    more = [f"… ({len(names)} in all)"] if len(names) > _SHOWN else []
+    return ", ".join([*map(repr, names[:_SHOWN]), *more])
 
 
 def shown(values: np.ndarray) -> str:

@@ -14,15 +14,13 @@ from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_floa
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.source import Source, numbered
+from fedjaxsim.data.source import Source, listed, numbered
 from fedjaxsim.data.text import encode
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, Table
 
-_SHOWN = 8
-"""Names of columns that fit into a message."""
 _FEW = 20
 """Values of a column that may be encoded in any number of rows."""
 
@@ -149,7 +147,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         others = {*roles.taken, *roles.drop}
         features = [name for name in table.column_names if name not in others]
         if not features:
-            raise ValueError(f"no column is left for features, of {_listed(table.column_names)}")
+            raise ValueError(f"no column is left for features, of {listed(table.column_names)}")
     for name in (*roles.taken, *features):
         _require_complete(name, table[name])
     kinds = [kind_of(table[name].type) for name in features]
@@ -172,7 +170,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     if y.ndim == 1:
         columns["y"] = Columns((roles.target,))
     if roles.one_hot:
-        of = _listed(roles.one_hot)
+        of = listed(roles.one_hot)
         public.append(
             f"Which values {of} may have is read from all clients' rows and taken as public."
         )
@@ -208,7 +206,7 @@ def table_of(frame: Any) -> "Table":
         ) from error
     names, columns = table.column_names, []
     if len(set(names)) < len(names):
-        raise ValueError(f"columns must have distinct names, got {_listed(names)}")
+        raise ValueError(f"columns must have distinct names, got {listed(names)}")
     for name, column in zip(names, table.columns, strict=True):
         kind = column.type
         if isinstance(kind, pyarrow.BaseExtensionType):
@@ -231,7 +229,7 @@ def check_names(names: list[str], rows: int, roles: Roles) -> None:
     named = [*roles.taken, *features, *roles.one_hot, *roles.drop]
     absent = [name for name in named if name not in names]
     if absent:
-        raise ValueError(f"there is no column {absent[0]!r}, only {_listed(names)}")
+        raise ValueError(f"there is no column {absent[0]!r}, only {listed(names)}")
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(
@@ -393,9 +391,3 @@ def _splits(name: str, column: "ChunkedArray") -> np.ndarray:
             f"{values[row][:40]!r} in row {row + 1}"
         )
     return np.array(places)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """List names of columns for a message, the first of many."""
-    more = [f"… ({len(names)} in all)"] if len(names) > _SHOWN else []
-    return ", ".join([*map(repr, names[:_SHOWN]), *more])

@@ -8,6 +8,7 @@ nothing. No ε covers the ranges of all rows, as `Population.unprotected` says.
 import dataclasses
 import difflib
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,10 +16,14 @@ import numpy as np
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.source import listed
 
 Range = tuple[float, float]
 """The smallest and the largest value of a column, in the units of its source."""
 _GIVEN = "The ranges of columns are given and taken as public."
+_MANY = 0.1
+"""Share of clipped rows from which on a range is worth a warning."""
+_ROUNDING = 1e-6
 _READ = "the data were scaled by the ranges of all rows, which no ε covers"
 
 
@@ -110,21 +115,22 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
     """Map columns of x, and a numeric target, from public ranges to [-1, 1].
 
     Values beyond are clipped, but for targets of validation and test rows: metrics, which are in
-    the target's own units, are those of the data. Columns without a range stay as they are.
+    the target's own units, are those of the data. Columns without a range stay as they are. Warns
+    of a range that misses more than a tenth of the rows; `Columns.clipped` has the shares.
 
     Args:
       population: features x (N, d), and targets y.
       ranges: (smallest, largest) value by column, in the units of the source.
 
     Raises:
-      ValueError: there is no such column, it holds classes, or a range is empty.
+      ValueError: there is no such column, it holds classes, a range is empty or misses all rows.
     """
     known = {name: field for field in ("y", "x") for name in _names(population, field)}
     for name, ends in ranges.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"there is no column {name!r} to scale{hint}")
+            raise ValueError(f"there is no column {name!r} to scale, only {listed([*known])}{hint}")
         if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
             raise ValueError(
                 f"the range of column {name!r} must be (smallest, largest), got {ends}"
@@ -134,7 +140,27 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
     chosen: dict[str, dict[str, Range]] = {}
     for name, ends in ranges.items():
         chosen.setdefault(known[name], {})[name] = ends
-    return noted(_mapped(population, chosen), _GIVEN)
+    scaled = _mapped(population, chosen)
+    for name, share in clipped_shares(scaled).items():
+        if name not in ranges or share <= _MANY:
+            continue
+        low, high = ranges[name]
+        missed = f"the range {low:g}:{high:g} of column {name!r} misses {share:.1%} of the rows"
+        if share == 1:
+            raise ValueError(f"{missed}: it must be in the units of the column")
+        said = f"{missed}, which are clipped: is it in the units of the column?"
+        warnings.warn(said, stacklevel=2)
+    return noted(scaled, _GIVEN)
+
+
+def clipped_shares(population: Population) -> dict[str, float]:
+    """Return the share of the rows beyond a column's range, for columns with such rows."""
+    shares = {
+        name: share
+        for columns in population.columns.values()
+        for name, share in zip(columns.names, columns.clipped, strict=True)
+    }
+    return {name: share for name, share in shares.items() if share > 0}
 
 
 def scale_by_rows(population: Population, *, target: bool = False) -> Population:
@@ -180,12 +206,15 @@ def _mapped(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -
         low, high = np.where(moved, np.sort(own, axis=0), ends)
         centre, half_range = (low + high) / 2, (high - low) / 2
         new = (values.reshape(len(values), -1) - centre) / half_range
+        beyond = np.where(moved, np.mean(np.abs(new) > 1 + _ROUNDING, axis=0), 0.0)
         clips = np.full(len(values), field != "y")
         clips[population.splits["train"].all_rows()] = True
         new = np.where(clips[:, None] & moved, np.clip(new, -1, 1), new)
         fields[field] = new.reshape(values.shape).astype(np.float32)
         bound = np.where(moved, 1.0, columns.bound)
-        named[field] = columns.mapped(centre, half_range, bound)
+        mapped = columns.mapped(centre, half_range, bound)
+        clipped = tuple(np.maximum(columns.clipped, beyond).tolist())
+        named[field] = dataclasses.replace(mapped, clipped=clipped)
     held_out = population.held_out and _mapped(population.held_out, ranges)
     return dataclasses.replace(population, fields=fields, columns=named, held_out=held_out)
 

@@ -36,6 +36,7 @@ def population():
     return data.split(found, test=0.3, seed=1)
 
 
+@pytest.mark.filterwarnings("ignore:the range")
 def test_public_ranges_map_to_the_unit_interval_and_clip(population):
     narrow = data.scale(population, {"age": (30, 60), "wage": (15, 20)})
     age = population.fields["x"][:, 0].astype(float)
@@ -52,8 +53,22 @@ def test_public_ranges_map_to_the_unit_interval_and_clip(population):
     np.testing.assert_allclose(back[inside], age[inside], atol=1e-4)
     assert narrow.columns["x"].bound == (1, np.inf, 1, 1, np.inf)
     assert "taken as public" in narrow.public[-1]
+    beyond = np.mean((age < 30) | (age > 60)), np.mean(np.abs(stored) > 1)
+    shares = narrow.columns["x"].clipped[0], narrow.columns["y"].clipped[0]
+    np.testing.assert_allclose(shares, beyond, atol=1e-12)
+    assert narrow.columns["x"].clipped[1:] == (0,) * 4
     again = data.scale(narrow, {"age": (0, 120)}).columns["x"]
     assert (again.centre[0], again.half_range[0]) == pytest.approx((60, 60))
+
+
+def test_a_range_that_misses_the_rows_is_said_or_refused(population):
+    age = population.fields["x"][:, 0].astype(int)
+    low = int(np.sort(age)[len(age) // 5])  # a fifth of the rows lie below
+    with pytest.warns(UserWarning, match=r"range .* of column 'age' misses .* of the rows") as told:
+        data.scale(population, {"age": (low, 100)})
+    assert f"{np.mean(age < low):.1%}" in str(told[0].message)
+    with pytest.raises(ValueError, match=r"range 3000:4000 of column 'year' misses 100.0%"):
+        data.scale(population, {"year": (3000, 4000)})
 
 
 def test_ranges_of_all_rows_are_those_of_scikit_learn(population):
@@ -84,7 +99,7 @@ def test_clients_held_out_are_mapped_by_the_same_ranges(population):
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        ({"aged": (0, 1)}, "no column 'aged' to scale; did you mean 'age'"),
+        ({"aged": (0, 1)}, "no column 'aged' to scale, only .*'year'.*; did you mean 'age'"),
         ({"age": (1, 1)}, "range of column 'age' must be"),
         ({"age": (0, np.inf)}, "range of column 'age' must be"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -47,6 +48,24 @@ def test_what_stops_a_table_is_shown_with_flags_that_mend_it(table, capsys):
     everything = f"{SHOW} --one-hot job --drop note,gap --loss squared --scale all"
     assert main(everything.split()) == 2  # a loss is none of the data
     assert main(everything.replace("--loss squared ", "").split()) == 0
+    assert "flags:" not in capsys.readouterr().out
+
+
+def test_flags_are_quoted_for_a_shell_and_spaces_of_names_are_seen(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    years, school = np.arange(20.0, 32.0), np.tile([3.0, 5.0], 6)
+    who = np.repeat(["A", " A", "A "], 4)
+    named = {"who": who, "age (years)": years, "Father's edu": school, "pay": years * 99.5}
+    pd.DataFrame(named).to_csv("pay.csv", index=False)
+    show = ["data", "show", "--data", "csv:pay.csv", "--client", "who", "--target", "pay"]
+    assert main(show) == 0
+    printed = capsys.readouterr().out
+    assert "' A', A, 'A '" in printed
+    flags = re.search("(?m)^flags: (.*)$", printed)
+    assert flags is not None
+    words = shlex.split(flags[1].replace("LOW:HIGH", "0:9999"))
+    assert words[1::2] == ["age (years)=0:9999", "Father's edu=0:9999", "pay=0:9999"]
+    assert main([*show, *words]) == 0
     assert "flags:" not in capsys.readouterr().out
 
 
