@@ -1,6 +1,7 @@
 """Sums of clipped messages as integers: exact in any order, and never above the bound."""
 
 import dataclasses
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,31 @@ def test_what_is_released_follows_from_the_sum_plus_noise_alone(data):
     units = clients * 2**total.bits + rest
     assert released(units, noise) == released(units + moved, noise - moved)
     assert released(units, noise) == np.float32((units + noise) * 2.0**-total.bits)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_noise_meets_the_low_bits_alone_and_one_rounding_follows(data):
+    # The release is one rounding of A + high, where A, of noise and low bits, differs from their
+    # sum by at most 2⁻²³ of both. So the rounding of a large sum cannot tell a client's part.
+    most = data.draw(st.sampled_from([256, 4096, 2**20, 2**29]))
+    total = integer_sums.zero(jax.ShapeDtypeStruct((1,), jnp.float32), most)
+    scale = 2**total.shift
+    noise = np.float32(data.draw(st.integers(-(2**35), 2**35)) * 2.0**-30)  # up to 32 C
+    low = data.draw(st.integers(0, 256 * scale - 1))
+    high = 256 * scale * data.draw(st.integers(-(2**22), 2**22 - 1))
+
+    def released(units):
+        words = divmod(units, scale) if total.shift else (units,)
+        exact = [jnp.array([word], jnp.int32) for word in words]
+        one = dataclasses.replace(total, words=tuple(exact))
+        return float(integer_sums.plus(one, jnp.array([noise]), jnp.float32(1))[0])
+
+    alone = Fraction(released(low)) * 2**total.bits
+    ideal = Fraction(float(noise)) * 2**total.bits + low
+    assert abs(alone - ideal) <= (abs(Fraction(float(noise))) * 2**total.bits + low) / 2**23
+    together = Fraction(released(low + high)) * 2**total.bits
+    assert abs(together - alone - high) <= abs(alone + high) / (2**24 - 1)
 
 
 def test_one_client_moves_an_exact_sum_by_its_message_and_a_float_sum_by_many_clip_norms():
