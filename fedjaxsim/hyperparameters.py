@@ -7,6 +7,7 @@ are arguments of the part's factory instead: changing a hyperparameter never rec
 """
 
 import dataclasses
+import enum
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,14 +23,24 @@ from fedjaxsim import checks
 from fedjaxsim.factories import settings_of
 
 Value = ArrayLike | Sequence[float]
-RATE: Literal["sampling rate"] = "sampling rate"
-"""The default of a hyperparameter that is the rate p of the run's sampler unless given."""
-STEP: Literal["0.1, or 1/L on bounded rows"] = "0.1, or 1/L on bounded rows"
-"""The default of a step: 1/L for a known bound L, see `Algorithm.curvature`, or `USUAL_STEP`."""
 USUAL_STEP = 0.1
 LARGEST_FLOAT32 = 3.4028234663852886e38
 _P = ParamSpec("_P")
 _Part = TypeVar("_Part", bound=Any)
+
+
+class Default(enum.Enum):
+    """Default that follows from the run; its value is how `--help` shows it.
+
+    Attributes:
+      STEP: 1/L for a known bound L, see `Algorithm.curvature`, or `USUAL_STEP`.
+      RATE: the rate p of the run's sampler.
+      SAMPLED: the same, for the hyperparameter that a sampler with its usual rate reads.
+    """
+
+    STEP = "0.1, or 1/L on bounded rows"
+    RATE = "sampling rate"
+    SAMPLED = "max(0.2, 10 / clients)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +49,8 @@ class Hyperparameter:
 
     Attributes:
       name: its name in `Hyperparameters`, in files and, with dashes, on the command line.
-      default: its value where none is given; in words, such as `RATE` or `STEP`, if it follows from
-        the run's sampler or data; None if one must be given.
+      default: its value where none is given; a `Default` if it follows from the run's sampler or
+        data; None if one must be given.
       help: its meaning and unit, for `--help` and docs.
       range: the smallest and the largest allowed value.
       also: allowed values outside the range.
@@ -51,7 +62,7 @@ class Hyperparameter:
     """
 
     name: str
-    default: float | str | None = None
+    default: float | Default | None = None
     help: str = ""
     range: tuple[float, float] = (0.0, LARGEST_FLOAT32)
     also: tuple[float, ...] = ()
@@ -61,6 +72,11 @@ class Hyperparameter:
     per_client: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.default, str):
+            raise ValueError(
+                f"the default of {self.name} must be a number, a Default or None, got "
+                f"{self.default!r}; describe it in help"
+            )
         if self.schedule and self.per_client:
             raise ValueError(f"{self.name} may have a value per round or per client, not both")
 
@@ -126,7 +142,9 @@ class Hyperparameters:
         return iter(self._values)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Hyperparameters) and self._values == other._values
+        if not isinstance(other, Hyperparameters) or self._values.keys() != other._values.keys():
+            return False
+        return all(np.array_equal(v, other._values[name]) for name, v in self._values.items())
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -266,11 +284,11 @@ def fill(
 ) -> Hyperparameters:
     """Complete values by defaults and check them.
 
-    Defaults in words follow from `rate`, `(hparams) -> p`, and `step`, `(hparams) -> η`.
+    A `Default` follows from `rate`, `(hparams) -> p`, or `step`, `(hparams) -> η`.
     """
     for name in values:
         checks.one_of(records, hyperparameter=name)
-        records[name].check(values[name], clients)  # before defaults, one of which is a word
+        records[name].check(values[name], clients)  # before defaults
     missing = [n for n, record in records.items() if n not in values and record.default is None]
     if missing:
         raise ValueError(
@@ -281,12 +299,12 @@ def fill(
     for name in complete:  # a default η may follow from a list of the clients' values
         if records[name].per_client and isinstance(complete[name], list | tuple):
             complete[name] = np.asarray(complete[name])
-    known = Hyperparameters(**{n: v for n, v in complete.items() if not isinstance(v, str)})
-    if len(known._values) < len(complete):
-        p = known.sampling_rate if "sampling_rate" in known else rate(known)
-        eta = step(known)
-        words = {n: eta if v == STEP else p for n, v in complete.items() if isinstance(v, str)}
-        complete |= words
+    derived = {name: value for name, value in complete.items() if isinstance(value, Default)}
+    if derived:
+        rest = Hyperparameters(**{n: v for n, v in complete.items() if n not in derived})
+        p = rest.sampling_rate if "sampling_rate" in rest else rate(rest)
+        eta = step(rest)
+        complete |= {n: eta if kind is Default.STEP else p for n, kind in derived.items()}
     for name, value in complete.items():
         records[name].check(value, clients)
     return Hyperparameters(**complete)

@@ -14,8 +14,8 @@ from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.hyperparameters import (
-    STEP,
     USUAL_STEP,
+    Default,
     Hyperparameter,
     Hyperparameters,
     compose,
@@ -32,7 +32,7 @@ from fedjaxsim.tasks.task import softmax
 
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
 NOISE = {"clip", "noise_multiplier"}
-WORDS = {STEP: USUAL_STEP}  # a rate in words is 1: all take part
+DERIVED = {Default.STEP: USUAL_STEP}  # a rate that follows is 1: all take part
 RATE, WEIGHT = Hyperparameter("rate", 0.5), Hyperparameter("weight", help="of the penalty.")
 
 
@@ -73,7 +73,9 @@ def test_a_simulation_has_those_that_its_parts_read(algorithm, sampling, mechani
     sim = simulation(algorithm, sampling, mechanism)
     assert set(sim.records) == set(sim.hyperparameters()) == expected
     defaults = {
-        name: WORDS.get(record.default, 1.0) if isinstance(record.default, str) else record.default
+        name: DERIVED.get(record.default, 1.0)
+        if isinstance(record.default, Default)
+        else record.default
         for name, record in sim.records.items()
     }
     assert {name: getattr(sim.hyperparameters(), name) for name in sim.records} == defaults
@@ -183,6 +185,20 @@ def test_defaults_fill_what_is_not_given():
     assert "rate" in hparams
     assert "lam" not in hparams
     assert (hparams.get("weight"), hparams.get("lam"), hparams.get("lam", 3.0)) == (2.0, None, 3.0)
+
+
+def test_a_default_in_words_is_none():
+    with pytest.raises(ValueError, match=r"default of rate must be a number.*'0\.5'"):
+        Hyperparameter("rate", default="0.5")  # pyright: ignore[reportArgumentType]
+
+
+def test_values_are_compared_as_arrays_whatever_their_order():
+    schedule = Hyperparameters(noise_multiplier=np.array([1.0, 2.0]), clip=1.0)
+    assert schedule == Hyperparameters(clip=np.float64(1), noise_multiplier=[1.0, 2.0])
+    assert schedule == schedule.as_arrays()
+    for name, value in {"noise_multiplier": [1.0, 3.0], "clip": [1.0, 1.0]}.items():
+        assert schedule != schedule.replace(**{name: value})
+    assert schedule != Hyperparameters(clip=1.0)
 
 
 def test_a_default_that_is_the_sampling_rate_follows_the_sampler():

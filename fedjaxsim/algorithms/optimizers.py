@@ -8,7 +8,7 @@ import optax
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Curvature, LocalOptimizer, ServerOptimizer
-from fedjaxsim.hyperparameters import STEP, Hyperparameter, Records
+from fedjaxsim.hyperparameters import Default, Hyperparameter, Records
 
 Optax = Callable[..., optax.GradientTransformation]
 LocalName = Literal["sgd", "momentum", "adam"]
@@ -24,7 +24,7 @@ ServerChoice = Annotated[
 
 LEARNING_RATE = Hyperparameter(
     "learning_rate",
-    default=STEP,
+    default=Default.STEP,
     scale="log",
     help="η, the local learning rate; a schedule over rounds multiplies it.",
     per_client=True,

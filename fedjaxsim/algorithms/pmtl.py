@@ -17,7 +17,7 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.shared_model import from_one_model, with_personal
-from fedjaxsim.hyperparameters import RATE, Records, reads
+from fedjaxsim.hyperparameters import Default, Records, reads
 from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
@@ -25,7 +25,7 @@ PyTree = Any
 Message = Literal["update", "offset"]
 _MEAN_RATE = dataclasses.replace(
     optimizers.SERVER_LEARNING_RATE,
-    default=RATE,
+    default=Default.RATE,
     help="Server's step along the released mean update: p keeps w̃ the mean of the models, 1 is "
     "the paper's, and unstable for p < 1.",
 )

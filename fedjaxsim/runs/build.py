@@ -21,7 +21,7 @@ from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
+from fedjaxsim.hyperparameters import Default, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.privacy import calibration
@@ -170,7 +170,7 @@ class Experiment:
                 **{
                     record.name: np.asarray(self.hparams.get(name), np.float64).tolist()
                     for name, record in self.simulation.records.items()
-                    if isinstance(record.default, str)
+                    if isinstance(record.default, Default)
                 },
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,

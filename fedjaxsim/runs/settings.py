@@ -597,8 +597,12 @@ def _composed(
 
 def _key_of(record: "Hyperparameter") -> Setting:
     """Return the key of a hyperparameter."""
-    shown = record.default if isinstance(record.default, str) else _DERIVED.get(record.name, "")
-    default = None if shown else REQUIRED if record.default is None else record.default
+    from fedjaxsim.hyperparameters import Default
+
+    default, shown = record.default, _DERIVED.get(record.name, "")
+    if isinstance(default, Default):
+        shown = default.value
+    default = None if shown else REQUIRED if default is None else default
     of_each = record.per_client
     return Setting(record.name, float, default, record.help, shown=shown, per_client=of_each)
 

@@ -20,7 +20,14 @@ import numpy as np
 from scipy.special import betaincinv
 
 from fedjaxsim import checks, keys
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
+from fedjaxsim.hyperparameters import (
+    Default,
+    Hyperparameter,
+    Hyperparameters,
+    Records,
+    on_host,
+    reads,
+)
 from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.kernels.permutation import by_swaps
 from fedjaxsim.privacy.entries import SamplingScheme, excess, least_count
@@ -36,7 +43,7 @@ _TOO_FEW = 1e-18
 """Probability, per round, of too few distinct clients among the draws of `fixed_size`."""
 SAMPLING_RATE = Hyperparameter(
     "sampling_rate",
-    default="max(0.2, 10 / clients)",
+    default=Default.SAMPLED,
     range=(math.nextafter(0, 1), 1.0),
     allowed="lie in (0, 1]",
     help="p, the probability that a client takes part in a round.",
