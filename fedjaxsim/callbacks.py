@@ -118,7 +118,12 @@ class Patience(Callback):
         return len(values) > last and max(values[-last:]) <= max(values[:-last])
 
     def start(self, state: SimulationState) -> bool:
-        """Refuse to go on with a run that was stopped."""
+        """Refuse to go on with a run that was stopped, or to follow releases without a budget."""
+        if self._released and state.privacy.limit is None:
+            raise ValueError(
+                "Patience(released=True) needs a state with a budget, from Simulation.with_budget: "
+                "no other guarantee covers rounds that follow from releases"
+            )
         if int(state.round) == 0:
             self.memory = []
         return not self.exhausted

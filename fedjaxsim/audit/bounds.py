@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.audit.canaries import with_canaries
+from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.assumptions import default_delta
@@ -100,7 +101,7 @@ def audit(
     delta = default_delta(simulation.num_clients) if delta is None else delta
     check_delta(delta)
     audited = with_canaries(simulation, hparams, canaries)
-    root, states = jax.random.key(seed, impl="threefry2x32"), []
+    root, states = require_key(seed), []
     for run in range(runs):
         state = audited.init(jax.random.fold_in(root, run), hparams)
         state, _ = audited.run(state, hparams, rounds)

@@ -26,7 +26,7 @@ from fedjaxsim.signals import end_on_signal
 from fedjaxsim.store import release
 
 _FILES = {
-    "run": ("run", "resume"), "sweep": ("sweep", "demo"), "tune": ("tune",),
+    "run": ("run", "resume", "export"), "sweep": ("sweep", "demo"), "tune": ("tune",),
     "compare": ("compare",), "data": ("data",), "plan": ("plan",), "privacy": ("privacy",),
     "audit": ("audit",), "bench": ("bench",),
 }  # fmt: skip

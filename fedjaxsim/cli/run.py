@@ -1,4 +1,4 @@
-"""`fedjaxsim run` and `fedjaxsim resume`."""
+"""`fedjaxsim run`, `fedjaxsim resume` and `fedjaxsim export`."""
 
 import dataclasses
 from pathlib import Path
@@ -60,3 +60,29 @@ def resume(
     from fedjaxsim.cli.running import prepare_resume
 
     return in_all_processes(lambda: prepare_resume(directory, rounds, course), machines.count)
+
+
+def export(directory: Path, *, out: Path | None = None) -> Work:
+    """Write the part of a run that its guarantee covers: what may be handed on.
+
+    Args:
+      directory: Directory of the run.
+      out: Directory of that part; by default public in the run's.
+    """
+    Machines("1").start()
+    from fedjaxsim.report.progress import doing, print_guarantee
+    from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
+    from fedjaxsim.runs.execute import exportable, publish
+    from fedjaxsim.runs.public import PUBLIC
+
+    to = directory / PUBLIC if out is None else out
+    with doing(f"reading {directory}"):
+        state, report = exportable(directory)
+
+    def work() -> int:
+        publish(RunDirectory(directory), to, state, report)
+        print_guarantee(report, to / GUARANTEE, explain=False)
+        print(f"{to} may be handed on; all else in {directory} is private")
+        return 0
+
+    return work

@@ -42,6 +42,7 @@ from fedjaxsim.runs.execute import (
     spent_in_all,
     start_from,
 )
+from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import stopped
@@ -203,7 +204,7 @@ def _run(stage: Stage, course: Course) -> int:
         done = execute(stage, stop, checkpoint_every=course.checkpoint_every, **how)
     print_results(stage, done, explain=course.explain)
     if path is not None:
-        print(f"files in {path}")
+        print(_where(path, stage.experiment.config))
     if not done.summary["interrupted"]:
         return 0
     name, code = stopped(processes.from_all(stop.number))
@@ -212,6 +213,15 @@ def _run(stage: Stage, course: Course) -> int:
         said += f"; to resume: {RESUME} {shlex.quote(str(path))}"
     print(said, file=sys.stderr)
     return code
+
+
+def _where(path: Path, config: RunConfig) -> str:
+    """Return where the files of a run are, and which of them may be handed on."""
+    public = path / PUBLIC
+    if not public.is_dir():
+        return f"files in {path}, all private"
+    known = "" if config.has_secret_seed else ", if nobody can guess the seed (--seed secret)"
+    return f"files in {path}, all private but {public}, which may be handed on{known}"
 
 
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:

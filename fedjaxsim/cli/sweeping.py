@@ -2,10 +2,10 @@
 
 import collections
 import dataclasses
-import io
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjaxsim import callbacks, checks, keys, metrics, store
+from fedjaxsim import callbacks, checks, keys, metrics
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
 from fedjaxsim.cli.process import stoppable
+from fedjaxsim.divergence import DivergingWarning
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
+from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.assumptions import no_guarantee
@@ -38,6 +40,7 @@ from fedjaxsim.runs.build import (
 )
 from fedjaxsim.runs.directory import GUARANTEE, fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
+from fedjaxsim.runs.public import MODEL, write_model
 from fedjaxsim.runs.sweep_results import (
     SEARCH,
     SweepDirectory,
@@ -296,7 +299,7 @@ def _cut(runs: Sequence[int], most: int) -> list[tuple[int, ...]]:
 # --- the best of a random number of runs ----------------------------------------------------------
 
 
-SELECTION, MODEL = "selection.json", "model.npz"
+SELECTION = "selection.json"
 _UNREPLACED = "the price of a selection is known for zero-out"
 _ASSUMED = (
     "Published are the best run's release, settings and score. The number of runs and all other "
@@ -319,6 +322,8 @@ def prepare_selection(
     candidates = _candidates(plan)
     judged = [EvaluationPlan(score[0], each.judging, score[1]) for each in candidates]
     report = _selection_report(runs, candidates, judged)
+    if candidates[0].config.has_secret_seed:
+        report = report.of_secret_seed()
     if report.find("zero_out").epsilon is None:
         raise ValueError(f"there is nothing to select privately: {report.short()}")
     make_directory(out, (SELECTION, MODEL, GUARANTEE), "selection", overwrite=overwrite)
@@ -348,11 +353,7 @@ def prepare_selection(
         if best is not None:
             _, index, scored, shared = best
             content |= {"settings": plan.swept[index], f"private_{scored.name}": scored.mean}
-            leaves, _ = jax.tree_util.tree_flatten_with_path(shared)
-            arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-            stream = io.BytesIO()
-            np.savez(stream, allow_pickle=False, **arrays)
-            store.write(out / MODEL, stream.getvalue())
+            write_model(out / MODEL, shared)
         write_json(out / GUARANTEE, report.to_json())
         write_json(out / SELECTION, strict(content))
         print("  ".join(f"{key} {value}" for key, value in content.items()))
@@ -416,20 +417,22 @@ def _selection_report(
 
 def _of_all_runs(seed: int) -> jax.Array:
     """Return the key that the keys of all runs come from."""
-    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), keys.SELECTION)
+    return jax.random.fold_in(require_key(seed), keys.SELECTION)
 
 
 def _run(experiment: Experiment, plan: EvaluationPlan, key: jax.Array, stop: Event) -> Any:
     """Run one candidate; return its score (larger is better), release and server state."""
     simulation, hparams = experiment.simulation, experiment.hparams
-    state, history = simulation.run(
-        simulation.init(key, hparams),
-        hparams,
-        experiment.config.rounds,
-        callbacks=[StopOnInterrupt(stop)],
-        keep=1,
-        evaluate_privately=plan,
-    )
+    # A warning of messages that are not finite, or of a diverging loss, has no noise.
+    with warnings.catch_warnings(action="ignore", category=DivergingWarning):
+        state, history = simulation.run(
+            simulation.init(key, hparams),
+            hparams,
+            experiment.config.rounds,
+            callbacks=[StopOnInterrupt(stop)],
+            keep=1,
+            evaluate_privately=plan,
+        )
     score = history[-1].private if len(history) else None
     if score is None:
         return None

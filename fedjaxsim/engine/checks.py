@@ -75,9 +75,13 @@ def require_state(state: Any) -> None:
 
 
 def require_key(key: Any) -> jax.Array:
-    """Return a seed as a key, or the key."""
+    """Return a seed as a key, or the key; of a larger seed than 32 bits all 64 count."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        return jax.random.key(key, impl="threefry2x32")
+        if not 2**32 <= key < 2**64:
+            return jax.random.key(key, impl="threefry2x32")
+        # Without x64, `jax.random.key` takes the low 32 bits.
+        halves = jnp.array([int(key) >> 32, int(key) % 2**32], jnp.uint32)
+        return jax.random.wrap_key_data(halves, impl="threefry2x32")
     # Other generators share one stream under vmap, which breaks noise and sampling.
     if isinstance(key, jax.Array) and str(key.dtype) == "key<fry>":
         return key

@@ -14,9 +14,18 @@ METRICS = (
     "Metrics, losses, norms, realised cohort sizes and choices made with them (early stopping, the "
     "best of a sweep) are not protected: publishing them needs a budget of its own."
 )
+KNOWN_SEED = (
+    "The noise follows from the seed. Whoever knows or guesses it, as a default or small number, "
+    "can subtract the noise: then ε is that of a simulation. No other published run may use the "
+    "seed, since runs of one seed draw the same cohorts and noise."
+)
 SECRET_SEED = (
-    "The seed is secret and no other published run used it: runs of one seed draw the same cohorts "
-    "and noise, and noise that is known or drawn twice can be subtracted."
+    "The seed is secret: 63 bits that the operating system drew for this run, kept in its private "
+    "files alone. No other published run used it."
+)
+HYPERPARAMETERS = (
+    "Hyperparameters, such as the clip norm and the learning rate, are taken as public: ε does not "
+    "cover values that were computed from private rows."
 )
 SHARED_SEED = (
     "Runs of one seed share cohorts and noise here, so that they can be compared: at most one of "
@@ -117,7 +126,7 @@ def of_charges(
             f"δ = {delta:.3g} is above 1/(10 m) = {default_delta(m):.3g}: publishing the data of "
             f"one random client would meet δ = 1/m = {1 / m:.3g}."
         )
-    return (*sentences, *assumed, METRICS, SECRET_SEED, SIMULATION)
+    return (*sentences, HYPERPARAMETERS, *assumed, METRICS, KNOWN_SEED, SIMULATION)
 
 
 def _of_sampling(charged: PrivacySpend) -> str:

@@ -10,6 +10,7 @@ from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.assumptions import (
+    KNOWN_SEED,
     LIMITED,
     METRICS,
     NO_RELEASE,
@@ -123,6 +124,18 @@ class Report:
             for each in self.guarantees
         ]
         return dataclasses.replace(self, guarantees=tuple(found), assumed=wider(self.assumed))
+
+    def of_secret_seed(self) -> "Report":
+        """Return the report of a run whose seed nobody else knows or can guess."""
+
+        def known(sentences: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(SECRET_SEED if each == KNOWN_SEED else each for each in sentences)
+
+        changed = [
+            dataclasses.replace(each, assumptions=known(each.assumptions))
+            for each in self.guarantees
+        ]
+        return dataclasses.replace(self, guarantees=tuple(changed))
 
     def short(self) -> str:
         """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""
@@ -271,7 +284,7 @@ def _of_examples(
         epsilon, name, status = _certified(charges, delta, "replace")
     return Guarantee(
         epsilon, delta, "replace", "released_sequence", charges[0].scheme.kind, name, status,
-        (*OF_EXAMPLES, *assumed, SECRET_SEED, SIMULATION), why, "example",
+        (*OF_EXAMPLES, *assumed, KNOWN_SEED, SIMULATION), why, "example",
     )  # fmt: skip
 
 
@@ -281,7 +294,7 @@ def _of_silos(
     """Return the guarantees of single examples that clients protect in their gradients."""
     why = next(filter(None, map(no_guarantee, charges)), why)
     few = tiny_silos(examples.counts.tolist(), examples.delta.tolist())
-    sentences = (*few, *OF_SILOS, *assumed, METRICS, SECRET_SEED, SIMULATION)
+    sentences = (*few, *OF_SILOS, *assumed, METRICS, KNOWN_SEED, SIMULATION)
 
     def guarantee(adjacency: Adjacency) -> Guarantee:
         epsilon, delta = examples.largest[adjacency]

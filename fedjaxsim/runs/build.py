@@ -16,6 +16,7 @@ import numpy as np
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.rows import Rows
@@ -149,8 +150,7 @@ class Experiment:
         """Return the draws of all rounds of a run, unless it is a later stage."""
         if not self.simulation.mechanism.event.releases and self.simulation.examples is None:
             return ()
-        key = jax.random.key(self.config.seed, impl="threefry2x32")
-        return (draws_of(key, self.config.rounds),)
+        return (draws_of(require_key(self.config.seed), self.config.rounds),)
 
     def resolved(self) -> Record:
         """Return the settings as asked for, the values that followed, and versions."""

@@ -8,6 +8,7 @@ A run directory holds
     guarantee.json  adjacency -> view -> accountant -> ε, δ and their assumptions
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
+    public/         what may be handed on, if a guarantee covers it; see `runs/public.py`
     curves.png      loss, quality and ε over rounds
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε without a guarantee.
@@ -35,6 +36,8 @@ from fedjaxsim.report.files import (
     write_tables,
 )
 from fedjaxsim.report.results import Run, without_seed
+from fedjaxsim.runs.public import PUBLIC
+from fedjaxsim.runs.seeds import number_of
 from fedjaxsim.runs.settings_files import CONFIG
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ class RunDirectory:
         """
         from fedjaxsim.engine.processes import is_first
 
-        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
+        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, PUBLIC)
         pictures = [CURVES]
         if is_first():
             make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)
@@ -86,7 +89,7 @@ class RunDirectory:
 
     def write_config(self, tables: Mapping[str, Any]) -> None:
         """Write the resolved settings and versions; results of fewer rounds are removed."""
-        for name in (SUMMARY, GUARANTEE):
+        for name in (SUMMARY, GUARANTEE, PUBLIC):
             store.remove(self.path / name)
         write_tables(self.path / CONFIG, tables)
 
@@ -170,7 +173,7 @@ def runs_of(directories: Mapping[str, RunDirectory]) -> list[Run]:
             for row, failed in zip(rows, failures(rows), strict=True)
         ]
         table[-1]["epsilon_replace"] = summary["epsilon_replace"]
-        seed = config.get("seed", 0)
+        seed = number_of(config.get("seed", 0))
         found.append(Run(name, without_seed(config), seed, table, config, summary))
     return found
 

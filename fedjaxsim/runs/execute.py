@@ -44,6 +44,7 @@ from fedjaxsim.runs.directory import (
     settings_digest,
 )
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
+from fedjaxsim.runs.public import PUBLIC, is_covered, write_public
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import Stop
 from fedjaxsim.simulation import Simulation
@@ -133,10 +134,7 @@ def execute(
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
     with doing("computing the guarantee", quiet=quiet or not is_first()):
-        report = _guarantee(experiment, state, rounds, recorded.released)
-    if earlier:
-        stages = describe_stages(earlier, config.algorithm, int(state.round))
-        report = report.assuming([f"The charges of all stages are composed: {stages}."])
+        report = _report(experiment, state, rounds, recorded.released, earlier)
     audit = None if config.audit_canaries is None else result([state], report)
     if audit is not None:
         report = report.assuming([f"{audit}."])
@@ -169,6 +167,8 @@ def execute(
                 columns = _clients(simulation.population, evaluation, report)
                 write_csv(files.path / CLIENTS, columns)
             write_json(files.path / GUARANTEE, report.to_json())
+            if is_covered(report):
+                publish(files, files.path / PUBLIC, state, report)
             if missing("plots") is None:
                 from fedjaxsim.report import figures, plots
 
@@ -276,6 +276,43 @@ def code_of(experiment: Experiment) -> str:
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
     read = [Path(file).read_bytes() for file in files if file]
     return settings_digest([content.hex() for content in read])
+
+
+def _report(
+    experiment: Experiment,
+    state: SimulationState,
+    planned: int,
+    released: int,
+    earlier: Sequence[Record],
+) -> Report:
+    """Compute the guarantees of a run and of the stages before it; see `_guarantee`."""
+    report, config = _guarantee(experiment, state, planned, released), experiment.config
+    if config.has_secret_seed and all(stage.get("secret_seed") for stage in earlier):
+        report = report.of_secret_seed()
+    if not earlier:
+        return report
+    stages = describe_stages(earlier, config.algorithm, int(state.round))
+    return report.assuming([f"The charges of all stages are composed: {stages}."])
+
+
+def publish(run: RunDirectory, path: Path, state: SimulationState, report: Report) -> None:
+    """Write the part of a run that its guarantee covers to `path`."""
+    write_public(path, state.shared, report, run.config(), run.metrics())
+
+
+def exportable(path: Path) -> tuple[SimulationState, Report]:
+    """Return the last state of the run in a directory, and the guarantee that covers a reader.
+
+    Raises:
+      ValueError: if none does.
+    """
+    run, last = RunDirectory(path), trained(path)
+    tables = run.config()
+    planned, earlier = tables["resolved"]["rounds"], tables.get("stages", [])
+    report = _report(last.experiment, last.state, planned, run.released(), earlier)
+    if not is_covered(report):
+        raise ValueError(f"nothing of {path} may be handed on: {report.short()}")
+    return last.state, report
 
 
 def _guarantee(
@@ -412,7 +449,16 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
     else:
         state = simulation.start_from(state, hparams, before.simulation, before.hparams)
     state = experiment.with_budget(state)
-    stage = {"directory": str(path), "algorithm": config.algorithm, "rounds": last.round}
+    if experiment.config.has_secret_seed and not config.has_secret_seed:
+        raise ValueError(
+            f"seed secret needs a first run with it: the noise of a stage follows from {path}"
+        )
+    stage = {
+        "directory": str(path),
+        "algorithm": config.algorithm,
+        "rounds": last.round,
+        "secret_seed": config.has_secret_seed,
+    }
     return state, [*tables.get("stages", []), stage]
 
 

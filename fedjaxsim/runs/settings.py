@@ -32,6 +32,7 @@ from fedjaxsim.runs.parts import (
     part_of,
     spellings_of,
 )
+from fedjaxsim.runs.seeds import SecretSeed, SeedSetting
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter
@@ -79,7 +80,14 @@ DATA = (
     _name("partition", None, "Division of data without clients", "dirichlet"),
     Setting("held_out_clients", float, 0.0, "Fraction to leave out, to tune on."),
     Setting("clients_used", Literal["kept", "held-out"], "kept", "Clients that the run uses."),
-    Setting("seed", int, 0, "Seed of all random numbers.", least=0, most=2**32 - 1),
+    SeedSetting(
+        "seed",
+        int,
+        0,
+        "Seed of all random numbers; secret: one that the operating system draws, to publish.",
+        least=0,
+        most=2**32 - 1,
+    ),
     Setting(
         "partition_seed",
         int,
@@ -87,7 +95,7 @@ DATA = (
         "Seed of the data alone: partition, split, held-out clients, synthetic rows, ranges.",
         shown="seed",
         least=0,
-        most=2**32 - 1,
+        most=2**63 - 1,
     ),
 )
 """The clients of a run."""
@@ -373,7 +381,8 @@ class RunConfig(Table):
             for name, value in self.values.items()
             if value is not None
         }
-        return table | {"data": absolute(self.data)}
+        seed = self.seed.saved if self.has_secret_seed else self.seed
+        return table | {"data": absolute(self.data), "seed": seed}
 
     def data_settings(self) -> set[str]:
         """Return the names of the settings of its data."""
@@ -382,6 +391,11 @@ class RunConfig(Table):
         return rows.union(*(self.parts[role].settings for role in roles)) & self.values.keys()
 
     # --- values that follow -----------------------------------------------------------------------
+
+    @property
+    def has_secret_seed(self) -> bool:
+        """True if the operating system drew the seed."""
+        return isinstance(self.seed, SecretSeed)
 
     @property
     def data_seed(self) -> int:

@@ -8,6 +8,7 @@ from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.files import in_file, read_tables
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.parts import check_parts
+from fedjaxsim.runs.seeds import number_of
 from fedjaxsim.runs.settings import (
     IN_FILES_ONLY,
     Layer,
@@ -58,7 +59,7 @@ def resolve(
     asked = {**inherited, **file, **flags}
     if str(asked.get("seed")) != str(inherited.get("seed", asked.get("seed"))):
         # A stage with another seed is on the same data.
-        inherited = {"partition_seed": inherited["seed"]} | inherited
+        inherited = {"partition_seed": number_of(inherited["seed"])} | inherited
     system = SYSTEMS.get(str(asked.get("algorithm")))
     if system is not None and not system.sends:
         inherited = {name: inherited[name] for name in inherited if name not in _OF_RELEASES}

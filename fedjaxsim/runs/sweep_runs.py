@@ -20,6 +20,7 @@ from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import absolute, check_parts
+from fedjaxsim.runs.seeds import SECRET, SeedSetting
 from fedjaxsim.runs.settings import (
     Layer,
     RunConfig,
@@ -197,6 +198,8 @@ def resolve_sweep(
     options = options or SweepOptions()
     keys = tuple(dict.fromkeys(key for table in tables for key in table))
     options.validate(keys)
+    if SECRET in (base.get("seed"), *(seed for table in tables for seed in table.get("seed", ()))):
+        raise ValueError("seed secret is for a run to publish: those of a sweep share their seeds")
     count = sum(math.prod(map(len, table.values())) for table in tables)
     if count > _MOST_RUNS:
         raise ValueError(f"a sweep has at most {_MOST_RUNS:,} runs, and its tables have {count:,}")
@@ -371,19 +374,24 @@ class Search:
 
 
 def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
-    """Read the file of a sweep without a search; as `read_plan`."""
-    plan = read_plan(path, data)
+    """Read the file of a sweep without a search, as `read_plan`; its seed may be secret."""
+    plan = read_plan(path, data, secret=True)
     if isinstance(plan, Search):
         raise ValueError(f"{path} has a table [search], which `fedjaxsim sweep` alone runs")
     return plan
 
 
 def read_plan(
-    path: Path, data: str | None = None, seeds: Sequence[int] | None = None
+    path: Path,
+    data: str | None = None,
+    seeds: Sequence[int] | None = None,
+    *,
+    secret: bool = False,
 ) -> SweepRuns | Search:
     """Read the file of a sweep, or of one that searches first; also one that a sweep wrote.
 
     `data` and `seeds` stand in place of the file's; settings of the file's data alone are left out.
+    If `secret`, the seed of all runs may be drawn.
     """
     whole = content(path)
     with in_file(path):
@@ -394,6 +402,8 @@ def read_plan(
         given = {name: known[name].convert(base.pop(name)) for name in [*base] if name in known}
         options = SweepOptions(**given)
         check_parts(base)
+        if secret and base.get("seed") == SECRET:
+            base["seed"] = SeedSetting("seed", int).convert(SECRET)
         if data is not None:
             check_parts({"data": data})
             left = table_of(base).keys.keys() - table_of(base | {"data": data}).keys.keys()

@@ -10,6 +10,7 @@ import numpy as np
 from fedjaxsim import keys
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import metric
 from fedjaxsim.runs.assemble import population_of, simulation_of, whole_population_of
@@ -91,7 +92,7 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
 
     The final run, of seed `seed`, has none of these keys.
     """
-    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), keys.TUNING)
+    key = jax.random.fold_in(require_key(seed), keys.TUNING)
     both = jax.random.split(key, 2 * count)
     return both[:count], both[count:]
 

@@ -11,6 +11,7 @@ from problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import gaussian as gdp
+from fedjaxsim.privacy.assumptions import KNOWN_SEED, SECRET_SEED
 from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.mechanisms.sums import client_noise
@@ -166,8 +167,9 @@ def test_runs_with_seeds_of_their_own_compose(full):
     assert len({each.digest for each in both.draws or ()}) == 2
 
 
-def test_guarantees_say_that_the_seed_is_secret_and_no_other_published_run_used_it(full):
+def test_guarantees_say_who_may_know_the_seed_and_that_no_other_published_run_used_it(full):
     state = run(full, begin(full), 1)
     found = full.guarantee(state, DELTA)
-    for each in found.guarantees:
-        assert "The seed is secret and no other published run used it" in " ".join(each.assumptions)
+    for report, sentence in ((found, KNOWN_SEED), (found.of_secret_seed(), SECRET_SEED)):
+        for each in report.guarantees:
+            assert {KNOWN_SEED, SECRET_SEED} & {*each.assumptions} == {sentence}

@@ -157,6 +157,14 @@ def test_a_budget_covers_evaluations_and_ends_with_them():
     assert sim.guarantee(state, DELTA).find("zero_out").epsilon == pytest.approx(costs[0])
 
 
+def test_patience_that_follows_releases_needs_a_budget():
+    """No other guarantee covers the number of rounds, and reports without one say that."""
+    plan = EvaluationPlan(2.0, "accuracy")
+    sim, state, hparams = started(plan)
+    with pytest.raises(ValueError, match="needs a state with a budget"):
+        sim.run(state, hparams, 2, evaluate_privately=plan, callbacks=[Patience(1, released=True)])
+
+
 def test_bad_plans_are_refused():
     for bad in ({"noise_multiplier": 0.0}, {"largest": 0.0}):
         with pytest.raises(ValueError, match=next(iter(bad))):

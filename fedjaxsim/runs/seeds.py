@@ -1,0 +1,39 @@
+"""The seed of a run: a number that others may know, or one that the operating system draws."""
+
+import secrets
+from typing import Any
+
+from fedjaxsim.factories import Setting, Word
+
+SECRET = "secret"
+_SAVED = f"{SECRET}:"
+_BITS = 63
+"""Random bits of a secret seed: nobody tries them all, and TOML's integers hold them."""
+
+
+class SecretSeed(int):
+    """A seed that the operating system drew, and that a run's private files alone hold."""
+
+    @property
+    def saved(self) -> str:
+        """Its spelling in the settings of a run."""
+        return f"{_SAVED}{int(self)}"
+
+
+class SeedSetting(Setting):
+    """The setting of a seed: a whole number, or "secret" to draw one."""
+
+    def convert(self, value: Any, called: str | None = None) -> Any:
+        """Convert a seed; a secret one is drawn, or was saved by the run that drew it."""
+        if isinstance(value, SecretSeed):
+            return value
+        if isinstance(value, str) and value == SECRET:
+            return SecretSeed(secrets.randbits(_BITS))
+        if isinstance(value, str) and value.startswith(_SAVED) and not isinstance(value, Word):
+            return SecretSeed(number_of(value))
+        return super().convert(value, called)
+
+
+def number_of(seed: int | str) -> int:
+    """Return the number of a seed in the settings of a run."""
+    return int(str(seed).removeprefix(_SAVED))
