@@ -141,7 +141,8 @@ def fedbn(
     """
     paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
     layer = {path: path.removeprefix(f"{STATISTICS}/").rpartition("/")[0] for path in paths}
-    tracked = [f"{layer[path]}/" for path in paths if path.startswith(f"{STATISTICS}/")]
+    of_statistics = [path for path in paths if path.startswith(f"{STATISTICS}/")]
+    tracked = [f"{layer[path]}/" for path in of_statistics if task.track is not None]
     normal = [
         path
         for path in paths

@@ -57,7 +57,7 @@ def fedavg(
     return Algorithm(
         from_one_model(task, start),
         client,
-        server_step(server_optimizer),
+        server_step(server_optimizer, statistics=task.track is not None),
         predict_with_shared,
         task,
         warm_start=WarmStart(start, published),

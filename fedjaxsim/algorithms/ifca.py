@@ -45,7 +45,9 @@ def ifca(
     """
     checks.count(clusters=clusters)
     server_optimizer = optimizers.as_server(server_optimizer)
-    step = jax.vmap(server_step(server_optimizer), (0, 0, None, None))
+    step = jax.vmap(
+        server_step(server_optimizer, statistics=task.track is not None), (0, 0, None, None)
+    )
 
     def apart(models, key, hparams):
         """Move all models but the first one at random, leaves (k, ...)."""

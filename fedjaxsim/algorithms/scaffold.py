@@ -54,7 +54,7 @@ def scaffold(
     """
     checks.one_of(get_args(Message), message=message)
     server_optimizer = optimizers.as_server(server_optimizer)
-    of_model = server_step(server_optimizer)
+    of_model = server_step(server_optimizer, statistics=task.track is not None)
 
     def start(hparams, x, own):
         zero = jax.tree.map(jnp.zeros_like, x)

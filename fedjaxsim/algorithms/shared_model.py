@@ -74,11 +74,12 @@ def with_personal(
 
 
 def server_step(
-    server_optimizer: ServerOptimizer,
+    server_optimizer: ServerOptimizer, *, statistics: bool = False
 ) -> Callable[[SharedModel, PyTree, Hyperparameters, jax.Array], SharedModel]:
     """Return the `server` function that steps along the mean update (Reddi et al. 2021, Alg. 1).
 
-    Running statistics become the mean of the clients'; no optimizer moves them.
+    If the model keeps running `statistics`, they become the mean of the clients'; no optimizer
+    moves them.
     """
 
     def server(shared, release, hparams, round_):
@@ -87,7 +88,7 @@ def server_step(
             pseudo_gradient, shared.optimizer, shared.params
         )
         params = optax.apply_updates(shared.params, updates)
-        if isinstance(params, dict) and STATISTICS in params:
+        if statistics:
             of_clients = moved(shared.params[STATISTICS], 1, release[STATISTICS])
             params = params | {STATISTICS: of_clients}
         return SharedModel(params, state)

@@ -164,7 +164,8 @@ class Population:
           ValueError: a client has no training rows, or the arrays are refused by `from_clients`.
         """
         names = np.arange(names, dtype=np.int32) if isinstance(names, int) else names
-        cell = client * len(SPLITS) + split
+        # 43 clients times 3 splits exceed an int8.
+        cell = np.multiply(client, len(SPLITS), dtype=np.int64) + split
         order = np.argsort(cell, kind="stable")
         counts = np.bincount(cell, minlength=len(names) * len(SPLITS)).reshape(-1, len(SPLITS))
         sorted_fields = {field: np.asarray(values)[order] for field, values in fields.items()}

@@ -30,7 +30,7 @@ from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.entries import Entry, SamplingScheme, check_noise_multiplier
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.messages import Messages
+from fedjaxsim.privacy.messages import Messages, wide_type
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -246,12 +246,12 @@ def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetric
             # Streaming metrics call the model again on the batch; the compiler merges the calls.
             values = task.metrics(params, batch)
             return (
-                {name: sums[name] + batch.sum(values[name]) for name in sums},
+                {n: sums[n] + batch.sum(values[n].astype(sums[n].dtype)) for n in sums},
                 {name: streaming[name].add(carries[name], params, batch) for name in carries},
             )
 
         shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
-        sums = {name: jnp.zeros((), v.dtype) for name, v in shapes.items()}
+        sums = {name: jnp.zeros((), wide_type(leaf)) for name, leaf in shapes.items()}
         carries = {name: each.start(most_rows) for name, each in streaming.items()}
         sums, carries = data.full_pass(add, (sums, carries))
         return ClientMetrics(sums, {name: streaming[name].value(carries[name]) for name in carries})

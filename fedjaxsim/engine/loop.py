@@ -60,6 +60,8 @@ class Segment:
     private: PrivateMetric | None = None
 
 
+_OF_ROUNDS = "participants", "overflow", "clipped", "nonfinite", "noise_multiplier"
+"""Metrics of a round, not of its clients."""
 _SHOWN = 12
 """Most evaluations that a history shows."""
 
@@ -86,18 +88,32 @@ class History(tuple[Segment, ...]):
         """Return a data frame with one row per evaluation and, of several runs at once, per run.
 
         Its columns are "round"; "run", 0 to S − 1, of several runs; the per-round metrics
-        ("participants", …), averaged over the segment; and the keys of `Evaluation.summary`.
+        ("participants", …), averaged over the segment's rounds or, of the algorithm's, over all who
+        took part in them; and the keys of `Evaluation.summary`.
         """
         with importing("tables"):
             import pandas as pd
 
         rows: list[Record] = []
         for segment in self:
-            means = {name: np.mean(v, axis=0) for name, v in segment.metrics.items() if len(v)}
+            means = {name: _mean(segment, name) for name, v in segment.metrics.items() if len(v)}
             values = means | segment.evaluation.summary()
             size = next(iter(np.broadcast_shapes(*map(np.shape, values.values()))), None)
             rows += rows_of({"round": segment.round} | values, size)
         return pd.DataFrame(rows)
+
+
+def _mean(segment: Segment, name: str) -> Any:
+    """Average a round's number over the rounds, or a client's over all who took part in them."""
+    values = segment.metrics[name]
+    if name in _OF_ROUNDS or "participants" not in segment.metrics:
+        return np.mean(values, axis=0)
+    weights = segment.metrics["participants"]
+    if not weights.sum():
+        return np.full(values.shape[1:], np.nan)
+    # An empty cohort has no mean.
+    present = (weights > 0).reshape(-1, *[1] * (values.ndim - 1))
+    return weights @ np.where(present, values, 0.0) / weights.sum()
 
 
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
@@ -386,12 +402,8 @@ def _all_go_on(answers: Sequence[bool | None]) -> bool:
 
 
 def _train_loss(segment: Segment) -> Any:
-    weights = segment.metrics.get("participants", np.zeros(0))
-    losses = segment.metrics.get("loss")
-    if losses is None or not weights.sum():
-        return None
-    present = (weights > 0).reshape(-1, *[1] * (losses.ndim - 1))
-    return weights @ np.where(present, losses, 0.0) / weights.sum()
+    took_part = segment.metrics.get("participants", np.zeros(0)).sum()
+    return _mean(segment, "loss") if took_part and "loss" in segment.metrics else None
 
 
 def _course(segment: Segment, alone: bool) -> list[Record]:

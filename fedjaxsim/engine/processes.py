@@ -194,7 +194,8 @@ def from_all(value: Any) -> list[Any]:
     if not several():
         return [value]
     words = np.frombuffer(json.dumps(value).encode().ljust(_LENGTH), np.uint8)
-    assert len(words) == _LENGTH
+    if len(words) != _LENGTH:
+        raise ValueError(f"a message to other processes takes {_LENGTH} bytes, got {len(words)}")
     return [json.loads(each.tobytes()) for each in multihost_utils.process_allgather(words)]
 
 

@@ -22,7 +22,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend, products
 from fedjaxsim.kernels.in_place import put, take
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
-from fedjaxsim.privacy.messages import Messages, along_clients
+from fedjaxsim.privacy.messages import Messages, along_clients, wide_type
 
 PyTree = Any
 INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
@@ -76,7 +76,7 @@ def work(
     """
     row = row_of(store)
     _, message, metrics = jax.eval_shape(client, row, INTEGER)
-    zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
+    zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide_type(leaf)), metrics)
 
     def memory():
         work = jax.make_jaxpr(client)(row, INTEGER)
@@ -177,7 +177,8 @@ def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, total
             )
 
         def add_present(total, leaf):
-            return total + jnp.sum(jnp.where(along_clients(mask, leaf), leaf, 0), axis=0)
+            present = jnp.where(along_clients(mask, leaf), leaf, 0)
+            return total + jnp.sum(present, axis=0, dtype=total.dtype)
 
         totals = jax.tree.map(add_present, totals, metrics)
         if kept is not None:

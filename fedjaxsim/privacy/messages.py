@@ -111,6 +111,12 @@ def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:
     return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
 
 
+def wide_type(leaf: Any) -> Any:
+    """Return the type in which sums of such numbers are kept: float32 at least, or integers."""
+    narrow = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return jnp.promote_types(leaf.dtype, jnp.float32) if narrow else leaf.dtype
+
+
 def widened(message: PyTree) -> PyTree:
     """Cast every leaf of a client's message narrower than float32 up to it, before clipping.
 
@@ -128,10 +134,7 @@ def widened(message: PyTree) -> PyTree:
                     f"got {part.dtype}{list(leaf.shape)} at {where}"
                 )
 
-        def wide(part):
-            return part.astype(jnp.promote_types(part.dtype, jnp.float32))
-
-        return jax.tree.map(wide, leaf)
+        return jax.tree.map(lambda part: part.astype(wide_type(part)), leaf)
 
     message = products.unsealed(message)
     return jax.tree_util.tree_map_with_path(one, message, is_leaf=products.is_product)

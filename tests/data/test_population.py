@@ -194,6 +194,13 @@ def test_rows_are_sorted_by_client_and_split():
         Population.from_rows({"x": range(5)}, client, 3)
 
 
+def test_ids_of_a_small_integer_type_are_not_multiplied_in_it():
+    client = np.arange(60, dtype=np.int8)  # times three splits: 177
+    population = Population.from_rows({"x": np.arange(60)}, client, 60)
+    assert population.fields["x"].tolist() == list(range(60))
+    np.testing.assert_array_equal(population.counts[:, 0], 1)
+
+
 def test_clients_are_chosen_with_their_splits():
     population = split(
         Population.from_flat({"x": range(18)}, [3, 5, 4, 6]), validation=0.2, test=0.3

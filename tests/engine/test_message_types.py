@@ -1,5 +1,6 @@
 """What kinds of numbers a message may hold, and how a mechanism treats them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,8 @@ from problems import LAWFUL, after, algorithm_of, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers
+from fedjaxsim.data.minibatches import reader
+from fedjaxsim.engine.evaluation import measure_with
 from fedjaxsim.factories import make
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -155,3 +158,29 @@ def test_bfloat16_models_work_under_noise(problem, factory, mechanism):
         np.all(np.isfinite(np.asarray(leaf, float))) for leaf in jax.tree.leaves(state.shared)
     )
     assert sim.guarantee(state, 1e-3).find("zero_out").epsilon is not None
+
+
+def test_sums_of_metrics_in_bfloat16_do_not_stick(problem):
+    # In bfloat16 4,096 + 16 is 4,096.
+    _, task = problem
+    count = 5000
+
+    def ones(params, batch):
+        return {"ones": jnp.ones(batch.weight.shape, jnp.bfloat16)}
+
+    read = reader({"x": jnp.zeros((count, 4))}, jnp.int32(0), jnp.int32(count))
+    data = fjs.ClientData(read, jnp.int32(count), jax.random.key(0), fjs.Minibatches(2, steps=1))
+    measured = measure_with(task._replace(metrics=ones))(task.init(jax.random.key(0)), data, count)
+    assert float(measured.sums["ones"]) == count
+
+    def client(shared, personal, data, hparams, context):
+        return personal, jnp.zeros(3), {"one": jnp.ones((), jnp.bfloat16), "count": jnp.int32(1)}
+
+    sim = sending(lambda k: jnp.zeros(3), problem)
+    sim = dataclasses.replace(sim, algorithm=sim.algorithm._replace(client=client))
+    hparams, key = sim.hyperparameters(clip=1.0).as_arrays(), jax.random.key(0)
+    state = jax.eval_shape(sim.program.init, key, hparams)
+    drawn = jax.eval_shape(sim.program.draw, state, hparams)
+    worked = jax.eval_shape(sim.program.work, state, hparams, sim.rows["train"], drawn)
+    assert worked.metrics["one"].dtype == jnp.float32
+    assert worked.metrics["count"].dtype == jnp.int32

@@ -90,6 +90,12 @@ def compute(index, count, devices, late, port, path, rounds, *names):
         pickle.dump(found, file)
 
 
+def test_a_message_that_is_too_long_for_other_processes_is_refused(monkeypatch):
+    monkeypatch.setattr(processes, "several", lambda: True)
+    with pytest.raises(ValueError, match="takes 8192 bytes, got 9002"):
+        processes.from_all("x" * 9000)
+
+
 @pytest.mark.thorough
 def test_two_processes_give_what_one_device_gives(tmp_path):
     both = results_of(2, 1, 0, QUICK, 10, tmp_path / "two")

@@ -43,6 +43,18 @@ def test_its_table_of_several_runs_has_a_row_for_each():
     assert table["test_loss"].tolist() == [1.0, 1.0, 3.0]
 
 
+def test_its_table_has_the_mean_of_all_who_took_part_whatever_cohort_was_empty():
+    def of(participants, loss):
+        evaluation = Evaluation("test", np.array([1]), {"loss": np.array([0.5])})
+        metrics = {"participants": np.array(participants), "loss": np.array(loss)}
+        return Segment(2, metrics, evaluation)
+
+    table = History([of([1, 0, 3], [2.0, np.nan, 6.0]), of([0], [np.nan])]).to_pandas()
+    assert table["loss"].tolist() == [5.0, pytest.approx(np.nan, nan_ok=True)]
+    several = History([of([1, 0], [[2.0, 4.0], [np.nan, np.nan]])]).to_pandas()
+    assert several["loss"].tolist() == [2.0, 4.0]
+
+
 def test_a_segment_does_not_show_its_arrays():
     assert "array" not in repr(HISTORY[0])
 

@@ -187,6 +187,19 @@ def test_statistics_are_not_noised_and_stay_with_their_client():
     fjs.testing.check_billboard(sim, noised, rounds=2)
 
 
+def test_a_layer_that_is_called_statistics_is_a_layer():
+    params = {"statistics": {"kernel": jnp.ones(2)}, "out": jnp.zeros(2)}
+    model = fjs.Model(lambda key: params, lambda p, x: x @ p["statistics"]["kernel"] + p["out"][:1])
+    algorithm = fjs.fedavg(squared(model))
+    hparams = fjs.Hyperparameters(server_learning_rate=0.5).as_arrays()
+    shared, _ = algorithm.init(jax.random.key(0), hparams)
+    release = jax.tree.map(lambda leaf: jnp.full_like(leaf, 4.0), params)
+    found = algorithm.server(shared, release, hparams, jnp.int32(0)).params
+    np.testing.assert_allclose(found["statistics"]["kernel"], 3.0)  # 1 + 0.5 · 4
+    with pytest.raises(ValueError, match="normalization layers"):
+        fjs.fedbn(squared(model))
+
+
 @pytest.mark.thorough
 def test_equinox_keeps_its_state():
     sim = simulation(fjs.local, equinox(), mechanism=fjs.no_release())
