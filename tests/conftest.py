@@ -1,12 +1,14 @@
 """How the tests compile: for two devices, also on a machine with a CPU only, and quickly.
 
-Programs that tests compile are not kept: neither here nor in the processes that they start.
+Compiled programs are kept in `.pytest_cache/xla`, for other workers, for processes that tests
+start, and for the next call.
 """
 
 import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import hypothesis
 import jax
@@ -18,8 +20,13 @@ from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
 from fedjaxsim.report import plots, progress
 
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # of child processes
-jax.config.update("jax_enable_compilation_cache", False)
+for _name, _value in {
+    "jax_compilation_cache_dir": str(Path(__file__).parent.parent / ".pytest_cache" / "xla"),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}.items():
+    # Child processes read the environment.
+    jax.config.update(_name, type(_value)(os.environ.setdefault(_name.upper(), str(_value))))
 # Of 3 s that a process needs to import the package, 2 s read its text where bytecode is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

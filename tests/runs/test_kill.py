@@ -330,15 +330,6 @@ KILLS = 3
 PRIVATE = ["--epsilon", "3"]
 
 
-@pytest.fixture(scope="module")
-def kept_programs(tmp_path_factory):
-    """Processes share a compilation cache, as a user's processes do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "1")
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("programs")))
-        yield
-
-
 def process(arguments: list[str], devices: int) -> subprocess.Popen[str]:
     script = (
         "import sys, jax; from fedjaxsim.engine import processes;"
@@ -377,7 +368,6 @@ def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> No
         running.wait(timeout=HANGS)
 
 
-@pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
 @pytest.mark.parametrize(("devices", "private"), [(1, PRIVATE), (2, [])])
 def test_processes_that_are_killed_go_on_bit_for_bit(tmp_path, devices, private):
@@ -415,7 +405,6 @@ learning-rate = [0.1, 0.4]
 """
 
 
-@pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
 def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path):
     file = tmp_path / "sweep.toml"
@@ -442,7 +431,6 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path):
     assert whole == killed
 
 
-@pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
 def test_a_tuning_that_is_killed_goes_on_bit_for_bit(tmp_path):
     def command(out: str) -> list[str]:
