@@ -1,5 +1,4 @@
-# Each target sets up everything it needs in $(VENV), a folder of the name .venv; only Python 3.11 or
-# newer is assumed.
+# Each target installs what it needs, and no more, into $(VENV); only Python 3.11 or newer is assumed.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -32,8 +31,8 @@ compiled: $(VENV)/ready
 	$(INSTALL) --editable '.[tpu]'
 	$(BIN)/pytest -m thorough benchmarks/test_accelerator.py
 
-demo: $(VENV)/ready
-	$(BIN)/fedjaxsim demo --out runs/demo --overwrite
+demo: $(VENV)/demo-ready
+	$(BIN)/fedjaxsim demo --overwrite
 
 # Of the pages and notebooks; nothing is fetched but, the first time, what builds it.
 docs: $(VENV)/docs-ready
@@ -54,13 +53,17 @@ $(VENV)/docs-ready: $(VENV)/ready
 	$(INSTALL) --editable . --group docs
 	@touch $@
 
+$(VENV)/ready: $(VENV)/demo-ready
+	$(INSTALL) --editable '.[all]' --group dev
+	@touch $@
+
 # Dependency groups need pip 25.1, which Python 3.11 does not bring.
-$(VENV)/ready: pyproject.toml
+$(VENV)/demo-ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedjaxsim needs Python 3.11 or newer; call make PYTHON=/path/to/it"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade 'pip>=25.1'
-	$(INSTALL) --editable '.[all]' --group dev
+	$(INSTALL) --editable '.[plots,tables]'
 	@touch $@
 
 clean:

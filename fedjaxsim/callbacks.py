@@ -35,7 +35,8 @@ _NONE = -1
 class Progress(Callback):
     """Show a bar with the latest metrics on a terminal; elsewhere, print a line per evaluation.
 
-    Of several processes the first one does; none if it is `quiet`.
+    Runs of a sweep print one line when they are done. Of several processes the first one does; none
+    if it is `quiet`.
     """
 
     initial = True
@@ -46,7 +47,8 @@ class Progress(Callback):
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
         self._begin = int(state.round)
-        bar = Bar(self._title, self.run.rounds, quiet=self._quiet or not is_first())
+        quiet, several = self._quiet or not is_first(), self.run.size is not None
+        bar = Bar(self._title, self.run.rounds, quiet=quiet, only_last=several)
         self._bar = self.run.closing.enter_context(bar)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
@@ -58,9 +60,9 @@ class Progress(Callback):
     def show(self, records: Sequence[Record], speed: float | None) -> None:
         """Show an evaluation's record of each run, with the rounds/s without compilation."""
         alone, done = self.run.size is None, records[0]["round"]
-        words = in_words(strict(records[0]), speed) if alone else f"{len(records)} runs"
+        words = in_words(strict(records[0]), speed) if alone else ""
         if not alone and speed is not None:
-            words += f"  {number(len(records) * speed)} run-rounds/s"
+            words = f"{number(len(records) * speed)} rounds/s"
         self._bar.show(done, words)
 
 

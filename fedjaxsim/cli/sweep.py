@@ -57,7 +57,12 @@ def sweep(
 
 
 def demo(
-    *, out: Path, seed: int = 0, seeds: Count = 3, overwrite: bool = False, quiet: bool = False
+    *,
+    out: Path = Path("runs/demo"),
+    seed: int = 0,
+    seeds: Count = 3,
+    overwrite: bool = False,
+    quiet: bool = False,
 ) -> Work:
     """Compare Ditto, PMTL, FedAvg and Local on digits over 100 clients, private and not.
 

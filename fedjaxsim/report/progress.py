@@ -4,6 +4,7 @@ import functools
 import math
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,11 +123,15 @@ def doing(text: str, *, quiet: bool = False) -> Iterator[None]:
 
 
 class Bar:
-    """A bar on a terminal; elsewhere a line for each step; if quiet, nothing."""
+    """A bar on a terminal; elsewhere a line for each step; if quiet, nothing.
 
-    def __init__(self, title: str, total: int, *, quiet: bool = False):
+    With `only_last`, lines are at least half a minute apart, except for the last one.
+    """
+
+    def __init__(self, title: str, total: int, *, quiet: bool = False, only_last: bool = False):
         console = Console(stderr=True)
         self._lines = not (console.is_terminal or quiet)
+        self._pause, self._said = 30 * SLOW if only_last else 0.0, time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=12),
@@ -142,7 +147,7 @@ class Bar:
         """Start the bar."""
         if self._draws:
             self._bar.start()
-        elif self._lines:
+        elif self._lines and not self._pause:
             print(f"{self._title}  {COMPILING}", flush=True)
         return self
 
@@ -154,5 +159,7 @@ class Bar:
     def show(self, completed: int, words: str) -> None:
         """Show how much of the total is done, and words about it."""
         self._bar.update(self._task, completed=completed, words=words)
-        if self._lines and words:
+        due = completed == self._total or time.monotonic() - self._said >= self._pause
+        if self._lines and words and due:
+            self._said = time.monotonic()
             print(f"{self._title}  {completed}/{self._total}  {words}", flush=True)

@@ -136,3 +136,10 @@ def test_a_quiet_bar_prints_nothing(capsys):
         with Bar("run", 3, quiet=quiet) as bar:
             bar.show(1, "loss 2")
         assert capsys.readouterr() == (printed, "")
+
+
+def test_a_run_among_many_prints_its_last_line_alone(capsys):
+    with Bar("runs 1–4", 3, only_last=True) as bar:
+        for done in range(4):
+            bar.show(done, "9 rounds/s")
+    assert capsys.readouterr().out == "runs 1–4  3/3  9 rounds/s\n"
