@@ -29,6 +29,7 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("docs/**/*.md")),
     *ROOT.glob("benchmarks/*/*.md"),
+    *ROOT.glob("experiments/**/*.md"),
 ]
 FOLDERS = ["fedjaxsim", "tests", "benchmarks", "experiments", "notebooks", "docs"]
 _SCRIPTS = {
@@ -95,7 +96,8 @@ def test_links_lead_somewhere(document):
 def test_files_and_tests_that_are_named_exist(document):
     text = re.sub(r"https?://\S+", "", document.read_text())  # files of others
     for name in re.findall(r"[\w./-]+\.py\b", text):
-        assert "NAME" in name or any(path.match(name) for path in _SCRIPTS), name
+        readers = name == "mycode.py" or "NAME" in name
+        assert readers or any(path.match(name) for path in _SCRIPTS), name
     for name in re.findall(r"`([\w./-]+)`", text):
         if name.split("/")[0] in FOLDERS:
             assert (ROOT / name).exists(), name
@@ -116,6 +118,18 @@ def test_python_names_exist(document):
             pkgutil.resolve_name(f"{module}:{name}")
     for name in re.findall(r"`(fedjaxsim(?:\.\w+)+)", text):
         pkgutil.resolve_name(name)
+
+
+def test_members_of_the_api_page_exist():
+    page = (ROOT / "docs/reference/api.md").read_text()
+    sections = re.findall(r"auto(?:module|class):: (fedjaxsim[\w.]*)\n((?:   :.*\n)*)", page)
+    assert sections
+    for name, options in sections:
+        module, _, last = name.rpartition(".")
+        where = pkgutil.resolve_name(f"{module}:{last}" if last[:1].isupper() else name)
+        listed = re.findall(r":(?:exclude-)?members: (.+)", options)
+        for member in (text.strip() for line in listed for text in line.split(",")):
+            assert hasattr(where, member), f"{name}.{member}"
 
 
 def test_a_package_index_shows_the_pictures_of_the_readme():
@@ -179,7 +193,7 @@ def readme():
 @pytest.mark.thorough
 def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(readme):
     sim, ours = readme["sim"], []
-    assert 0.99 < sim.guarantee(readme["state"], delta=1e-3).find("zero_out").epsilon <= 1
+    assert 1.59 < sim.guarantee(readme["state"], delta=1e-3).find("zero_out").epsilon <= 1.6
     given = {name: readme["hparams"].get(name) for name in readme["hparams"]}
     for make in (readme["ditto"], fjs.ditto):
         other = dataclasses.replace(sim, algorithm=make(sim.task))
