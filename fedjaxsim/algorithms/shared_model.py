@@ -87,7 +87,7 @@ def server_step(
         updates, state = server_optimizer(hparams).update(
             pseudo_gradient, shared.optimizer, shared.params
         )
-        params = optax.apply_updates(shared.params, updates)
+        params: Any = optax.apply_updates(shared.params, updates)
         if statistics:
             of_clients = moved(shared.params[STATISTICS], 1, release[STATISTICS])
             params = params | {STATISTICS: of_clients}
