@@ -60,7 +60,7 @@ class Progress(Callback):
     def show(self, records: Sequence[Record], speed: float | None) -> None:
         """Show an evaluation's record of each run, with the rounds/s without compilation."""
         alone, done = self.run.size is None, records[0]["round"]
-        words = in_words(strict(records[0]), speed) if alone else ""
+        words = in_words(strict(records[0]), speed, self.run.metrics) if alone else ""
         if not alone and speed is not None:
             words = f"{number(len(records) * speed)} rounds/s"
         self._bar.show(done, words)
@@ -94,8 +94,8 @@ def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluati
 class Patience(Callback):
     """Stop a run whose metric on validation rows no longer improves.
 
-    The metric is the first of `metrics.METRICS` that the run has, or the one that it releases. A
-    mean that is NaN is no improvement. The guarantee covers the choice of the last round by a
+    The metric is that by which runs are judged, or the one that the run releases. A mean that is
+    NaN is no improvement. The guarantee covers the choice of the last round by a
     released metric in a run with a budget, and no other: see docs/runs.md.
 
     Args:
@@ -143,8 +143,8 @@ class Patience(Callback):
         record = self.run.record(state, segment)
         evaluation = validate(self.run, state, segment)
         as_test = {f"test_{name}": name for name in evaluation.values}
-        name = as_test[str(metrics.judged_by(as_test))]
-        better = metrics.larger_is_better(name, evaluation.records)
+        name = as_test[str(metrics.primary_metric(as_test, evaluation.records))]
+        better = metrics.require_direction(name, evaluation.records)
         return self._judge(float(record[f"validation_{name}"]), better)
 
     def _judge(self, value: float, larger_is_better: bool) -> bool:
@@ -420,7 +420,7 @@ def report(
                 row | {"failed": failed, "delta": each.run.delta}
                 for row, failed in zip(strict(rows), failures(rows), strict=True)
             ]
-            of_seeds[seed] = Run(label, {}, seed, table)
+            of_seeds[seed] = Run(label, {}, seed, table, metrics=each.run.metrics)
         found.append(System(label, label, of_seeds, {}))
     if metric is not None:
         checks.one_of(found[0].first.rows[-1], metric=metric)

@@ -1,14 +1,14 @@
-"""Records of metrics, which tables, figures and tuning read.
+"""Records of metrics: what a metric is called, which way is better, and how it is averaged.
 
-A task has the records of its own metrics, in `Task.records`. A metric without a record has its name
-as title, is a plain mean over clients, and has no direction: nothing that needs one is reported.
-JAX is not imported: comparing finished runs needs none.
+`resolve_metrics` decides the record of each metric once, from the task. The records travel with
+the results: in an `Evaluation`, in a run's config.toml, in the metadata of a sweep's results. Every
+reader (tables, progress, comparisons, sweeps, tuning, patience, figures) takes them from there and
+reads no meaning into a metric's name. JAX is not imported: comparing finished runs needs none.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
@@ -17,7 +17,7 @@ class Metric(NamedTuple):
     Attributes:
       title: name in tables and figures.
       unit: unit of the values, if any.
-      larger_is_better: direction of improvement; None if it is unknown.
+      larger_is_better: direction of improvement; if it is None, nothing is chosen by the metric.
       range: smallest and largest value, to which intervals in figures are clipped.
       logarithmic: whether it belongs on a logarithmic axis.
       smooth: whether it has a derivative in the models' parameters.
@@ -25,7 +25,7 @@ class Metric(NamedTuple):
         clients; else the plain value is the mean over clients and `_weighted` over examples.
       power: power of the target's unit in which it is measured: 2 for a squared error. Metrics are
         reported in the units of the target's source, whatever scaled it.
-      in_tables: endings of its columns in tables of runs.
+      in_tables: endings of its columns in tables of runs, "" for its plain value.
     """
 
     title: str
@@ -36,61 +36,159 @@ class Metric(NamedTuple):
     smooth: bool = True
     pooled: bool = False
     power: int = 0
-    in_tables: tuple[str, ...] = ("", "_p10", "_p90")
+    in_tables: tuple[str, ...] = ("",)
 
+
+Records = Mapping[str, Metric]
+"""Records by the names of metrics; runs are judged by the first that they have."""
 
 SAMPLED = "sampled_clients"
 """The key of the number of clients in a record, if a sample was evaluated."""
-_FRACTION, _POSITIVE = (0.0, 1.0), (0.0, math.inf)
+ENDINGS = (
+    "_weighted", "_unweighted", "_p10", "_p50", "_p90", "_std", "_worst_tenth", "_undefined",
+)  # fmt: skip
+"""Endings of the columns of a metric besides its plain value."""
+_FRACTION, _POSITIVE, _SPREAD = (0.0, 1.0), (0.0, math.inf), ("", "_p10", "_p90")
 METRICS = {
-    "excess_risk": Metric("excess risk", larger_is_better=False, range=_POSITIVE, logarithmic=True),
-    "accuracy": Metric("accuracy", "fraction", True, _FRACTION, smooth=False),
-    "nmse": Metric("nMSE", "MSE / variance", False, _POSITIVE, pooled=True),
+    "excess_risk": Metric(
+        "excess risk", larger_is_better=False, range=_POSITIVE, logarithmic=True, in_tables=_SPREAD
+    ),
+    "accuracy": Metric("accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=_SPREAD),
+    "nmse": Metric("nMSE", "MSE / variance", False, _POSITIVE, pooled=True, in_tables=_SPREAD),
     "loss": Metric("loss", larger_is_better=False, in_tables=()),
-    "auc": Metric("aAUC", None, True, _FRACTION, smooth=False, in_tables=("",)),
+    "auc": Metric("aAUC", None, True, _FRACTION, smooth=False),
     "squared_error": Metric("squared error", None, False, _POSITIVE, power=2, in_tables=()),
 }
-"""Records by metric name. A run is judged by the first metric of this list that it has."""
+"""Records of the package's metrics, in the order in which runs are judged by them."""
 
 
-def metric(name: str, own: Mapping[str, Metric] = MappingProxyType({})) -> Metric:
-    """Return the record of a task's metric; `own` are the task's `records`."""
-    return own.get(name) or METRICS.get(name) or Metric(name.replace("_", " "))
+def find_metric(name: str, records: Records) -> Metric:
+    """Return the record of a metric; without one, the package's, or its name as the title."""
+    return records.get(name) or METRICS.get(name) or Metric(name.replace("_", " "))
 
 
-def larger_is_better(name: str, own: Mapping[str, Metric] = MappingProxyType({})) -> bool:
-    """Return the direction of a task's metric; raise ValueError if it states none."""
-    known = metric(name, own).larger_is_better
-    if known is None:
+def resolve_metrics(names: Collection[str], stated: Records) -> dict[str, Metric]:
+    """Decide the records of a task's metrics, those of `METRICS` first.
+
+    Args:
+      names: names of all metrics of the task.
+      stated: the task's own `records`.
+
+    Raises:
+      ValueError: if a record is of no metric or is no `Metric`, or if the columns of two metrics
+        would have one name.
+    """
+    for name, record in stated.items():
+        if not isinstance(record, Metric):
+            raise ValueError(f"records must hold fjs.tasks.Metric, got {record!r} for {name!r}")
+        if name not in names:
+            raise ValueError(
+                f"records describe the metric {name!r}, which the task does not compute: it has "
+                f"{', '.join(names)}"
+            )
+    for name in names:
+        for ending in ENDINGS:
+            if name + ending in names:
+                raise ValueError(
+                    f"the metric {name + ending!r} must have another name: it is that of a column "
+                    f"of the metric {name!r}"
+                )
+    ordered = [*(name for name in METRICS if name in names), *names]
+    return {name: find_metric(name, stated) for name in ordered}
+
+
+def merge_metrics(several: Iterable[Records]) -> dict[str, Metric]:
+    """Return the records of several tasks.
+
+    Of records that differ in words alone, the first stays. Raises ValueError if two of one name
+    differ in direction, averaging or unit of the target: their values are not comparable.
+    """
+    merged: dict[str, Metric] = {}
+    for records in several:
+        for name, record in records.items():
+            first = merged.setdefault(name, record)
+            for what in ("larger_is_better", "pooled", "power"):
+                values = getattr(first, what), getattr(record, what)
+                if values[0] != values[1]:
+                    raise ValueError(
+                        f"runs contradict each other on the metric {name!r}: {what} is {values[0]} "
+                        f"for some and {values[1]} for others; give one of them another name"
+                    )
+    return resolve_metrics(merged, merged)
+
+
+def require_direction(name: str, records: Records) -> bool:
+    """Return whether larger is better; raise ValueError if the metric states no direction."""
+    larger_is_better = find_metric(name, records).larger_is_better
+    if larger_is_better is None:
         raise ValueError(
             f"the metric {name!r} must state whether larger is better: give its task "
             f"records={{{name!r}: fjs.tasks.Metric({name!r}, larger_is_better=True)}}"
         )
-    return known
+    return larger_is_better
 
 
-def of_column(column: str) -> Metric:
-    """Return the record of a column of results, such as `test_accuracy_p10`."""
+# --- columns of results ---------------------------------------------------------------------------
+
+
+def metric_name(column: str, records: Records = METRICS) -> str | None:
+    """Return the metric of a column of results, such as `test_accuracy_p10`; None if of none."""
     name = column.partition("_")[2]
-    known = (one for one in METRICS if name == one or name.startswith(f"{one}_"))
-    return metric(max(known, key=len, default=name))
+    if name in records:
+        return name
+    return next((name.removesuffix(e) for e in ENDINGS if name.removesuffix(e) in records), None)
 
 
-def label(column: str) -> str:
+def column_metric(column: str, records: Records = METRICS) -> Metric:
+    """Return the record of the metric of a column of results."""
+    name = metric_name(column, records)
+    return Metric(column.partition("_")[2].replace("_", " ")) if name is None else records[name]
+
+
+def column_label(column: str, records: Records = METRICS) -> str:
     """Return the label of a column of results, with its unit if it has one."""
     split, _, name = column.partition("_")
-    if name not in METRICS:
+    if name not in records:
         return column.replace("_", " ")
-    unit = METRICS[name].unit
-    return f"{split} {METRICS[name].title}" + (f" ({unit})" if unit else "")
+    unit = records[name].unit
+    return f"{split} {records[name].title}" + (f" ({unit})" if unit else "")
 
 
-def judged_by(columns: Iterable[str]) -> str | None:
-    """Return the test column by which runs are judged, by the order of `METRICS`, others last."""
+def primary_metric(columns: Iterable[str], records: Records = METRICS) -> str | None:
+    """Return the test column by which runs are judged: the first record's; else any."""
     columns = [column for column in columns if column.startswith("test_")]
-    return next((f"test_{n}" for n in METRICS if f"test_{n}" in columns), next(iter(columns), None))
+    return next((f"test_{n}" for n in records if f"test_{n}" in columns), next(iter(columns), None))
 
 
-def in_tables() -> list[tuple[str, Metric]]:
+def table_metrics(records: Records = METRICS) -> list[tuple[str, Metric]]:
     """Return the columns of tables and progress lines, with their metrics."""
-    return [(f"test_{name}", one) for name, one in METRICS.items() if one.in_tables]
+    return [(f"test_{name}", record) for name, record in records.items() if record.in_tables]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def metrics_to_tables(records: Records) -> dict[str, dict[str, Any]]:
+    """Return records as tables of TOML or JSON, without what is as by default."""
+    tables = {}
+    for name, record in records.items():
+        table = record._asdict()
+        least, most = table.pop("range")
+        table |= {"least": least, "most": most, "in_tables": list(record.in_tables)}
+        usual = {**Metric._field_defaults, "least": -math.inf, "most": math.inf, "in_tables": [""]}
+        tables[name] = {k: v for k, v in table.items() if k == "title" or v != usual[k]}
+    return tables
+
+
+def metrics_from_tables(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Metric]:
+    """Return the records that `metrics_to_tables` wrote; raise ValueError for other tables."""
+    records = {}
+    try:
+        for name, table in tables.items():
+            values = dict(table)
+            ends = values.pop("least", -math.inf), values.pop("most", math.inf)
+            endings = tuple(values.pop("in_tables", ("",)))
+            records[name] = Metric(**values, range=ends, in_tables=endings)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"its records of metrics are damaged: {error}") from error
+    return records

@@ -1,17 +1,59 @@
-"""Records of metrics, and the columns that belong to them."""
+"""Records of metrics, which one reads without importing JAX."""
 
-from fedjaxsim import metrics
-from fedjaxsim.metrics import Metric
+import json
+
+import pytest
+
+from fedjaxsim.metrics import (
+    METRICS,
+    Metric,
+    column_metric,
+    find_metric,
+    merge_metrics,
+    metric_name,
+    metrics_from_tables,
+    metrics_to_tables,
+    resolve_metrics,
+)
+
+OWN = Metric("gap", "points", False, (0.0, 2.0), smooth=False, power=1, in_tables=("", "_std"))
 
 
-def test_a_column_belongs_to_the_longest_name_that_begins_it(monkeypatch):
-    top = Metric("top five", larger_is_better=True)
-    monkeypatch.setitem(metrics.METRICS, "loss_top", top)
-    assert metrics.of_column("test_loss_top") is top
-    assert metrics.of_column("test_loss_top_p10") is top
-    assert metrics.of_column("test_loss_p10") is metrics.METRICS["loss"]
+def test_a_column_is_of_the_metric_whose_whole_name_it_has():
+    records = METRICS | {"loss_top": Metric("top five", larger_is_better=True)}
+    assert column_metric("test_loss_top", records).title == "top five"
+    assert column_metric("test_loss_top_p10", records).title == "top five"
+    assert column_metric("validation_loss_p10", records) is METRICS["loss"]
+    for column in ("test_accuracy_gap", "test_loss_ratio", "round"):
+        assert metric_name(column, records) is None
+        assert column_metric(column, records).larger_is_better is None
 
 
-def test_a_metric_without_a_record_is_titled_by_its_name():
-    assert metrics.metric("squared_error").title == "squared error"
-    assert metrics.of_column("test_squared_error").title == "squared error"
+def test_a_squared_error_has_its_words():
+    assert find_metric("squared_error", {}).title == "squared error"
+    assert column_metric("test_squared_error").title == "squared error"
+
+
+def test_records_are_decided_once_and_contradictions_are_refused():
+    records = resolve_metrics(["accuracy_gap", "loss", "accuracy"], {"accuracy_gap": OWN})
+    assert [*records] == ["accuracy", "loss", "accuracy_gap"]
+    assert records["accuracy_gap"] is OWN
+    with pytest.raises(ValueError, match=r"'f2'.*has f1"):
+        resolve_metrics(["f1"], {"f2": OWN})
+    with pytest.raises(ValueError, match=r"must hold.*0.5"):
+        resolve_metrics(["f1"], {"f1": 0.5})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"'f1_std' must have another name"):
+        resolve_metrics(["f1", "f1_std"], {})
+    words = OWN._replace(title="another title")
+    assert merge_metrics([{"gap": OWN}, {"gap": words}]) == {"gap": OWN}
+    with pytest.raises(ValueError, match=r"contradict.*'gap'.*larger_is_better is False"):
+        merge_metrics([{"gap": OWN}, {"gap": OWN._replace(larger_is_better=True)}])
+
+
+def test_records_come_back_from_their_file_as_they_were():
+    records = METRICS | {"gap": OWN, "plain": Metric("plain")}
+    text = json.dumps(metrics_to_tables(records), allow_nan=False)
+    assert metrics_from_tables(json.loads(text)) == records
+    for damaged in ({"gap": 1}, {"gap": {}}, {"gap": {"title": "gap", "unknown": 1}}):
+        with pytest.raises(ValueError, match=r"damaged"):
+            metrics_from_tables(damaged)  # type: ignore[arg-type]

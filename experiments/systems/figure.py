@@ -76,7 +76,7 @@ def write(found: dict[str, tuple[str, Scores]], file: Path) -> None:
 
 def is_better(scores: Scores, system: str, level: float, metric: str) -> bool:
     """Return whether a system is surely better than both Local and FedAvg."""
-    sign = 1 if metrics.of_column(metric).larger_is_better else -1
+    sign = 1 if metrics.column_metric(metric).larger_is_better else -1
     for other in AGAINST:
         ours, theirs = scores[system, level], scores.get((other, level), {})
         seeds = sorted(ours.keys() & theirs.keys())
@@ -137,12 +137,12 @@ def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
         spread = ninth - tenth
         low = min(mean - half for mean, half in ends)
         high = max(mean + half for mean, half in ends)
-        if metrics.of_column(metric).larger_is_better:
+        if metrics.column_metric(metric).larger_is_better:
             low = max(low, middle - 1.6 * spread)
         else:
             high = min(high, middle + 1.6 * spread)
         panel.set_xlim(low - 0.1 * spread, high + 0.1 * spread)
-        panel.set(title=name, xlabel=metrics.label(metric).partition(" (")[0])
+        panel.set(title=name, xlabel=metrics.column_label(metric).partition(" (")[0])
         panel.set_yticks(range(len(systems)), systems)
         panel.set_ylim(len(systems) - 0.4, -0.6)
     for unused in axes[len(found) :]:
@@ -165,7 +165,7 @@ def main() -> None:
     for path in args.results:
         found |= of_file(path) if path.suffix == ".csv" else {path.name: of_sweep(path)}
     for name, (metric, scores) in found.items():
-        print(f"{name}, {metrics.label(metric)}\n\n{table(metric, scores)}\n")
+        print(f"{name}, {metrics.column_label(metric)}\n\n{table(metric, scores)}\n")
     if args.csv:
         write(found, args.csv)
     if args.picture:

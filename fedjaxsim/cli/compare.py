@@ -26,11 +26,20 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
         guarantees and settings in full.
       json: Print JSON instead of a table.
     """
-    from fedjaxsim import metrics, store
+    from fedjaxsim import store
+    from fedjaxsim.metrics import column_label
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.labels import data_label
     from fedjaxsim.report.progress import doing, print_rows
-    from fedjaxsim.report.results import among, cells, compared, headings, print_table, systems
+    from fedjaxsim.report.results import (
+        cells,
+        compared,
+        headings,
+        metrics_of,
+        name_subset,
+        print_table,
+        systems,
+    )
     from fedjaxsim.runs.directory import drawn_twice, named, runs_of
 
     if not runs:
@@ -42,6 +51,7 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
     with doing("reading the runs", quiet=json):
         directories = named(runs)
         finished = runs_of(directories)
+        metrics = metrics_of(finished)
         rows = [{"run": run.name, **run.summary} for run in finished]
         guarantees = {name: each.guarantee() for name, each in directories.items()}
         assumed = {name: each["assumed"] for name, each in guarantees.items()}
@@ -62,11 +72,11 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
 
     def print_all() -> None:
         data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
-        print_table(rows, data.pop() if len(data) == 1 else None)
+        print_table(rows, data.pop() if len(data) == 1 else None, metrics)
         for sentence, names in said.items():
-            print(f"{sentence}{among(names, rows)}")
+            print(f"{sentence}{name_subset(names, rows)}")
         if means:
-            label = metrics.label(means[0]["metric"])
+            label = column_label(means[0]["metric"], metrics)
             print_rows(headings(means, label), [cells(row) for row in means])
             print("means over seeds with 95 % intervals; differences on seeds that both have")
         if twice:

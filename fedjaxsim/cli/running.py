@@ -20,7 +20,7 @@ from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.report.labels import short_name
-from fedjaxsim.report.progress import can_draw, epsilon_text, number, print_guarantee
+from fedjaxsim.report.progress import epsilon_text, number, print_guarantee, warn_if_no_matplotlib
 from fedjaxsim.report.results import print_table
 from fedjaxsim.runs.assemble import doubts
 from fedjaxsim.runs.build import Experiment, check_own_code, versions
@@ -188,7 +188,7 @@ def _run(stage: Stage, course: Course) -> int:
     """Do a run and return the exit code."""
     path = stage.path
     if path is not None and processes.is_first():
-        can_draw()
+        warn_if_no_matplotlib()
 
     def kept() -> str:
         if path is None:
@@ -229,7 +229,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     config = stage.experiment.config
     new = "of held-out clients" if config.clients_used == "held-out" else None
     name = " ".join(filter(None, (short_name(config.algorithm), config.get("penalty"), new)))
-    print_table([{"run": name, **done.summary}])
+    print_table([{"run": name, **done.summary}], metrics=stage.experiment.metrics)
     _warn_of(stage, done)
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjaxsim import callbacks, checks, keys, metrics
+from fedjaxsim import callbacks, checks, keys
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
@@ -25,12 +25,13 @@ from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
+from fedjaxsim.metrics import column_label, merge_metrics, primary_metric, require_direction
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
 from fedjaxsim.report.files import make_directory, strict, write_json
-from fedjaxsim.report.progress import can_draw, doing, print_guarantee
-from fedjaxsim.report.results import choosing
+from fedjaxsim.report.progress import doing, print_guarantee, warn_if_no_matplotlib
+from fedjaxsim.report.results import metrics_of, selection_column
 from fedjaxsim.runs.build import (
     Experiment,
     check_own_code,
@@ -99,9 +100,9 @@ def prepare_sweep(
             return code
         runs = SweepDirectory(out / SEARCH, tuning).runs()
         best = best_of(tuning, runs)
-        judged = choosing(runs, best.metric)
+        judged = column_label(selection_column(runs, best.metric), metrics_of(runs))
         with doing("checking the chosen runs", quiet=how["quiet"]):
-            chosen = _prepared(plan.chosen(best.rows, metrics.label(judged)), out, **how)
+            chosen = _prepared(plan.chosen(best.rows, judged), out, **how)
         return chosen()
 
     return search
@@ -119,17 +120,21 @@ def _prepared(
     """Check runs, and return the work; runs that choose have no report."""
     families = families_of(plan)
     firsts = [next(iter(family[0].values())) for family in families]
+    metrics = merge_metrics(first.metrics for first in firsts)
     for first in firsts:
         if plan.options.metric is not None:
             checks.one_of(first.metrics, metric=plan.options.metric)
         if chooses and not _validates(first.simulation):
             raise ValueError("a search chooses on validation rows: set validation-fraction")
+    if plan.best_over or chooses:
+        judged = primary_metric([f"test_{name}" for name in metrics], metrics)
+        require_direction(plan.options.metric or str(judged).removeprefix("test_"), metrics)
     fingerprint = "-".join(fingerprint_of(first.simulation.population) for first in firsts)
-    directory = SweepDirectory.open(out, plan, fingerprint, overwrite=overwrite)
+    directory = SweepDirectory.open(out, plan, fingerprint, metrics, overwrite=overwrite)
     begun, finished = directory.checkpoint(), directory.finished()
 
     def work() -> int:
-        draws, done = can_draw(), len(finished)
+        draws, done = warn_if_no_matplotlib(), len(finished)
         kept = "finished runs and checkpoints are kept; the same command continues"
         with stoppable(lambda: kept) as stop:
             every = (_chunks(plan, family, finished, begun) for family in families)
@@ -320,7 +325,7 @@ def prepare_selection(
     if "seed" in plan.keys:
         raise ValueError("select-privately gives each run a seed of its own: leave out seed")
     candidates = _candidates(plan)
-    judged = [EvaluationPlan(score[0], each.judging, score[1]) for each in candidates]
+    judged = [each.evaluation_plan(*score, plan.options.metric) for each in candidates]
     report = _selection_report(runs, candidates, judged)
     if candidates[0].config.has_secret_seed:
         report = report.of_secret_seed()

@@ -19,7 +19,7 @@ class Question:
         those of the algorithm.
       seeds: S, runs per point, whose mean is minimized; all points share the seeds.
       steps: Most points to try besides the start.
-      metric: Smooth metric to minimize; by default loss.
+      metric: Smooth metric to improve; by default loss.
     """
 
     wrt: tuple[str, ...] = ()

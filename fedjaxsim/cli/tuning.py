@@ -36,7 +36,7 @@ from fedjaxsim.tune.descent import (
     descend,
     limits,
 )
-from fedjaxsim.tune.source import find_source, keys_of, metric_of
+from fedjaxsim.tune.source import find_source, keys_of, tuned_metric
 
 PATH_JSON, TUNED = "path.json", "tuned.toml"
 BOUNDS = 1e4
@@ -57,7 +57,7 @@ def prepare_tune(
     limits(start, bounds)
     check_own_code(source.final)
     simulation, final = source.simulation, source.final
-    metric = metric_of(simulation.task, simulation.population, asked["metric"])
+    metric, upwards = tuned_metric(simulation.task, simulation.population, asked["metric"])
     keys, fresh = keys_of(config.seed, asked["seeds"])
     measure = SeedGradient(
         simulation, source.hparams, config.rounds, names, keys, metric=metric, split=source.split
@@ -93,14 +93,17 @@ def prepare_tune(
                 bar.show(len(steps) - 1, words_of(step, metric))
                 return bool(known) or not stop.is_set()
 
-            how = {"bounds": bounds, "cost": measure.runs, "on_step": on_step}
+            how = {"bounds": bounds, "cost": measure.runs, "larger_is_better": upwards}
             with Bar("tune", asked["steps"], quiet=quiet) as bar:
-                trace = descend(remembered, start, steps=asked["steps"], **how)
+                steps_ = asked["steps"]
+                trace = descend(remembered, start, steps=steps_, on_step=on_step, **how)
             best, test = trace.best, None
             if best is not trace.steps[0] and not stop.is_set():
                 before, after = (measure(each.point, fresh) for each in (trace.steps[0], best))
-                fell = difference(before.values.tolist(), after.values.tolist())
-                gain = {"gain": fell.estimate.mean, "half": fell.estimate.half, "p": fell.p}
+                worse, better = (before, after)[:: -1 if upwards else 1]
+                gained = difference(worse.values.tolist(), better.values.tolist())
+                mean, half = gained.estimate.mean, gained.estimate.half
+                gain = {"gain": mean, "half": half, "p": gained.p}
                 test = {"start": before.values, "tuned": after.values, **gain}
             ended = STOPPED if stop.is_set() else trace.stopped
             if ended != NOT_FINITE:
@@ -190,8 +193,9 @@ def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> 
         print(f"{metric} was not tested on fresh seeds; ended: {ended}")
         return
     gain = Estimate(test["gain"], test["half"], None, len(test["start"]))
-    fell = f"{metric} fell by {gain} on {gain.seeds} fresh seeds"
-    print(f"{fell} (95 %; paired t test, p = {number(test['p'])}); ended: {ended}")
+    moved = "rose" if trace.larger_is_better else "fell"
+    change = f"{metric} {moved} by {gain} on {gain.seeds} fresh seeds"
+    print(f"{change} (95 %; paired t test, p = {number(test['p'])}); ended: {ended}")
 
 
 def words_of(step: Step, metric: str) -> str:

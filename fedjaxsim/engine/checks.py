@@ -285,6 +285,7 @@ def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientDa
             raise ValueError(
                 f"value of the streaming metric {name!r} must be one number, got shape {shape}"
             )
+    task.metric_records(values)
     if task.targets is not None:
         values = values | {"targets": task.targets(batch.fields)}
     for name, value in values.items():

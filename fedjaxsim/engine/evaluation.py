@@ -24,7 +24,13 @@ from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.metrics import SAMPLED, Metric, larger_is_better, metric
+from fedjaxsim.metrics import (
+    METRICS,
+    SAMPLED,
+    Records,
+    find_metric,
+    require_direction,
+)
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.entries import Entry, SamplingScheme, check_noise_multiplier
@@ -54,7 +60,7 @@ class Evaluation:
         client without rows.
       streaming: the names of metrics that may be NaN for clients with rows, too: streaming ones,
         and "nmse" if all targets are one number.
-      records: the task's `records` of its own metrics.
+      records: the record of each metric, decided once by `resolve_metrics`.
       clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
         `values` are then (k,); None for all clients.
     """
@@ -63,7 +69,7 @@ class Evaluation:
     count: np.ndarray
     values: Mapping[str, np.ndarray]
     streaming: Collection[str] = ()
-    records: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    records: Records = dataclasses.field(default_factory=lambda: METRICS)
     clients: np.ndarray | None = None
 
     @property
@@ -86,7 +92,7 @@ class Evaluation:
 
     def worst_tenth(self, name: str) -> Any:
         """Return the mean over the worst ⌈k/10⌉ of k clients; ValueError without a direction."""
-        sign = 1 if larger_is_better(name, self.records) else -1
+        sign = 1 if require_direction(name, self.records) else -1
 
         def worst(values, _):
             size = -(-len(values) // 10)
@@ -104,7 +110,7 @@ class Evaluation:
         result: dict[str, Any] = {}
         for name, values in self.values.items():
             key = f"{self.split}_{name}"
-            record = metric(name, self.records)
+            record = find_metric(name, self.records)
             mean, weighted = self.mean(name), self.weighted_mean(name)
             if record.pooled:
                 result |= {key: weighted, f"{key}_unweighted": mean}
@@ -180,7 +186,8 @@ def summary_of(
             stacklevel=2,
         )
     units = population.columns["y"].half_range if "y" in population.columns else ()
-    unit, records = abs(units[0]) if len(units) == 1 else 1.0, task.records
+    unit = abs(units[0]) if len(units) == 1 else 1.0
+    records = task.metric_records(metrics)
     variance = None
     if y is not None and "squared_error" in metrics and np.any(count > 0):
         targets = y[population.splits[split].all_rows()]
@@ -202,7 +209,7 @@ def summary_of(
         values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
         names, found = [*streaming], values | streaming
         for name in found:
-            found[name] = found[name] * unit ** metric(name, records).power
+            found[name] = found[name] * unit ** records[name].power
         if "squared_error" in found and variance is not None:
             # Without variance it is undefined, which is no failure of a client.
             names += [] if variance else ["nmse"]
@@ -276,11 +283,6 @@ class EvaluationPlan:
 
     def __post_init__(self):
         check_noise_multiplier(self.noise_multiplier)
-        if metric(self.metric).pooled:
-            raise ValueError(
-                f"the metric must be of one client alone, but {self.metric} divides by the "
-                "variance of all clients' targets: release squared_error"
-            )
         checks.positive(largest=self.largest)
 
     def spend(self, num_clients: int, evaluations: int = 1) -> PrivacySpend:
@@ -345,7 +347,7 @@ def release_evaluation(
     """
     checks.one_of(evaluation.values, metric=plan.metric)
     values = evaluation.values[plan.metric]
-    better = larger_is_better(plan.metric, evaluation.records)
+    better = require_direction(plan.metric, evaluation.records)
     (m,) = values.shape
     privacy, spend, key = state.privacy, plan.spend(m), _key_of(state)
     place = ledger.stream_of(privacy, key)
@@ -360,16 +362,26 @@ def release_evaluation(
     return dataclasses.replace(state, privacy=privacy), released
 
 
+def check_released(plan: EvaluationPlan, records: Records) -> None:
+    """Check that a plan's metric has a direction and is of one client alone."""
+    require_direction(plan.metric, records)
+    if plan.metric == "nmse":
+        raise ValueError(
+            "the metric must be of one client alone, but nmse divides by the variance of all "
+            "clients' targets: release squared_error"
+        )
+
+
 def prepare_release(
     state: SimulationState,
     plan: EvaluationPlan,
     num_clients: int,
-    records: Mapping[str, Metric] = MappingProxyType({}),
+    records: Records = MappingProxyType({}),
 ) -> SimulationState:
     """Return the state with an account and a record of draws for its evaluations."""
     if not isinstance(plan, EvaluationPlan):
         raise ValueError(f"evaluate_privately must be an EvaluationPlan, got {described(plan)}")
-    larger_is_better(plan.metric, records)
+    check_released(plan, records)
     spend = plan.spend(num_clients)
     privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, 1)
     privacy = ledger.with_room(privacy, spend)

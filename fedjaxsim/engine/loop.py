@@ -29,6 +29,7 @@ from fedjaxsim.engine.evaluation import (
 from fedjaxsim.engine.processes import from_all, to_host
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.extras import importing
+from fedjaxsim.metrics import METRICS, Records
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import Adjacency, check_delta
@@ -223,6 +224,7 @@ class RunLoop:
       closing: resources that are closed when the run is over.
       course: round, training loss and means of test metrics of each segment so far.
       nonfinite: the number of messages that were not finite so far.
+      metrics: the records of the metrics of its evaluations.
       stopped: the last segment, evaluated on all clients, if the run has ended early after an
         evaluation of a sample, and not by an interruption.
     """
@@ -240,6 +242,7 @@ class RunLoop:
         self.closing, self.clock = contextlib.ExitStack(), Clock()
         self.course: list[Record] = []
         self.nonfinite, self.stopped = 0, None
+        self.metrics: Records = METRICS
         self._recorded, self._records = None, list[Record]()
         self.evaluate = self.clock.phase("evaluate")(self.evaluate)
 
@@ -273,6 +276,7 @@ class RunLoop:
             if goes_on and done == 0 and initial:
                 state, private = self._released(state)
                 evaluation = self.evaluate(state, "test", self.sample)
+                self.metrics = evaluation.records
                 first = Segment(0, {}, evaluation, private)
                 goes_on = _all_go_on([each.segment(state, first) for each in initial])
             while goes_on and done < self.rounds:
@@ -291,6 +295,7 @@ class RunLoop:
                     break
                 last = done == self.rounds or done < planned
                 evaluation = self.evaluate(state, "test", None if last else self.sample)
+                self.metrics = evaluation.records
                 state, private = self._released(state)
                 segment = Segment(done, metrics, evaluation, private)
                 history.append(segment)

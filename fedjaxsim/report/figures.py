@@ -8,9 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import metrics
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
+from fedjaxsim.metrics import (
+    METRICS,
+    SAMPLED,
+    Metric,
+    Records,
+    column_label,
+    column_metric,
+    primary_metric,
+)
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import (
     NOISE,
@@ -29,7 +37,7 @@ from fedjaxsim.report.plots import (
     picture,
 )  # fmt: skip
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.results import System, curve, default_metric, grouped
+from fedjaxsim.report.results import System, curve, default_metric, grouped, metrics_of
 
 with importing("plots"):
     import matplotlib as mpl
@@ -53,11 +61,17 @@ class Look(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """The curves of a column over rounds."""
+    """The curves of a column over rounds; `records` are those of the metrics."""
 
     title: str
     column: str
     curves: Sequence[tuple[Look, Rows]]
+    records: Records
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of the column."""
+        return column_metric(self.column, self.records)
 
 
 def looks(kinds: Sequence[str], labels: Sequence[str]) -> list[Look]:
@@ -84,29 +98,30 @@ def _columns(rows: Rows, *names: str) -> list[np.ndarray]:
     return [np.array([row[name] for row in rows], float) for name in names]
 
 
-def _within(metric: str, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of intervals, clipped to the metric's range; of two seeds, both values.
+def _within(metric: Metric, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return lower and upper band, clipped to the metric's range; with two seeds, both values.
 
     Student's interval of two values is 12.7 times as wide as they are apart.
     """
     value, half, deviation, seeds = _columns(rows, "mean", "half", "deviation", "seeds")
     half = np.where((seeds == 2) & np.isfinite(half), deviation / math.sqrt(2), half)
-    low, high = metrics.of_column(metric).range
+    low, high = metric.range
     return np.maximum(value - half, low), np.minimum(value + half, high)
 
 
-def _label(metric: str, rows: Rows) -> str:
-    over = "pooled over clients" if metrics.of_column(metric).pooled else "mean over clients"
+def _label(column: str, rows: Rows, records: Records) -> str:
+    pooled = column_metric(column, records).pooled
+    over = "pooled over clients" if pooled else "mean over clients"
     counts = {row["seeds"] for row in rows if row["half"] is not None}
     seeds = "mean and range of two seeds" if counts == {2} else "mean over seeds, 95 %"
     seeds += " (range of two)" if 2 in counts and len(counts) > 1 else ""
-    return "\n".join([metrics.label(metric), over, *([seeds] if counts else ())])
+    return "\n".join([column_label(column, records), over, *([seeds] if counts else ())])
 
 
-def _scale(metric: str, rows: Rows) -> str:
+def _scale(metric: Metric, rows: Rows) -> str:
     """Return the scale of an axis: a positive metric may belong on a logarithmic one."""
     values = [row["mean"] for row in rows if row["mean"] is not None]
-    logarithmic = metrics.of_column(metric).logarithmic and values and min(values) > 0
+    logarithmic = metric.logarithmic and values and min(values) > 0
     return "log" if logarithmic else "linear"
 
 
@@ -135,10 +150,11 @@ def _curves(title: str, panels: Sequence[Panel], shown: Sequence[Look], *, alike
         rows = drawn if alike else [row for _, each in panel.curves for row in each]
         for look, each in panel.curves:
             rounds, value, half = _columns(each, "round", "mean", "half")
-            band = _within(panel.column, each) if np.isfinite(half).any() else None
+            band = _within(panel.metric, each) if np.isfinite(half).any() else None
             line(axes, rounds, value, band, **look.style)
-        label = _EPSILON if panel.column == "epsilon" else _label(panel.column, rows)
-        axes.set(title=panel.title, yscale=_scale(panel.column, rows))
+        label = _label(panel.column, rows, panel.records)
+        label = _EPSILON if panel.column == "epsilon" else label
+        axes.set(title=panel.title, yscale=_scale(panel.metric, rows))
         axes.tick_params(labelbottom=not alike or place + across >= len(panels))
         if not alike or place % across == 0:
             axes.set_ylabel(label)
@@ -164,9 +180,10 @@ def _legend_below(figure: Figure, shown: Sequence[Look], entries: int) -> None:
 
 
 @mpl.rc_context(STYLE)
-def run_figure(records: Rows, title: str) -> Figure:
+def run_figure(records: Rows, title: str, metrics: Records = METRICS) -> Figure:
     """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run."""
-    quality = metrics.judged_by(key for record in records for key in record) or "test_loss"
+    columns = dict.fromkeys(key for record in records for key in record)
+    quality = primary_metric(columns, metrics) or "test_loss"
     names = [name for name in ("train_loss", quality) if any(name in row for row in records)]
     names += ["epsilon"] * bool(records[-1]["epsilon"])
     figure = picture(title, 3.2 * len(names), 3.2)
@@ -178,9 +195,9 @@ def run_figure(records: Rows, title: str) -> Figure:
             band = _columns(rows, f"{name}_p10", f"{name}_p90")
         line(axes, rounds, _bounds_so_far(rows) if name == "epsilon" else values, band,
              color=COLOURS[0])  # fmt: skip
-        label = _EPSILON if name == "epsilon" else _label(name, [])
+        label = _EPSILON if name == "epsilon" else _label(name, [], metrics)
         label += "\n10–90 % of clients" * (band is not None)
-        sampled = max((row.get(metrics.SAMPLED) or 0 for row in rows), default=0)
+        sampled = max((row.get(SAMPLED) or 0 for row in rows), default=0)
         if name == quality and sampled:
             label += f"\n{sampled:,} sampled clients, all at the end"
         axes.set(xlabel="rounds", ylabel=label)
@@ -224,7 +241,8 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
                 close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
                 got = f"{column} (did you mean {close[0]}?)" if close else column
                 raise ValueError(f"a figure needs a column of numbers in metrics.jsonl, got {got}")
-            panels.append(Panel(name if len(sets) > 1 else "", column, curves))
+            records = metrics_of([run for _, each in alike for run in each.runs.values()])
+            panels.append(Panel(name if len(sets) > 1 else "", column, curves, records))
     rows = [run.rows[-1] for each in found for run in each.runs.values()]
     deltas = sorted({row["delta"] for row in rows if row.get("epsilon")})
     ends = " to ".join(map(number, dict.fromkeys((*deltas[:1], *deltas[-1:]))))
@@ -267,7 +285,12 @@ def _looks_of_values(rows: Rows, keys: Sequence[str]) -> dict[Combination, Look]
 
 @mpl.rc_context(STYLE)
 def envelope_figure(
-    rows: Rows, *, panels: Sequence[str], lines: Sequence[str], title: str
+    rows: Rows,
+    *,
+    panels: Sequence[str],
+    lines: Sequence[str],
+    title: str,
+    metrics: Records = METRICS,
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
@@ -281,20 +304,23 @@ def envelope_figure(
         if None not in spent and max(spent) > 0:
             label = f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
         curves = [(shown[name], one) for name, one in grouped(alike, lines)]
-        found.append(Panel(label, rows[0]["metric"], curves))
+        found.append(Panel(label, rows[0]["metric"], curves, metrics))
     return _curves(title, found, [*shown.values()], alike=True)
 
 
 @mpl.rc_context(STYLE)
-def trade_off_figure(rows: Rows, *, lines: Sequence[str], title: str) -> Figure:
+def trade_off_figure(
+    rows: Rows, *, lines: Sequence[str], title: str, metrics: Records = METRICS
+) -> Figure:
     """Draw the end of an envelope against the ε spent, a line per combination of `lines`.
 
     Runs without noise are at ε = ∞ to the right; runs that release nothing are a level line, since
     they fit every ε (Bietti et al. 2022, figure 2). Bars are as the bands of an envelope.
     """
-    shown, metric = _looks_of_values(rows, lines), rows[0]["metric"]
+    shown, column = _looks_of_values(rows, lines), rows[0]["metric"]
+    metric = column_metric(column, metrics)
     known = [row for row in rows if row["mean"] is not None]
-    best_first = bool(metrics.of_column(metric).larger_is_better)
+    best_first = bool(metric.larger_is_better)
     known.sort(key=lambda row: row["mean"], reverse=best_first)
     spent = sorted({row["epsilon"] for row in known if row["epsilon"]})
     low, high = (spent[0], spent[-1]) if spent else (1.0, 1.0)
@@ -302,7 +328,7 @@ def trade_off_figure(rows: Rows, *, lines: Sequence[str], title: str) -> Figure:
     entries = _entries([*shown.values()], 1)
     figure = picture(textwrap.fill(title, 64), 5.2, 3.4 + 0.2 * -(-len(shown) // entries))
     axes = figure.subplots()
-    axes.set(xscale="log", yscale=_scale(metric, known), ylabel=_label(metric, known))
+    axes.set(xscale="log", yscale=_scale(metric, known), ylabel=_label(column, known, metrics))
     axes.set_xlabel(f"ε ({MEANING}) at the end of training, nats")
     for values, alike in grouped(known, lines):
         style = {name: of for name, of in shown[values].style.items() if name != "markevery"}

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedjaxsim.extras import missing
-from fedjaxsim.metrics import METRICS, SAMPLED, in_tables
+from fedjaxsim.metrics import METRICS, SAMPLED, Records, table_metrics
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -50,10 +50,13 @@ def epsilon_text(value: float | None) -> str:
     return "∞" if value is None else f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
-def in_words(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
+def in_words(
+    record: Mapping[str, Any], rounds_per_second: float | None, metrics: Records = METRICS
+) -> str:
     """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε ≤ 1.9  40 rounds/s`."""
-    shown = [("train_loss", METRICS["loss"]), *in_tables()]
-    parts = [f"{metric.title} {number(record[key])}" for key, metric in shown if key in record]
+    shown = [(key, metric.title) for key, metric in table_metrics(metrics)]
+    shown = [("train_loss", "loss"), *shown]
+    parts = [f"{title} {number(record[key])}" for key, title in shown if key in record]
     spent = record["epsilon"]
     if record.get(SAMPLED):
         parts.append(f"of {record[SAMPLED]:,} sampled clients")
@@ -70,7 +73,7 @@ def print_guarantee(report: "Report", file: Path | None, *, explain: bool) -> No
     print(report if explain else f"privacy: {report.short()}; in full: {file or '--explain'}")
 
 
-def can_draw() -> bool:
+def warn_if_no_matplotlib() -> bool:
     """Return whether pictures can be drawn; if not, print a warning."""
     why = missing("plots")
     if why is not None:

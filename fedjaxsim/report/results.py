@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 
 from fedjaxsim import checks
 from fedjaxsim.divergence import is_finite
-from fedjaxsim.metrics import METRICS, in_tables, judged_by, of_column
+from fedjaxsim.metrics import (
+    METRICS,
+    Records,
+    merge_metrics,
+    metric_name,
+    primary_metric,
+    require_direction,
+    table_metrics,
+)
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, ends, short_name
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
@@ -42,8 +50,8 @@ _NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
 class Run:
     """A run in the table, by the name of its folder or its number in a sweep.
 
-    `settings` are without the seed, `rows` its evaluations in the order of rounds. `config`
-    and `summary` are files of its folder, where it has one.
+    `settings` are without the seed, `rows` its evaluations in the order of rounds, `metrics` the
+    records of its metrics. `config` and `summary` are files of its folder, where it has one.
     """
 
     name: str
@@ -52,6 +60,7 @@ class Run:
     rows: Sequence[Record]
     config: Record = dataclasses.field(default_factory=dict)
     summary: Record = dataclasses.field(default_factory=dict)
+    metrics: Records = dataclasses.field(default_factory=lambda: METRICS)
 
     def setting(self, name: str) -> Any:
         """Return a setting, None if the run has none of this name."""
@@ -235,7 +244,7 @@ def compared(found: Sequence[System], metric: str | None = None) -> list[Record]
       difference: `difference`, `difference_half`, `paired_seeds` and `p`, None if unknown.
     """
     first, rows = found[0], []
-    metric = metric or judged_by(first.first.rows[-1]) or "test_loss"
+    metric = metric or primary_metric(first.first.rows[-1], first.first.metrics) or "test_loss"
     for system in found:
         own = estimate(system.values(metric, sorted(system.runs)))
         shared = sorted(set(system.runs) & set(first.runs)) if system.data == first.data else []
@@ -295,14 +304,19 @@ def metric_columns(runs: Sequence[Run]) -> list[str]:
 def default_metric(runs: Sequence[Run]) -> str:
     """Return the test column by which runs are judged; there must be one."""
     names = metric_columns(runs)
-    found = judged_by(names)
-    if found is None:
-        raise ValueError(f"the results must have a metric among {', '.join(METRICS)}, got {names}")
-    return found
+    metric = primary_metric(names, metrics_of(runs))
+    if metric is None:
+        raise ValueError(f"the results must have a metric on test rows, got {names}")
+    return metric
 
 
-def choosing(runs: Sequence[Run], metric: str) -> str:
-    """Return the column by which to choose by: on validation rows, if all runs have them."""
+def metrics_of(runs: Sequence[Run]) -> Records:
+    """Return the records of the metrics of all runs; raise ValueError if two contradict."""
+    return merge_metrics(run.metrics for run in runs)
+
+
+def selection_column(runs: Sequence[Run], metric: str) -> str:
+    """Return the column to choose by: on validation rows, if all runs have them."""
     column = f"validation_{metric.partition('_')[2]}"
     return column if all(column in run.rows[-1] for run in runs) else metric
 
@@ -312,9 +326,9 @@ def envelope(
 ) -> list[Record]:
     """Compute the best value over `best_over`, for each combination of the other keys and round.
 
-    The best has the best mean over seeds on validation rows (see `choosing`), and the value is that
-    on `metric`'s rows. Without validation rows the choice is optimistic; in no case does a run's ε
-    cover it. If `best_over` is empty, all means over seeds are returned.
+    The best has the best mean over seeds on validation rows (see `selection_column`), and the value
+    is that on `metric`'s rows. Without validation rows the choice is optimistic; in no case does a
+    run's ε cover it. If `best_over` is empty, all means over seeds are returned.
 
     Returns:
       Rows of `curve` sorted by the other keys, with these and the first best setting; `runs` and
@@ -325,11 +339,11 @@ def envelope(
     if unknown:
         raise ValueError(f"best_over takes {', '.join(keys) or 'nothing'}, got {unknown[0]!r}")
     others = [key for key in keys if key not in best_over]
-    judge = choosing(runs, metric)
-    upwards = of_column(metric).larger_is_better
-    if best_over and upwards is None:
-        raise ValueError(f"metric {metric!r} states no direction, so there is no best over it")
-    better = max if upwards else min
+    judge, records = selection_column(runs, metric), metrics_of(runs)
+    better = min
+    if best_over:
+        name = metric_name(metric, records) or metric
+        better = max if require_direction(name, records) else min
     found = []
     for place, of_place in grouped(runs, others, Run.setting):
         by_round: dict[int, list[tuple[float | None, Record]]] = {}
@@ -377,24 +391,26 @@ def grouped(
 # --- runs side by side ----------------------------------------------------------------------------
 
 
-def among(names: Sequence[str], runs: Collection[Any]) -> str:
+def name_subset(names: Sequence[str], runs: Collection[Any]) -> str:
     """Return the names of some of the runs in brackets; "" for all of them."""
     return "" if len(names) == len(runs) else f" ({', '.join(names)})"
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+def print_table(
+    rows: Sequence[Mapping[str, Any]], title: str | None = None, metrics: Records = METRICS
+) -> None:
     """Print a line for each summary of a run; its entry `run` is the name.
 
-    Where data sets differ, a column names them.
+    If data sets differ, a column names them.
     """
     data = [data_label(row.get("data", ""), row.get("clients")) for row in rows]
-    qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
+    shown = [pair for pair in table_metrics(metrics) if any(pair[0] in row for row in rows)]
     columns = [("run", [row["run"] for row in rows])]
     if len(set(data)) > 1:
         columns.append(("data", data))
-    for key, one in qualities:
-        for end in one.in_tables:
-            heading = end[1:] or one.title + "\npooled" * one.pooled
+    for key, metric in shown:
+        for end in metric.in_tables:
+            heading = end[1:] or metric.title + "\npooled" * metric.pooled
             columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
     columns += [
         (heading, [epsilon_text(row.get(key)) for row in rows])
@@ -413,13 +429,13 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     meanings = {
         "test_failed": "clients whose model predicts NaN, which leaves a run without a value"
     }
-    meanings |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
+    meanings |= {f"{key}_undefined": f"clients left out of {of.title}" for key, of in shown}
     for key, words in meanings.items():
         known: dict[str, list[str]] = {}
         for row in rows:
             if row.get(key):
                 known.setdefault(number(row[key]), []).append(row["run"])
-        found = [f"{value}{among(runs, rows)}" for value, runs in known.items()]
+        found = [f"{value}{name_subset(runs, rows)}" for value, runs in known.items()]
         if found:
             print(f"{words}: {', '.join(found)}")
 

@@ -13,18 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checks import require_key
-from fedjaxsim.engine.evaluation import EvaluationPlan
-from fedjaxsim.engine.program import run_key
+from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
+from fedjaxsim.engine.program import ClientMetrics, run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Default, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
-from fedjaxsim.metrics import judged_by
+from fedjaxsim.metrics import Records, metrics_to_tables, primary_metric
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
@@ -124,27 +125,38 @@ class Experiment:
         noise = self.config.get("evaluate_privately")
         if noise is None:
             return None
-        return EvaluationPlan(noise, self.judging, self.config.evaluation_largest)
+        return self.evaluation_plan(noise, self.config.evaluation_largest)
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The names of the metrics of each client."""
-        names = self._measured()
-        return (*names, *(["nmse"] if "squared_error" in names else []))
+    def evaluation_plan(
+        self, noise_multiplier: float, largest: float, metric: str | None = None
+    ) -> EvaluationPlan:
+        """Return the plan to release a metric, by default that by which runs are judged."""
+        if metric is not None:
+            checks.one_of(self.metrics, metric=metric)
+        plan = EvaluationPlan(noise_multiplier, metric or self.judging, largest)
+        check_released(plan, self.metrics)
+        return plan
+
+    @functools.cached_property
+    def metrics(self) -> Records:
+        """The records of the metrics of each client."""
+        return self.simulation.task.metric_records(self._measured().sums)
 
     @property
     def judging(self) -> str:
         """The name of the client metric by which runs are judged on validation rows."""
-        return str(judged_by(f"test_{name}" for name in self._measured())).removeprefix("test_")
+        measured = self._measured()
+        columns = [f"test_{name}" for name in (*measured.sums, *measured.values)]
+        return str(primary_metric(columns, self.metrics)).removeprefix("test_")
 
-    def _measured(self) -> tuple[str, ...]:
-        measured = jax.eval_shape(
+    def _measured(self) -> ClientMetrics:
+        """Return the shapes of the metrics that evaluations compute."""
+        return jax.eval_shape(
             self.simulation.program.evaluate,
             self.state_shapes,
             self.hparams.as_arrays(),
             Rows.shapes(self.simulation.population, "validation", self.simulation.algorithm),
         )
-        return (*measured.sums, *measured.values)
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
@@ -176,6 +188,7 @@ class Experiment:
                 "local_steps": minibatches.steps or 0,
                 "chunk_size": self.simulation.chunk_size_for(self.hparams),
                 "chunk_map": self.simulation.layout.chunk_map,
+                "metrics": metrics_to_tables(self.metrics),
             },
             "versions": versions(),
         }

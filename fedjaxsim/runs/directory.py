@@ -27,6 +27,8 @@ import numpy as np
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
+from fedjaxsim.metrics import METRICS as PACKAGE_METRICS
+from fedjaxsim.metrics import Records, metrics_from_tables
 from fedjaxsim.privacy import entries
 from fedjaxsim.report.files import (
     Record,
@@ -168,14 +170,25 @@ def runs_of(directories: Mapping[str, RunDirectory]) -> list[Run]:
     found = []
     for name, each in directories.items():
         config, summary, rows = each.config(), each.summary(), each.metrics()
+        metrics = _metrics_in(config, each.path / CONFIG)
         table = [
             {**row, "delta": summary["delta"], "failed": failed}
             for row, failed in zip(rows, failures(rows), strict=True)
         ]
         table[-1]["epsilon_replace"] = summary["epsilon_replace"]
         seed = number_of(config.get("seed", 0))
-        found.append(Run(name, without_seed(config), seed, table, config, summary))
+        found.append(Run(name, without_seed(config), seed, table, config, summary, metrics))
     return found
+
+
+def _metrics_in(config: Record, path: Path) -> Records:
+    """Return the records of a run's metrics; the package's for a run of an earlier version."""
+    try:
+        return metrics_from_tables(config["resolved"]["metrics"])
+    except (KeyError, TypeError):
+        return PACKAGE_METRICS
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:

@@ -175,7 +175,8 @@ def execute(
                 z = experiment.noise_multiplier
                 noise = f"z = {number(z)}" if z else "no noise"
                 title = f"{experiment.title}, {simulation.num_clients} clients, {noise}"
-                plots.save(figures.run_figure(strict(rows), title), files.path / CURVES)
+                picture = figures.run_figure(strict(rows), title, experiment.metrics)
+                plots.save(picture, files.path / CURVES)
     summary |= {f"{phase}_seconds": value for phase, value in clock.seconds.items()}
     if files is not None:
         write_json(files.path / SUMMARY, summary)  # after all other files

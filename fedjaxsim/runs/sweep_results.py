@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +22,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import metrics, store
+from fedjaxsim import store
 from fedjaxsim.callbacks import fits
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
 from fedjaxsim.extras import importing
+from fedjaxsim.metrics import (
+    METRICS,
+    Records,
+    column_label,
+    metrics_from_tables,
+    metrics_to_tables,
+)
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
@@ -35,12 +43,13 @@ from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 from fedjaxsim.report.results import (
     SPENT,
     Run,
-    choosing,
     default_metric,
     envelope,
     estimate_in,
     grouped,
     last,
+    metrics_of,
+    selection_column,
 )
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.memory import peak_bytes
@@ -55,6 +64,8 @@ with importing("tables"):
 
 _PICTURES = ("envelopes.png", "envelopes.pdf", "trade_off.png", "trade_off.pdf")
 CHECKPOINT = "checkpoint"
+_METRICS = b"metrics"
+"""The key of the records of metrics in the metadata of the results, as JSON."""
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
 SEARCH = "search"
@@ -70,7 +81,9 @@ SELECTION = (
 
 @dataclasses.dataclass(frozen=True)
 class SweepDirectory:
-    """The directory of one sweep; `data` is a fingerprint of the clients' rows.
+    """The directory of one sweep.
+
+    `data` is a fingerprint of the clients' rows, `metrics` has the records of the runs' metrics.
 
     Methods raise ValueError for a damaged file, or a checkpoint of another sweep.
     """
@@ -78,10 +91,17 @@ class SweepDirectory:
     path: Path
     sweep: SweepRuns
     data: str = ""
+    metrics: Records = dataclasses.field(default_factory=lambda: METRICS)
 
     @classmethod
     def open(
-        cls, path: Path, sweep: SweepRuns, data: str = "", *, overwrite: bool = False
+        cls,
+        path: Path,
+        sweep: SweepRuns,
+        data: str = "",
+        metrics: Records = METRICS,
+        *,
+        overwrite: bool = False,
     ) -> "SweepDirectory":
         """Make the directory, or open it to resume the same runs; another sweep is refused."""
         names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
@@ -97,7 +117,7 @@ class SweepDirectory:
         resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
         asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
         write_tables(path / SWEEP, asked)
-        return cls(path, sweep, data)
+        return cls(path, sweep, data, metrics)
 
     @property
     def checkpoints(self) -> CheckpointFolder:
@@ -131,6 +151,8 @@ class SweepDirectory:
         last = (*SPENT, "failed")
         table = table.select([*(n for n in table.column_names if n not in last), *last])
         table = table.sort_by([("run", "ascending"), ("round", "ascending")])
+        records = json.dumps(metrics_to_tables(self.metrics))
+        table = table.replace_schema_metadata({_METRICS: records})
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         store.write(self.path / RESULTS, sink.getvalue())
@@ -210,16 +232,22 @@ def read_runs(path: Path) -> tuple[list[Run], list[str], Record]:
 def runs_of_sweep(table: pa.Table, columns: Sequence[str], config: Record) -> list[Run]:
     """Return the runs in a table of results with these swept columns.
 
-    `config` holds the settings that all runs start from.
+    `config` holds the settings that all runs start from. The table's metadata have the records of
+    the metrics; the package's are those of a table without.
     """
-    found = []
+    found, stated = [], (table.schema.metadata or {}).get(_METRICS)
+    try:
+        metrics = METRICS if stated is None else metrics_from_tables(json.loads(stated))
+    except ValueError as error:
+        raise ValueError(f"the metadata of the results are damaged: {error}") from error
     for index, rows in itertools.groupby(table.to_pylist(), key=lambda row: row["run"]):
         rows = list(rows)
         swept = {name: rows[0][name] for name in columns}
         given = {name: value for name, value in swept.items() if value is not None}
         swept.pop("seed", None)
         seed = given.get("seed", config.get("seed", 0))
-        found.append(Run(str(index), swept, seed, rows, {**config, **given}))
+        settings = {**config, **given}
+        found.append(Run(str(index), swept, seed, rows, settings, metrics=metrics))
     return found
 
 
@@ -257,7 +285,7 @@ def best_of(sweep: SweepRuns, runs: Sequence[Run]) -> Best:
     rows = last(envelope(runs, keys, sweep.best_over, metric), others)
     choice = sweep.choice
     if not choice and any(row["runs"] > row["seeds"] for row in rows):
-        judged = choosing(runs, metric)
+        judged = selection_column(runs, metric)
         choice = CHOSEN_ON_TEST if judged == metric else CHOSEN_ON_VALIDATION
     return Best(metric, [*others, *sweep.best_over], rows, choice)
 
@@ -312,7 +340,8 @@ def write_report(
 def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
     """Print the best final value of each combination, and the limits of the guarantees."""
     over = ", ".join(map(key_label, sweep.best_over))
-    title = f"{metrics.label(best.metric)} at the end" + (over and f", best over {over}")
+    label = column_label(best.metric, metrics_of(runs))
+    title = f"{label} at the end" + (over and f", best over {over}")
     title += ", means over seeds with 95 % intervals"
     lines = [
         [
@@ -384,10 +413,11 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict
     about = [subject, delta, over and f"best over {over}", several]
     title = "; ".join(filter(None, about))
     in_panels = _in_every_panel(best, noise)
-    figures = {"envelopes.png": envelope_figure(in_panels, panels=noise, lines=lines, title=title)}
+    how: dict[str, Any] = {"lines": lines, "title": title, "metrics": metrics_of(runs)}
+    figures = {"envelopes.png": envelope_figure(in_panels, panels=noise, **how)}
     ends = last(best, shown)
     if noise and len({row["epsilon"] for row in ends} - {0}) > 1:
-        figures["trade_off.png"] = trade_off_figure(ends, lines=lines, title=title)
+        figures["trade_off.png"] = trade_off_figure(ends, **how)
     return figures
 
 

@@ -69,7 +69,7 @@ class SweepOptions:
     """The options of a sweep in its file; keys take - or _."""
 
     metric: str | None = None
-    """Metric by which runs are judged, such as auc; by default the first of `metrics.METRICS`."""
+    """Metric by which runs are judged, such as auc; by default the first of its task."""
     memory: float = 2.0
     """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
     best_over: tuple[str, ...] | None = None

@@ -16,6 +16,7 @@ from fedjaxsim.data.synthetic import feature_variances
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.metrics import Metric as Metric
+from fedjaxsim.metrics import resolve_metrics
 from fedjaxsim.models.model import STATISTICS, Dense, FrozenWeights, Model, linear, require_model
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc
 
@@ -61,8 +62,9 @@ class Task(NamedTuple):
       streaming_metrics: metrics that are no sums over rows, such as "auc", by name; evaluation
         computes them in the same pass. A client that has none, such as an AUC of one class, has NaN
         and does not count in means and percentiles.
-      records: the records of metrics of one's own, by name: title, direction, unit. Without a
-        direction a metric has no worst tenth, and nothing is chosen by it.
+      records: the records of metrics of one's own, by name: title, direction, unit. They travel
+        with the results to every table, picture and choice. Without a direction a metric has no
+        worst tenth, and nothing is chosen by it.
       targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens. Metrics are
         then sums over the targets of an example, and a client's sums are divided by its number of
         targets. None if every row has one target.
@@ -109,6 +111,14 @@ class Task(NamedTuple):
         examples are protected the gradient is clipped, summed and noised; see `private_examples`.
         """
         return batch.gradient(self, params)
+
+    def metric_records(self, means: Collection[str]) -> dict[str, Metric]:
+        """Decide the records of all metrics, of which `means` are the names of the means over rows.
+
+        Runs are judged by the first of them. Raises ValueError if `records` contradict the metrics.
+        """
+        derived = ["nmse"] if "squared_error" in means else []
+        return resolve_metrics([*means, *self.streaming_metrics, *derived], self.records)
 
     def with_outputs(self, apply: Callable[[Any, jax.Array], jax.Array]) -> "Task":
         """Return the softmax task of an algorithm whose clients predict with more than parameters.

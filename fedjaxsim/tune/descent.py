@@ -166,16 +166,18 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class TuningTrace:
-    """The start and every step tried, in order, and the reason for the end."""
+    """The start and every step tried, in order, the reason for the end, and the direction."""
 
     steps: tuple[Step, ...]
     stopped: str
+    larger_is_better: bool = False
 
     @property
     def best(self) -> Step:
-        """The accepted point with the lowest value."""
+        """The accepted point with the best value."""
         accepted = [step for step in self.steps if step.accepted]
-        return min(accepted, key=lambda s: s.value if math.isfinite(s.value) else math.inf)
+        sign = -1 if self.larger_is_better else 1
+        return min(accepted, key=lambda s: sign * s.value if math.isfinite(s.value) else math.inf)
 
 
 def descend(
@@ -187,11 +189,12 @@ def descend(
     bounds: Mapping[str, tuple[float, float]] | None = None,
     cost: float = 1.0,
     on_step: Callable[[Step], bool | None] | None = None,
+    larger_is_better: bool = False,
 ) -> TuningTrace:
-    """Minimize an objective of hyperparameters.
+    """Minimize an objective of hyperparameters, or maximize it.
 
-    A step is taken back if the objective or its gradient is not finite, or the objective rises by
-    more than the standard error of its paired difference. The next step is then at most half as
+    A step is taken back if the objective or its gradient is not finite, or the objective is worse
+    by more than the standard error of its paired difference. The next step is then at most half as
     long, and the optimizer forgets the past; an accepted step allows one that is longer by half.
     The descent ends where no derivative exceeds its standard error, or the way down leaves the
     bounds.
@@ -204,6 +207,7 @@ def descend(
       bounds: by name, the smallest and the largest value allowed; none by default.
       cost: run-equivalents of one call of `measure`.
       on_step: called with the start and every step tried; returning False stops.
+      larger_is_better: whether to maximize.
 
     Raises:
       ValueError: if there are no hyperparameters or steps, the start is not within the bounds or
@@ -214,6 +218,7 @@ def descend(
     first = _flat(start)
     ends = np.cumsum([np.size(value) for value in start.values()])[:-1]
     tried: list[Step] = []
+    sign = -1 if larger_is_better else 1
 
     with np.errstate(divide="ignore"):
         lowest, highest = np.log(low / first), np.log(high / first)
@@ -227,7 +232,7 @@ def descend(
         with np.errstate(invalid="ignore"):
             slope = {name: np.mean(slopes[name], axis=0)[()] for name in start}
             error = {name: _standard_error(slopes[name]) for name in start}
-        accepted = kept is None or _is_no_worse(found, kept.objective)
+        accepted = kept is None or _is_no_worse(found, kept.objective, sign)
         runs = cost * (len(tried) + 1)
         tried.append(Step(point, found, slope, error, accepted, radius, runs))
         return tried[-1]
@@ -237,7 +242,7 @@ def descend(
     here = step = visit(at, math.inf, None)
     while True:
         goes_on = on_step is None or on_step(step) is not False
-        slope, error = map(_flat, (here.gradient, here.gradient_error))
+        slope, error = sign * _flat(here.gradient), _flat(here.gradient_error)
         steep = np.abs(slope) > error
         outwards = ((at <= lowest) & (slope > 0)) | ((at >= highest) & (slope < 0))
         reasons = {
@@ -250,7 +255,7 @@ def descend(
         }
         for reason, holds in reasons.items():
             if holds:
-                return TuningTrace(tuple(tried), reason)
+                return TuningTrace(tuple(tried), reason, larger_is_better)
         update, state = optimizer.update(slope, state, at)
         change = np.asarray(update, np.float64)
         change *= min(1.0, radius / max(np.max(np.abs(change)), 1e-300))
@@ -274,11 +279,11 @@ def _standard_error(values: np.ndarray) -> Any:
     return (np.std(values, axis=0, ddof=1) / math.sqrt(len(values)))[()]
 
 
-def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:
-    """Return whether all values are finite, and the rise is at most its standard error."""
+def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue, sign: int) -> bool:
+    """Return whether all values are finite, and `sign` times the rise is at most its error."""
     if not new.finite:
         return False
-    rise = new.values - old.values
+    rise = sign * (new.values - old.values)
     return bool(np.mean(rise) <= _standard_error(rise))
 
 

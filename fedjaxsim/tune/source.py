@@ -12,7 +12,7 @@ from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.metrics import metric
+from fedjaxsim.metrics import require_direction
 from fedjaxsim.runs.assemble import population_of, simulation_of, whole_population_of
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import RunConfig
@@ -97,19 +97,20 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
     return both[:count], both[count:]
 
 
-def metric_of(task: Task, population: Population, asked: str | None) -> str:
-    """Return the metric to minimize: `asked`, or by default the loss or the excess risk."""
+def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple[str, bool]:
+    """Return the metric to improve and whether larger is better; by default loss or excess risk."""
     row = {name: jnp.asarray(values[:1]) for name, values in population.fields.items()}
     names = jax.eval_shape(
         lambda key: task.metrics(task.init(key), Batch(row, jnp.ones(1))), jax.random.key(0)
     )
-    smooth = sorted(n for n in names if metric(n).smooth and metric(n).larger_is_better is False)
-    if asked is None:
-        return "loss" if "loss" in smooth else smooth[0]
-    if asked not in smooth:
-        why = "must have a derivative to be minimized, which steps such as accuracy lack"
-        raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {asked}")
-    return asked
+    records = task.metric_records(names)
+    smooth = sorted(name for name in names if records[name].smooth)
+    down = [name for name in smooth if records[name].larger_is_better is False]
+    metric = asked or ("loss" if "loss" in down else next(iter(down), "loss"))
+    if metric not in smooth:
+        why = "must have a derivative to be tuned by, which steps such as accuracy lack"
+        raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {metric}")
+    return metric, require_direction(metric, records)
 
 
 def _has(population: Population, split: str) -> bool:

@@ -29,7 +29,7 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
-from fedjaxsim.tune.source import metric_of
+from fedjaxsim.tune.source import tuned_metric
 
 VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip": 1.0}
 NAMES = ("auc", "largest_loss")
@@ -351,7 +351,7 @@ def test_folds_have_no_derivative():
     with pytest.raises(ValueError, match="auc"):
         mean_metric(sim, "auc", "test")(state, sim.hyperparameters(**VALUES))
     with pytest.raises(ValueError, match="auc"):
-        metric_of(OWN, CLIENTS, "auc")
+        tuned_metric(OWN, CLIENTS, "auc")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fedjaxsim.data.splitting import split
 from fedjaxsim.engine.evaluation import (
     Evaluation,
     EvaluationPlan,
+    check_released,
     prepare_release,
     release_evaluation,
 )
@@ -170,7 +171,7 @@ def test_bad_plans_are_refused():
         with pytest.raises(ValueError, match=next(iter(bad))):
             EvaluationPlan(**{"noise_multiplier": 1.0, "metric": "accuracy", **bad})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="variance of all"):  # one client moves everybody's nMSE
-        EvaluationPlan(1.0, "nmse")
+        check_released(EvaluationPlan(1.0, "nmse"), {})
     plan = EvaluationPlan(1.0, "auc")
     with pytest.raises(ValueError, match="auc"):
         release_evaluation(started(plan)[1], of(0.5), plan)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedjaxsim.callbacks import Progress
+from fedjaxsim.metrics import METRICS
 from fedjaxsim.report import progress
 from fedjaxsim.report.progress import (
     Bar,
@@ -41,7 +42,7 @@ def watching():
     """Yield what shows an evaluation of a run of ten rounds."""
     with contextlib.ExitStack() as closing:
         progress: Any = Progress("pmtl")
-        progress.run = types.SimpleNamespace(rounds=10, size=None, closing=closing)
+        progress.run = types.SimpleNamespace(rounds=10, size=None, metrics=METRICS, closing=closing)
         progress.start(types.SimpleNamespace(round=0))
         yield lambda record, speed: progress.show([record], speed)
 

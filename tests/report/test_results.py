@@ -11,11 +11,10 @@ import scipy.stats
 
 from fedjaxsim.cli import main
 from fedjaxsim.divergence import diverging_from, failures
-from fedjaxsim.metrics import METRICS, Metric, judged_by, label, of_column
+from fedjaxsim.metrics import METRICS, Metric, column_label, column_metric, primary_metric
 from fedjaxsim.report.files import lines
 from fedjaxsim.report.results import (
     Run,
-    choosing,
     compared,
     curve,
     default_metric,
@@ -24,6 +23,7 @@ from fedjaxsim.report.results import (
     holm,
     last,
     metric_columns,
+    selection_column,
     systems,
     without_seed,
 )
@@ -259,10 +259,10 @@ def test_the_best_is_taken_after_the_mean_over_seeds():
 
 def test_the_best_is_chosen_on_validation_rows_and_shown_on_test_rows():
     runs = table([(0.1, 1.0, 0, 5, 0.9), (0.3, 1.0, 0, 5, 0.4)])
-    assert choosing(runs, "test_accuracy") == "test_accuracy"
+    assert selection_column(runs, "test_accuracy") == "test_accuracy"
     for run, validation in zip(runs, (0.2, 0.6), strict=True):
         run.rows[0]["validation_accuracy"] = validation
-    assert choosing(runs, "test_accuracy") == "validation_accuracy"
+    assert selection_column(runs, "test_accuracy") == "validation_accuracy"
     [row] = envelope(runs, KEYS, ["learning_rate"], "test_accuracy")
     assert (row["learning_rate"], row["mean"]) == (0.3, 0.4)
 
@@ -312,20 +312,40 @@ def test_the_metric_is_excess_risk_or_accuracy_before_loss():
     assert default_metric(runs) == "test_accuracy"
     with pytest.raises(ValueError, match="train_loss"):
         default_metric([Run("", {}, 0, [{"round": 0, "train_loss": 1.0}])])
-    assert judged_by(["test_loss", "test_accuracy", "test_excess_risk"]) == "test_excess_risk"
-    up = [of_column(f"test_{name}").larger_is_better for name in ("accuracy_p10", "nmse", "loss")]
+    assert primary_metric(["test_loss", "test_accuracy", "test_excess_risk"]) == "test_excess_risk"
+    names = "accuracy_p10", "nmse", "loss"
+    up = [column_metric(f"test_{name}").larger_is_better for name in names]
     assert up == [True, False, False]
 
 
-def test_a_metric_of_ones_own_works_with_and_without_a_record(monkeypatch):
+def test_a_metric_of_ones_own_works_with_and_without_a_record():
     columns = ["train_loss", "test_own_score", "test_own_score_p10"]
-    assert judged_by(columns) == "test_own_score"
-    assert not of_column("test_own_score").larger_is_better
-    assert label("test_own_score") == "test own score"
-    monkeypatch.setitem(METRICS, "own_score", Metric("score", "points", larger_is_better=True))
-    assert of_column("test_own_score_p10").larger_is_better
-    assert label("test_own_score") == "test score (points)"
-    assert judged_by([*columns, "test_loss"]) == "test_loss"
+    assert primary_metric(columns) == "test_own_score"
+    assert not column_metric("test_own_score").larger_is_better
+    assert column_label("test_own_score") == "test own score"
+    records = METRICS | {"own_score": Metric("score", "points", larger_is_better=True)}
+    assert column_metric("test_own_score_p10", records).larger_is_better
+    assert column_label("test_own_score", records) == "test score (points)"
+    assert primary_metric([*columns, "test_loss"], records) == "test_loss"
+
+
+def test_the_best_follows_the_record_of_the_metric_and_never_its_name():
+    # A larger reduction of the loss is better, though the name begins like the loss.
+    records = {"loss_reduction": Metric("reduction", larger_is_better=True)}
+    runs = [
+        Run(str(i), {"learning_rate": lr}, 0, [{"round": 1, "test_loss_reduction": x}], {}, {}, m)
+        for i, (lr, x, m) in enumerate([(0.1, 1.0, records), (0.3, 2.0, records)])
+    ]
+    best = envelope(runs, ["learning_rate"], ["learning_rate"], "test_loss_reduction")
+    assert [(row["learning_rate"], row["mean"]) for row in best] == [(0.3, 2.0)]
+    opposed = {"loss_reduction": Metric("reduction", larger_is_better=False)}
+    other = [runs[0], dataclasses.replace(runs[1], metrics=opposed)]
+    with pytest.raises(ValueError, match="contradict"):
+        envelope(other, ["learning_rate"], ["learning_rate"], "test_loss_reduction")
+    undirected = {"loss_reduction": Metric("reduction")}
+    runs = [dataclasses.replace(each, metrics=undirected) for each in runs]
+    with pytest.raises(ValueError, match="whether larger is better"):
+        envelope(runs, ["learning_rate"], ["learning_rate"], "test_loss_reduction")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.tune.source import find_source, metric_of
+from fedjaxsim.tune.source import find_source, tuned_metric
 
 SMALL = run_config(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.3)
 
@@ -48,13 +48,13 @@ def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tun
 def test_a_metric_is_minimized_where_it_is_smooth():
     simulation = prepare(SMALL).simulation
     task, population = simulation.task, simulation.population
-    assert metric_of(task, population, None) == "loss"
+    assert tuned_metric(task, population, None) == ("loss", False)
     with pytest.raises(ValueError, match="accuracy"):
-        metric_of(task, population, "accuracy")
+        tuned_metric(task, population, "accuracy")
     with pytest.raises(ValueError, match="metric"):
-        metric_of(task, population, "los")
+        tuned_metric(task, population, "los")
     stream = SMALL.replace(data="synthetic-stream", loss="squared", held_out_clients=0.25)
     simulation = find_source(stream, clips=False).simulation
-    assert metric_of(simulation.task, simulation.population, None) == "excess_risk"
+    assert tuned_metric(simulation.task, simulation.population, None)[0] == "excess_risk"
     with pytest.raises(ValueError, match="validation"):
         find_source(stream.replace(held_out_clients=0.0), clips=False)
