@@ -83,6 +83,10 @@ LIMITED = (
     "The noise and the number of rounds may follow from what was released: ε is that of the whole "
     "budget, spent or not, which allows {}."
 )
+_NOT_AMPLIFIED = (
+    "Sampled {} releases cost as much as with all clients: their event does not say what sampling "
+    "hides (`amplifies`)."
+)
 _NOTHING_SENT = "No client sends anything."
 
 
@@ -114,6 +118,8 @@ def of_charges(
         return (_NOTHING_SENT, METRICS)
     sentences = [TRUSTED_SERVER, *dict.fromkeys(map(_of_sampling, charges))]
     for charged in charges:
+        if charged.scheme.kind == "poisson" and charged.event.known and not charged.event.amplifies:
+            sentences.append(_NOT_AMPLIFIED.format(charged.event.kind))
         overflow = composition.overflow_probability([charged])
         if overflow > 0:
             sentences.append(

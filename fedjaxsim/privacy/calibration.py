@@ -148,8 +148,13 @@ def noise_multiplier(
         return guarantee.spent([planned], delta, adjacency, accountant)
 
     guess = p * math.sqrt(rounds) / epsilon + 0.5
-    z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE)
-    if z is None or not SMALLEST_NOISE < z <= LARGEST_NOISE:
+    z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)
+    if z is None and cost(LARGEST_NOISE) == math.inf:
+        raise ValueError(
+            f"noise cannot be calibrated: {event.kind!r} releases have no known cost for "
+            f"{adjacency} under {scheme.kind!r} sampling, however much the noise"
+        )
+    if z is None or z <= SMALLEST_NOISE:
         raise ValueError(
             f"epsilon {epsilon} at delta {delta:.3g} asks for a noise multiplier outside "
             f"[{SMALLEST_NOISE}, {LARGEST_NOISE}]: change epsilon, delta or rounds"

@@ -6,8 +6,9 @@ On the host, without JAX and numpy, so that the command line can check a plan at
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from fedjaxsim import checks
 
@@ -91,6 +92,30 @@ class SamplingScheme:
         out = max(0.0, full - kept)
         chance = min(1.0, (p * max(0.0, last) + kept) / near)
         return ((max(0.0, 1 - near - out), p), (near, chance), (out, 0.0))
+
+    def inclusions_in_jit(self, sampling_rate: Any, xp: Any) -> tuple[tuple[Any, Any], ...]:
+        """Return `inclusions` that cost at least as much, without special functions.
+
+        With r the ratio of P(Bin(m, p) = n + 1) and P(Bin(m, p) = n) at n = B, and r < 1, t/a =
+        p P(Bin(m, p) > B)/P(Bin(m, p) = B) is at most p r/(1 − r): an upper bound on the chance. A
+        rate with r ≥ 1 counts as if the client were in for certain.
+        """
+        m, places = self.clients, self.capacity
+        if self.kind != "poisson":
+            return self.inclusions(1.0)
+        if places >= m:
+            return ((1.0, sampling_rate),)
+        p = xp.minimum(sampling_rate, 1 - 2.0**-20)
+        ratio = (m - places) * p / ((places + 1) * (1 - p))
+        rare = ratio < 1
+        excess_odds = p * xp.where(rare, ratio / (1 - xp.where(rare, ratio, 0.0)), 0.0)
+        ways = math.lgamma(m) - math.lgamma(places) - math.lgamma(m - places + 1)
+        last = ways + (places - 1) * xp.log(xp.maximum(p, 2.0**-40)) + (m - places) * xp.log1p(-p)
+        # Products of such sizes are rounded.
+        slack = 1.01 + 2.0**-20 * abs(ways)
+        near = xp.where(rare, xp.minimum(1.0, slack * xp.exp(last) * (1 + excess_odds)), 1.0)
+        chance = xp.where(rare, (p + excess_odds) / (1 + excess_odds), 1.0)
+        return ((1.0, sampling_rate), (near, chance))
 
 
 def excess(count: int, trials: int, probability: float) -> float:

@@ -17,8 +17,8 @@ class PrivacyEvent:
     """The cost of one release; a mechanism of one's own brings a subclass, a frozen dataclass.
 
     A round is an `Entry`: z, which the release returned, and p, the client's probability to be in
-    the cohort (1 without sampling; composition knows the schemes). More noise, or a smaller p, must
-    not cost more.
+    the cohort, if the event `amplifies`, else 1 (composition knows the schemes). More noise, or a
+    smaller p, must not cost more. A cost that is not a number of at least 0 counts as ∞, unknown.
 
     Attributes:
       replace: the sensitivity when one client's whole data changes, in [1, 2]: 2 for a sum of
@@ -37,6 +37,9 @@ class PrivacyEvent:
     """Name, in messages and files; by default the class's."""
     releases: ClassVar[bool] = True
     """Whether anything is released."""
+    amplifies: ClassVar[bool] = False
+    """Whether costs follow from p: that sampling hides something is then the event's own claim. If
+    False, p is always 1, and a sampled round costs as much as one with all clients."""
     of_whole_run: ClassVar[bool] = False
     """Whether a round has no cost of its own, only consecutive rounds together."""
     different: ClassVar[int] = 32
@@ -117,6 +120,7 @@ class Gaussian(PrivacyEvent):
     """A sum of bounded messages with independent Gaussian noise; z is the ledger's noise entry."""
 
     kind = "gaussian"
+    amplifies = True
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
         z, p, _ = entry
@@ -161,6 +165,7 @@ class Pure(PrivacyEvent):
     """Any ε-differentially private release, ε = s/z with s the sensitivity."""
 
     kind = "pure"
+    amplifies = True
     different = 256
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition, rdp
-from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.assumptions import (
     KNOWN_SEED,
     LIMITED,
@@ -260,7 +259,7 @@ def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
         return math.inf if costly else 0.0
     merged = [c._replace(entries=tuple(composition.merge(c.entries, _FEW))) for c in costly]
     total = composition.rdp_of(merged, "zero_out", rdp.ORDERS)
-    return with_failure(rdp.profile(total), composition.overflow_probability(costly)).epsilon(delta)
+    return rdp.epsilon(total, delta)
 
 
 def _costly(charges: Sequence[PrivacySpend], unit: Unit) -> list[PrivacySpend]:

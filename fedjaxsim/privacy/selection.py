@@ -18,7 +18,6 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition, rdp
-from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.entries import check_delta
 from fedjaxsim.privacy.events import PrivacySpend
 
@@ -113,7 +112,4 @@ def epsilon(
     one = np.max(
         [composition.rdp_of(charges, "zero_out", orders) for charges in candidates], axis=0
     )
-    # The expected number of runs with a cohort above its capacity bounds the probability of one.
-    overflow = runs.mean * max(map(composition.overflow_probability, candidates))
-    profile = rdp.profile(runs.rdp(one, orders), orders)
-    return with_failure(profile, min(1.0, overflow)).epsilon(delta)
+    return rdp.epsilon(runs.rdp(one, orders), delta, orders)

@@ -41,6 +41,8 @@ DELTA = 1e-5
 class OwnLaplace(PrivacyEvent):
     """Laplace noise of scale z on a number in [0, 1], by dp_accounting; replacing is unknown."""
 
+    amplifies = True
+
     def losses(self, entry, adjacency, interval):
         if adjacency == "replace":
             return None

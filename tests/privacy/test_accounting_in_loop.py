@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from plans import charged, compose, poisson, profile_of
 
+from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import in_loop, randomized_response, rdp
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
@@ -128,6 +129,28 @@ def test_other_schemes_are_bounds_on_their_accountants():
             plan = charged(scheme, GAUSSIAN, (5.0, 0.1, 400))
             tight = profile_of(plan, adjacency=adjacency).epsilon(1e-5)
             assert tight < bound < 1.3 * tight
+
+
+@pytest.mark.parametrize(
+    ("m", "p", "capacity"),
+    [(1000, 0.001, 9), (1000, 0.05, 146), (10**7, 0.001, 10_600), (30, 0.3, 15), (30, 0.5, 10)],
+)
+def test_full_cohorts_tell_at_most_as_much_as_in_jit(m, p, capacity):
+    scheme = SamplingScheme("poisson", m, capacity)
+    (_, usual), (near, chance), _ = scheme.inclusions(p)
+    (weight, rate), (near_in_jit, chance_in_jit) = scheme.inclusions_in_jit(jnp.float32(p), jnp)
+    assert (weight, float(rate)) == (1, pytest.approx(usual))
+    assert near <= float(near_in_jit) <= max(1.15 * near, 1.0 if p * m > capacity else 0.0)
+    assert chance <= float(chance_in_jit) <= max(1.1 * chance, 1.0 if p * m > capacity else 0.0)
+
+
+def test_three_methods_price_full_cohorts_alike():
+    scheme, rounds, delta = SamplingScheme("poisson", 1000, 9), (0.7, 0.001, 2000), 1e-5
+    spend = charged(scheme, GAUSSIAN, rounds)
+    tight, by_rdp = guarantee.spent([spend], delta), guarantee.bound([spend], delta)
+    in_jit = float(epsilon_of(account(rounds, scheme=scheme), delta))
+    # The loop has integer orders alone.
+    assert tight < by_rdp <= in_jit * (1 + 1e-6) < 1.1 * by_rdp
 
 
 def test_pure_releases_are_bounded_too():

@@ -227,6 +227,7 @@ def test_a_report_without_a_guarantee_shows_why():
 
 KINDS = {
     "poisson": rounds_of(POISSON, GAUSSIAN, (2.0, 0.05, 100), (3.0, 0.05, 10)),
+    "few places": rounds_of(SamplingScheme("poisson", 1000, 64), GAUSSIAN, (2.0, 0.05, 100)),
     "full": rounds_of(EVERYONE, GAUSSIAN, (20.0, 1.0, 10)),
     "fixed": rounds_of(SamplingScheme("fixed", 1000, 100), GAUSSIAN, (8.0, 0.1, 40)),
     "groups": rounds_of(SamplingScheme("groups", 1000, 100, groups=10), GAUSSIAN, (9.0, 0.1, 30)),

@@ -8,7 +8,6 @@ The adversary of joint differential privacy knows when it took part; the reader 
 sequence knows less, so a number for the first bounds the second.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -17,19 +16,19 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.privacy.accounting import gaussian, losses, rdp
+from fedjaxsim.privacy.accounting import gaussian, losses, one_round, rdp
 from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
 INTERVAL = 1e-4
 """Grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
+_COARSEST = INTERVAL * 2.0**13
+"""The grid on which the range of losses is looked for, in nats."""
 _FINEST = -20
 """The finest grid is INTERVAL · 2^−20: below it, differences of masses drown in rounding."""
 _OF_DEVIATION = 0.08
 """Grid in units of the standard deviation of a round's loss; it adds 0.1 % to the variance."""
-_LEAST_NOISE = 1e-100
-"""Below this noise there is no useful guarantee, and squares underflow."""
 _LEAST_WEIGHT = 1e-25
 """Rarer cases of what others may know count as an infinite loss."""
 _MOST_POINTS = 6e6
@@ -87,31 +86,17 @@ class _Rounds(NamedTuple):
                 weighted.append((weight, None))
             elif weight < _LEAST_WEIGHT:
                 weighted.append((weight, never))
-            elif (found := self.event.losses(self.at(p), adjacency, interval)) is None:
-                return None
             else:
-                weighted.append((weight, losses.adapted(found)))
+                pair = one_round.losses(self.event, self.at(p), adjacency, interval)
+                if pair is None:
+                    return None
+                weighted.append((weight, pair))
         return losses.mixture(weighted, interval)
 
     def rdp(self, adjacency: Adjacency, orders: tuple[float, ...]) -> np.ndarray:
         """Compute RDP of one round, (orders,); order ∞ may be the last one."""
-        alphas, moments = np.asarray(orders, np.float64), []
-        for weight, p in self.inclusions:
-            if p == 0 or weight == 0:
-                continue
-            finite = tuple(order for order in orders if order < math.inf)
-            own = np.full(len(orders), self.event.largest_loss(self.at(p), adjacency))
-            own[: len(finite)] = self.event.rdp(self.at(p), adjacency, finite, np)
-            if weight == 1:
-                return own
-            moments.append((weight, own))
-        with np.errstate(over="ignore", invalid="ignore"):
-            largest = np.max([own for _, own in moments], axis=0)
-            top = np.where(np.isfinite(alphas), (alphas - 1) * largest, 0.0)
-            small = sum(w * np.expm1(np.minimum((alphas - 1) * own, 30)) for w, own in moments)
-            scaled = sum(w * np.exp((alphas - 1) * own - top) for w, own in moments)
-            mixed = np.where(top < 30, np.log1p(small), top + np.log(scaled + np.exp(-top)))
-            return np.where(np.isfinite(alphas), mixed / (alphas - 1), largest)
+        z = self.entry.noise_multiplier
+        return one_round.mixed_rdp(self.event, z, self.inclusions, adjacency, orders)
 
 
 def met_by_one_client(charges: Sequence[PrivacySpend], merged: bool = True) -> list[_Rounds]:
@@ -131,20 +116,14 @@ def met_by_one_client(charges: Sequence[PrivacySpend], merged: bool = True) -> l
 def rdp_of(
     charges: Sequence[PrivacySpend], adjacency: Adjacency, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """Compute RDP of all rounds, (orders,), as if no cohort had exceeded its capacity."""
-    roomy = [
-        each._replace(scheme=dataclasses.replace(each.scheme, capacity=each.scheme.clients))
-        if each.scheme.kind == "poisson"
-        else each
-        for each in charges
-    ]
-    return _total_rdp(met_by_one_client(roomy, merged=False), adjacency, orders)
+    """Compute RDP of all rounds, (orders,), including what full cohorts tell of a client."""
+    return _total_rdp(met_by_one_client(charges, merged=False), adjacency, orders)
 
 
 def _total_rdp(
     met: Sequence[_Rounds], adjacency: Adjacency, orders: tuple[float, ...]
 ) -> np.ndarray:
-    if any(each.entry.noise_multiplier < _LEAST_NOISE for each in met):
+    if any(each.entry.noise_multiplier < one_round.LEAST_NOISE for each in met):
         return np.full(len(orders), math.inf)
     costs = (each.entry.rounds * each.rdp(adjacency, orders) for each in met)
     return sum(costs, np.zeros(len(orders)))
@@ -162,7 +141,7 @@ def profiles(
     grid suits rounds however few, for ε within 0.1 % in a tenth of the time.
     """
     met = tuple(met_by_one_client(charges))
-    if any(each.entry.noise_multiplier < _LEAST_NOISE for each in met):
+    if any(each.entry.noise_multiplier < one_round.LEAST_NOISE for each in met):
         return {accountant or "pld": UNPROTECTED}, "exact"
     mu, rest = _closed(met, adjacency)
     if accountant != "rdp" and not rest:
@@ -189,7 +168,7 @@ def _closed(met: Sequence[_Rounds], adjacency: Adjacency) -> tuple[float, tuple[
     """Return μ of the Gaussian releases without sampling, and all other rounds."""
     squares, rest = [], []
     for each in met:
-        mu = each.event.mu(each.entry, adjacency) if each.always else None
+        mu = one_round.mu(each.event, each.entry, adjacency) if each.always else None
         if mu is None:
             rest.append(each)
         else:
@@ -211,7 +190,9 @@ def _by_rdp(met: Sequence[_Rounds], adjacency: Adjacency) -> Profile:
 def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: bool) -> Profile:
     """Compute the profile of losses on a grid."""
     mu, rest = _closed(met, adjacency)
-    interval = _interval(mu, rest, coarse)
+    interval = _interval(mu, rest, adjacency, coarse)
+    if math.isinf(interval):
+        return UNPROTECTED
     groups = []
     for each in rest:
         one = each.losses(adjacency, interval)
@@ -223,12 +204,13 @@ def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: bool) -> 
     return losses.profile(groups)
 
 
-def _interval(mu: float, rest: Sequence[_Rounds], coarse: bool) -> float:
+def _interval(mu: float, rest: Sequence[_Rounds], adjacency: Adjacency, coarse: bool) -> float:
     """Choose the grid, a power of two times INTERVAL: fine for every round, with room for all.
 
     Pessimistic rounding adds about interval²/6 to the variance of the losses of each round: the
     grid is finer if that would exceed 0.1 % of the truth, and coarser if the losses would not fit
-    into memory. Both follow from RDP for zero-out, whose value at order 2 is log(1 + variance).
+    into memory. Both follow from RDP for zero-out, whose value at order 2 is log(1 + variance). If
+    that is not known, the grid is INTERVAL, unless a round's losses have no room on it.
     """
     variance, rounds, largest = 0.0, 0, 0.0
     total = np.asarray(rdp.ORDERS) * mu**2 / 2 if mu > 0 else np.zeros(len(rdp.ORDERS))
@@ -236,7 +218,8 @@ def _interval(mu: float, rest: Sequence[_Rounds], coarse: bool) -> float:
     for each in rest:
         one = each.rdp("zero_out", rdp.ORDERS)
         if not np.isfinite(one[second]):
-            return INTERVAL
+            largest = max(_largest_loss(each, adjacency) for each in rest)
+            return _with_room_for(2 * largest / _MOST_POINTS_OF_ONE_ROUND)
         variance += each.entry.rounds * math.expm1(min(float(one[second]), 50.0))
         rounds += each.entry.rounds
         largest = max(largest, rdp.epsilon(one, 1e-23))
@@ -244,7 +227,21 @@ def _interval(mu: float, rest: Sequence[_Rounds], coarse: bool) -> float:
     finest = _power_of_two(_OF_DEVIATION * math.sqrt(variance / rounds), coarse)
     together = max(largest, rdp.epsilon(total, 1e-15))
     least = max(2 * largest / _MOST_POINTS_OF_ONE_ROUND, 2 * together / _MOST_POINTS)
-    return max(finest, INTERVAL * 2.0 ** math.ceil(math.log2(least / INTERVAL)))
+    return max(finest, _with_room_for(least, _FINEST))
+
+
+def _with_room_for(width: float, least: int = 0) -> float:
+    """Return INTERVAL · 2^`least`, or the smallest larger power of two that is at least `width`."""
+    power = math.log2(max(width, 1e-300) / INTERVAL)
+    return power if math.isinf(power) else INTERVAL * 2.0 ** max(least, math.ceil(power))
+
+
+def _largest_loss(each: _Rounds, adjacency: Adjacency) -> float:
+    """Return about the largest loss of a round on a coarse grid; ∞ if it has no losses there."""
+    pair = each.losses(adjacency, _COARSEST)
+    if pair is None:
+        return math.inf
+    return float(np.max([np.abs(one.values[[0, -1]]) for one in pair]))
 
 
 def _power_of_two(width: float, coarse: bool) -> float:

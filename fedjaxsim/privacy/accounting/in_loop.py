@@ -12,8 +12,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjaxsim.privacy import filter as filters
+from fedjaxsim.privacy.accounting import one_round
 from fedjaxsim.privacy.accounting.gaussian import coefficients
-from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, gaussian, log_expm1
+from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, gaussian
 from fedjaxsim.privacy.entries import Adjacency, Entry
 from fedjaxsim.privacy.events import Correlated, PrivacyLimit
 from fedjaxsim.privacy.ledger import Charges, Ledger
@@ -41,8 +42,8 @@ def epsilon_in_jit(
     """Compute an upper bound on the joint-DP ε spent so far, (); inf if nothing is guaranteed.
 
     In the ledger's precision, safe under jit, vmap and scan, and differentiable in the ledger's z.
-    About 10⁴ exponentials per place of the ledger. Charges of different kinds add up. Overflowing
-    cohorts are not included, and under Poisson sampling ε is inf for "replace".
+    About 10⁴ exponentials per place of the ledger, twice if cohorts may exceed their capacity.
+    Charges of different kinds add up. Under Poisson sampling ε is inf for "replace".
     """
     costs = (_rdp(charges, adjacency) for charges in _costly(ledger))
     spent = _epsilon(sum(costs, jnp.zeros(len(INTEGER_ORDERS))), delta)
@@ -104,16 +105,9 @@ def _rdp(charges: Charges, adjacency: Adjacency) -> jax.Array:
 
 def _round_rdp(z: jax.Array, p: jax.Array, charges: Charges, adjacency: Adjacency) -> jax.Array:
     """Compute RDP of one round, (orders,), for z > 0."""
-    scheme = charges.scheme
-    in_cohort = p if scheme.kind == "poisson" else 1.0
-    entry = Entry(cast(Any, z), cast(Any, in_cohort), 1)
-    own = jnp.asarray(charges.event.rdp(entry, adjacency, INTEGER_ORDERS, jnp), z.dtype)
-    if scheme.kind != "fixed" or scheme.capacity == scheme.clients:
-        return own
-    # Others know when the client took part: E[e^x] over its participation.
-    alphas = jnp.asarray(INTEGER_ORDERS, z.dtype)
-    odds = np.log(scheme.capacity / scheme.clients)
-    return jax.nn.softplus(odds + log_expm1((alphas - 1) * own, jnp)) / (alphas - 1)
+    inclusions = charges.scheme.inclusions_in_jit(p, jnp)
+    values = one_round.mixed_rdp(charges.event, z, inclusions, adjacency, INTEGER_ORDERS, jnp)
+    return values.astype(z.dtype)
 
 
 def _squared_sensitivity(rounds: jax.Array, event: Correlated, groups: int) -> jax.Array:

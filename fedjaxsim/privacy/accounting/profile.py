@@ -2,18 +2,35 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
+
+import numpy as np
 
 
-class Profile(NamedTuple):
+def costs(values: Any, xp: Any = np) -> Any:
+    """Return costs with ∞, an unknown cost, for each that is not a number of at least 0."""
+    values = xp.asarray(values)
+    return xp.where(values >= 0, values, math.inf)
+
+
+class Profile:
     """The trade-off of ε and δ for one composed sequence of releases.
 
-    `delta` maps ε ≥ 0 (nats) to [0, 1], `epsilon` δ in (0, 1) to the smallest ε ≥ 0 certified; inf
-    where there is none.
+    Functions that return no number certify nothing: ε is ∞, and δ is 1.
     """
 
-    delta: Callable[[float], float]
-    epsilon: Callable[[float], float]
+    def __init__(self, delta: Callable[[float], float], epsilon: Callable[[float], float]) -> None:
+        self._delta, self._epsilon = delta, epsilon
+
+    def delta(self, epsilon: float) -> float:
+        """Return the smallest δ certified at ε ≥ 0 (nats), in [0, 1]."""
+        value = self._delta(epsilon)
+        return value if 0 <= value <= 1 else 1.0
+
+    def epsilon(self, delta: float) -> float:
+        """Return the smallest ε ≥ 0 certified at δ in (0, 1); inf if there is none."""
+        value = self._epsilon(delta)
+        return value if value >= 0 else math.inf
 
 
 NOTHING = Profile(delta=lambda epsilon: 0.0, epsilon=lambda delta: 0.0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from fedjaxsim.privacy.accounting.profile import Profile
+from fedjaxsim.privacy.accounting.profile import Profile, costs
 from fedjaxsim.privacy.entries import Adjacency, Entry, check_delta
 
 INTEGER_ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512, 1024)
@@ -168,7 +168,7 @@ def _quadrature(alphas: np.ndarray, z: float, p: float, replace: bool, step: flo
 def epsilon(rdp: np.ndarray, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
     """Compute the smallest ε that RDP values, (number of orders,), certify at δ in (0, 1)."""
     check_delta(delta)
-    alphas = np.asarray(orders, np.float64)
+    alphas, rdp = np.asarray(orders, np.float64), costs(rdp)
     # δ² ≥ 1 − e^{−RDP} bounds the total variation by δ (through the KL divergence): ε = 0.
     if np.any(delta**2 > -np.expm1(-rdp)):
         return 0.0
@@ -179,7 +179,7 @@ def epsilon(rdp: np.ndarray, delta: float, orders: tuple[float, ...] = ORDERS) -
 
 def delta(rdp: np.ndarray, epsilon: float, orders: tuple[float, ...] = ORDERS) -> float:
     """Compute the smallest δ that RDP values certify at ε ≥ 0."""
-    alphas = np.asarray(orders, np.float64)
+    alphas, rdp = np.asarray(orders, np.float64), costs(rdp)
     finite = np.minimum(alphas, 1e300)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         log_total_variation = 0.5 * np.log(-np.expm1(-rdp))
