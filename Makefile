@@ -7,10 +7,10 @@ export MPLBACKEND := Agg
 
 .PHONY: test test-all lint types unit thorough compiled demo docs release clean
 
-# Every capability and every law once; test-all adds types, repetitions and features together.
+# Every capability and every law once; test-all adds types, repetitions, features together and the site.
 test: lint unit
 
-test-all: test types thorough
+test-all: test types thorough docs
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -17,11 +17,11 @@ with importing("plots"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette (2008), without black and its yellow, too faint on white; then colours of
-# Tol's (2021). The first six have hues of their own.
+# Okabe and Ito's palette (2008), with grey for black and without its yellow, too faint on white;
+# then colours of Tol's (2021). The first six have hues of their own.
 COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#882255",
-    "#56B4E9", "#999933", "#332288", "#CC6677", "#44AA99", "#7F4F24",
+    "#0072B2", "#D55E00", "#009E73", "#595959", "#E69F00", "#882255",
+    "#56B4E9", "#999933", "#332288", "#CC79A7", "#44AA99", "#7F4F24",
 )  # fmt: skip
 DASHES = ("solid", "dashed", "dashdot", "dotted")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
