@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
@@ -30,9 +31,13 @@ class Personal(NamedTuple):
     mixture: jax.Array
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.server_records, MIXTURE)
+@reads(optimizers.local_records, optimizers.server_records, MIXTURE)
 def apfl(
-    task: Task, *, adaptive: bool = False, server_optimizer: optimizers.ServerChoice = "sgd"
+    task: Task,
+    *,
+    adaptive: bool = False,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """APFL: clients predict with αv + (1 − α)w, w global and v their own (Algorithm 1).
 
@@ -43,6 +48,7 @@ def apfl(
     with the local w_i in place of w. It keeps v and sends w_i − w, the message of FedAvg. With
     `adaptive` each α_i starts at α = `hparams.mixture` and moves once a round, on the first
     minibatch (equation 10): α_i ← α_i − η ⟨v − w_i, ∇ℓ_i(α_i v + (1 − α_i) w_i)⟩, kept in [0, 1].
+    Other local optimizers and schedules are of the steps of v and w_i alone.
 
     Args:
       adaptive: Whether clients adapt their α.
@@ -57,24 +63,32 @@ def apfl(
 
     def client(shared, personal, data, hparams, context):
         w, eta = shared.params, hparams.learning_rate
+        optimizer = optimizers.as_local(local_optimizer)(hparams, context.round)
+
+        def stepped(params, gradient, state, batch):
+            updates, state = optimizer.update(gradient, state, params)
+            return task.tracked(params, optax.apply_updates(params, updates), batch), state
 
         def step(carry, batch):
-            (v, alpha), w_i, first = carry
+            (v, alpha), w_i, (of_v, of_w), first = carry
             both, difference = mixed(Personal(v, alpha), w_i)
             gradient = task.gradient(both, batch)
-            v = task.tracked(v, moved(v, -eta * alpha, gradient), batch)
+            weighted = jax.tree.map(lambda g: (alpha * g).astype(g.dtype), gradient)
+            v, of_v = stepped(v, weighted, of_v, batch)
             if adaptive:
                 slope = jax.tree.map(lambda d, g: jnp.sum(d * g), difference, gradient)
                 slope = jax.tree.reduce(jnp.add, slope).astype(alpha.dtype)
                 alpha = jnp.clip(alpha - first * eta * slope, 0, 1)
-            w_i = task.tracked(w_i, moved(w_i, -eta, task.gradient(w_i, batch)), batch)
-            return Personal(v, alpha), w_i, 0 * first
+            w_i, of_w = stepped(w_i, task.gradient(w_i, batch), of_w, batch)
+            return Personal(v, alpha), w_i, (of_v, of_w), 0 * first
 
-        personal, w_i, _ = data.fold(step, (personal, w, jnp.ones(())))
+        states = optimizer.init(personal.params), optimizer.init(w)
+        personal, w_i, _, _ = data.fold(step, (personal, w, states, jnp.ones(())))
         update = jax.tree.map(jnp.subtract, w_i, w)
         return personal, update, {}
 
     def predict(shared, personal, hparams, client_id):
         return mixed(personal, shared.params)[0]
 
-    return with_personal(fedavg(task, server_optimizer=server_optimizer), client, state, predict)
+    plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
+    return with_personal(plain, client, state, predict)

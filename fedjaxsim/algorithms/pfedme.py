@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
@@ -21,9 +22,13 @@ ENVELOPE_RATE = Hyperparameter(
 )
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.server_records, PULL, ENVELOPE_RATE)
+@reads(optimizers.local_records, optimizers.server_records, PULL, ENVELOPE_RATE)
 def pfedme(
-    task: Task, *, inner_steps: int = 5, server_optimizer: optimizers.ServerChoice = "sgd"
+    task: Task,
+    *,
+    inner_steps: int = 5,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """PFedMe: w minimizes the clients' Moreau envelopes, θ_i is personal (Algorithm 1).
 
@@ -33,8 +38,10 @@ def pfedme(
 
         θ ← θ − η_θ (∇ℓ_i(θ) + λ (θ − w_i)),    w_i ← w_i − ηλ (w_i − θ)
 
-    η_θ is `hparams.learning_rate`. The client sends w_i − w, the server adds β times the released
-    mean (line 11; β is the server's learning rate), and clients predict with their last θ_i.
+    η_θ is `hparams.learning_rate`. The paper lets any method approximate the minimum: other local
+    optimizers and schedules are of θ, and start anew each round. The client sends w_i − w, the
+    server adds β times the released mean (line 11; β is the server's learning rate), and clients
+    predict with their last θ_i.
 
     Args:
       inner_steps: K, the steps of θ on each minibatch.
@@ -43,17 +50,19 @@ def pfedme(
 
     def client(shared, personal, data, hparams, context):
         w, lam = shared.params, hparams.lam
+        optimizer = optimizers.as_local(local_optimizer)(hparams, context.round)
 
         def step(carry, batch):
-            theta, w_i = carry
+            theta, w_i, state = carry
             for _ in range(inner_steps):
-                gradient = task.gradient(theta, batch)
                 pull = jax.tree.map(jnp.subtract, theta, w_i)
-                theta = moved(theta, -hparams.learning_rate, moved(gradient, lam, pull))
+                gradient = moved(task.gradient(theta, batch), lam, pull)
+                updates, state = optimizer.update(gradient, state, theta)
+                theta = optax.apply_updates(theta, updates)
             offset = jax.tree.map(jnp.subtract, w_i, theta)
-            return theta, moved(w_i, -hparams.envelope_rate * lam, offset)
+            return theta, moved(w_i, -hparams.envelope_rate * lam, offset), state
 
-        theta, w_i = data.fold(step, (w, w))
+        theta, w_i, _ = data.fold(step, (w, w, optimizer.init(w)))
         steps = data.num_steps()
         # A client whose minibatches are consumed keeps θ_i.
         theta = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), theta, personal)
@@ -63,5 +72,5 @@ def pfedme(
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
     # w_i is no result of steps on batches, so it has no statistics of its own.
     return algorithm._replace(
-        curvature=optimizers.curvature("sgd", PULL.name), averages_statistics=False
+        curvature=optimizers.curvature(local_optimizer, PULL.name), averages_statistics=False
     )

@@ -22,8 +22,9 @@ class System:
     `function` is in this folder, as "module:function", and `mechanism` the default one,
     "no-release" if nothing is sent. A round makes `local_passes` over its minibatches, takes
     `one_minibatch`, or makes a `whole_pass` over all rows, exactly. Some need a `linear` model or a
-    `softmax` classification, or have `full_participation` by default. Tests of all systems leave
-    out variants, which are `variant_of` another with other settings.
+    `softmax` classification, or have `full_participation` by default. `fixed_steps` says why local
+    steps take no optimizer and no schedule; "" if they do. Tests of all systems leave out variants,
+    which are `variant_of` another with other settings.
     """
 
     function: str
@@ -35,6 +36,7 @@ class System:
     linear: bool = False
     softmax: bool = False
     full_participation: bool = False
+    fixed_steps: str = ""
     variant_of: str = ""
 
     @property
@@ -52,11 +54,19 @@ class System:
         return make(self.factory, task, supplied={"num_clients": num_clients}, **settings)
 
 
-_OF_MATRICES: dict[str, Any] = {"whole_pass": True, "linear": True, "full_participation": True}
+_OF_MATRICES: dict[str, Any] = {
+    "whole_pass": True, "linear": True, "full_participation": True, "fixed_steps":
+    "proximal steps of one η, by which the server's penalty is scaled, have a momentum of their own"
+}  # fmt: skip
 SYSTEMS = {
     "pmtl": System("pmtl:pmtl", "PMTL"),
     "ditto": System("ditto:ditto", "Ditto", local_passes=2),
-    "ppsgd": System("ppsgd:ppsgd", "PP-SGD", one_minibatch=True),
+    "ppsgd": System(
+        "ppsgd:ppsgd",
+        "PP-SGD",
+        one_minibatch=True,
+        fixed_steps="w and θ_i move by one gradient; the ratio of their steps is the level",
+    ),
     "dpfedmtl": System("dpfedmtl:dpfedmtl", "DPFedMTL"),
     "dpfedmtl-as-published": System(
         "dpfedmtl:dpfedmtl_as_published", "DPFedMTL as published", "plain-mean"
@@ -69,7 +79,11 @@ SYSTEMS = {
     "naive-dp": System("pmtl:naive_dp", "Naive DP", "every-row"),
     "local": System("local:local", "Local", "no-release"),
     "finetune": System("local:finetune", "Fine-tuning", "no-release", full_participation=True),
-    "scaffold": System("scaffold:scaffold", "SCAFFOLD"),
+    "scaffold": System(
+        "scaffold:scaffold",
+        "SCAFFOLD",
+        fixed_steps="control variates (x − y)/(Kη) are mean gradients for SGD with one η alone",
+    ),
     "feddyn": System("feddyn:feddyn", "FedDyn"),
     "qffl": System("fedavg:qffl", "q-FFL"),
     "apfl": System("apfl:apfl", "APFL", local_passes=2),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.factories import Setting, Word, flag, resolve, settings_of
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import DATA, GROUPS, IN_FILES_ONLY, RUN, Table, table_of
@@ -234,6 +235,9 @@ def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
         summary = (inspect.getdoc(part.factory) or "").partition("\n")[0]
         title = textwrap.fill(f"{role} {part.name}: {summary}", _width(), subsequent_indent="  ")
         _section(title, (table.keys[name] for name in read))
+        steps = SYSTEMS[part.name].fixed_steps if part.name in SYSTEMS else ""
+        if steps:
+            print(textwrap.fill(f"Without a local optimizer or schedule: {steps}.", _width()))
 
 
 def _section(title: str, settings: Iterable[Setting]) -> None:

@@ -134,6 +134,8 @@ def _prepared(
     begun, finished = directory.checkpoint(), directory.finished()
 
     def work() -> int:
+        if plan.remark and not chooses:
+            say(f"warning: {plan.remark}")
         draws, done = warn_if_no_matplotlib(), len(finished)
         kept = "finished runs and checkpoints are kept; the same command continues"
         with stoppable(lambda: kept) as stop:

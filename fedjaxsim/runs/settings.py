@@ -654,6 +654,9 @@ def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str]
             more = len(choices) - _SHOWN
             listed = " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
             why = f" with {role} {chosen}, only with {listed}"
+            steps = SYSTEMS.get(chosen, OWN).fixed_steps if role == "algorithm" else ""
+            if steps and name in ("local_optimizer", "schedule"):
+                why = f" with {role} {chosen}: {steps}"
         reasons.append(f"{flag(name)} has no effect{why}")
     return reasons
 

@@ -307,6 +307,7 @@ def write_report(
         "metric": best.metric,
         "best_over": list(sweep.best_over),
         "choice": best.choice,
+        "unread": {name: list(runs) for name, runs in sweep.unread},
         "peak_bytes": peak_bytes(),
     }
     draws: dict[Any, list[int]] = {}
@@ -360,8 +361,8 @@ def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
     print_rows(headings, lines[:_MOST_LINES], title, left=0)
     if len(lines) > _MOST_LINES:
         print(f"… and {len(lines) - _MOST_LINES} more (results.parquet)")
-    if best.choice:
-        print(best.choice)
+    for sentence in filter(None, (best.choice, sweep.remark)):
+        print(sentence)
     if failed := _failed(runs):
         print(f"{failed} runs failed: marked in the results, never ranked and in no mean")
     nonfinite = sum(row.get("nonfinite") or 0 for run in runs for row in run.rows)

@@ -18,8 +18,9 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
+from fedjaxsim.report.labels import short_name
 from fedjaxsim.runs.directory import settings_digest
-from fedjaxsim.runs.parts import absolute, check_parts
+from fedjaxsim.runs.parts import ROLES, absolute, check_parts
 from fedjaxsim.runs.seeds import SECRET, SeedSetting
 from fedjaxsim.runs.settings import (
     Layer,
@@ -96,6 +97,7 @@ class SweepRuns:
       tables: the swept values, as asked for.
       keys: all swept keys, in the order of their first appearance.
       given: for each run, the keys that its tables set; it has the others from `base`.
+      unread: settings of `base` that some runs do not read, with the names of these runs' parts.
       choice: how values were chosen before, in a sentence; "" if they were not.
     """
 
@@ -105,7 +107,17 @@ class SweepRuns:
     keys: tuple[str, ...]
     runs: tuple[RunConfig, ...]
     given: tuple[frozenset[str], ...]
+    unread: tuple[tuple[str, tuple[str, ...]], ...] = ()
     choice: str = ""
+
+    @property
+    def remark(self) -> str:
+        """A sentence on the settings that some runs do not read; "" if all read all of them."""
+        by_runs: dict[tuple[str, ...], list[str]] = {}
+        for name, runs in self.unread:
+            by_runs.setdefault(runs, []).append(flag(name))
+        parts = [f"{_listed(names)} with {_listed(runs)}" for runs, names in by_runs.items()]
+        return f"Settings without effect: {'; '.join(parts)}." if parts else ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -224,7 +236,29 @@ def resolve_sweep(
     for key, table, where in unread_:
         raise _unread(key, base, table, where)
     given = tuple(map(frozenset, runs.values()))
-    return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
+    unread = _unread_by(base, tuple(runs))
+    return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given, unread)
+
+
+def _unread_by(base: Values, runs: Sequence[RunConfig]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the settings of `base` that matter to some runs and that others do not read."""
+    varied = [role for role in ROLES if len({run.get(role) for run in runs}) > 1]
+    found = {}
+    for name in base:
+        readers = [run for run in runs if name in run.values]
+        if all(run.values[name] == run.keys[name].default for run in readers):
+            continue
+        others = [run for run in runs if name not in run.values]
+        parts = [" ".join(short_name(str(run.get(role))) for role in varied) for run in others]
+        if parts:
+            found[name] = tuple(dict.fromkeys(parts))
+    return tuple(found.items())
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names, as in `a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _run(base: Values, changes: Values) -> RunConfig:

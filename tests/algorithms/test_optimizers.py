@@ -13,14 +13,25 @@ from problems import after, coefficients, designs, gradient_descent, least_squar
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.samplers import full_participation
+from fedjaxsim.runs.parts import part_of
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation
 
 FULL_BATCH = Minibatches(1000, epochs=1)
+
+
+def test_every_system_takes_a_local_optimizer_or_says_why_not():
+    for name, system in SYSTEMS.items():
+        takes = "local_optimizer" in part_of("algorithm", name).settings
+        assert takes == (not system.fixed_steps), name
+    with pytest.raises(ValueError, match="mean gradients for SGD with one η"):
+        run_config(algorithm="scaffold", schedule="cosine")
 
 
 def test_schedules_come_from_optax():

@@ -22,6 +22,14 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+def test_a_setting_that_some_systems_do_not_read_is_named_with_them():
+    base = {"schedule": "cosine", "local_optimizer": "momentum", "rounds": 7, "batch_size": 10}
+    plan = resolve_sweep(base, [{"algorithm": ["fedavg", "apfl", "scaffold", "ppsgd"]}])
+    remark = "Settings without effect: schedule and local-optimizer with scaffold and ppsgd."
+    assert plan.remark == remark
+    assert not resolve_sweep(base, [{"algorithm": ["fedavg", "apfl"]}]).remark
+
+
 def test_a_table_is_a_product_whose_last_key_varies_fastest(tmp_path):
     plan = read_sweep(
         written(
