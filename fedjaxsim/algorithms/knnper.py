@@ -118,7 +118,7 @@ def with_neighbours(
             place = jnp.where(row, count + jnp.cumsum(row) - 1, datastore)
             keys = keys.at[place].set(represent(w, batch.fields["x"]), mode="drop")
             labels = labels.at[place].set(batch.fields["y"].astype(jnp.int32), mode="drop")
-            return keys, labels, count + jnp.sum(row)
+            return keys, labels, count + jnp.sum(row, dtype=jnp.int32)
 
         shape = jax.eval_shape(represent, w, data.batch_shapes().fields["x"])
         keys = jnp.zeros((datastore, shape.shape[1]), shape.dtype)

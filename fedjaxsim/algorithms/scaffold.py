@@ -15,42 +15,74 @@ from fedjaxsim.algorithms.shared_model import (
     publish,
     server_step,
 )
-from fedjaxsim.hyperparameters import reads
+from fedjaxsim.data.minibatches import ClientData
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, reads
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Message = Literal["steps", "update"]
 
 
+TYPICAL_BATCHES = Hyperparameter(
+    "typical_batches",
+    default=2.0,
+    range=(1e-3, 1e6),
+    allowed="lie in [0.001, 1e6]",
+    scale="log",
+    help="Minibatches in one epoch of a typical client, a public guess, which SCAFFOLD reads if "
+    "clients take epochs: it sends control variates as that many steps an epoch.",
+)
+
+
 class Shared(NamedTuple):
-    """The public server state: x with its optimizer's state, and d = −Kηc."""
+    """The public server state: x with its optimizer's state, and d = −bηc."""
 
     model: SharedModel
     drift: PyTree
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.server_records)
+class Changes(NamedTuple):
+    """Message of a client whose number of steps is its own: changes of its y and of its d_i."""
+
+    update: PyTree
+    drift: PyTree
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.server_records, TYPICAL_BATCHES)
 def scaffold(
     task: Task, *, message: Message = "update", server_optimizer: optimizers.ServerChoice = "sgd"
 ) -> Algorithm:
     """SCAFFOLD: client i corrects its drift by c − c_i; one model for all (Algorithm 1, option II).
 
-    With control variates as updates, d = −Kηc and d_i = −Kηc_i, client i of the cohort takes K
-    local steps from y = x (line 10), and then replaces d_i (line 12):
+    With control variates as b local steps, d = −bηc and d_i = −bηc_i, client i of the cohort takes
+    its K_i local steps from y = x (line 10), and then replaces d_i (line 12):
 
-        y ← y − η ∇ℓ_i(y) + (d − d_i)/K,    d_i⁺ = d_i − d + (y − x)
+        y ← y − η ∇ℓ_i(y) + (d − d_i)/b,    d_i⁺ = d_i − d + (b/K_i) (y − x)
 
-    From the released mean R of the messages the server computes (lines 16 and 17; p is the share
-    of clients in S)
+    From the released means of both changes the server computes (lines 16 and 17; p is the share of
+    clients in S)
+
+        x ← x + mean(y − x),    d ← d + p mean(d_i⁺ − d_i).
+
+    b is public: the minibatches' steps if given; else their epochs times
+    `hparams.typical_batches`. If all clients take b steps, mean(d_i⁺ − d_i) is mean(y − x) − d, so
+    that y − x is the whole message. Otherwise the message is both changes, (y − x, d_i⁺ − d_i).
+    One clip bounds both: at b = K_i they are about equally long, so that the same clip keeps
+    about 1/√2 of each, and the noise on both is that of one.
+
+    The message "steps" is d_i⁺ alone: the client's mean gradient as b local steps. It holds no
+    earlier noise but by its gradients, and costs what FedAvg's costs. From its released mean R
 
         x ← x + R,    d ← d + p (R − d).
 
-    The message is y − x, or by name the "steps" d_i⁺, which hold no earlier noise but by their
-    gradients; without noise and at p = 1 both are the same. Clients predict with x.
+    If all clients take b steps, without noise and at p = 1, that is the paper's algorithm. For
+    unequal K_i it has the same fixed points and another path: b above most K_i overshoots, and b
+    far below them is slow. Clients predict with x. If clients have learning rates η_i of their
+    own, d is the mean of −bη_ic_i, so that x settles where Σ η_i ∇ℓ_i = 0.
 
     Args:
-      message: Message of a client: the paper's "update", y − x, in which noise adds up, or "steps",
-        its steps without their correction.
+      message: Message of a client: the paper's "update", in which noise adds up, or "steps", its
+        mean gradient as a number of steps.
     """
     checks.one_of(get_args(Message), message=message)
     server_optimizer = optimizers.as_server(server_optimizer)
@@ -62,24 +94,32 @@ def scaffold(
 
     def client(shared, personal, data, hparams, context):
         x, d, d_i = shared.model.params, shared.drift, personal
-        steps, divisor = data.num_steps(), jnp.maximum(data.num_steps(), 1)
+        steps, b = data.num_steps(), _public_steps(data, hparams)
         correction = jax.tree.map(jnp.subtract, d, d_i)
 
         def step(y, batch):
             stepped = moved(y, -hparams.learning_rate, task.gradient(y, batch))
-            return task.tracked(y, moved(stepped, 1 / divisor.astype(float), correction), batch)
+            return task.tracked(y, moved(stepped, 1 / b, correction), batch)
 
         y = data.fold(step, x)
         update = jax.tree.map(jnp.subtract, y, x)
         # A client whose minibatches are consumed keeps d_i and sends 0.
-        new = moved(d_i, jnp.where(steps > 0, 1.0, 0.0), jax.tree.map(jnp.subtract, update, d))
+        active = jnp.where(steps > 0, 1.0, 0.0)
+        change = moved(jax.tree.map(jnp.negative, d), b / jnp.maximum(steps, 1), update)
+        change = jax.tree.map(lambda leaf: (active * leaf).astype(leaf.dtype), change)
+        new = jax.tree.map(jnp.add, d_i, change)
         if message == "steps":
-            update = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), new)
-        return new, update, {}
+            sent = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), new)
+        else:
+            sent = update if data.takes_equal_steps else Changes(update, change)
+        return new, sent, {}
 
     def server(shared, release, hparams, round_):
-        change = jax.tree.map(jnp.subtract, release, shared.drift)
-        model = of_model(shared.model, release, hparams, round_)
+        if isinstance(release, Changes):
+            update, change = release
+        else:
+            update, change = release, jax.tree.map(jnp.subtract, release, shared.drift)
+        model = of_model(shared.model, update, hparams, round_)
         return Shared(model, moved(shared.drift, hparams.sampling_rate, change))
 
     return Algorithm(
@@ -93,3 +133,9 @@ def scaffold(
         curvature=optimizers.curvature(),
         averages_statistics=message == "update",
     )
+
+
+def _public_steps(data: ClientData, hparams: Hyperparameters) -> jax.Array:
+    """Return b, the steps that control variates are sent as, ()."""
+    steps, epochs = data.minibatches.steps, data.minibatches.epochs
+    return jnp.asarray(steps, float) if epochs is None else epochs * hparams.typical_batches

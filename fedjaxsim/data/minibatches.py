@@ -277,6 +277,12 @@ class ClientData:
         """Return whether minibatches are generated, so that no exact pass over examples exists."""
         return self._generate is not None
 
+    @property
+    def takes_equal_steps(self) -> bool:
+        """Return whether every client takes `minibatches.steps` steps, by settings alone."""
+        fixed = self.minibatches.steps is not None and self.minibatches.passes is None
+        return fixed and self._share is None
+
     def batch_shapes(self, size: int = 1) -> Batch:
         """Return the shapes of a batch of `size` rows without keys, for `jax.eval_shape`."""
         fields: Any = jax.eval_shape(self._read, jax.ShapeDtypeStruct((size,), jnp.int32))

@@ -23,7 +23,7 @@ ETA, SERVER_ETA, K = 0.1, 0.7, 3
 def test_it_is_algorithm_1_in_numpy(message):
     with jax.enable_x64(True):
         population, task = least_squares([4, 6, 5, 7])
-        rates = {"learning_rate": ETA, "server_learning_rate": SERVER_ETA}
+        rates = {"learning_rate": ETA, "server_learning_rate": SERVER_ETA, "typical_batches": 1.0}
         states, _ = states_of(scaffold(task, message=message), population, 6, **rates)
         rows = list(designs(population))
         x, c, c_i = np.zeros(4), np.zeros(4), np.zeros((4, 4))
@@ -80,7 +80,9 @@ def test_the_server_may_forget_earlier_noise(system, sums_up):
         state, noise = sim.init(0, hparams), np.zeros(4)
         for t in range(4):
             key = noise_key(state, t)
-            draw = coefficients(noise_like(key, state.shared.drift, jnp.asarray(1.0 / 3)))
+            message = state.shared.drift  # SCAFFOLD's update has two parts, the drift's is last
+            message = (message, message) if sums_up and system is scaffold else (message,)
+            draw = coefficients(noise_like(key, message, jnp.asarray(1.0 / 3))[-1])
             noise = noise + draw if sums_up else draw
             state, _ = sim.round(state, hparams)
             gap = coefficients(state.shared.drift) - coefficients(state.personal).mean(axis=0)

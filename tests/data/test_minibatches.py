@@ -155,7 +155,9 @@ def test_a_view_offers_no_rows_but_its_own():
         data.start  # noqa: B018
     offered = {name for name in dir(data) if not name.startswith("_")}
     ways = {"fold", "full_pass", "num_steps", "tickets"}
-    assert offered == ways | {"batch_shapes", "count", "generates", "minibatches"}
+    assert offered == ways | {
+        "batch_shapes", "count", "generates", "minibatches", "takes_equal_steps",
+    }  # fmt: skip
     assert jax.tree.leaves(data) == [data]  # no leaf of a pytree is everybody's rows
     assert "2." not in repr(data)
 
