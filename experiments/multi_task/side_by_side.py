@@ -358,15 +358,13 @@ def with_flower(clients: list[Rows]) -> None:
             weights = dict(zip(start, parameters_to_ndarrays(found), strict=True))
         return weights
 
-    def corrected(method, number):
-        """Let Yogi correct the bias as optax does, and both divide by √v̂ + τ."""
-        root = np.sqrt(1 - 0.99**number)
-        method.tau = 1e-3 * root
-        if isinstance(method, strategy.FedYogi):
-            method.eta = 0.1 * root / (1 - 0.9**number)
-            if number == 1:
-                method.m_t = [np.full_like(value, -1e-6) for value in start.values()]
-                method.v_t = [np.full_like(value, 1e-6) for value in start.values()]
+    def as_in_paper(method, number):
+        """Start v at τ², and take back the correction of the bias, which Flower's FedAdam makes."""
+        if isinstance(method, strategy.FedAdam):
+            method.eta = 0.1 * (1 - 0.9**number) / np.sqrt(1 - 0.99**number)
+        if number == 1:
+            method.m_t = [np.zeros_like(value) for value in start.values()]
+            method.v_t = [np.full_like(value, 1e-6) for value in start.values()]
 
     momentum = strategy.FedAvgM(
         server_learning_rate=0.5, server_momentum=0.9, initial_parameters=initial
@@ -378,7 +376,7 @@ def with_flower(clients: list[Rows]) -> None:
         options = {"eta": 0.1, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3}
         for of, before in (
             ("w", lambda method, number: None),
-            ("w, with optax's correction of the first steps", corrected),
+            ("w, with the paper's first state and steps", as_in_paper),
         ):
             method = getattr(strategy, name)(initial_parameters=initial, **options)
             theirs = flower(method, before=before)

@@ -4,11 +4,9 @@ Then what differs from it in the server's step, the local loss or the weight of 
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
@@ -32,8 +30,6 @@ FAIRNESS = Hyperparameter(
     help="q of q-FFL: clients of loss F weigh F^q in the server's step; 0 is FedAvg.",
 )
 _ADAPTIVE_RATE = dataclasses.replace(optimizers.SERVER_LEARNING_RATE, default=0.01)
-_OF_PAPER = {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
-"""β₁, β₂ and τ of Reddi et al. (2021)."""
 
 
 @reads(optimizers.local_records, optimizers.server_records)
@@ -77,20 +73,18 @@ def fedavgm(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
 
 @reads(optimizers.local_records, _ADAPTIVE_RATE)
 def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
-    """FedAdam (Reddi et al. 2021): FedAvg whose server steps with Adam.
+    """FedAdam (Reddi et al. 2021): FedAvg whose server steps by `optimizers.adaptive`.
 
-    β₁ = 0.9, β₂ = 0.99 and τ = 10⁻³ are the paper's; optax corrects the bias of the first steps,
-    the paper does not.
+    β₁ = 0.9, β₂ = 0.99 and τ = 10⁻³ are the paper's.
     """
-    adam = optimizers.server(functools.partial(optax.adam, **_OF_PAPER))
+    adam = optimizers.server(optimizers.fedadam)
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer=adam)
 
 
 @reads(optimizers.local_records, _ADAPTIVE_RATE)
 def fedyogi(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
     """FedYogi (Reddi et al. 2021): FedAvg whose server steps with Yogi; constants as `fedadam`."""
-    yogi = optimizers.server(functools.partial(optax.yogi, **_OF_PAPER))
-    return fedavg(task, local_optimizer=local_optimizer, server_optimizer=yogi)
+    return fedavg(task, local_optimizer=local_optimizer, server_optimizer="yogi")
 
 
 @reads(optimizers.local_records, optimizers.server_records, MU)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from fedjaxsim.algorithms.optimizers import LocalChoice, as_local
+from fedjaxsim.algorithms.optimizers import LocalChoice, as_local, step_with
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
 from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
@@ -60,7 +60,7 @@ def local_steps(
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
         if penalty is not None:
             grads = jax.tree.map(jnp.add, grads, jax.grad(penalty)(params, batch))
-        updates, state = optimizer.update(grads, state, params)
+        updates, state = step_with(optimizer, grads, state, params)
         moved = optax.apply_updates(params, updates)
         return task.tracked(params, moved, batch), state
 

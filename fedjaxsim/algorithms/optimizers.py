@@ -2,14 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Curvature, LocalOptimizer, ServerOptimizer
 from fedjaxsim.hyperparameters import Default, Hyperparameter, Records
 
+PyTree = Any
 Optax = Callable[..., optax.GradientTransformation]
 LocalName = Literal["sgd", "momentum", "adam"]
 ServerName = Literal["sgd", "momentum", "adam", "adagrad", "yogi"]
@@ -62,13 +65,75 @@ WEIGHT_DECAY = Hyperparameter(
     help="Weight of ½‖v‖² beside the loss of every local step, as PyTorch's weight_decay.",
     per_client=True,
 )
-_BY_NAME: dict[str, Optax] = {
-    "sgd": optax.sgd,
-    "momentum": optax.sgd,
-    "adam": optax.adam,
-    "adagrad": optax.adagrad,
-    "yogi": optax.yogi,
-}
+BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-3
+"""β₁, β₂ and τ of Reddi et al. (2021)."""
+SecondMoment = Literal["adagrad", "adam", "yogi"]
+
+
+class Moments(NamedTuple):
+    """State of `adaptive`: m and v of Reddi et al. (2021), like the parameters."""
+
+    first: PyTree
+    second: PyTree
+
+
+def adaptive(learning_rate: Any, second_moment: SecondMoment) -> optax.GradientTransformation:
+    """Make the server optimizer of FedAdagrad, FedAdam or FedYogi (Reddi et al. 2021, Algorithm 2).
+
+    With Δ the mean update, from m = 0 and v = τ², without a correction of their bias,
+
+        m ← β₁ m + (1 − β₁) Δ,    x ← x + η m/(√v + τ)
+
+        v ← v + Δ²                           (FedAdagrad, whose β₁ is 0)
+        v ← β₂ v + (1 − β₂) Δ²               (FedAdam)
+        v ← v − (1 − β₂) Δ² sign(v − Δ²)     (FedYogi)
+
+    The optimizers of optax by these names start and correct their moments in other ways.
+    """
+    beta_1 = 0.0 if second_moment == "adagrad" else BETA_1
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Moments(zeros, jax.tree.map(lambda leaf: jnp.full_like(leaf, TAU**2), params))
+
+    def next_second(v, g):
+        square = jnp.square(g)
+        if second_moment == "adagrad":
+            return v + square
+        if second_moment == "adam":
+            return BETA_2 * v + (1 - BETA_2) * square
+        return v - (1 - BETA_2) * square * jnp.sign(v - square)
+
+    def update(gradients, state, params=None):
+        first = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.first, gradients)
+        second = jax.tree.map(next_second, state.second, gradients)
+
+        def step(m, v):
+            return (-learning_rate * m / (jnp.sqrt(v) + TAU)).astype(m.dtype)
+
+        return jax.tree.map(step, first, second), Moments(first, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+def fedadagrad(learning_rate: Any) -> optax.GradientTransformation:
+    """Make FedAdagrad's server optimizer; see `adaptive`."""
+    return adaptive(learning_rate, "adagrad")
+
+
+def fedadam(learning_rate: Any) -> optax.GradientTransformation:
+    """Make FedAdam's server optimizer; see `adaptive`."""
+    return adaptive(learning_rate, "adam")
+
+
+def fedyogi(learning_rate: Any) -> optax.GradientTransformation:
+    """Make FedYogi's server optimizer; see `adaptive`."""
+    return adaptive(learning_rate, "yogi")
+
+
+_BY_NAME: dict[str, Optax] = {"sgd": optax.sgd, "momentum": optax.sgd, "adam": optax.adam}
+_SERVER_BY_NAME = _BY_NAME | {"adagrad": fedadagrad, "yogi": fedyogi}
+_TINY = 1e-30  # its root and the inverse of that are far from the ends of float32
 # Plain sgd has no decay: it would fill the factored updates of `kernels.linear_steps`.
 _LOCAL_RECORDS = {"momentum": (MOMENTUM, WEIGHT_DECAY), "adam": (WEIGHT_DECAY,)}
 _SERVER_RECORDS = {"momentum": (SERVER_MOMENTUM,)}
@@ -88,7 +153,7 @@ def local(
         1.0, rounds)` decays η from `hparams.learning_rate` to 0. None keeps η constant.
       rate: the hyperparameter that is η.
     """
-    make, more = _found(optimizer, _LOCAL_RECORDS)
+    make, more = _found(optimizer, _BY_NAME, _LOCAL_RECORDS)
 
     def build(hparams, round_):
         factor = 1.0 if schedule is None else schedule(round_)
@@ -107,10 +172,11 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
     """Make a server optimizer of rate `hparams.server_learning_rate`: a name, or an optax factory.
 
     The server treats minus the released mean update as a gradient (Reddi et al. 2021): SGD with
-    rate 1 adds the release, and `optax.adam` gives FedAdam. "momentum" also reads
-    `hparams.server_momentum`.
+    rate 1 adds the release, and "adam" is `optax.adam`, which corrects the bias of its moments.
+    "adagrad" and "yogi" are FedAdagrad and FedYogi as in their paper; see `adaptive`. "momentum"
+    also reads `hparams.server_momentum`.
     """
-    make, more = _found(optimizer, _SERVER_RECORDS)
+    make, more = _found(optimizer, _SERVER_BY_NAME, _SERVER_RECORDS)
 
     def build(hparams):
         beta = {"momentum": hparams.server_momentum} if SERVER_MOMENTUM in more else {}
@@ -150,9 +216,45 @@ def curvature(optimizer: LocalChoice = "sgd", *penalties: str) -> Curvature | No
     return lambda bound, hparams: bound + sum(hparams.get(name) for name in penalties)
 
 
-def _found(optimizer: Optax | str, records: dict[str, Records]) -> tuple[Optax, Records]:
+def step_with(
+    optimizer: optax.GradientTransformation, gradients: PyTree, state: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Return `optimizer.update(gradients, state, params)`, with derivatives where moments are 0.
+
+    The root of a second moment has no derivative at 0, where a coordinate has never moved.
+    Derivatives are therefore taken next to the state, with tiny numbers in place of its zeros:
+    the limit from above.
+    """
+
+    def nudged(leaf):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            return leaf
+        return jnp.where(leaf == 0, jnp.asarray(_TINY, leaf.dtype), leaf)
+
+    if not any(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(state)):
+        return optimizer.update(gradients, state, params)
+    # The learning rate in the optimizer's closure has a derivative, too.
+    update, closed = jax.closure_convert(optimizer.update, gradients, state, params)
+
+    @jax.custom_jvp
+    def step(gradients, state, params, closed):
+        return update(gradients, state, params, *closed)
+
+    @step.defjvp
+    def _(primals, tangents):
+        gradients, state, params, closed = primals
+        beside = gradients, jax.tree.map(nudged, state), params, closed
+        _, change = jax.jvp(lambda g, s, p, c: update(g, s, p, *c), beside, tangents)
+        return step(*primals), change
+
+    return step(gradients, state, params, closed)
+
+
+def _found(
+    optimizer: Optax | str, by_name: dict[str, Optax], records: dict[str, Records]
+) -> tuple[Optax, Records]:
     """Return the optax factory of a name, and what it reads besides a learning rate."""
     if not isinstance(optimizer, str):
         return optimizer, ()
-    checks.one_of(_BY_NAME, optimizer=optimizer)
-    return _BY_NAME[optimizer], records.get(optimizer, ())
+    checks.one_of(by_name, optimizer=optimizer)
+    return by_name[optimizer], records.get(optimizer, ())

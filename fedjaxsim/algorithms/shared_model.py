@@ -9,6 +9,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjaxsim.algorithm import Algorithm, Client, ServerOptimizer, WarmStart
+from fedjaxsim.algorithms.optimizers import step_with
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.tasks.task import Task
@@ -84,9 +85,8 @@ def server_step(
 
     def server(shared, release, hparams, round_):
         pseudo_gradient = jax.tree.map(jnp.negative, release)
-        updates, state = server_optimizer(hparams).update(
-            pseudo_gradient, shared.optimizer, shared.params
-        )
+        optimizer = server_optimizer(hparams)
+        updates, state = step_with(optimizer, pseudo_gradient, shared.optimizer, shared.params)
         params: Any = optax.apply_updates(shared.params, updates)
         if statistics:
             of_clients = moved(shared.params[STATISTICS], 1, release[STATISTICS])

@@ -153,3 +153,29 @@ def test_any_optimizer_of_optax_is_searched_for_code_of_ones_own(optimizer):
     made = optimizers.local(optimizer, optax.exponential_decay(1.0, 10, 0.5))
     assert own_modules(made) in ([], [__name__])  # the lambda is this file's
     assert made(Hyperparameters(learning_rate=0.1), jnp.array(1)).init(jnp.ones(2)) is not None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [optax.adam, optax.adamw, optax.rmsprop, optax.adabelief, optax.adagrad, optimizers.fedadam],
+)
+def test_derivatives_exist_where_a_coordinate_never_moves(make):
+    """Of steps along (w₀ − 1, 0), whose second moment stays 0, beside central differences."""
+
+    def last(rate):
+        optimizer = make(rate)
+
+        def step(carry, _):
+            w, state = carry
+            gradient = jnp.stack([w[0] - 1, 0 * w[1]])
+            update, state = optimizers.step_with(optimizer, gradient, state, w)
+            return (optax.apply_updates(w, update), state), None
+
+        w = jnp.array([0.3, 2.0])
+        (w, _), _ = jax.lax.scan(step, (w, optimizer.init(w)), length=3)
+        return jnp.sum(jnp.asarray(w) ** 2)
+
+    with jax.enable_x64(True):
+        expected = (last(0.1 + 1e-5) - last(0.1 - 1e-5)) / 2e-5
+        np.testing.assert_allclose(jax.grad(last)(0.1), expected, rtol=1e-6)
+        np.testing.assert_allclose(jax.jvp(last, (0.1,), (1.0,))[1], expected, rtol=1e-6)
