@@ -104,9 +104,9 @@ def adaptive(learning_rate: Any, second_moment: SecondMoment) -> optax.GradientT
             return BETA_2 * v + (1 - BETA_2) * square
         return v - (1 - BETA_2) * square * jnp.sign(v - square)
 
-    def update(gradients, state, params=None):
-        first = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.first, gradients)
-        second = jax.tree.map(next_second, state.second, gradients)
+    def update(updates, state, params=None):
+        first = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.first, updates)
+        second = jax.tree.map(next_second, state.second, updates)
 
         def step(m, v):
             return (-learning_rate * m / (jnp.sqrt(v) + TAU)).astype(m.dtype)

@@ -3,6 +3,8 @@
 All rows of a client are equal, so that each of its minibatches has the same gradient, in any order.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,7 @@ from fedjaxsim.tasks.task import softmax, squared
 
 M, D, CLASSES = 3, 3, 3
 ROWS, BATCHES = (1, 4, 7), (1, 2, 4)  # of each client; minibatches of two rows
-SHARES = np.float32([[1, 1, 1], [0, 0.5, 1], [1, 0, 0.5], [1, 1, 1]])
+SHARES = np.array([[1, 1, 1], [0, 0.5, 1], [1, 0, 0.5], [1, 1, 1]], np.float32)
 ANSWERS = float(np.mean(SHARES > 0))  # the rate that the server knows, 10/12
 COHORT = M * ANSWERS
 X = np.array([[0.9, -0.4, 1.0], [-0.3, 0.8, 1.0], [0.5, 0.6, 1.0]])  # the last is the intercept's
@@ -51,7 +53,7 @@ def rounds():
         yield t, [(k, steps[k]) for k in range(M) if shares[k] > 0]
 
 
-def descend(k, w, steps, weight=0.0, centre=0.0, slope=0.0, mask=1.0):
+def descend(k, w, steps, weight=0.0, centre: Any = 0.0, slope: Any = 0.0, mask: Any = 1.0):
     for _ in range(steps):
         w = w - ETA * mask * (gradient(k, w) + weight * (w - centre) + slope)
     return w
@@ -203,7 +205,7 @@ def of_ppsgd():
     return w + theta
 
 
-def of_dpfedmtl(divisor=lambda cohort: COHORT, head_first=False):
+def of_dpfedmtl(divisor: Any = lambda cohort: COHORT, head_first=False):
     """The intercept is the head."""
     trunk, heads = np.zeros(D), np.zeros((M, D))
     for _, cohort in rounds():
