@@ -51,7 +51,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
-from fedjaxsim.engine.trained import models_of, predictions_of
+from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
@@ -555,18 +555,40 @@ class Simulation:
         hparams: Hyperparameters,
         population: Population | None = None,
     ) -> dict[str, np.ndarray]:
-        """Predict rows, each by its client's model, (N, ...) by name in the order of the rows.
+        """Predict rows, each by its client's model, (N, ...) by name in the order of their source.
 
-        Clients and columns of `population`, by default the run's own, are known by their names;
-        labels are not read. New clients predict with the model that the run published. There is
-        "prediction" (a class, −1 where the model gives NaN; or a number in the units of the target
-        as read), and in classifications its "probability". Raises ValueError if a client is new and
-        no model was published, columns differ, or the task says nothing of rows.
+        That is the order of the data frame or file from which `population` was read, by default the
+        run's own. Its clients and columns are known by their names, and labels are not read. New
+        clients predict with the model that the run published.
+
+        Returns:
+          "client", its name; "row", the row's position in the source; "prediction", in a regression
+          a number in the units of the target as read, in a classification a class (its name, if it
+          has one; None or −1 where the model gives NaN), with its "probability"; "clipped", for
+          other rows than the run's, whether a feature was beyond its range and was clipped.
+
+        Raises:
+          ValueError: a client is new and no model was published, columns differ, or the task says
+            nothing of rows.
         """
         require_state(state)
         rows = self.population if population is None else population
         with self._near_rows():
             return predictions_of(self.program, self.population, state, hparams.as_arrays(), rows)
+
+    def coefficients(
+        self, state: SimulationState, hparams: Hyperparameters
+    ) -> dict[str, np.ndarray]:
+        """Return the coefficients of clients' linear models in the units of the columns as read.
+
+        The arrays, (m,) or for c > 1 outputs (m·c,), are a table: "client", its name; "class" if
+        there are several outputs; "intercept"; and one for each column of x. A prediction, or the
+        score of a class, is the intercept and the sum of coefficients times columns.
+
+        Raises:
+          ValueError: the models are not linear in columns x (N, d).
+        """
+        return coefficients_of(self.models(state, hparams), self.population)
 
     def guarantee(
         self,

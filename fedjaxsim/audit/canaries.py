@@ -131,7 +131,12 @@ def _extended(population: Population, canaries: int) -> Population:
     }
     counts = np.concatenate([population.counts, [[1, 0, 0]] * canaries])
     names = [*map(str, population.names), *(f"canary {k}" for k in range(canaries))]
-    return dataclasses.replace(population, fields=fields, counts=counts, names=np.asarray(names))
+    rows = population.source_row
+    if rows is not None:
+        rows = np.concatenate([rows, np.max(rows) + 1 + np.arange(canaries)])
+    return dataclasses.replace(
+        population, fields=fields, counts=counts, names=np.asarray(names), source_row=rows
+    )
 
 
 def _watched(

@@ -7,6 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
+_ROUNDING = 1e-6
+"""How far beyond its range a value may lie and be as good as at its end."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
@@ -83,8 +86,19 @@ class Columns:
     def aligned(self, values: np.ndarray, given: "Columns") -> np.ndarray:
         """Return rows (n, d') of the columns `given` as rows (n, d) of these columns, float32.
 
-        Columns are found by name, and a value of an encoded column that does not occur is 0.
+        Columns are found by name, and a value of an encoded column that does not occur is 0. Values
+        beyond a known bound are clipped; see `beyond`.
         """
+        bound = np.array(self.bound)
+        return np.clip(self._stored(values, given), -bound, bound).astype(np.float32)
+
+    def beyond(self, values: np.ndarray, given: "Columns") -> np.ndarray:
+        """Return whether `aligned` clips a value of each row, (n,)."""
+        bound = np.array(self.bound) + _ROUNDING
+        return np.any(np.abs(self._stored(values, given)) > bound, axis=1)
+
+    def _stored(self, values: np.ndarray, given: "Columns") -> np.ndarray:
+        """Return rows of the columns `given` as rows of these columns, not clipped."""
         place = {name: number for number, name in enumerate(given.names)}
         lacking = [name for name in self.names if name not in place and name not in self._encoded]
         if lacking:
@@ -94,8 +108,7 @@ class Columns:
         found = np.zeros((len(values), len(self.names)))
         known = [number for number, name in enumerate(self.names) if name in place]
         found[:, known] = given.original(values)[:, [place[self.names[j]] for j in known]]
-        bound, stored = np.array(self.bound), (found - self.centre) / np.array(self.half_range)
-        return np.clip(stored, -bound, bound).astype(np.float32)
+        return (found - self.centre) / np.array(self.half_range)
 
     def mapped(self, centre: np.ndarray, half_range: np.ndarray, bound: np.ndarray) -> Self:
         """Return the columns after s ↦ (s − centre)/half_range, then of this `bound`, each (d,)."""

@@ -78,7 +78,7 @@ def _member(archive: Any, name: str) -> np.ndarray:
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all its attributes but `generate`.
+    """Write a population with all its attributes but `generate`; its rows are in a new order.
 
     Raises:
       ValueError: clients are held out, or a field has a name that the format reserves.
@@ -110,7 +110,7 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all its attributes but `generate`.
+    """Write a population with all its attributes but `generate`; its rows are in a new order.
 
     The folder appears when it is complete, and not at all if writing fails or is interrupted.
 

@@ -62,6 +62,8 @@ class Population:
         no ε covers: no run on the population has one.
       held_out: clients that take no part in a run, as a population of their own; None if there
         are none.
+      source_row: (N,) the position of each row in its source, such as the data frame that it was
+        read from; None if the rows are in the source's order.
 
     Raises:
       ValueError: an attribute breaks one of the rules above, or a value is not finite or too large.
@@ -76,6 +78,7 @@ class Population:
     columns: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
     unprotected: tuple[str, ...] = ()
     held_out: "Population | None" = None
+    source_row: np.ndarray | None = None
 
     def __post_init__(self):
         rows = common_length(self.fields, "population")
@@ -83,6 +86,10 @@ class Population:
         _check_names(self.names)
         _check_categories(self)
         _check_numbers(self)
+        if self.source_row is not None and np.shape(self.source_row) != (rows,):
+            raise ValueError(
+                f"source_row must have the shape ({rows},), got {np.shape(self.source_row)}"
+            )
         object.__setattr__(self, "columns", _columns(self))
         kept = {name: shareable(values) for name, values in self.fields.items()}
         object.__setattr__(self, "fields", kept)
@@ -149,6 +156,7 @@ class Population:
         client: np.ndarray,
         names: Sequence[str] | np.ndarray | int,
         split: np.ndarray | int = 0,
+        source_row: np.ndarray | None = None,
         **more: Any,
     ) -> Self:
         """Sort rows by client and split; those of one client and split keep their order.
@@ -158,6 +166,7 @@ class Population:
           client: position of each row's client in `names`, (N,) integers.
           names: distinct names of the clients, (m,), or m for 0, 1, …
           split: position of each row's split in "train", "validation", "test", (N,).
+          source_row: position of each row in its source, (N,); by default 0, 1, …
           **more: other attributes of a population.
 
         Raises:
@@ -169,7 +178,8 @@ class Population:
         order = np.argsort(cell, kind="stable")
         counts = np.bincount(cell, minlength=len(names) * len(SPLITS)).reshape(-1, len(SPLITS))
         sorted_fields = {field: np.asarray(values)[order] for field, values in fields.items()}
-        return cls.from_flat(sorted_fields, counts, names, **more)
+        rows = order if source_row is None else source_row[order]
+        return cls.from_flat(sorted_fields, counts, names, source_row=rows, **more)
 
     def with_field(
         self,
@@ -234,7 +244,13 @@ class Population:
         Rows are client after client, each client's in the order of `SPLITS`; `counts` are (m', 3).
         """
         fields = {field: taken(values, index) for field, values in self.fields.items()}
-        return dataclasses.replace(self, fields=fields, counts=counts, names=self.names[clients])
+        return dataclasses.replace(
+            self,
+            fields=fields,
+            counts=counts,
+            names=self.names[clients],
+            source_row=index if self.source_row is None else self.source_row[index],
+        )
 
     def of_clients(self, clients: Sequence[int] | np.ndarray) -> Self:
         """Return a population of some clients, with their names and splits.

@@ -41,7 +41,7 @@ class Source:
     def population(self, path: str | os.PathLike[str] | None = None) -> Population:
         """Make the population; leave clients without training rows out; errors name the file."""
         with in_file(path):
-            fields, client, names = self.fields, self.client, self.names
+            fields, client, names, rows = self.fields, self.client, self.names, None
             n, m = common_length(fields, "file"), len(names)
             if client is None:
                 raise ValueError("rows need their clients: one of 'client' and 'counts'")
@@ -62,7 +62,8 @@ class Source:
                 kept, place = trained[client], np.cumsum(trained) - 1
                 fields = {name: values[kept] for name, values in fields.items()}
                 client, names, split = place[client[kept]], names[trained], split[kept]
-            return Population.from_rows(fields, client, names, split, **self.about)
+                rows = np.flatnonzero(kept)
+            return Population.from_rows(fields, client, names, split, rows, **self.about)
 
 
 def numbered(texts: np.ndarray, *, by_number: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ class Roles(NamedTuple):
     """The roles of columns; the arguments of `from_dataframe`, with client None for none."""
 
     client: str | None
-    target: str
+    target: str | None
     split: str | None = None
     one_hot: Sequence[str] = ()
     drop: Sequence[str] = ()
@@ -53,7 +53,7 @@ def from_dataframe(
     frame: Any,
     *,
     client: str,
-    target: str,
+    target: str | None,
     split: str | None = None,
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -69,7 +69,7 @@ def from_dataframe(
     Args:
       frame: a data frame that pyarrow reads.
       client: column with the client of each row.
-      target: column to predict.
+      target: column to predict; None for rows of which nobody knows the target yet.
       split: column of "train", "validation" and "test", or other usual names of these; by default
         all rows are training rows.
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.
@@ -161,14 +161,17 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         x = _stacked(table[features[0]], f"column {features[0]!r}")
     else:
         x, columns["x"] = _numbers(table, features, roles.one_hot)
-    y, classes = _target(roles.target, table[roles.target])
-    if classes:
-        categories["y"] = classes
-        public.append(
-            "The names of the classes are read from all clients' labels and taken as public."
-        )
-    if y.ndim == 1:
-        columns["y"] = Columns((roles.target,))
+    labels = {}
+    if roles.target is not None:
+        y, classes = _target(roles.target, table[roles.target])
+        labels = {"y": y}
+        if classes:
+            categories["y"] = classes
+            public.append(
+                "The names of the classes are read from all clients' labels and taken as public."
+            )
+        if y.ndim == 1:
+            columns["y"] = Columns((roles.target,))
     if roles.one_hot:
         of = listed(roles.one_hot)
         public.append(
@@ -178,7 +181,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     if roles.client is not None:
         names, client = numbered(texts(table[roles.client]), by_number=True)
     return Source(
-        {"x": x, "y": y},
+        {"x": x, **labels},
         client,
         names,
         None if roles.split is None else _splits(roles.split, table[roles.split]),

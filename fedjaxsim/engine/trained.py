@@ -1,7 +1,7 @@
 """The models of a trained state: what they say of rows, and the start of another run from them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ def predictions_of(
     hparams: Hyperparameters,
     population: Population,
 ) -> dict[str, np.ndarray]:
-    """Return what each client's model says of its rows, by name, each (N, ...)."""
+    """Return what each client's model says of its rows, by name, each (N, ...); see `predict`."""
     task = program.algorithm.task
     if task.predict is None:
         raise ValueError(
@@ -49,10 +49,13 @@ def predictions_of(
             "`(params, fields) -> {'prediction': (b, ...)}` by task._replace(predict=…)"
         )
     says = task.predict
-    rows, clients = _training(program, trained), _clients_of_rows(trained, population)
-    fields = dict(population.fields)
+    owners = _owners(population)
+    rows, clients = _training(program, trained), _numbers(trained, population.names)[owners]
+    fields = {name: v for name, v in population.fields.items() if name != "y"}
     named, given = trained.columns.get("x"), population.columns.get("x")
+    clipped = {}
     if trained is not population and named is not None and given is not None and given != named:
+        clipped = {"clipped": named.beyond(fields["x"], given)}
         fields["x"] = named.aligned(fields["x"], given)  # in the units of the training rows
     fields = jax.tree.map(jnp.asarray, fields)
     published = program.algorithm.warm_start.published(state.shared)
@@ -87,11 +90,57 @@ def predictions_of(
         return jax.lax.map(one, (fields, clients), batch_size=size)
 
     said = jax.jit(all_rows)(_on_host(state), hparams, rows, fields, clients)
-    found = {name: np.asarray(value) for name, value in said.items()}
+    predicted = {name: np.asarray(value) for name, value in said.items()}
     y = trained.columns.get("y")
     if y is not None and y.scaled:
-        found["prediction"] = np.asarray(y.original(found["prediction"]), np.float32)
-    return found
+        predicted["prediction"] = np.asarray(y.original(predicted["prediction"]), np.float32)
+    if classes := trained.categories.get("y"):
+        predicted["prediction"] = _class_names(classes, predicted["prediction"])
+    row = np.arange(len(owners)) if population.source_row is None else population.source_row
+    found = {"client": population.names[owners], "row": row, **predicted, **clipped}
+    order = np.argsort(row, kind="stable")
+    return {name: values[order] for name, values in found.items()}
+
+
+def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndarray]:
+    """Return linear models' coefficients in the units of the source, by name, each (m·c,).
+
+    `models` are those of `models_of`.
+    """
+    x, y = population.columns.get("x"), population.columns.get("y")
+    parts = models if isinstance(models, dict) else {}
+    kernel = np.asarray(parts.get("kernel", ()))
+    linear = {*parts} <= {"kernel", "bias"} and kernel.ndim == 3
+    if not linear or x is None or kernel.shape[2] != len(x.names):
+        raise ValueError(
+            "coefficients are those of linear models on rows x (N, d), one for each column: other "
+            "models have `models`"
+        )
+    m, c, _ = kernel.shape
+    slopes = kernel.astype(np.float64) / np.array(x.half_range)
+    intercept = np.asarray(parts.get("bias", np.zeros((m, c))), np.float64)
+    intercept = intercept - slopes @ np.array(x.centre)
+    if c == 1 and y is not None and y.scaled:
+        [centre], [half_range] = y.centre, y.half_range
+        slopes, intercept = slopes * half_range, centre + half_range * intercept
+    found = {"client": np.repeat(population.names, c)}
+    if c > 1:
+        classes = population.categories.get("y", range(c))
+        found["class"] = np.tile(_class_names(classes, np.arange(c)), m)
+    found["intercept"] = intercept.reshape(m * c)
+    if taken := {*found} & {*x.names}:
+        raise ValueError(f"a column may not be called {min(taken)!r} beside its coefficients")
+    return found | dict(zip(x.names, slopes.reshape(m * c, -1).T, strict=True))
+
+
+def _class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:
+    """Return classes by their names, None for −1; whole numbers if all names are."""
+    names = [str(name) for name in classes]
+    whole = all(name.removeprefix("-").isdecimal() for name in names)
+    known = [int(name) for name in names] if whole else names
+    if np.min(numbers, initial=0) >= 0:
+        return np.array(known)[numbers]
+    return np.array([*known, None], object)[numbers]
 
 
 def _on_host(state: SimulationState) -> SimulationState:
@@ -110,14 +159,18 @@ def _training(program: Program, population: Population) -> Rows:
     return Rows.place(population, "train", fields, program.algorithm)
 
 
-def _clients_of_rows(trained: Population, population: Population) -> np.ndarray:
-    """Return for each row the number of the trained client of that name, or −1, (N,) int32."""
+def _numbers(trained: Population, names: np.ndarray) -> np.ndarray:
+    """Return the number of the trained client of each name, or −1, (m,) int32."""
     numbers = {str(name): number for number, name in enumerate(trained.names.tolist())}
-    number = np.array([numbers.get(str(n), -1) for n in population.names.tolist()], np.int32)
-    clients = np.zeros(len(next(iter(population.fields.values()))), np.int32)
+    return np.array([numbers.get(str(name), -1) for name in names.tolist()], np.int32)
+
+
+def _owners(population: Population) -> np.ndarray:
+    """Return the number of each row's client, (N,) int32."""
+    numbers, owners = np.arange(population.num_clients), np.zeros(population.num_rows, np.int32)
     for ranges in population.splits.values():
-        clients[ranges.all_rows()] = np.repeat(number, ranges.count)
-    return clients
+        owners[ranges.all_rows()] = np.repeat(numbers, ranges.count)
+    return owners
 
 
 def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
