@@ -113,7 +113,8 @@ def prepare_tune(
             record.update(stopped=ended, best=trace.steps.index(best), test=test)
             _write(path, record, trace.steps)  # the end, after all other files
             if ended == NOT_FINITE:
-                say(f"{ended}: start elsewhere")
+                wrong = " and ".join(trace.steps[-1].objective.not_finite)
+                say(f"{ended} ({wrong}): start elsewhere")
                 return 1
             _print(trace, test, metric, ended)
             print(source.statement)

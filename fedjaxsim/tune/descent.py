@@ -55,9 +55,16 @@ class ObjectiveValue:
     gradients: Mapping[str, np.ndarray]
 
     @property
+    def not_finite(self) -> tuple[str, ...]:
+        """Names of what is not finite at some seed: "the objective", "the derivative by lam"."""
+        named = {"the objective": self.values}
+        named |= {f"the derivative by {name}": found for name, found in self.gradients.items()}
+        return tuple(name for name, found in named.items() if not np.all(np.isfinite(found)))
+
+    @property
     def finite(self) -> bool:
         """True if all values and derivatives are finite."""
-        return all(np.all(np.isfinite(v)) for v in (self.values, *self.gradients.values()))
+        return not self.not_finite
 
     @property
     def estimate(self) -> Estimate:

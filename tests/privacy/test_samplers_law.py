@@ -1,11 +1,18 @@
 """A sampler draws what its scheme says, or no accountant believes the scheme."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from problems import least_squares, read_by
 
 import fedjaxsim as fjs
-from fedjaxsim.privacy.samplers import fixed_groups, fixed_size, full_participation, poisson
+from fedjaxsim.privacy.samplers import (
+    Cohort,
+    fixed_groups,
+    fixed_size,
+    full_participation,
+    poisson,
+)
 from fedjaxsim.privacy.samplers.law import check_law
 
 M, P = 100, 0.05
@@ -52,9 +59,12 @@ LIARS = {
     ),
     "two cohorts in turn": (
         POISSON._replace(draw=lambda key, round_, hparams: POISSON.draw(key, round_ % 2, hparams)),
-        "a client takes part",
+        "a client never takes part",
     ),
-    "cohorts of one size": (POISSON._replace(draw=FIXED.draw), "a cohort has more than"),
+    "cohorts of one size": (
+        POISSON._replace(draw=FIXED.draw),
+        "two clients take part together",
+    ),
     "neighbours together": (POISSON._replace(draw=together), "neighbours take part together"),
     "a fifth more often": (
         POISSON._replace(
@@ -99,6 +109,26 @@ def test_a_sampler_of_another_law_than_its_scheme_is_refused(name):
     with pytest.raises(ValueError, match=words) as error:
         check_law(sampler, HPARAMS)
     assert len(str(error.value)) <= 200
+
+
+def test_forty_clients_of_unlike_rates_are_found_by_the_stated_power():
+    """n = 2¹² keys of 6 rounds: 7 √(0.2 · 0.8/n) = 0.018 at p = 0.2; half of that passes here."""
+    m, p = 40, 0.2
+    sampler, hparams = poisson(p, capacity=m).for_clients(m), fjs.Hyperparameters(sampling_rate=p)
+
+    def with_rates(apart):
+        rates = jnp.where(jnp.arange(m) % 2, p + apart, p - apart)
+
+        def draw(key, round_, hparams):
+            inside = jax.random.uniform(jax.random.fold_in(key, round_), (m,)) < rates
+            ids = jnp.nonzero(inside, size=m, fill_value=m)[0].astype(jnp.int32)
+            return Cohort(ids, ids < m, jnp.int32(0))
+
+        return sampler._replace(draw=draw)
+
+    check_law(with_rates(0.009), hparams.as_arrays())
+    with pytest.raises(ValueError, match="a client takes part"):
+        check_law(with_rates(0.018), hparams.as_arrays())
 
 
 def test_a_run_with_a_sampler_of_ones_own_is_refused_before_it_starts():

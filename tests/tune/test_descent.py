@@ -196,6 +196,15 @@ def test_a_start_that_is_not_finite_ends_it():
     path = descend(scripted([np.inf]), {"h": 1.0}, steps=3)
     assert path.stopped == descent.NOT_FINITE
     assert len(path.steps) == 1
+    assert path.steps[0].objective.not_finite[0] == "the objective"
+
+
+def test_the_derivative_that_is_not_finite_is_named():
+    found = descent.ObjectiveValue(
+        np.ones(2), {"lam": np.ones(2), "clip": np.array([[1.0, 2.0], [np.nan, 1.0]])}
+    )
+    assert found.not_finite == ("the derivative by clip",)
+    assert not found.finite
 
 
 @pytest.mark.parametrize(
