@@ -56,6 +56,7 @@ from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compos
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
+    MOST_ROWS,
     NEW_CLIENTS,
     OF_CLIENTS,
     UNCHECKED,
@@ -235,7 +236,8 @@ class Simulation:
     def public(self) -> tuple[str, ...]:
         """Assumptions of every guarantee: numbers made of data that are taken as public."""
         parts = (self.population, self.task, self.algorithm, self.mechanism)
-        named = dict.fromkeys(sentence for part in parts for sentence in part.public)
+        rows = () if self.population.max_rows else (MOST_ROWS,)
+        named = dict.fromkeys([*rows, *(each for part in parts for each in part.public)])
         return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
 
     @property

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.population import Population, with_other_rows
+from fedjaxsim.data.population import Population, with_other_counts, with_other_rows
+from fedjaxsim.engine.evaluation import targets_of
 from fedjaxsim.engine.state import PARTS
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.simulation import Simulation, SimulationState
@@ -34,18 +35,21 @@ def check_billboard(
     clients: Sequence[int] | None = None,
     seed: int = 0,
     build: Callable[[Population], Simulation] | None = None,
+    split: str | None = "train",
 ) -> None:
     """Check that one client's data reach other clients only through the releases.
 
     Each round of a first run is computed twice: for its release, and with that release played back.
-    Then all rows of one client are replaced (large random numbers, other labels that occur), and a
-    second run through the same compiled functions is played the same releases and mechanism
-    states. Every other client's message, state and minibatch counter, the server state and the
-    ledger must equal the first run's bit for bit.
+    Then all rows of one client are replaced (large random numbers, other labels that occur), and
+    its numbers of rows in each split change, unless its examples are protected, whose numbers are
+    public. A second run through the same compiled functions is played the same releases and
+    mechanism states. Every other client's message, state, minibatch counter and metrics, the server
+    state and the ledger must equal the first run's bit for bit.
 
-    The check does not cover numbers of rows, data named in `Simulation.public`, and leaks in the
-    releases themselves, which `fedjaxsim audit` tests; nor numbers computed from the population in
-    a function's closure, unless the factory is given as `build`.
+    `Population.max_rows` is declared in both runs. The check does not cover data named in
+    `Simulation.public`, and leaks in the releases themselves, which `fedjaxsim audit` tests; nor
+    numbers computed from the population in a function's closure, unless the factory is given as
+    `build`.
 
     Args:
       simulation: the simulation.
@@ -55,6 +59,7 @@ def check_billboard(
         a middle one and the last of those who take part.
       seed: seed of the run and of the replacing data.
       build: the function `(population) -> Simulation` that made the simulation, if it reads data.
+      split: the split on which metrics are computed; None for none.
 
     Raises:
       AssertionError: naming the round, the function or leaf, and the client who holds it.
@@ -64,7 +69,11 @@ def check_billboard(
     for client in clients or ():
         checks.count(0, m - 1, client=client)
     simulation.check_rounds(hparams, 0, rounds, None)
-    first = _with_tape(simulation, hparams)
+    population = simulation.population
+    largest = population.max_rows or int(population.counts.max())
+    population = dataclasses.replace(population, max_rows=largest)
+    simulation = build(population) if build else simulation
+    first = _with_tape(simulation, hparams, population)
     begun = state = first.init(seed, hparams)
     records = []
     for _ in range(rounds):
@@ -77,11 +86,13 @@ def check_billboard(
     if not clients:
         raise NothingTestedError(f"no client took part in {rounds} rounds, so nothing was tested")
     for client in clients:
-        changed = with_other_rows(simulation.population, [client], seed)
+        changed = with_other_rows(population, [client], seed)
+        if simulation.examples is None:
+            changed = with_other_counts(changed, client)
         if build is None:
             second = first.with_population(changed)
         else:
-            second = _with_tape(build(changed), hparams)
+            second = _with_tape(build(changed), hparams, changed)
         other, reached = second.init(seed, hparams), False
         _compare("init", client, _facts(begun, range(m)), _facts(other, range(m)))
         others = [k for k in range(m) if k != client]
@@ -100,6 +111,12 @@ def check_billboard(
                 "was tested; give more rounds, a higher sampling rate, another seed or another "
                 "client"
             )
+        if split is not None:
+            one, two = (
+                _metrics(each, ended, hparams, split, others)
+                for each, ended in ((first, state), (second, other))
+            )
+            _compare(f"evaluation on {split} rows", client, one, two)
         if build is not None:
             one, two = (_predictions(each, other, hparams, others) for each in (first, second))
             _compare("predict", client, one, two)
@@ -129,8 +146,10 @@ def _played(
     return simulation.round(dataclasses.replace(state, mechanism=tape), hparams)
 
 
-def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
-    """Return the simulation with a mechanism that records its releases and plays others."""
+def _with_tape(
+    simulation: Simulation, hparams: Hyperparameters, population: Population
+) -> Simulation:
+    """Return a simulation with a mechanism that records its releases and plays others."""
     mechanism, arrays, m = simulation.mechanism, simulation.check(hparams), simulation.num_clients
     key = jax.random.key(0, impl="threefry2x32")
     message = simulation.message_shapes(key, arrays)
@@ -174,7 +193,7 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters) -> Simulation:
         return out._replace(value=value, state=tape)
 
     taped = mechanism._replace(init=init, zero=zero, add=add, release=release)
-    return dataclasses.replace(simulation, mechanism=taped)
+    return dataclasses.replace(simulation, mechanism=taped, population=population)
 
 
 # --- comparing, bit for bit -----------------------------------------------------------------------
@@ -213,6 +232,20 @@ def _compare(when: str, client: int, one: Facts, two: Facts) -> None:
             raise AssertionError(
                 f"{when}: {where} depends on the data of client {client} other than by the releases"
             )
+
+
+def _metrics(
+    simulation: Simulation,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    split: str,
+    clients: Iterable[int],
+) -> Facts:
+    """Return the facts of some clients' metrics and numbers of targets."""
+    rows, arrays = simulation.placed[split], hparams.as_arrays()
+    measured = simulation.compiled.evaluate(state, arrays, rows, None)
+    targets = targets_of(simulation.population, split, simulation.task)
+    return _bytes("metrics", measured, clients) | _bytes("targets", targets, clients)
 
 
 def _predictions(

@@ -29,6 +29,8 @@ Protection = Any
 """The part of `private_examples` that draws minibatches (`sample`, `read`) and computes noised
 gradients (`gradient`); None without."""
 
+PASS_SIZE = 16
+"""Rows in a batch of an exact pass, whoever has how many."""
 _UNROLLED = 4
 """Most local steps that an accelerator's program writes out."""
 _DRAWN_AT_ONCE = 2**16
@@ -149,14 +151,12 @@ class BatchReadOptions(NamedTuple):
     """Options for speed and derivatives; they change no result beyond rounding.
 
     Attributes:
-      pass_size: rows in a batch of an exact pass.
       most_rows: an upper bound on the rows of every client. It makes loops over a client's rows
         static, so that reverse mode applies to them.
       cuts_halves: whether a batch that is at most half full is computed at half the size. It saves
         time only if clients run one after another: under `jax.vmap` both sizes would be computed.
     """
 
-    pass_size: int = 16
     most_rows: int | None = None
     cuts_halves: bool = False
 
@@ -218,13 +218,14 @@ class ClientData:
 
     Attributes:
       count: number of rows of the client, () int32.
+      most_rows: a static, public bound on `count`; see `Population.max_rows`.
       minibatches: static settings of `fold`.
       tickets: gradients that its minibatches have given so far, if they protect examples.
     """
 
     __slots__ = (
-        "_consumed", "_generate", "_key", "_longest", "_loss", "_most_rows", "_options", "_orders",
-        "_protection", "_read", "_share", "_trace", "count", "minibatches", "tickets",
+        "_consumed", "_generate", "_key", "_loss", "_options", "_orders", "_protection", "_read",
+        "_share", "_trace", "count", "minibatches", "most_rows", "tickets",
     )  # fmt: skip
 
     def __init__(
@@ -237,7 +238,6 @@ class ClientData:
         order: jax.Array | None = None,
         generate: Generate | None = None,
         options: BatchReadOptions = BatchReadOptions(),  # noqa: B008
-        longest: jax.Array | None = None,
         share: jax.Array | None = None,
         most_rows: int = 0,
         protection: Protection = None,
@@ -245,15 +245,14 @@ class ClientData:
         """Make the view of a client, with `read` from `reader` and the `key` of this round.
 
         With passes, `consumed` counts the minibatches of earlier rounds, () int32, and `order` is
-        the key of the orders, the same in all rounds. An exact pass has `longest` rows, () int32,
-        those beyond `count` being padding. The client does a `share` in (0, 1], (), of the
-        minibatches of `fold`, rounded up. `most_rows` bounds `count`. If examples have a
-        `protection`, its Poisson minibatches replace all others.
+        the key of the orders, the same in all rounds. The client does a `share` in (0, 1], (), of
+        the minibatches of `fold`, rounded up. If examples have a `protection`, its Poisson
+        minibatches replace all others.
         """
         self._set(
             count=count, minibatches=minibatches, _read=read, _key=key, _generate=generate,
-            _consumed=consumed, _orders=order, _options=options, _longest=longest, _share=share,
-            _most_rows=most_rows, _protection=protection, _loss=None, tickets=0,
+            _consumed=consumed, _orders=order, _options=options, _share=share,
+            most_rows=most_rows, _protection=protection, _loss=None, tickets=0,
             _trace=current_trace(),
         )  # fmt: skip
 
@@ -308,7 +307,7 @@ class ClientData:
     def _sampled(self, index: jax.Array) -> Any:
         """Draw a minibatch by its number alone: a second fold of a round reads the same ones."""
         key, size = threefry.fold_in(self._key, index), self.minibatches.size
-        return self._protection.sample(key, size, self.count, self._most_rows)
+        return self._protection.sample(key, size, self.count, self.most_rows)
 
     def _readable(self, sampled: Any) -> Any:
         """Return a minibatch and what reads its rows at its gradients.
@@ -407,7 +406,7 @@ class ClientData:
             assert self._orders is not None
             number = self._consumed + index
             key = threefry.fold_in(self._orders, number // self._batches())
-            order = random_order(key, self.count, self._most_rows)
+            order = random_order(key, self.count, self.most_rows)
             batch = self._in_order(order, number % self._batches(), size)
             return batch._replace(keys=self._keys(index))
 
@@ -423,7 +422,7 @@ class ClientData:
         # An accelerator starts a few kernels for the loop, and copies what it carries.
         unroll = steps if backend.platform() != "cpu" and steps <= _UNROLLED else 1
         each = jnp.arange(steps)
-        if self._protection is not None and steps * max(self._most_rows, size) <= _DRAWN_AT_ONCE:
+        if self._protection is not None and steps * max(self.most_rows, size) <= _DRAWN_AT_ONCE:
             each, one = jax.vmap(self._sampled)(each), self._readable
         return jax.lax.scan(lambda c, i: (step(c, one(i)), None), carry, each, unroll=unroll)[0]
 
@@ -435,7 +434,7 @@ class ClientData:
 
         def epoch(number, carry):
             key = threefry.fold_in(self._key, number)
-            order = random_order(key, self.count, self._most_rows)
+            order = random_order(key, self.count, self.most_rows)
             taken = steps if epochs == 1 else jnp.clip(steps - number * batches, 0, batches)
 
             def batch(index):
@@ -458,7 +457,7 @@ class ClientData:
         return steps if self._share is None else jnp.ceil(self._share * steps).astype(jnp.int32)
 
     def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
-        """Fold `step` over all of the client's rows once, in order, in batches of one static size.
+        """Fold `step` over all of the client's rows once, in order, in batches of 16 places.
 
         The number of batches depends on the client, and reverse mode needs `most_rows`.
 
@@ -470,11 +469,9 @@ class ClientData:
                 "a pass over all of a client's rows (full_pass) has no noise: examples cannot be "
                 "private; take task.gradient of the minibatches of data.fold"
             )
-        size = self._options.pass_size
-        of_rows = functools.partial(self._in_order, lambda position: position, size=size)
-        most = self._most_batches(size)
-        rows = self.count if self._longest is None else self._longest
-        return _repeat(self._halved(step), of_rows, carry, -(-rows // size), most)
+        of_rows = functools.partial(self._in_order, lambda position: position, size=PASS_SIZE)
+        most = self._most_batches(PASS_SIZE)
+        return _repeat(self._halved(step), of_rows, carry, -(-self.count // PASS_SIZE), most)
 
     def _halved(self, step: Callable[[Carry, Batch], Carry]) -> Callable[[Carry, Batch], Carry]:
         """Return the step with the empty half of a batch cut off, if `cuts_halves`."""
@@ -516,7 +513,7 @@ def view_here(
     minibatches = data.minibatches if minibatches is None else minibatches
     return ClientData(
         data._read, data.count, data._key, minibatches, data._consumed, data._orders,
-        data._generate, data._options, data._longest, data._share, data._most_rows, protection,
+        data._generate, data._options, data._share, data.most_rows, protection,
     )  # fmt: skip
 
 

@@ -173,7 +173,8 @@ def _arrays_of(population: Population) -> dict[str, np.ndarray]:
         arrays["names"] = population.names
     about = {name: getattr(population, name) for name in ("public", "unprotected", "categories")}
     columns = {field: dataclasses.asdict(each) for field, each in population.columns.items()}
-    about_bytes = json.dumps({**about, "columns": columns}).encode()
+    about |= {"columns": columns, "max_rows": population.max_rows}
+    about_bytes = json.dumps(about).encode()
     arrays["about"] = np.frombuffer(about_bytes, np.uint8)
     return arrays
 
@@ -213,4 +214,5 @@ def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         sentences = {name: (*map(str, found[name]),) for name in ("public", "unprotected")}
         columns = {field: Columns(**each) for field, each in found["columns"].items()}
         names = {field: (*map(str, each),) for field, each in found["categories"].items()}
-        return {**sentences, "categories": names, "columns": columns}
+        most = {"max_rows": found.get("max_rows")}
+        return {**sentences, "categories": names, "columns": columns, **most}

@@ -64,6 +64,9 @@ class Population:
         are none.
       source_row: (N,) the position of each row in its source, such as the data frame that it was
         read from; None if the rows are in the source's order.
+      max_rows: the most rows that a client may have in a split, a public number: it bounds loops
+        and buffers, and the layout of the work follows from it. None takes the largest numbers of
+        all clients, which a guarantee then names as public.
 
     Raises:
       ValueError: an attribute breaks one of the rules above, or a value is not finite or too large.
@@ -79,11 +82,13 @@ class Population:
     unprotected: tuple[str, ...] = ()
     held_out: "Population | None" = None
     source_row: np.ndarray | None = None
+    max_rows: int | None = None
 
     def __post_init__(self):
         rows = common_length(self.fields, "population")
         object.__setattr__(self, "counts", as_counts(self.counts, self.names, rows))
         _check_names(self.names)
+        _check_most(self)
         _check_categories(self)
         _check_numbers(self)
         if self.source_row is not None and np.shape(self.source_row) != (rows,):
@@ -215,6 +220,12 @@ class Population:
         """The rows of each client by "train", "validation" and "test"."""
         return consecutive(self.counts)
 
+    def bound(self, split: str) -> int:
+        """Return the public bound on each client's rows of a split; see `max_rows`."""
+        checks.one_of(SPLITS, split=split)
+        largest = int(self.counts[:, SPLITS.index(split)].max())
+        return largest if self.max_rows is None else self.max_rows
+
     @property
     def num_clients(self) -> int:
         """Number of clients m."""
@@ -293,6 +304,20 @@ def with_other_rows(population: Population, clients: Sequence[int], seed: int) -
     return dataclasses.replace(population, fields=fields)
 
 
+def with_other_counts(population: Population, client: int) -> Population:
+    """Return the population with as many rows of a client, of which more or fewer are in training.
+
+    A client with a single row keeps it.
+    """
+    total, train = int(population.counts[client].sum()), int(population.counts[client, 0])
+    new = min(total, population.bound("train"))
+    new = max(1, total // 2) if train > total // 2 or new == train else new
+    validation = (total - new + 1) // 2
+    counts = population.counts.copy()
+    counts[client] = new, validation, total - new - validation
+    return dataclasses.replace(population, counts=counts)
+
+
 def _as_names(names: Sequence[str] | np.ndarray | None, clients: int) -> np.ndarray:
     if names is None:
         return np.arange(clients, dtype=np.int32)
@@ -312,6 +337,19 @@ def _check_names(names: np.ndarray) -> None:
         distinct, times = np.unique(names, return_counts=True)
         if len(distinct) < len(names):
             raise ValueError(f"names must be distinct, got {str(distinct[times > 1][0])!r} twice")
+
+
+def _check_most(population: Population) -> None:
+    if population.max_rows is None:
+        return
+    checks.count(max_rows=population.max_rows)
+    most = population.counts.max(axis=1)
+    if most.max() > population.max_rows:
+        name = str(population.names[most.argmax()])
+        raise ValueError(
+            f"client {name!r} has {most.max()} rows in a split, more than max_rows = "
+            f"{population.max_rows}: drop some, or declare a larger public number"
+        )
 
 
 def _check_categories(population: Population) -> None:

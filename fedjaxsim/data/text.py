@@ -18,7 +18,8 @@ def encode(
     """Join the clients' parts of the fields x and y, with text replaced by integers.
 
     Strings in x, (n,), become their characters, (n, L), in which one more integer, with an empty
-    name, pads shorter ones. Labels that are single characters, (n,), or strings as long as x,
+    name, pads shorter ones; it has a name whether a string is shorter or not, or a model's shape
+    would follow from one string. Labels that are single characters, (n,), or strings as long as x,
     (n, L), padded with −1, use the same integers; any other text in y names classes, in sorted
     order. Characters have the numbers of LEAF's Shakespeare if no others occur; otherwise they are
     numbered in sorted order.
@@ -41,6 +42,7 @@ def encode(
         arrays |= found
         if "".join(categories["x"]) != CHARACTERS:
             public.append("Which characters there are")
+        public.append("The length of the longest text")
     if "y" in texts:
         names, arrays["y"] = np.unique(np.concatenate(texts["y"]), return_inverse=True)
         categories["y"] = tuple(names.tolist())
@@ -67,13 +69,12 @@ def _characters(
     for name, parts in texts.items():
         width = _width(parts)
         found = np.concatenate([number[_codes(part, width)] for part in parts])
-        padded = bool((found == padding).any())
         if name == "y":
             labels = found.astype(np.int32)
             found = np.where(labels == padding, _PADDED, labels)
             found = found[:, 0] if width == 1 else found
         arrays[name] = found
-        categories[name] = (*symbols, *[""] * (padded and name == "x"))
+        categories[name] = (*symbols, *[""] * (name == "x"))
     return arrays, categories
 
 

@@ -65,8 +65,8 @@ def batch(program: Program, axes: Hyperparameters, size: int) -> Program:
 
         return many(of_one, 0, 0, axes)(shared, personal, hparams)
 
-    def measure(params, data, most_rows):
-        return many(lambda params: program.measure(params, data, most_rows), 0)(params)
+    def measure(params, data):
+        return many(lambda params: program.measure(params, data), 0)(params)
 
     one, mechanism = program.algorithm, program.mechanism
     return dataclasses.replace(

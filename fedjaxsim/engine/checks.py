@@ -127,14 +127,16 @@ def trace_round(
 
 def _view(program: Program, rows: Rows, key: jax.Array, count: jax.Array) -> ClientData:
     """Return the view of a client with zeros in place of rows."""
-    rows = rows.for_training()
     fields = {name: (field.shape[1:], field.dtype) for name, field in rows.fields.items()}
 
     def read(position):
         return {n: jnp.zeros((*position.shape, *row), kind) for n, (row, kind) in fields.items()}
 
-    options, zero = Layout(2, "vmap").reading(rows.pass_size), jnp.int32(0)
-    return ClientData(read, count, key, program.minibatches, zero, key, rows.generate, options)
+    options, zero = Layout(2, "vmap").reading, jnp.int32(0)
+    return ClientData(
+        read, count, key, program.minibatches, zero, key, rows.generate, options,
+        most_rows=rows.most_rows,
+    )  # fmt: skip
 
 
 def _a_round(

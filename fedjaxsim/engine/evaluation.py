@@ -224,9 +224,14 @@ def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
     ranges = population.splits[split]
     if task.targets is None:
         return ranges.count
+    count_one = task.targets
+
+    def of_row(row):
+        return count_one(jax.tree.map(lambda leaf: leaf[None], row))[0]
+
     with jax.ensure_compile_time_eval():  # also while a run is being traced
-        # Traced, so that the user's function keeps none of the rows.
-        of_rows = np.asarray(jax.jit(task.targets)(dict(population.fields)))
+        # Each row by itself, or a client's number would follow from the rows of all.
+        of_rows = np.asarray(jax.jit(jax.vmap(of_row))(dict(population.fields)))
     before = np.concatenate([[0], np.cumsum(of_rows, dtype=np.int64)])
     return before[ranges.start + ranges.count] - before[ranges.start]
 
@@ -243,11 +248,11 @@ def sample_of(key: jax.Array, num_clients: int, size: int | None) -> np.ndarray 
     return np.sort(chosen).astype(np.int32)
 
 
-def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:
+def measure_with(task: Task) -> Callable[[PyTree, ClientData], ClientMetrics]:
     """Return the `measure` of a `Program`: the task's metrics in one pass over a client's rows."""
     streaming = task.streaming_metrics
 
-    def measure(params, data, most_rows):
+    def measure(params, data):
         def add(carry, batch):
             sums, carries = carry
             # Streaming metrics call the model again on the batch; the compiler merges the calls.
@@ -259,7 +264,7 @@ def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetric
 
         shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
         sums = {name: jnp.zeros((), wide_type(leaf)) for name, leaf in shapes.items()}
-        carries = {name: each.start(most_rows) for name, each in streaming.items()}
+        carries = {name: each.start(data.most_rows) for name, each in streaming.items()}
         sums, carries = data.full_pass(add, (sums, carries))
         return ClientMetrics(sums, {name: streaming[name].value(carries[name]) for name in carries})
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.algorithm import row_shapes
 from fedjaxsim.data.minibatches import Batch, BatchReadOptions, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.shape_bytes import bytes_of, products_in
@@ -22,8 +23,6 @@ from fedjaxsim.tasks.task import Task
 PyTree = Any
 ChunkMap = Literal["scan", "vmap"]
 
-LARGEST_PASS = 16
-"""Rows in a batch of an exact pass, unless every client has fewer."""
 CACHE = 2**20
 """Bytes of a core's second-level cache."""
 _COPIES = 4
@@ -34,9 +33,8 @@ whose layout a user gave in part."""
 LARGE_STEP = 2**22
 """Multiplications of a local step's outputs from which on the products of one client fill a core:
 a CPU then runs clients one after another."""
-LEAST_IN_BATCH, MOST_WAITING = 4, 2.0
-"""A chunk that waits for its longest client may take twice the steps that its clients have; if even
-the best choice takes more, clients run one after another."""
+LEAST_IN_BATCH = 4
+"""Clients in the smallest batches that a CPU runs by default."""
 STEP = 3.0
 """The fixed time of a batch's step, in steps of one client of the batch."""
 _IN_SCAN, _IN_BATCH = 16, 64
@@ -61,18 +59,14 @@ class Layout:
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
         in cache and skips empty slots; "vmap" runs them as one batch.
-      longest, rematerialize, most_rows: as in `Workload`.
-      in_step: whether the exact passes of clients mapped together have one length, padded by empty
-        batches; with unequal lengths every step copies the carry. Off in training: a client's
-        computation must not depend on other clients' row counts.
+      sorts, rematerialize, most_rows: as in `Workload`.
     """
 
     chunk_size: int
     chunk_map: ChunkMap
-    longest: int | None = None
+    sorts: bool = False
     rematerialize: bool = False
     most_rows: int | None = None
-    in_step: bool = False
 
     @property
     def scans(self) -> bool:
@@ -92,16 +86,17 @@ class Layout:
         fewest = most if self.scans else max(2, -(-slots // -(-slots // most)))
         return max((size for size in sizes if size > 1 and slots % size == 0), default=fewest)
 
-    def reading(self, pass_size: int) -> BatchReadOptions:
-        """Return the options for reading rows, with exact passes in batches of `pass_size`."""
+    @property
+    def reading(self) -> BatchReadOptions:
+        """Return the options for reading rows."""
         # Reverse mode would keep the inputs of both branches.
         cuts = self.scans and self.most_rows is None
-        return BatchReadOptions(pass_size, self.most_rows, cuts)
+        return BatchReadOptions(self.most_rows, cuts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The facts about a run from which its layout follows.
+    """The facts about a run from which its layout follows; all of them are public.
 
     A user may have given `chunk_size` and `chunk_map`; `model_bytes` are those of one client.
 
@@ -109,8 +104,8 @@ class Workload:
       linear: whether the model is linear, so that rows of clients who share it are one product.
       one_by_one: whether a CPU runs the clients of a single run one after another.
       useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
-      longest: how many clients of a cohort, the longest, run in batches of `LEAST_IN_BATCH`, if
-        batches are of clients with similar numbers of rows, as all wait for the longest; else None.
+      sorts: whether batches are of clients with similar numbers of rows, as all wait for the
+        longest.
       capped: whether derivatives enlarge a batch beyond the shapes of one client's work,
         so that memory may not ask for larger ones.
       rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
@@ -125,7 +120,7 @@ class Workload:
     linear: bool = False
     one_by_one: bool = False
     useful: int = MOST_AT_ONCE
-    longest: int | None = None
+    sorts: bool = False
     capped: bool = False
     rematerialize: bool = False
     most_rows: int | None = None
@@ -182,10 +177,9 @@ class Workload:
         return Layout(
             size,
             kind,
-            self.longest if single else None,
+            self.sorts and single,
             self.rematerialize,
             self.most_rows,
-            evaluates,
         )
 
     def _asked_for(self, default: ChunkMap) -> tuple[ChunkMap, int]:
@@ -231,51 +225,43 @@ def workload_of(
 ) -> Workload:
     """Return the workload of a run on the default backend.
 
-    A CPU runs the clients of a chunk as one batch, unless the products of one client fill a core
-    by themselves or the clients with most rows keep the others waiting. What the steps of a chunk
-    read and write fits the core's cache, and half of a small cohort fills the chunk, so that few
-    slots stay empty. The default rate of `sampling` tells the size of a cohort.
+    It follows from public numbers alone, or a client's rounding would follow from other clients'
+    numbers of rows: their logarithms are taken as spread evenly up to the population's bound. A CPU
+    runs the clients of a chunk as one batch, unless the products of one client fill a core by
+    themselves. What the steps of a chunk read and write fits the core's cache, and half of a small
+    cohort fills the chunk, so that few slots stay empty. The default rate of `sampling` tells the
+    size of a cohort.
     """
-    model, steps = bytes_of(jax.eval_shape(task.init, jax.random.key(0))), np.ones(1)
+    model, most_steps = bytes_of(jax.eval_shape(task.init, jax.random.key(0))), 1
     if minibatches.epochs is not None:
-        steps = -(-population.splits["train"].count // minibatches.size)
-    uneven = bool(np.ptp(steps) > 0)
+        most_steps = -(-population.bound("train") // minibatches.size)
+    uneven = most_steps > 1
     fields = population.fields.values()
     narrow = any(field.ndim == 2 and field.shape[1] in NARROW for field in fields)
     known = Workload(
-        chunk_size, chunk_map, model, task.linear is not None, longest=0 if uneven else None,
+        chunk_size, chunk_map, model, task.linear is not None, sorts=uneven,
         narrow_rows=narrow and backend.platform() == "cpu",
     )  # fmt: skip
     if known.chosen or backend.platform() != "cpu":
         return known
-    lengths = expected_lengths(steps, _expected_cohort(sampling, population.num_clients))
+    m = population.num_clients
+    # Few are long: this costs equal clients some per cent, and long tails far less than others.
+    steps = np.ceil(float(most_steps) ** np.linspace(0, 1, m))
+    lengths = expected_lengths(steps, _expected_cohort(sampling, m))
     fitting = 1 << max(1, CACHE // max(1, _COPIES * model)).bit_length() - 1
     most = min(_IN_BATCH, max(LEAST_IN_BATCH, fitting))
     while most > LEAST_IN_BATCH and 2 * most > len(lengths):
         most //= 2
-    size, longest = _batches(lengths, most)
-    waiting = sum(steps_of(lengths, size, longest)) / np.sum(lengths)
+    costs = {size: _cost(lengths, size) for size in _powers(LEAST_IN_BATCH, most)}
+    # The largest of those that are about as fast: the numbers of rows may well be equal.
+    size = max(size for size, cost in costs.items() if cost <= 1.05 * min(costs.values()))
     large = multiplications(task, population, minibatches.size) > LARGE_STEP
-    one_by_one = bool(large or waiting > MOST_WAITING)
-    longest = longest if uneven else None
-    return dataclasses.replace(known, useful=size, longest=longest, one_by_one=one_by_one)
+    return dataclasses.replace(known, useful=size, one_by_one=large)
 
 
-def _batches(lengths: np.ndarray, most: int) -> tuple[int, int]:
-    """Choose the size of batches, and how many of the longest clients run in the smallest ones.
-
-    These are a second program to compile, so they must save a fifth of the time.
-    """
-
-    def cost(size, longest):
-        in_small, in_large = steps_of(lengths, size, longest)
-        return in_small * (1 + STEP / LEAST_IN_BATCH) + in_large * (1 + STEP / size)
-
-    sizes = _powers(LEAST_IN_BATCH, most)
-    alone = min(sizes, key=lambda size: cost(size, 0))
-    heads = [(size, longest) for size in sizes for longest in _powers(16, len(lengths) // 2)]
-    best = min(heads, key=lambda choice: cost(*choice), default=(alone, 0))
-    return best if cost(*best) < 0.8 * cost(alone, 0) else (alone, 0)
+def _cost(lengths: np.ndarray, size: int) -> float:
+    """Return the time of batches of clients who take `lengths`, the longest first, in steps."""
+    return steps_of(lengths, size) * (1 + STEP / size)
 
 
 def _powers(least: int, most: int) -> list[int]:
@@ -304,16 +290,12 @@ def expected_lengths(steps: np.ndarray, cohort: float) -> np.ndarray:
     return np.maximum([longest, *others], 1e-9)
 
 
-def steps_of(lengths: np.ndarray, size: int, longest: int = 0) -> tuple[float, float]:
-    """Return the steps, of clients that take one or wait, in small batches and in large ones.
+def steps_of(lengths: np.ndarray, size: int) -> float:
+    """Return the steps of all batches, of clients that take one or wait.
 
-    Clients take `lengths`, the longest first; the `longest` run in batches of `LEAST_IN_BATCH`.
+    Clients take `lengths`, the longest first.
     """
-
-    def taken(part, size):
-        return float(np.sum(np.repeat(part[::size], size)[: len(part)]))
-
-    return taken(lengths[:longest], LEAST_IN_BATCH), taken(lengths[longest:], size)
+    return float(np.sum(np.repeat(lengths[::size], size)[: len(lengths)]))
 
 
 def multiplications(task: Task, population: Population, size: int) -> int:
@@ -321,14 +303,15 @@ def multiplications(task: Task, population: Population, size: int) -> int:
 
     A loss that fails counts none: `Simulation.init` says why it does.
     """
+    # No values: a user's loss sees rows of its own client alone.
+    shapes = row_shapes(population.fields)
 
-    def loss(key):
-        first = {name: jnp.asarray(field[:1]) for name, field in population.fields.items()}
+    def loss(key, first):
         fields = {name: jnp.repeat(row, size, axis=0) for name, row in first.items()}
         if population.generate is not None:
             fields = population.generate(key, {name: row[0] for name, row in first.items()}, size)
         return task.loss(task.init(key), Batch(fields, jnp.ones(size)))
 
     with contextlib.suppress(Exception), bound(task.frozen, task.frozen and task.frozen.weights):
-        return products_in(jax.make_jaxpr(loss)(jax.random.key(0)).jaxpr)
+        return products_in(jax.make_jaxpr(loss)(jax.random.key(0), shapes).jaxpr)
     return 0

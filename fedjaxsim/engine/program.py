@@ -101,7 +101,7 @@ class Program:
     Attributes:
       algorithm: functions for one client, as from `algorithm_of_run`.
       mechanism: the only way from messages to the server.
-      measure: `(params, data, most_rows) -> ClientMetrics` of one client.
+      measure: `(params, data) -> ClientMetrics` of one client.
       workload: the facts from which choices for speed follow.
       partition: the clients whose states this program holds.
       accounts: the scheme and the event of each account; see `engine/accounts.py`.
@@ -116,7 +116,7 @@ class Program:
     algorithm: Algorithm
     mechanism: Mechanism
     sampling: Sampler
-    measure: Callable[[PyTree, ClientData, int], ClientMetrics]
+    measure: Callable[[PyTree, ClientData], ClientMetrics]
     minibatches: Minibatches
     workload: Workload
     partition: AllClients
@@ -142,7 +142,7 @@ class Program:
         """Return the state before the first round."""
         self._check_shapes(hparams)
         init_key, key = jax.random.split(key)
-        ids = jnp.minimum(self.partition.ids(), self.num_clients - 1)
+        ids = self.partition.known_ids()
         # `out_axes` raises where the server's state depends on a client's hyperparameters.
         of_clients = jax.vmap(self.algorithm.init, (None, None, 0), (None, 0))
         shared, personal = of_clients(init_key, hparams, ids)
@@ -207,21 +207,21 @@ class Program:
         choose = self.choose_layout(state, evaluates=True)
         layout = choose()
 
-        def one(personal, client_id, most_rows):
+        def one(personal, client_id):
             with bound(self.algorithm.task.frozen, rows.frozen):
                 params = self.predict(state, personal, hparams, client_id, rows, layout)
                 data = rows.of(client_id, state.key, self.minibatches, layout)
-                return self.measure(params, data, most_rows)
+                return self.measure(params, data)
 
-        # Client m, who is none, has no rows.
         if clients is None:
-            ids = jnp.minimum(self.partition.ids(), self.num_clients)
-            return map_clients(one, state.personal, ids, choose, rows)
+            return map_clients(one, state.personal, self.partition.known_ids(), choose, rows)
         count = clients.shape[0]
         sample = Cohort(clients, jnp.ones(count, bool), jnp.zeros((), jnp.int32))
         slots, ids, mask = self.partition.slots_of(sample, full=False)
         personal = jax.tree.map(lambda leaf: leaf[jnp.where(mask, slots, 0)], state.personal)
-        found = map_clients(one, personal, jnp.where(mask, ids, self.num_clients), choose, rows)
+        found = map_clients(
+            one, personal, jnp.where(mask, ids, self.partition.anybody()), choose, rows
+        )
         place = jnp.where(mask, jnp.searchsorted(clients, ids), count)
 
         def gathered(leaf):
@@ -243,8 +243,7 @@ class Program:
         algorithm = self.algorithm
         if algorithm.predict_with_data is None:
             return algorithm.predict(state.shared, personal, hparams, client_id)
-        training = rows.of_training().for_training()
-        data = training.of(client_id, state.key, self.minibatches, layout)
+        data = rows.of_training().of(client_id, state.key, self.minibatches, layout)
         return algorithm.predict_with_data(state.shared, personal, data, hparams, client_id)
 
     # --- placement and compilation ----------------------------------------------------------------
@@ -298,6 +297,7 @@ class Program:
             self.mechanism,
             (state.mechanism, hparams),
             self.num_clients,
+            self.partition.anybody(),
             self.choose_layout(state),
             state.of_clients,
             self.partition.slots_of(drawn.cohort, full=full),
@@ -317,7 +317,6 @@ class Program:
         algorithm, shared, round_ = self.algorithm, state.shared, state.round
         rate = self.sampling.answer_rate(drawn.rate)
         availability, layout = self.sampling.availability, self.choose_layout(state)()
-        rows = rows.for_training()
 
         def client(states, client_id):
             personal, consumed = states

@@ -5,18 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import register_dataclass
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches, reader
+from fedjaxsim.data.minibatches import PASS_SIZE, ClientData, Generate, Minibatches, reader
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.layout import LARGEST_PASS, Layout
+from fedjaxsim.engine.layout import Layout
 from fedjaxsim.kernels import backend
 from fedjaxsim.kernels.permutation import FEW_ROWS
-
-RARE = 8
-"""Clients with many rows are few if they are at most an eighth."""
 
 
 @register_dataclass
@@ -29,10 +25,7 @@ class Rows:
       start, count: (m,) int32, or (s,) with `ids`.
       ids: (s,) sorted int32, the clients of `start` and `count`; None for all.
       generate: static; the population's function for fresh minibatches, or None.
-      pass_size: static; rows in a batch of an exact pass.
-      most_rows: static; a bound on a client's rows, the padding of its last batch included.
-      tail: static; pairs of a number of clients, which rises, and a bound on the rows of every
-        client beyond these, the longest; empty unless few clients are long.
+      most_rows: static; a public bound on a client's rows, the padding of its last batch included.
       training: the clients' training rows, where `fields` are these ones; None if the split is
         theirs, or nobody reads them.
       frozen: the frozen weights of the model, which all clients read; or None.
@@ -43,9 +36,7 @@ class Rows:
     count: jax.Array
     ids: jax.Array | None = None
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
-    pass_size: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
-    most_rows: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
-    tail: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"static": True})
+    most_rows: int = dataclasses.field(default=PASS_SIZE, metadata={"static": True})
     training: "Rows | None" = None
     frozen: dict[str, jax.Array] | None = None
 
@@ -63,8 +54,8 @@ class Rows:
         """
         ranges = population.splits[split]
         # Rounded up to a power of two, so other data rarely recompile; whole passes fit the bound.
-        power = 1 << max(0, int(ranges.count.max()) - 1).bit_length()
-        most = max(LARGEST_PASS, power)
+        power = 1 << max(0, population.bound(split) - 1).bit_length()
+        most = max(PASS_SIZE, power)
         if split != "train":  # minibatches need a closer bound
             most = 1 << 2 * ((most - 1).bit_length() + 1 >> 1)
         rows = cls(
@@ -72,9 +63,7 @@ class Rows:
             jnp.asarray(ranges.start),
             jnp.asarray(ranges.count),
             generate=population.generate,
-            pass_size=min(LARGEST_PASS, power),
             most_rows=most,
-            tail=_tail(ranges.count, most),
         )
         if algorithm is None:
             return rows
@@ -98,7 +87,7 @@ class Rows:
         return cls.place(population, split, fields, algorithm)
 
     def bounded_as(self, other: "Rows") -> "Rows":
-        """Return the rows with the static bounds of `other` that hold, to share its compiled code.
+        """Return the rows with the static bound of `other` if it holds, to share its compiled code.
 
         That changes no result beyond rounding, where no minibatch draws its examples by coins.
         """
@@ -108,25 +97,11 @@ class Rows:
         training = self.training
         if training is not None and other.training is not None:
             training = training.bounded_as(other.training)
-        # More than `bound` rows are more than those of any smaller bound.
-        few = (
-            self.most_rows <= bound or any(n <= longest and b <= bound for n, b in self.tail)
-            for longest, bound in other.tail
-        )
         return dataclasses.replace(
             self,
-            pass_size=other.pass_size,
             most_rows=most if holds else self.most_rows,
-            tail=other.tail if holds and all(few) else self.tail,
             training=training,
         )
-
-    def for_training(self) -> "Rows":
-        """Return the rows with batches that are the same for every client.
-
-        The rounding of a client's sums must not depend on other clients' row counts.
-        """
-        return dataclasses.replace(self, pass_size=LARGEST_PASS)
 
     def of(
         self,
@@ -154,8 +129,7 @@ class Rows:
             consumed,
             order,
             self.generate,
-            layout.reading(self.pass_size),
-            _largest_of_all(count) if layout.in_step else None,
+            layout.reading,
             share,
             self.most_rows,
         )
@@ -174,26 +148,3 @@ class Rows:
         # Comparisons with all ids are one kernel of an accelerator, and most of a CPU's evaluation.
         method = "scan" if backend.platform() == "cpu" else "compare_all"
         return jnp.searchsorted(self.ids, client_ids, method=method)
-
-
-def _tail(count: np.ndarray, most_rows: int) -> tuple[tuple[int, int], ...]:
-    """Return the `tail` of clients; numbers are rounded up to powers of four to share programs."""
-    found, bound = [], LARGEST_PASS
-    while bound < most_rows:
-        longer = int(np.sum(count > bound))
-        longest = 1 << 2 * ((longer - 1).bit_length() + 1 >> 1)
-        if longer > 0 and longest <= len(count) // RARE:
-            found.insert(0, (longest, bound))
-        bound *= 16
-    return tuple(found)
-
-
-@jax.custom_batching.custom_vmap
-def _largest_of_all(number: jax.Array) -> jax.Array:
-    """Return a number or, under `jax.vmap`, the largest of the mapped numbers."""
-    return number
-
-
-@_largest_of_all.def_vmap
-def _(axis_size, in_batched, number):
-    return jnp.max(number), False

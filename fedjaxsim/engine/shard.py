@@ -60,6 +60,10 @@ class Shard(AllClients):
     def ids(self) -> jax.Array:
         return jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
 
+    def anybody(self) -> jax.Array:
+        first = jax.lax.axis_index(self.axis) * self.size
+        return jnp.minimum(first, self.num_clients - 1)
+
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         if full:
             ids, slots = self.ids(), jnp.arange(self.size, dtype=jnp.int32)
@@ -217,11 +221,12 @@ class Sharded(Program):
         return PartitionSpec(*clients, *runs)
 
     def _with_padding(self, state: SimulationState) -> SimulationState:
-        """Pad the clients' axis to a multiple of the number of devices."""
+        """Pad the clients' axis to a multiple of the number of devices, by the last client."""
         extra = self._partition.devices * self._partition.size - self.num_clients
 
         def pad(leaf):
-            return jnp.pad(leaf, [(0, extra * (axis == 0)) for axis in range(leaf.ndim)])
+            by_axis = [(0, extra * (axis == 0)) for axis in range(leaf.ndim)]
+            return jnp.pad(leaf, by_axis, mode="edge")
 
         return state if extra == 0 else map_clients_leaves(pad, state)
 

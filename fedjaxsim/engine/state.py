@@ -91,6 +91,14 @@ class AllClients:
         """Return the states' client ids, (size,) int32; padding has ids from m on."""
         return jnp.arange(self.num_clients, dtype=jnp.int32)
 
+    def known_ids(self) -> jax.Array:
+        """Return the states' client ids, (size,) int32; padding repeats a client."""
+        return jnp.minimum(self.ids(), self.num_clients - 1)
+
+    def anybody(self) -> jax.Array:
+        """Return the id of the client whose state comes first, () int32."""
+        return jnp.int32(0)
+
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients with states here; `full`, static: all clients take part."""
         return CohortSlots(cohort.ids, cohort.ids, cohort.mask)

@@ -57,6 +57,12 @@ class StreamedClients(AllClients):
     def ids(self) -> jax.Array:
         return self.fetched
 
+    def known_ids(self) -> jax.Array:
+        return jnp.where(self.fetched < self.num_clients, self.fetched, self.anybody())
+
+    def anybody(self) -> jax.Array:
+        return jnp.where(self.fetched[0] < self.num_clients, self.fetched[0], 0)
+
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         slots = jnp.searchsorted(self.fetched, cohort.ids, method="sort")
         return CohortSlots(slots.astype(jnp.int32), cohort.ids, cohort.mask)
@@ -89,18 +95,20 @@ class HostRows(NamedTuple):
 
     def of(self, ids: np.ndarray, buffers: dict[str, np.ndarray]) -> Rows:
         """Gather the rows of clients, (s,) sorted ids with padding, into `buffers`."""
-        found = ids[: np.searchsorted(ids, len(self.ranges.count))]
+        count = np.searchsorted(ids, len(self.ranges.count))
+        found = ids[:count] if count else ids[:1] * 0  # padding reads the first one's rows
         splits = [self.ranges] if self.training is None else [self.ranges, self.training]
         ranges = [Ranges(each.start[found], each.count[found]) for each in splits]
         index = np.concatenate([each.all_rows() for each in ranges])
         for name, values in self.fields.items():
             # The only mode that writes straight to `out`; no index is out of bounds.
             np.take(values, index, axis=0, out=buffers[name][: len(index)], mode="clip")
-        start = np.zeros((len(splits), len(ids)), np.int32)
-        count = np.ones_like(start)
         counts = np.stack([each.count for each in ranges])
-        count[:, : len(found)] = counts
-        start[:, : len(found)] = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+        starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+        padding = ((0, 0), (0, len(ids) - len(found)))
+        start, count = (np.pad(each, padding) for each in (starts, counts))
+        start[:, len(found) :], count[:, len(found) :] = starts[:, :1], counts[:, :1]
+        start, count = start.astype(np.int32), count.astype(np.int32)
         rows = dataclasses.replace(self.empty, start=start[0], count=count[0], ids=ids)
         if rows.training is not None:
             training = dataclasses.replace(rows.training, start=start[1], count=count[1], ids=ids)
@@ -274,11 +282,12 @@ class Streamed(Program):
 
 
 def _of(states: PyTree, ids: np.ndarray) -> PyTree:
-    """Gather the states of `ids` into an aligned buffer; padding ids return arbitrary rows."""
+    """Gather the states of `ids` into an aligned buffer; padding ids return the first one's."""
 
     def of(leaf: Any) -> np.ndarray:
+        known = np.where(ids < len(leaf), ids, ids[0] if ids[0] < len(leaf) else 0)
         found = aligned((len(ids), *leaf.shape[1:]), leaf.dtype)
-        return np.take(np.asarray(leaf), ids, axis=0, out=found, mode="clip")
+        return np.take(np.asarray(leaf), known, axis=0, out=found, mode="clip")
 
     return jax.tree.map(of, states)
 

@@ -30,7 +30,7 @@ def models_of(
     program: Program, population: Population, state: SimulationState, hparams: Hyperparameters
 ) -> PyTree:
     """Return the parameters that each client predicts with, leaves (m, ...)."""
-    kept: Any = dataclasses.replace(program, measure=lambda params, data, most_rows: params)
+    kept: Any = dataclasses.replace(program, measure=lambda params, data: params)
     return to_host(jax.jit(kept.evaluate)(_on_host(state), hparams, _training(program, population)))
 
 

@@ -7,16 +7,17 @@ accumulator and scattered back before the next.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Metrics
+from fedjaxsim.data.minibatches import PASS_SIZE
 from fedjaxsim.engine.factorizations import factorize_one_by_one
-from fedjaxsim.engine.layout import LEAST_IN_BATCH, MOST_AT_ONCE, Layout
-from fedjaxsim.engine.rows import RARE, Rows
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend, products
@@ -27,8 +28,6 @@ from fedjaxsim.privacy.messages import Messages, along_clients, wide_type
 PyTree = Any
 INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
 """The shape of a client's id, a round and a number of rows."""
-_LONGEST = 64
-"""Most clients, the longest of all, that are evaluated in batches of `LEAST_IN_BATCH`."""
 
 factorize_one_by_one()
 
@@ -61,6 +60,7 @@ def work(
     mechanism: Mechanism,
     public: tuple[PyTree, Hyperparameters],
     num_clients: int,
+    anybody: jax.Array,
     choose: Callable[..., Layout],
     store: PyTree,
     cohort: CohortSlots,
@@ -70,7 +70,8 @@ def work(
 ) -> CohortResult:
     """Run every client of a cohort and add up the bounded messages.
 
-    `public` is the mechanism's state and the hyperparameters, `choose` is `Workload.layout` without
+    `public` is the mechanism's state and the hyperparameters, `anybody` the id of some client, ()
+    int32, whose state comes first, `choose` is `Workload.layout` without
     the facts that are known here, `store` has the clients' states, leaves (s, ...), `rows` are the
     training rows. If `filled`, static, every slot of the cohort is filled.
     """
@@ -88,37 +89,42 @@ def work(
     def add(accumulator, messages, mask, ids):
         return mechanism.add(accumulator, Messages(messages), mask, ids, *public)
 
-    def run(carry, part, size):
-        full = filled and part.ids.shape[0] % size == 0
-        # With full participation a chunk's states are a piece of the store. Outside a loop each use
-        # would read the piece again, and the store be copied for the use that writes.
-        options = {"reverse": layout.rematerialize, "piece": full and layout.scans}
-        chunks = _chunks(part, jax.tree.leaves(store), size, num_clients)
-        # On an accelerator the host would wait for the branch, and the store be copied around it.
-        alone = chunks.mask.shape[0] == 1 and backend.platform() != "cpu"
+    if layout.sorts and not layout.scans:
+        cohort = _longest_first(cohort, rows)
+    slots = cohort.ids.shape[0]
+    size = layout.even_size(slots) if filled else layout.chunk_size
+    full = filled and slots % size == 0
+    # With full participation a chunk's states are a piece of the store. Outside a loop each use
+    # would read the piece again, and the store be copied for the use that writes.
+    ways: dict[str, Any] = {"reverse": layout.rematerialize, "piece": full and layout.scans}
+    # The last of the cohort, its shortest if it is sorted, stands in for nobody.
+    last = jnp.sum(cohort.mask, dtype=jnp.int32) - 1
+    stand_in, slot = (
+        jnp.where(last >= 0, of_cohort[last], other)
+        for of_cohort, other in ((cohort.ids, anybody), (cohort.slots, 0))
+    )
+    chunks = _chunks(cohort, jax.tree.leaves(store), size, stand_in)
+    # On an accelerator the host would wait for the branch, and the store be copied around it.
+    alone = chunks.mask.shape[0] == 1 and backend.platform() != "cpu"
 
-        def run_chunk(operands):
-            (store, accumulator, totals), (slots, ids, mask) = operands
-            old, store = take(store, slots, **options)
-            new, accumulator, totals = _run_chunk(
-                client, add, layout, kept, full, old, ids, mask, accumulator, totals
-            )
-            return put(store, slots, new, **options), accumulator, totals
+    def run_chunk(operands):
+        (store, accumulator, totals), (slots, ids, mask) = operands
+        old, store = take(store, slots, stand_in=slot, **ways)
+        new, accumulator, totals = _run_chunk(
+            client, add, layout, kept, full, old, ids, mask, accumulator, totals
+        )
+        return put(store, slots, new, **ways), accumulator, totals
 
-        def body(carry, chunk):
-            if full or alone or layout.rematerialize:
-                return run_chunk((carry, chunk)), None
-            # Filled slots come first, so a chunk whose first slot is empty has none.
-            return jax.lax.cond(
-                chunk.mask[0], run_chunk, lambda operands: operands[0], (carry, chunk)
-            ), None
+    def body(carry, chunk):
+        if full or alone or layout.rematerialize:
+            return run_chunk((carry, chunk)), None
+        # Filled slots come first, so a chunk whose first slot is empty has none.
+        return jax.lax.cond(
+            chunk.mask[0], run_chunk, lambda operands: operands[0], (carry, chunk)
+        ), None
 
-        return jax.lax.scan(body, carry, chunks)[0]
-
-    carry = store, mechanism.zero(products.shapes(message), num_clients), zero_metrics
-    for part, size in _parts(cohort, rows, layout, filled=filled):
-        carry = run(carry, part, size)
-    return CohortResult(*carry)
+    zero = mechanism.zero(products.shapes(message), num_clients)
+    return CohortResult(*jax.lax.scan(body, (store, zero, zero_metrics), chunks)[0])
 
 
 def row_of(store: PyTree) -> PyTree:
@@ -126,29 +132,31 @@ def row_of(store: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
 
 
-def _parts(
-    cohort: CohortSlots, rows: Rows, layout: Layout, *, filled: bool
-) -> list[tuple[CohortSlots, int]]:
-    """Return the slots and the size of their chunks; the longest clients apart, if they wait."""
-    first, count = 0, cohort.ids.shape[0]
-    if layout.longest is not None and not layout.scans:
-        # The longest first; empty slots stay behind.
-        lengths = jnp.where(cohort.mask, -rows.counts(cohort.ids), 1)
-        _, order = jax.lax.sort_key_val(lengths, jnp.arange(count))
-        cohort = jax.tree.map(lambda leaf: leaf[order], cohort)
-        first = layout.longest if layout.longest < count else 0
-    size = layout.even_size(count - first) if filled else layout.chunk_size
-    longest, others = (
-        jax.tree.map(lambda leaf, part=part: leaf[part], cohort)
-        for part in (slice(first), slice(first, None))
+def _longest_first(cohort: CohortSlots, rows: Rows) -> CohortSlots:
+    """Return the slots by falling numbers of rows; empty ones stay behind."""
+    lengths = jnp.where(cohort.mask, -rows.counts(cohort.ids), 1)
+    order = _order_of(lengths)
+    return jax.tree.map(lambda leaf: leaf[order], cohort)
+
+
+def _order_of(numbers: jax.Array) -> jax.Array:
+    """Return the order of rising integers, (k,) int32; equal ones need no sort."""
+    places = jnp.arange(numbers.shape[0], dtype=jnp.int32)
+    return jax.lax.cond(
+        jnp.all(numbers == numbers[0]),
+        lambda: places,
+        lambda: jax.lax.sort_key_val(numbers, places)[1],
     )
-    return [(longest, LEAST_IN_BATCH), (others, size)][first == 0 :]
 
 
 def _chunks(
-    cohort: CohortSlots, store_leaves: list[jax.Array], size: int, num_clients: int
+    cohort: CohortSlots, store_leaves: list[jax.Array], size: int, stand_in: jax.Array
 ) -> CohortSlots:
-    """Return the slots in chunks, (chunks, size); empty ones are of client m, who has no rows."""
+    """Return the slots in chunks, (chunks, size); empty ones have the id of the `stand_in`.
+
+    So a client's function, which may loop until its own rows let it stop, sees no rows but a
+    client's; what it makes of them in an empty slot counts nowhere.
+    """
     slots, ids, mask = cohort
     count = slots.shape[0]
     chunks = math.ceil(count / size)
@@ -156,7 +164,7 @@ def _chunks(
     outside = (store_leaves[0].shape[0] if store_leaves else count) + jnp.arange(chunks * size)
     mask = jnp.pad(mask, (0, extra))
     slots = jnp.where(mask, jnp.pad(slots, (0, extra)), outside)
-    ids = jnp.where(mask, jnp.pad(ids, (0, extra)), num_clients)
+    ids = jnp.where(mask, jnp.pad(ids, (0, extra)), stand_in)
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), CohortSlots(slots, ids, mask))
 
 
@@ -215,7 +223,7 @@ def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, total
 
 
 def map_clients(
-    function: Callable[[PyTree, jax.Array, int], PyTree],
+    function: Callable[[PyTree, jax.Array], PyTree],
     store: PyTree,
     ids: jax.Array,
     choose: Callable[..., Layout],
@@ -223,55 +231,34 @@ def map_clients(
     *,
     sort: bool = True,
 ) -> PyTree:
-    """Map `(personal, client_id, most_rows) -> outputs` over clients; outputs are (s, ...).
+    """Map `(personal, client_id) -> outputs` over clients; outputs are (s, ...).
 
-    `store` has their personal states, leaves (s, ...), and `ids`, (s,) int32, are distinct or m.
-    `function` reads `rows`; `most_rows` is a static bound, as in `Rows`. All clients of a batch
-    wait for its longest, so batches are of clients with similar numbers of rows. Reverse mode wants
-    them in their own order, not to `sort`, as it would add to the whole store in every batch.
+    `store` has their personal states, leaves (s, ...), and `ids` are (s,) int32. `function` reads
+    `rows`. All clients of a batch wait for its longest, so batches are of clients with similar
+    numbers of rows. Reverse mode wants them in their own order, not to `sort`, as it would add to
+    the whole store in every batch.
     """
-
-    def of_client(personal, client_id):
-        return function(personal, client_id, rows.most_rows)
 
     def memory():
         row = row_of(store)
-        work = jax.make_jaxpr(of_client)(row, INTEGER)
+        work = jax.make_jaxpr(function)(row, INTEGER)
         return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row)
 
     layout = choose(slots=ids.shape[0], memory=memory)
     size = None if layout.scans else layout.chunk_size
     # Nobody waits if no rows are read, as for the models that clients predict with.
-    if not (sort and rows.fields) or (layout.scans and not rows.tail):
-        return jax.lax.map(lambda args: of_client(*args), (store, ids), batch_size=size)
-    batches, slots = -(-rows.counts(ids) // rows.pass_size), jnp.arange(ids.shape[0])
-    order = jax.lax.cond(
-        jnp.all(batches == batches[0]),
-        lambda: slots,
-        lambda: jnp.argsort(batches, descending=True).astype(slots.dtype),
-    )
+    if layout.scans or not (sort and rows.fields):
+        return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=size)
+    order = _order_of(-rows.counts(ids) // PASS_SIZE)  # batches, the most first
 
-    def of_ranks(first, last, size, most_rows):
-        def of_slot(slot):
-            personal = jax.tree.map(lambda leaf: leaf[slot], store)
-            return function(personal, ids[slot], most_rows)
+    def of_slot(slot):
+        personal = jax.tree.map(lambda leaf: leaf[slot], store)
+        return function(personal, ids[slot])
 
-        return jax.lax.map(of_slot, order[first:last], batch_size=size)
-
-    found = [of_ranks(*tier) for tier in _tiers(len(order), size, rows)]
-    places = jnp.zeros_like(order).at[order].set(slots, unique_indices=True)
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[places], *found)
-
-
-def _tiers(count: int, size: int | None, rows: Rows) -> Iterator[tuple[int, int, int | None, int]]:
-    """Yield ranks from and to, the size of their batches and a bound on the rows of a client."""
-    first, most = 0, rows.most_rows
-    for longest, bound in rows.tail:
-        if longest > count // RARE:
-            break
-        if longest > first:
-            small = LEAST_IN_BATCH if longest <= _LONGEST else MOST_AT_ONCE
-            yield first, longest, None if size is None else min(small, size), most
-            first = longest
-        most = bound
-    yield first, count, size, most
+    # Batches of one size: with another a client's values could be rounded otherwise.
+    count = order.shape[0]
+    size = count if size is None else min(size, count)
+    found = jax.lax.map(of_slot, jnp.pad(order, (0, -count % size), mode="edge"), batch_size=size)
+    places = jnp.arange(count, dtype=order.dtype)
+    places = jnp.zeros_like(order).at[order].set(places, unique_indices=True)
+    return jax.tree.map(lambda leaf: leaf[places], found)

@@ -56,14 +56,14 @@ def mean_metric(
     measure = measure_with(simulation.task._replace(streaming_metrics={}))
 
     def value(rows, state, hparams):
-        def one(personal, client_id, most_rows):
+        def one(personal, client_id):
             params = program.predict(state, personal, hparams, client_id, rows, layout)
             data = rows.of(client_id, state.key, program.minibatches, layout)
-            sums = measure(params, data, most_rows).sums
+            sums = measure(params, data).sums
             checks.one_of(sorted(sums), metric=metric)
             return sums[metric] / targets[client_id].astype(sums[metric].dtype)
 
-        again = jax.checkpoint(one, prevent_cse=False, static_argnums=2)
+        again = jax.checkpoint(one, prevent_cse=False)
         ids = jnp.arange(program.num_clients, dtype=jnp.int32)
         means = map_clients(again, state.personal, ids, choose, rows, sort=False)
         return jnp.sum(means) / present

@@ -15,17 +15,24 @@ PyTree = Any
 
 
 def take(
-    store: PyTree, slots: jax.Array, *, reverse: bool, piece: bool = False
+    store: PyTree,
+    slots: jax.Array,
+    *,
+    reverse: bool,
+    piece: bool = False,
+    stand_in: jax.Array | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Take the rows, leaves (c, ...), of distinct `slots` (c,) of a store, leaves (s, ...).
 
-    A slot outside the store reads an arbitrary row; the returned store is only for `put`. If
-    `reverse`, reverse mode works in place and forward mode is unavailable; a `piece` has slots that
-    are consecutive and inside the store. Both are static.
+    A slot outside the store reads the row of the slot `stand_in`, (), by default the last; the
+    returned store is only for `put`. If `reverse`, reverse mode works in place and forward mode is
+    unavailable; a `piece` has slots that are consecutive and inside the store. Both are static.
     """
     leaves, structure = jax.tree.flatten(store)
+    last = leaves[0].shape[0] - 1 if leaves else 0
+    other = jnp.asarray(last if stand_in is None else stand_in, slots.dtype)
     pairs = [
-        (_take if reverse and _has_derivative(leaf) else _read)(leaf, slots, piece)
+        (_take if reverse and _has_derivative(leaf) else _read)(leaf, slots, other, piece)
         for leaf in leaves
     ]
     rows, rest = zip(*pairs, strict=True) if pairs else ((), ())
@@ -50,10 +57,10 @@ def _write(leaf, slots, rows, piece):
     return leaf.at[slots].set(rows, mode="drop", unique_indices=True)
 
 
-def _read(leaf, slots, piece):
+def _read(leaf, slots, other, piece):
     if piece:
         return jax.lax.dynamic_slice_in_dim(leaf, slots[0], slots.shape[0]), leaf
-    return leaf.at[slots].get(mode="clip"), leaf
+    return leaf.at[jnp.where(slots < leaf.shape[0], slots, other)].get(mode="clip"), leaf
 
 
 def _has_derivative(leaf):
@@ -62,13 +69,13 @@ def _has_derivative(leaf):
 
 def _take_backward(piece, slots, cotangents):
     of_rows, of_store = cotangents
-    return _write(of_store, slots, of_rows, piece), _none(slots)
+    return _write(of_store, slots, of_rows, piece), _none(slots), _none(slots[0])
 
 
 def _put_backward(piece, slots, cotangent):
     # The store keeps the cotangents of replaced rows: `_take` overwrites them.
     if piece:
-        rows, _ = _read(cotangent, slots, piece)
+        rows, _ = _read(cotangent, slots, slots[0], piece)
     else:
         rows = cotangent.at[slots].get(mode="fill", fill_value=0, unique_indices=True)
     return cotangent, _none(slots), rows
@@ -79,7 +86,7 @@ def _none(slots):
     return np.zeros(slots.shape, jax.dtypes.float0)
 
 
-_take = jax.custom_vjp(_read, nondiff_argnums=(2,))
+_take = jax.custom_vjp(_read, nondiff_argnums=(3,))
 _put = jax.custom_vjp(_write, nondiff_argnums=(3,))
-_take.defvjp(lambda leaf, slots, piece: (_read(leaf, slots, piece), slots), _take_backward)
+_take.defvjp(lambda leaf, slots, *other: (_read(leaf, slots, *other), slots), _take_backward)
 _put.defvjp(lambda leaf, slots, *new: (_write(leaf, slots, *new), slots), _put_backward)

@@ -56,6 +56,10 @@ OF_CLIENTS = (
     "Values of {} differ between clients and are public: they may not follow from private rows. "
     "What a client learns from its own rows belongs into its personal state."
 )
+MOST_ROWS = (
+    "The largest number of rows of a client in each split is read from the data and taken as "
+    "public; declaring max_rows replaces it."
+)
 OF_EXAMPLES = (
     "One example of one client is replaced; its number of examples is public.",
     "Examples are protected from all who see their client's messages, the server included, and not "

@@ -15,7 +15,8 @@ class StreamingMetric(NamedTuple):
     """A metric of one client, computed in one pass over its rows.
 
     Attributes:
-      start: `(most_rows) -> carry`, before the first batch; most_rows bounds the rows of clients.
+      start: `(most_rows) -> carry`, before the first batch; most_rows, an int, is a public bound on
+        the rows of every client, the padding of the last batch included. See `Population.max_rows`.
       add: `(carry, params, batch) -> carry`. Rows of weight 0 are padding and must not count.
       value: `(carry) -> ()`, after the last batch; NaN if undefined for this client.
     """

@@ -118,7 +118,7 @@ def test_fisher_information_of_softmax_regression():
             "bias": jnp.array([0.3, -0.2, 0.1]),
         }
         for client in range(2):
-            rows = sim.rows["train"].for_training()
+            rows = sim.rows["train"]
             data = rows.of(jnp.int32(client), jax.random.key(0), FEW, sim.layout)
             found = fisher(task, params, data)
             x, y = (population.rows(client, "train")[name] for name in ("x", "y"))

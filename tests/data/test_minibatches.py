@@ -10,39 +10,37 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data.minibatches import BatchReadOptions, ClientData, Minibatches, reader
+from fedjaxsim.data.minibatches import ClientData, Minibatches, reader
 
 TOTAL = 64  # rows of all clients together
 
 
 @functools.cache
-def compiled(minibatches, pass_size):
+def compiled(minibatches, epochs):
     """(start, count, seed) -> how often each row was seen, and the steps taken and announced."""
 
     @jax.jit
     def rows_seen(start, count, seed):
         key = jax.random.key(seed)
         rows = reader({"row": jnp.arange(TOTAL)}, start, count)
-        options = BatchReadOptions(pass_size or 16)
-        data = ClientData(rows, count, key, minibatches, options=options)
+        data = ClientData(rows, count, key, minibatches)
 
         def step(carry, batch):
             seen, steps = carry
             return seen.at[batch.fields["row"]].add(batch.weight), steps + 1
 
         carry = (jnp.zeros(TOTAL), jnp.int32(0))
-        if pass_size is None:
-            return *data.fold(step, carry), data.num_steps()
-        if pass_size < 0:
-            return *data.fold(step, carry, epochs=-pass_size), data.num_steps()
-        return *data.full_pass(step, carry), data.num_steps()
+        if epochs == 0:
+            return *data.full_pass(step, carry), data.num_steps()
+        return *data.fold(step, carry, epochs=epochs), data.num_steps()
 
     return rows_seen
 
 
-def rows_seen(where, minibatches, seed, pass_size=None):
+def rows_seen(where, minibatches, seed, epochs=None):
+    """Rows of a fold, perhaps with epochs of its own, or of an exact pass with 0 of them."""
     start, count = where
-    return [np.asarray(v) for v in compiled(minibatches, pass_size)(start, count, seed)]
+    return [np.asarray(v) for v in compiled(minibatches, epochs)(start, count, seed)]
 
 
 def own(where):
@@ -67,11 +65,11 @@ def test_epochs_see_every_own_row_once_each_and_no_other(where, size, epochs, se
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_fold_may_have_epochs_of_its_own(epochs):
-    seen, steps, announced = rows_seen((3, 7), Minibatches(5, epochs=2), 0, pass_size=-epochs)
+    seen, steps, announced = rows_seen((3, 7), Minibatches(5, epochs=2), 0, epochs)
     np.testing.assert_array_equal(seen, epochs * own((3, 7)))
     assert (steps, announced) == (2 * epochs, 4)
     with pytest.raises(ValueError, match="epochs=2 of a fold need Minibatches"):
-        rows_seen((3, 7), Minibatches(5, steps=2), 0, pass_size=-2)
+        rows_seen((3, 7), Minibatches(5, steps=2), 0, epochs=2)
 
 
 @settings(deadline=None)
@@ -84,11 +82,11 @@ def test_steps_with_replacement_see_own_rows_only(where, size, number, seed):
 
 
 @settings(deadline=None)
-@given(ranges, sizes)
-def test_a_full_pass_sees_every_own_row_once(where, size):
-    seen, steps, _ = rows_seen(where, Minibatches(1, steps=1), 0, pass_size=size)
+@given(ranges)
+def test_a_full_pass_sees_every_own_row_once(where):
+    seen, steps, _ = rows_seen(where, Minibatches(1, steps=1), 0, epochs=0)
     np.testing.assert_array_equal(seen, own(where))
-    assert steps == -(-where[1] // size)
+    assert steps == -(-where[1] // 16)
 
 
 def test_draws_with_replacement_are_uniform():
@@ -156,7 +154,8 @@ def test_a_view_offers_no_rows_but_its_own():
     offered = {name for name in dir(data) if not name.startswith("_")}
     ways = {"fold", "full_pass", "num_steps", "tickets"}
     assert offered == ways | {
-        "batch_shapes", "count", "generates", "minibatches", "takes_equal_steps",
+        "batch_shapes", "count", "generates", "minibatches", "most_rows",
+        "takes_equal_steps",
     }  # fmt: skip
     assert jax.tree.leaves(data) == [data]  # no leaf of a pytree is everybody's rows
     assert "2." not in repr(data)

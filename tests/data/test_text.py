@@ -41,7 +41,8 @@ def test_the_next_character_of_shakespeare(tmp_path):
     assert CHARACTERS[:3] == "\n !"
     assert population.fields["x"][0, 3] == CHARACTERS.index(" ") == 1
     assert len(population.categories["y"]) == 80
-    assert population.public == ()
+    [length] = population.public
+    assert length.startswith("The length of the longest text")
 
 
 def test_other_characters_make_an_alphabet_of_their_own(tmp_path):
@@ -53,6 +54,7 @@ def test_other_characters_make_an_alphabet_of_their_own(tmp_path):
     np.testing.assert_array_equal(population.fields["y"], [1, 2, 0])
     assert population.public == (
         "Which characters there are is read from all clients' rows and taken as public.",
+        "The length of the longest text is read from all clients' rows and taken as public.",
     )
     save_npz(tmp_path / "a.npz", population)
     assert load_npz(tmp_path / "a.npz").categories == population.categories

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.minibatches import PASS_SIZE, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.rows import Rows
@@ -287,8 +287,6 @@ def test_every_client_beside_long_ones_has_its_own_values(layout):
         np.testing.assert_allclose(found["loss"][k], loss, rtol=1e-5, err_msg=str(k))
         if len(set(rows["y"])) > 1:
             np.testing.assert_allclose(found["auc"][k], roc_auc_score(rows["y"], score), rtol=1e-6)
-    # Three have more than 16 rows, two more than 256; numbers are rounded up to powers of four.
-    assert sim.rows["test"].tail == ((4, 256), (4, 16))
 
 
 def test_whole_passes_fit_the_bound_of_rows_that_share_a_program():
@@ -296,7 +294,7 @@ def test_whole_passes_fit_the_bound_of_rows_that_share_a_program():
     for first in placed.values():
         for largest, each in placed.items():
             rows = each.bounded_as(first)
-            assert -(-largest // rows.pass_size) * rows.pass_size <= rows.most_rows
+            assert -(-largest // PASS_SIZE) * PASS_SIZE <= rows.most_rows
 
 
 def with_lengths(lengths: dict[int, int]) -> Rows:
@@ -304,17 +302,6 @@ def with_lengths(lengths: dict[int, int]) -> Rows:
     fields = {"x": np.zeros((count.sum(), 1), np.float32)}
     clients = Population.from_flat(fields, np.stack([count, 0 * count, 0 * count], 1))
     return Rows.place(clients, "train", fields)
-
-
-def test_rows_share_the_tail_of_a_program_if_no_more_clients_are_long():
-    first = with_lengths(dict.fromkeys(range(5), 700))
-    assert first.tail == ((16, 256), (16, 16))
-    fewer = with_lengths({7: 600, 8: 20})
-    assert fewer.tail == ((1, 256), (4, 16))
-    assert fewer.bounded_as(first).tail == first.tail
-    assert first.bounded_as(fewer).tail == first.tail  # more of its clients are long
-    many = with_lengths(dict.fromkeys(range(80), 700))
-    assert many.tail == fewer.bounded_as(many).tail == ()
 
 
 @pytest.mark.thorough

@@ -27,7 +27,6 @@ from fedjaxsim.engine.layout import (
     steps_of,
     workload_of,
 )
-from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes, products_in
 from fedjaxsim.engine.work import CohortSlots, _chunks
 from fedjaxsim.models import cnn, gru, mlp
@@ -307,10 +306,9 @@ def test_lengths_of_a_cohort_are_those_of_draws():
 
 
 def test_all_clients_of_a_batch_take_the_steps_of_the_first():
-    assert steps_of(np.full(5, 3.0), 2) == (0, 15)
+    assert steps_of(np.full(5, 3.0), 2) == 15
     lengths = np.array([9.0, 5, 4, 3, 3, 2, 2, 1])
-    assert steps_of(lengths, 3) == (0, 9 * 3 + 3 * 3 + 2 * 2)
-    assert steps_of(lengths, 3, longest=4) == (9 * 4, 3 * 3 + 1)
+    assert steps_of(lengths, 3) == 9 * 3 + 3 * 3 + 2 * 2
 
 
 @pytest.mark.thorough
@@ -320,9 +318,9 @@ def test_sorted_by_length_a_round_is_the_same():
     population, task = classification(counts)
     parts = fedavg(task), population, poisson(0.7), Minibatches(5, epochs=1)
     ends = []
-    for changes in ({}, {"longest": None}, {"longest": 8}):
+    for changes in ({}, {"sorts": False}):
         sim = Simulation(*parts, chunk_map="vmap", chunk_size=6)
-        assert sim.layout.longest is not None
+        assert sim.layout.sorts
         workload = dataclasses.replace(sim.program.workload, **changes)
         program = dataclasses.replace(sim.program, workload=workload)
         hparams = sim.hyperparameters(learning_rate=0.1, clip=0.5, noise_multiplier=0.3)
@@ -331,8 +329,7 @@ def test_sorted_by_length_a_round_is_the_same():
         ends.append(program.rounds(state, hparams.as_arrays(), rows, 3)[0].shared)
     # In each of three rounds both runs round a weight, each by half a unit in its last place.
     atol = 3 * np.spacing(np.abs(ends[0].params["kernel"]).max())
-    for other in ends[1:]:
-        chex.assert_trees_all_close(ends[0], other, rtol=0, atol=atol)
+    chex.assert_trees_all_close(*ends, rtol=0, atol=atol)
 
 
 def test_multiplications_of_a_step_by_hand():
@@ -356,8 +353,6 @@ def test_multiplications_of_a_step_by_hand():
         ([20] * 100, 0.1, "softmax", "vmap", 4),
         ([20] * 100, 1.0, "mlp", "vmap", 8),  # 1 MiB holds 40 arrays of 26 kB
         ([20] * 4, 1.0, "cnn", "scan", 16),  # the products of one client fill a core
-        ([20] * 399 + [300], 1.0, "softmax", "vmap", 64),  # 16 of them in batches of 4
-        ([1] * 399 + [90_000], 1.0, "softmax", "scan", 16),
     ],
 )
 def test_a_cpu_chooses_by_cohort_model_and_rows(counts, rate, model, map_, size):
@@ -379,19 +374,27 @@ def test_a_cpu_chooses_by_cohort_model_and_rows(counts, rate, model, map_, size)
     assert asked.layout().chunk_size == 5
 
 
-def test_a_slot_without_a_client_takes_no_step():
-    population, _ = classification([5, 3, 4])
-    rows = Rows.place(
-        population, "train", {k: jnp.asarray(v) for k, v in population.fields.items()}
-    )
-    for minibatches in (Minibatches(2, epochs=1), Minibatches(2, epochs=3)):
-        nobody = rows.of(jnp.int32(3), jax.random.key(0), minibatches, Layout(4, "vmap"))
-        assert nobody.count == nobody.num_steps() == 0
-        assert nobody.fold(lambda steps, batch: steps + 1, 0) == 0
-        assert nobody.full_pass(lambda steps, batch: steps + 1, 0) == 0
+def test_the_layout_follows_from_the_public_bound_and_not_from_a_clients_rows():
+    def chosen(longest, max_rows):
+        counts = [5] * 399 + [longest]
+        fields = {"x": np.zeros((sum(counts), 8)), "y": np.zeros(sum(counts), np.int32)}
+        population = Population.from_flat(fields, counts, max_rows=max_rows)
+        parts = population, poisson(1.0), Minibatches(10, epochs=1)
+        return workload_of(softmax(linear_model((8,), 3), 3), *parts)
+
+    assert chosen(5, 300) == chosen(300, 300)
+    assert not chosen(5, None).sorts
+    assert chosen(300, None) == chosen(300, 300)
+    with pytest.raises(ValueError, match="client '399' has 301 rows"):
+        chosen(301, 300)
+
+
+def test_an_empty_slot_holds_a_client_of_the_cohort():
     empty = CohortSlots(jnp.array([1, 9, 9]), jnp.array([1, 9, 9]), jnp.array([True, False, False]))
-    chunks = _chunks(empty, [jnp.zeros(3)], 2, 3)
-    np.testing.assert_array_equal(chunks.ids, [[1, 3], [3, 3]])
+    chunks = _chunks(empty, [jnp.zeros(3)], 2, jnp.int32(1))
+    np.testing.assert_array_equal(chunks.ids, [[1, 1], [1, 1]])
+    np.testing.assert_array_equal(chunks.mask, [[True, False], [False, False]])
+    assert np.all(np.asarray(chunks.slots)[~np.asarray(chunks.mask)] >= 3)  # written nowhere
 
 
 def test_places_stay_empty_rather_than_batches_small():

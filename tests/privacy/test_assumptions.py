@@ -22,7 +22,8 @@ from fedjaxsim.runs.assemble import simulation_of
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation
 
-CLIENTS, TASK = classification([10] * 4)
+UNDECLARED, TASK = classification([10] * 4)
+CLIENTS = dataclasses.replace(UNDECLARED, max_rows=10)
 
 
 def build(algorithm=None, population=CLIENTS, mechanism=gaussian()):
@@ -36,6 +37,11 @@ def test_without_such_numbers_nothing_is_named():
     assert build(ppsgd(TASK, objective="average")).public == ()
     # A number that is one for all is a setting, and no number of a client.
     assert build(ppsgd(TASK, objective="weighted", sizes=3)).public == ()
+
+
+def test_the_bound_on_rows_is_named_unless_it_is_declared():
+    [sentence] = build(population=UNDECLARED).public
+    assert sentence.startswith("The largest number of rows of a client in each split")
 
 
 def test_exact_sums_are_named():
