@@ -19,6 +19,7 @@ from problems import classification, read_by, rows_of_all
 import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import reader
 from fedjaxsim.engine.shard import CLIENTS as AXIS
+from fedjaxsim.privacy.assumptions import MOST_ROWS
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import check_rows
 from fedjaxsim.testing import check_billboard
@@ -442,7 +443,7 @@ def test_a_guarantee_says_what_is_assumed_of_own_code():
     own = simulation(lambda data, context: mean(data))
     assert any(__name__ in sentence and "keep nothing" in sentence for sentence in own.public)
     plain = dataclasses.replace(own, algorithm=GOOD)
-    assert plain.public == ()
+    assert plain.public == (MOST_ROWS,)
 
     def silent(*args):
         """Return the sum without noise, at the charge of noise."""
@@ -461,5 +462,5 @@ def test_a_guarantee_says_what_is_assumed_of_own_code():
         ("mechanism", {"mechanism": plain.mechanism._replace(release=silent)}),
         ("sampler", {"sampling": whole._replace(for_clients=lambda m: draws)}),
     ):
-        [sentence] = dataclasses.replace(plain, **changed).public
+        _, sentence = dataclasses.replace(plain, **changed).public
         assert sentence.startswith(f"The {what} of {__name__}")

@@ -121,3 +121,46 @@ def test_a_layout_is_traced_without_any_row():
     simulation_of(TASK._replace(loss=loss), population())
     assert seen
     assert all(isinstance(x, Tracer) for x in seen)
+
+
+def until_moved(task):
+    """FedAvg whose clients step until they are far enough: without rows they would never be."""
+
+    def client(shared, personal, data, hparams, context):
+        def step(w, batch):
+            return jax.tree.map(lambda leaf, g: leaf - 0.1 * g, w, task.gradient(w, batch))
+
+        def near(w):
+            moved = jax.tree.map(lambda leaf, old: jnp.sum((leaf - old) ** 2), w, shared)
+            return sum(jax.tree.leaves(moved)) < 1e-3
+
+        w = jax.lax.while_loop(near, lambda w: data.fold(step, w), shared)
+        return personal, jax.tree.map(jnp.subtract, w, shared), {}
+
+    return fjs.Algorithm(
+        init=lambda key, hparams: (task.init(key), ()),
+        client=client,
+        server=lambda shared, release, hparams, round_: jax.tree.map(jnp.add, shared, release),
+        predict=lambda shared, *_: shared,
+        task=task,
+    )
+
+
+@pytest.mark.parametrize(
+    "placed",
+    [
+        {},
+        pytest.param({"devices": jax.devices()[:2]}, marks=pytest.mark.thorough),
+        pytest.param({"streamed": True}, marks=pytest.mark.thorough),
+    ],
+    ids=["one device", "two devices", "streamed"],
+)
+def test_a_slot_without_a_client_runs_on_a_clients_rows(placed):
+    layout = {} if placed else {"chunk_map": "vmap"}
+    clients = population((10, 5, 5), (3, 16, 1))
+    batches = fjs.Minibatches(2, epochs=1)
+    sim = fjs.Simulation(until_moved(TASK), clients, fjs.poisson(0.3), batches, **layout, **placed)
+    hparams = sim.hyperparameters(clip=10.0, noise_multiplier=0.0)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 4)  # with empty slots it would never end
+    moved = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), state.shared)
+    assert 0 < max(jax.tree.leaves(moved)) < np.inf

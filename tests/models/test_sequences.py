@@ -284,11 +284,10 @@ def test_the_command_line_makes_the_models_that_the_text_asks_for(text, tokens_b
     for model, path in (("gru", tokens_by_place), ("transformer", text)):
         config = run_config(data=f"leaf:{path}", model=model, hidden=(8,))
         output, embedding, x, public = shapes(config)
-        # 80 characters, and what stands behind the end of a row.
-        padded = path == text
-        assert (output, embedding) == ((8, 80), (80 + padded, 8))
-        assert (int(x.max()) == 80) == padded
-        assert not public
+        # 80 characters, and what stands behind the end of a row, if there is one or not.
+        assert (output, embedding) == ((8, 80), (81, 8))
+        assert (int(x.max()) == 80) == (path == text)
+        assert not any("Which characters" in sentence for sentence in public)
 
 
 def test_numbers_are_no_tokens_and_text_is_no_numbers(text, tmp_path):
@@ -301,6 +300,6 @@ def test_numbers_are_no_tokens_and_text_is_no_numbers(text, tmp_path):
     np.savez(path, x=x, y=np.array([0, 1, 0, 1]), client=np.array([0, 0, 1, 1]))
     config = run_config(data=f"npz:{path}", model="transformer", hidden=(4,), test_fraction=0.5)
     sentences = prepare(config).simulation.public
-    assert sentences[0].startswith(
+    assert sentences[1].startswith(
         "The number of tokens, 12, is the largest of them of all clients"
     )

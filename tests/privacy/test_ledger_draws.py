@@ -30,6 +30,7 @@ from fedjaxsim.sweep import SimulationBatch
 
 M, DELTA, Z = 8, 1e-3, 50.0
 POPULATION, TASK = least_squares([4] * M, features=3)
+POPULATION = dataclasses.replace(POPULATION, max_rows=4)
 VALUES = {"clip": 1.0, "noise_multiplier": Z, "learning_rate": 0.1}
 
 
