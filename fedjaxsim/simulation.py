@@ -43,6 +43,7 @@ from fedjaxsim.engine.evaluation import (
 )
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
+from fedjaxsim.engine.planned_noise import PlannedNoise
 from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, algorithm_of_run, mechanism_of_run
 from fedjaxsim.engine.purity import assumptions_of, check_captured
@@ -69,11 +70,13 @@ from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistics, gaussian
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.privacy.samplers.law import check_own
-from fedjaxsim.privacy.schedule import entries
+from fedjaxsim.privacy.schedule import CONSTANT, Schedule, entries
 from fedjaxsim.tasks.task import check_rows
 
 PyTree = Any
 
+_MOST_VARYING_ROUNDS = 100_000
+"""Most rounds of a budget whose noise differs from round to round."""
 _MANY_ROUNDS = 200
 """Rounds after which noise that adds up is worth a warning."""
 
@@ -157,6 +160,7 @@ class Simulation:
             algorithm, mechanism, self.sampler, self.examples, unprotected
         )
         self._traced: dict[Any, TracedRound] = {}
+        self._noises: dict[Any, PlannedNoise] = {}
         self.program = Program(
             algorithm_of_run(algorithm, self.sampler, self.population.fields, self.examples),
             mechanism_of_run(mechanism, self.records.values()),
@@ -279,24 +283,55 @@ class Simulation:
         )
 
     def calibrate(
-        self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None
+        self,
+        hparams: Hyperparameters,
+        *,
+        epsilon: float,
+        rounds: int,
+        delta: float | None = None,
+        noise_schedule: Schedule = CONSTANT,
+        complete: Callable[[Hyperparameters], Hyperparameters] = lambda hparams: hparams,
     ) -> Hyperparameters:
         """Return `hparams` with the least noise multiplier that meets a target ε.
 
-        It is of all `rounds`, in nats (zero-out, joint DP). Raises ValueError if there is no noise
-        to calibrate, or no noise multiplier meets the target.
+        It is of all `rounds`, in nats (zero-out, joint DP), at the noise that the mechanism itself
+        says it draws. Raises ValueError if there is no noise to calibrate, or no noise multiplier
+        meets the target.
+
+        Args:
+          hparams: hyperparameters; their noise multiplier is not read.
+          epsilon: target ε.
+          rounds: number of rounds.
+          delta: δ of the target.
+          noise_schedule: shares of the rounds in the cost.
+          complete: `(hparams) -> hparams`, fills in what follows from the noise multiplier.
         """
         if "noise_multiplier" not in self.records:
             raise ValueError("the mechanism adds no noise, so no ε can be aimed at")
-        z = calibration.noise_multiplier(
-            epsilon,
-            self._delta(delta),
-            rounds=rounds,
-            sampling_rate=float(self.sampler.rate(self.check(hparams))),
-            scheme=self.sampler.scheme,
-            event=self.accounts[0][1],
-        )
-        calibrated = hparams.replace(noise_multiplier=z)
+
+        def completed(z):
+            return complete(hparams.replace(noise_multiplier=noise_schedule.noise(z, rounds)))
+
+        def drawn(z):
+            return self.planned(completed(z), 0, rounds).entries
+
+        try:
+            z = calibration.noise_multiplier(
+                epsilon,
+                self._delta(delta),
+                rounds=rounds,
+                sampling_rate=float(self.sampler.rate(hparams.as_arrays())),
+                scheme=self.sampler.scheme,
+                event=self.accounts[0][1],
+                noise_schedule=noise_schedule,
+                drawn=drawn,
+            )
+        except ValueError as error:
+            self.check(completed(1.0))  # says what another hyperparameter forbids
+            if why := no_guarantee(self.planned(completed(1.0), 0, rounds)):
+                raise ValueError(f"noise cannot be calibrated: {why}") from error
+            raise
+        calibrated = completed(z)
         self.check(calibrated)
         return calibrated
 
@@ -338,7 +373,9 @@ class Simulation:
                 planned.append(evaluate_privately.spend(self.num_clients, evaluations))
             return planned
 
-        most = len(noise) if noise.ndim else MOST_ROUNDS
+        most = MOST_ROUNDS
+        if self._planned_noise(hparams).varies:
+            most = len(noise) if noise.ndim else _MOST_VARYING_ROUNDS
         return calibration.budget(epsilon, self._delta(delta), plan, most=most)
 
     def with_budget(self, state: SimulationState, budget: PrivacyLimit) -> SimulationState:
@@ -685,24 +722,38 @@ class Simulation:
     ) -> SimulationState:
         """Return the state with ledger entries for `rounds` more rounds, or for the first ones."""
         state, done = self.with_account(state, hparams, begins), int(state.round)
-        planned = self.planned(hparams, done, done + rounds)
-        if not planned.entries:
+        if not (self.accounts[0][1].releases and self._planned_noise(hparams).known):
             return state
+        planned = self.planned(hparams, done, done + rounds)
         return dataclasses.replace(state, privacy=ledger.with_room(state.privacy, planned))
 
     def planned(
         self, hparams: Hyperparameters, begin: int = 0, end: int | None = None
     ) -> PrivacySpend:
-        """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule."""
+        """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule.
+
+        Their noise is that of the mechanism's own releases, on messages of zero: NaN, which has no
+        ε, if it follows from the mechanism's state, which releases change.
+        """
         scheme, event = self.accounts[0]
         hparams = hparams.as_arrays()
-        noise = np.asarray(hparams.get("noise_multiplier", 0.0))
-        end = (len(noise) if noise.ndim else begin + 1) if end is None else end
+        of_schedule = max(begin + 1, *np.shape(hparams.get("noise_multiplier", 0.0)), 0)
+        last = of_schedule if end is None else end
         if not event.releases:
             return PrivacySpend(scheme, event, ())
-        noise = noise[begin:end] if noise.ndim else noise
-        rate = float(self.sampler.rate(hparams))
-        return PrivacySpend(scheme, event, entries(noise, rate, end - begin))
+        noise, rate = self._planned_noise(hparams), float(self.sampler.rate(hparams))
+        z = noise.values(hparams, begin, last)
+        rounds = entries(z if noise.varies else z[0], rate, last - begin)
+        return PrivacySpend(scheme, event, rounds)
+
+    def _planned_noise(self, hparams: Hyperparameters) -> PlannedNoise:
+        """Return the noise of the mechanism's releases, traced once for shapes of `hparams`."""
+        leaves = jax.tree.leaves(hparams.as_arrays())
+        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if kind not in self._noises:
+            message = self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
+            self._noises[kind] = PlannedNoise.of(self.program, message, hparams)
+        return self._noises[kind]
 
     def check(self, hparams: Hyperparameters) -> Hyperparameters:
         """Return the hyperparameters as arrays, if they suit the parts."""

@@ -165,14 +165,16 @@ def no_guarantee(charged: PrivacySpend) -> str:
         )
     if charged.overflowed:
         return (
-            "the privacy ledger overflowed: it held too few different (z, p) for this run, or "
-            "rounds came twice or with gaps where their order counts"
+            "the privacy ledger overflowed: it held too few different (z, p) for this run (in a "
+            "loop of your own, give init a noise_multiplier of shape (T,) to make room for T of "
+            "them), or rounds came twice or with gaps where their order counts"
         )
     if noise and not charged.event.known:
         return "no guarantee is known for this mechanism"
     if any(math.isnan(z) for z in noise):
         return (
-            "the noise multiplier of some round is not a number, or a hyperparameter was out of "
+            "the noise multiplier of some round is not a number, or follows from the mechanism's "
+            "state, so that no plan knows it, or a hyperparameter was out of "
             "its range"
         )
     if charged.event.releases and 0 in noise:

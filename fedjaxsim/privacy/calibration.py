@@ -19,6 +19,7 @@ from fedjaxsim.privacy.entries import (
     MOST_ROUNDS,
     SMALLEST_NOISE,
     Adjacency,
+    Entry,
     SamplingScheme,
     check_delta,
     check_epsilon,
@@ -122,6 +123,7 @@ def noise_multiplier(
     event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     noise_schedule: Schedule = CONSTANT,
+    drawn: Callable[[float], tuple[Entry, ...]] | None = None,
 ) -> float:
     """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
 
@@ -134,6 +136,8 @@ def noise_multiplier(
       event: the cost of one release.
       adjacency: "zero_out" or "replace".
       noise_schedule: the noise of each round, with scale z: see `Schedule`.
+      drawn: the rounds as a mechanism charges them at scale z, by default with the noise of the
+        schedule.
 
     Raises:
       ValueError: for values outside these ranges, if the schedule does not suit the rounds, or if
@@ -144,8 +148,8 @@ def noise_multiplier(
     p = _as_drawn(sampling_rate)
 
     def cost(z, accountant=None, schedule=noise_schedule):
-        planned = PrivacySpend(scheme, event, schedule.entries(z, p, rounds))
-        return guarantee.spent([planned], delta, adjacency, accountant)
+        groups = schedule.entries(z, p, rounds) if drawn is None else drawn(z)
+        return guarantee.spent([PrivacySpend(scheme, event, groups)], delta, adjacency, accountant)
 
     guess = p * math.sqrt(rounds) / epsilon + 0.5
     z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)

@@ -1,6 +1,7 @@
 """Privacy guarantees of a run: never a bare ε, always with adjacency, view and assumptions."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -227,8 +228,15 @@ def _certified(
     accountant: str | None = None,
 ) -> tuple[float, str, Status]:
     """Compute ε of charges that all have a guarantee, with the accountant's name and status."""
-    found, status = composition.profiles(charges, adjacency, accountant)
-    epsilon, name = min((profile.epsilon(delta), name) for name, profile in found.items())
+    return _tight(tuple(charges), delta, adjacency, accountant)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tight(
+    charges: tuple[PrivacySpend, ...], delta: float, adjacency: Adjacency, accountant: str | None
+) -> tuple[float, str, Status]:
+    by_accountant, status = composition.profiles(charges, adjacency, accountant)
+    epsilon, name = min((profile.epsilon(delta), name) for name, profile in by_accountant.items())
     return epsilon, name, status
 
 

@@ -1,12 +1,13 @@
 """Check a run, and build it from its settings: a simulation that is ready to start."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Default, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
 from fedjaxsim.metrics import Records, metrics_to_tables, primary_metric
-from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import Drawn
@@ -46,8 +46,6 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import NothingTestedError, check_billboard
 
 _PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "dp-accounting", "numpy")
-# The runs of a sweep ask for the same multipliers again and again.
-_noise_multiplier = functools.cache(calibration.noise_multiplier)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +241,8 @@ def prepare(
                 "does not declare: put @fedjaxsim.reads above the factory"
             )
     delta = _delta(config, simulation.num_clients)
-    hparams = resolved(config, simulation)
+    with _naming_own_parts(config):
+        hparams = resolved(config, simulation)
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if config.audit_canaries is not None:
@@ -276,8 +275,7 @@ def _delta(config: RunConfig, num_clients: int) -> float:
 
 def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
     """Return the hyperparameters of a run, with those that follow from its settings and data."""
-    sampler, event = simulation.sampler, simulation.mechanism.event
-    step = simulation.step_size
+    sampler, step = simulation.sampler, simulation.step_size
     hparams = fill_settings(config, simulation.records, sampler.rate, step)
     scheme = sampler.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
@@ -286,37 +284,46 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
             f"sampling-rate must be at least {1 / (scheme.clients * config.rounds):.2g}, so that "
             f"one of {scheme.clients} clients is expected in {config.rounds} rounds, got {p:g}"
         )
+
+    def complete(hparams: Hyperparameters) -> Hyperparameters:
+        z = float(np.max(hparams.get("noise_multiplier", 0.0)))
+        if z > 0 and "count_noise" in hparams and config.get("count_noise") is None:
+            # A twentieth of the expected cohort is usual; where that is small, it must exceed z/2.
+            return hparams.replace(count_noise=max(p * scheme.clients / 20, z))
+        return hparams
+
     if math.isfinite(config.target_epsilon):
-        z = _noise_multiplier(
-            config.target_epsilon,
-            _delta(config, scheme.clients),
+        return simulation.calibrate(
+            hparams,
+            epsilon=config.target_epsilon,
             rounds=config.rounds,
-            sampling_rate=p,
-            scheme=scheme,
-            event=event,
+            delta=_delta(config, scheme.clients),
             noise_schedule=config.noise_schedule,
+            complete=complete,
         )
-        hparams = hparams.replace(noise_multiplier=z)
     if "noise_multiplier" in hparams:
         z = float(np.asarray(hparams.noise_multiplier))
         hparams = hparams.replace(noise_multiplier=config.noise_schedule.noise(z, config.rounds))
-    z = float(np.max(hparams.get("noise_multiplier", 0.0)))
-    if z > 0 and "count_noise" in hparams and config.get("count_noise") is None:
-        # A twentieth of the expected cohort is usual; where that is small, it must be above z/2.
-        hparams = hparams.replace(count_noise=max(p * scheme.clients / 20, z))
-    return hparams
+    return complete(hparams)
+
+
+@contextlib.contextmanager
+def _naming_own_parts(config: RunConfig) -> Iterator[None]:
+    """Raise ValueError if a user's part reads a hyperparameter without declaring it."""
+    try:
+        yield
+    except AttributeError as error:
+        own = [f"{part.role} {part.name}" for part in config.parts.values() if is_own(part.name)]
+        if not own or not isinstance(error.obj, Hyperparameters):
+            raise
+        raise ValueError(f"{' or '.join(own)}: {error} (fedjaxsim.reads declares them)") from error
 
 
 def _check_start(experiment: Experiment) -> None:
     """Check that a run can start, and has an ε that can be computed."""
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
-    try:
+    with _naming_own_parts(config):
         simulation.check_start(config.seed, hparams)
-    except AttributeError as error:  # a user's part reads a hyperparameter without declaring it
-        own = [f"{part.role} {part.name}" for part in config.parts.values() if is_own(part.name)]
-        if not own or not isinstance(error.obj, Hyperparameters):
-            raise
-        raise ValueError(f"{' or '.join(own)}: {error} (fedjaxsim.reads declares them)") from error
     _ = experiment.evaluations  # refuses bad numbers
     if config.get("budget_epsilon") is not None:
         _ = experiment.budget  # refuses one without a round
