@@ -191,7 +191,7 @@ class Simulation:
 
     def _use(self, population: Population) -> None:
         """Check and set the population; rows go to the device when they are first needed."""
-        check_rows(self.task, population.fields)
+        check_rows(self.task, population.fields, population.categories.get("y"))
         if population.generate is not None and (
             self.minibatches.steps is None or self.minibatches.passes is not None
         ):
@@ -246,7 +246,7 @@ class Simulation:
 
     @property
     def bounds_steps(self) -> bool:
-        """Return whether the curvature of local steps is bounded: a squared loss on bounded ‖x‖."""
+        """Return whether the curvature of local steps is bounded, by that of the loss and ‖x‖."""
         known = self.task.curvature is not None and self.algorithm.curvature is not None
         return known and "x" in (found := self.population.columns) and found["x"].norm < math.inf
 

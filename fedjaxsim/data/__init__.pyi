@@ -21,6 +21,7 @@ from .synthetic import low_rank_regression as low_rank_regression
 from .synthetic import regression_stream as regression_stream
 from .synthetic import synthetic_regression as synthetic_regression
 from .table import from_dataframe as from_dataframe
+from .transforms import as_classes as as_classes
 from .transforms import drop_constant_columns as drop_constant_columns
 from .transforms import invert as invert
 from .transforms import scale as scale

@@ -79,8 +79,8 @@ def numbered(texts: np.ndarray, *, by_number: bool = False) -> tuple[np.ndarray,
     return np.array(found, str), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
 
 
-def listed(names: Sequence[str]) -> str:
-    """List names of columns for a message, the first of many."""
+def listed(names: Sequence[Any]) -> str:
+    """List names for a message, the first of many."""
     more = [f"… ({len(names)} in all)"] if len(names) > _SHOWN else []
     return ", ".join([*map(repr, names[:_SHOWN]), *more])
 

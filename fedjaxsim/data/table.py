@@ -29,6 +29,7 @@ Target = Annotated[str, "Column to predict."]
 Client = Annotated[str | None, "Column with the client of each row; without it, give --partition."]
 OneHot = Annotated[tuple[str, ...], "Columns to replace by one column of 0 and 1 per value."]
 Drop = Annotated[tuple[str, ...], "Columns that are no features."]
+Exposure = Annotated[str | None, "Column of exposures, such as years at risk, of loss poisson."]
 OnlyFeature = Annotated[str | None, "The only column of features; text becomes its characters."]
 
 
@@ -41,11 +42,12 @@ class Roles(NamedTuple):
     one_hot: Sequence[str] = ()
     drop: Sequence[str] = ()
     x: str | None = None
+    exposure: str | None = None
 
     @property
     def taken(self) -> list[str]:
-        """The columns of clients, the target and splits."""
-        named = (self.client, self.target, self.split)
+        """The columns of clients, the target, splits and exposures."""
+        named = (self.client, self.target, self.split, self.exposure)
         return [name for name in named if name is not None]
 
 
@@ -58,6 +60,7 @@ def from_dataframe(
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
     x: str | None = None,
+    exposure: str | None = None,
 ) -> Population:
     """Make a population of a table with one row per example: pandas, polars, a pyarrow table.
 
@@ -76,12 +79,14 @@ def from_dataframe(
       drop: columns that are no features.
       x: the only column of features. Text becomes its characters, (N, L) integers, as in
         `load_leaf`; lists of numbers of one length stay as they are.
+      exposure: column of positive exposures, such as years at risk, for `tasks.poisson`.
 
     Raises:
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    return source_of(frame, Roles(client, target, split, one_hot, drop, x)).population()
+    roles = Roles(client, target, split, one_hot, drop, x, exposure)
+    return source_of(frame, roles).population()
 
 
 def read_file(
@@ -93,6 +98,7 @@ def read_file(
     one_hot: OneHot = (),
     drop: Drop = (),
     x: OnlyFeature = None,
+    exposure: Exposure = None,
 ) -> Source:
     """Read clients, rows and targets from a CSV or Parquet file; see `from_dataframe`.
 
@@ -100,7 +106,7 @@ def read_file(
     as they are written. In a column of numbers an empty cell, NA, NaN and null are missing; in
     text only an empty one is.
     """
-    roles = Roles(client, target, split, one_hot, drop, x)
+    roles = Roles(client, target, split, one_hot, drop, x, exposure)
     with in_file(path):
         return source_of(read_table(path, client), roles)
 
@@ -177,11 +183,14 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         public.append(
             f"Which values {of} may have is read from all clients' rows and taken as public."
         )
+    fields = {"x": x, **labels}
+    if roles.exposure is not None:
+        fields["exposure"] = _exposures(roles.exposure, table[roles.exposure])
     names, client = np.zeros(0), None
     if roles.client is not None:
         names, client = numbered(texts(table[roles.client]), by_number=True)
     return Source(
-        {"x": x, **labels},
+        fields,
         client,
         names,
         None if roles.split is None else _splits(roles.split, table[roles.split]),
@@ -236,8 +245,8 @@ def check_names(names: list[str], rows: int, roles: Roles) -> None:
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(
-            f"a column is either the client, the target, the split, x, one-hot or dropped, but "
-            f"{twice!r} is named twice"
+            "a column is either the client, the target, the split, the exposure, x, one-hot or "
+            f"dropped, but {twice!r} is named twice"
         )
     if "" in names:
         raise ValueError(
@@ -381,6 +390,20 @@ def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, .
             f"the target {name!r} is {first} in all {len(y)} rows: there is nothing to predict"
         )
     return y, names
+
+
+def _exposures(name: str, column: "ChunkedArray") -> np.ndarray:
+    """Return the array exposure, (N,) float32."""
+    if kind_of(column.type) != "number":
+        raise ValueError(f"the exposure {name!r} must hold numbers, got {column.type}")
+    values = to_float32(column.to_numpy())
+    if not (allowed := (values > 0) & (values < np.inf)).all():
+        row = int(np.argmin(allowed))
+        raise ValueError(
+            f"the exposure {name!r} must be positive and finite, got {values[row]:g} in row "
+            f"{row + 1}"
+        )
+    return values
 
 
 def _splits(name: str, column: "ChunkedArray") -> np.ndarray:

@@ -20,6 +20,7 @@ from fedjaxsim.data.source import listed
 
 Range = tuple[float, float]
 """The smallest and the largest value of a column, in the units of its source."""
+BY_NUMBER = "Which classes there are, by number, is read from all clients' rows, as public."
 _GIVEN = "The ranges of columns are given and taken as public."
 _MANY = 0.1
 """Share of clipped rows from which on a range is worth a warning."""
@@ -103,12 +104,11 @@ def as_classes(population: Population) -> Population:
     numbers = np.unique(np.concatenate(parts))
     if numbers[0] == 0 and numbers[-1] == len(numbers) - 1:
         return population
-    sentence = "Which classes there are, by number, is read from all clients' rows, as public."
     names = {**population.categories, "y": tuple(map(str, numbers.tolist()))}
     numbered = population.with_field(
         "y", lambda labels: np.searchsorted(numbers, labels).astype(np.int32), categories=names
     )
-    return noted(numbered, sentence)
+    return noted(numbered, BY_NUMBER)
 
 
 def scale(population: Population, ranges: Mapping[str, Range]) -> Population:

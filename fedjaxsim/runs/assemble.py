@@ -17,6 +17,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import hold_out
 from fedjaxsim.data.transforms import (
+    BY_NUMBER,
     as_classes,
     drop_constant_columns,
     invert,
@@ -25,7 +26,6 @@ from fedjaxsim.data.transforms import (
     scale_by_rows,
     unit_rows,
 )
-from fedjaxsim.factories import resolve
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
@@ -33,11 +33,16 @@ from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_p
 from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.regressions import EXPOSURE
 from fedjaxsim.tasks.task import Task, known_regression
 
 _TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-rows": unit_rows}
 _OF_CLASSES = ("softmax", "one-vs-all")
 """Losses with an output for each class."""
+_COUNTS_CLASSES = (*_OF_CLASSES, "ordinal")
+"""Losses made for a number of classes."""
+_NUMBERS = ("squared", "poisson", "quantile")
+"""Losses whose targets are numbers."""
 _DIVISOR = (
     "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
     "training rows n_k and taken as public."
@@ -139,7 +144,7 @@ def whole_population_of(config: RunConfig) -> Population:
         **config.arguments("data"),
         **config.arguments("partition"),
     )
-    if config.loss in LOSSES and config.loss != "squared":
+    if config.loss in LOSSES and config.loss not in _NUMBERS and not _has_range(config, population):
         population = as_classes(population)
     if config.held_out_clients:
         kept, held_out = hold_out(population, config.held_out_clients, config.data_seed)
@@ -150,11 +155,18 @@ def whole_population_of(config: RunConfig) -> Population:
     return population
 
 
+def _has_range(config: RunConfig, population: Population) -> bool:
+    """Return whether the target has a public range and no loss is chosen: it is a number."""
+    columns = population.columns.get("y")
+    ranged = columns is not None and {*columns.names} & {*ranges_of(config.get("range", ()))}
+    return bool(ranged) and config.get("loss") is None
+
+
 def _scaled(config: RunConfig, population: Population) -> Population:
     """Scale columns as the settings ask: public ranges first, then those of the other columns."""
     population = scale(population, ranges_of(config.get("range", ())))
     if config.get("scale") == "all":
-        return scale_by_rows(population, target=config.loss == "squared")
+        return scale_by_rows(population, target=config.loss in ("squared", "quantile"))
     return population
 
 
@@ -179,14 +191,17 @@ def _task(config: RunConfig, population: Population) -> Task:
         return known_regression(fields["theta"].shape[1])
     if "x" not in fields or "y" not in fields:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
+    if EXPOSURE in fields and config.loss in LOSSES and config.loss != "poisson":
+        raise ValueError(f"exposure is for loss poisson, got loss {config.loss}")
     classes = population.categories.get("y")
-    own, outputs = config.loss not in LOSSES, 1
-    if fields["y"].ndim == 2 and own:
-        outputs = fields["y"].shape[1]
-    if own:
-        outputs = config.get("outputs") or (outputs if classes is None else len(classes))
-    if config.loss in _OF_CLASSES:
-        outputs = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
+    outputs, made_for = 1, tuple[int, ...]()
+    if config.loss not in LOSSES:
+        targets = fields["y"].shape[1] if fields["y"].ndim == 2 else 1
+        outputs = config.get("outputs") or (targets if classes is None else len(classes))
+        made_for = (outputs,)
+    elif config.loss in _COUNTS_CLASSES:
+        num_classes = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
+        outputs, made_for = num_classes if config.loss in _OF_CLASSES else 1, (num_classes,)
     public = []
     per_token = config.loss == "softmax" and fields["y"].ndim == 2
     supplied: dict[str, Any] = {}
@@ -203,15 +218,14 @@ def _task(config: RunConfig, population: Population) -> Task:
         check_model(config.model, model, fields["x"], outputs)
     if config.compute == "bfloat16":
         model = in_bfloat16(model)
-    if config.loss in _OF_CLASSES and classes is None:  # otherwise their names give the number
-        public.append(f"The number of classes, {outputs}, is the largest label")
-    if own:
-        task = _part(config, "loss", Task, model, outputs)
-    elif config.loss in ("logistic", "squared"):
-        task = resolve(LOSSES[config.loss])(model)
+    if config.loss in _COUNTS_CLASSES and classes is None:  # else their names give the number
+        public.append(f"The number of classes, {made_for[0]}, is the largest label")
+    if not per_token:
+        task = _part(config, "loss", Task, model, *made_for)
+    elif config.get("prior") is not None:
+        raise ValueError("prior is for one label per row, not for one per token: leave it out")
     else:
-        factory = tasks.softmax_sequence if per_token else resolve(LOSSES[config.loss])
-        task = factory(model, outputs)
+        task = tasks.softmax_sequence(model, outputs)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
 
@@ -289,17 +303,44 @@ def check_data(config: RunConfig, population: Population) -> None:
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
         )
-    if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
+    if config.loss in _NUMBERS and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(
-            f"the labels of {kind} are classes, which loss squared would take for numbers: loss "
-            "must be softmax or one-vs-all"
+            f"the labels of {kind} are classes, which loss {config.loss} would take for numbers: "
+            "loss must be softmax or one-vs-all"
         )
     if labels.min() == labels.max():
         names, only = population.categories.get("y"), labels.flat[0]
         value = f"{only:g}" if names is None else names[int(only)]
         raise ValueError(f"y is {value} in all rows: there is nothing to predict")
-    if config.loss in _OF_CLASSES:
+    if config.get("loss") is None and kind not in _CLASSES:
+        _ask_for_loss(population, labels)
+    if config.loss in _COUNTS_CLASSES:
         _check_classes(config, population, labels)
+
+
+def _ask_for_loss(population: Population, labels: np.ndarray) -> None:
+    """Check that a table's target of whole numbers looks like classes; else a loss is chosen."""
+    names = population.categories.get("y")
+    by_text = names is not None and BY_NUMBER not in population.public
+    tabular = "x" in population.columns and "x" not in population.categories
+    if labels.ndim > 1 or by_text or not tabular:
+        return
+    name = population.columns["y"].names[0]
+    if labels.dtype.kind == "f":
+        raise ValueError(
+            f"the target {name!r} holds fractions: predict numbers with --loss squared, or their "
+            "median with --loss quantile"
+        )
+    values = np.unique(labels) if names is None else np.array(names, int)
+    gaps = len(values) > 2 and np.ptp(values) >= len(values)
+    if not gaps and len(values) <= _FEW:
+        return
+    counts = ", counts (--loss poisson)" if values.min() >= 0 else ""
+    raise ValueError(
+        f"the target {name!r} holds {len(values)} different whole numbers from {values.min()} to "
+        f"{values.max()}: choose whether they are numbers (--loss squared){counts} or classes "
+        "(--loss softmax)"
+    )
 
 
 def _check_classes(config: RunConfig, population: Population, labels: np.ndarray) -> None:

@@ -36,6 +36,9 @@ LOSSES = {
     "one-vs-all": f"{_TASKS}:one_vs_all",
     "squared": f"{_TASKS}:squared",
     "logistic": f"{_TASKS}:logistic",
+    "ordinal": "fedjaxsim.tasks.regressions:ordinal",
+    "poisson": "fedjaxsim.tasks.regressions:poisson",
+    "quantile": "fedjaxsim.tasks.regressions:quantile",
 }
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
@@ -249,12 +252,11 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
         "model": texts.get("model", "linear"),
         "mechanism": texts.get("mechanism", system.mechanism),
         "sampling": texts.get("sampling", "full" if system.full_participation else "poisson"),
+        "loss": texts.get("loss", "softmax"),
         "data": texts.get("data", "digits").partition(":")[0],
     }
     if "availability" in texts:
         names["availability"] = texts["availability"]
-    if is_own(texts.get("loss", "")):  # others have no settings
-        names["loss"] = texts["loss"]
     if _is_divided(texts.get("data", "digits"), given):
         names["partition"] = texts.get("partition", "dirichlet").partition(":")[0]
     return names

@@ -107,8 +107,9 @@ RUN = (
     _name("availability", None, "When drawn clients answer", "always"),
     _name(
         "loss",
+        None,
+        "Local loss; one-vs-all is squared, logistic takes two classes, poisson counts",
         "softmax",
-        "Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1",
     ),
     Setting(
         "compute", Literal["float32", "bfloat16"], "float32",
@@ -396,6 +397,11 @@ class RunConfig(Table):
     def has_secret_seed(self) -> bool:
         """True if the operating system drew the seed."""
         return isinstance(self.seed, SecretSeed)
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss; `get` returns None if it is not chosen."""
+        return self.values["loss"] or "softmax"
 
     @property
     def data_seed(self) -> int:

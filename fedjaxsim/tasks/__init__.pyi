@@ -1,4 +1,7 @@
 # The public names of `fedjaxsim.tasks`, for type checkers and `lazy_loader`.
+from .regressions import ordinal as ordinal
+from .regressions import poisson as poisson
+from .regressions import quantile as quantile
 from .streaming_metrics import StreamingMetric as StreamingMetric
 from .task import Metric as Metric
 from .task import Task as Task

@@ -1,7 +1,8 @@
 """Learning tasks: a model with a loss and the per-example metrics of evaluation."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -9,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from fedjaxsim import checks
 from fedjaxsim.data.minibatches import Batch, ProtectedBatch
+from fedjaxsim.data.source import listed
 from fedjaxsim.data.synthetic import feature_variances
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.linear_steps import Linear
@@ -24,6 +27,8 @@ PyTree = Any
 OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
 """(outputs (b, c), labels or other outputs) -> (b,)."""
 Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
+_ROUNDING = 1e-6
+PRIOR = "The prior at which intercepts start is given and taken as public."
 Augment = Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
 """(key, fields of an example) -> its fields in this step."""
 
@@ -148,8 +153,13 @@ class Task(NamedTuple):
         return moved if self.track is None else self.track(params, moved, batch)
 
 
-def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:
-    """Check that rows, by name, each (N, ...), suit a task's `check` and `labels`."""
+def check_rows(
+    task: Task, fields: Mapping[str, np.ndarray], names: Sequence[str] | None = None
+) -> None:
+    """Check that rows, by name, each (N, ...), suit a task's `check` and `labels`.
+
+    `names` are the names of the labels 0, 1, …, if they have some.
+    """
     task.check({name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in fields.items()})
     if not task.labels:
         return
@@ -161,9 +171,12 @@ def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:
         if low in own and high in own and (own is labels or {*np.unique(y).tolist()} <= {*own}):
             return
         words.append(f"in {labels}" if own is labels else " and ".join(map(str, labels)))
-    raise ValueError(
-        f"labels of this task must be {' or '.join(words)}, got labels from {low} to {high}"
-    )
+    wanted, values = f"labels of this task must be {' or '.join(words)}", np.unique(y)
+    if names is not None:
+        raise ValueError(f"{wanted}, got the classes {listed([names[k] for k in values])}")
+    fit = y.dtype.kind in "iu" and y.ndim == 1 and len(values) <= max(map(len, task.labels))
+    hint = f" ({listed(values.tolist())}): fjs.data.as_classes numbers them from 0" if fit else ""
+    raise ValueError(f"{wanted}, got labels from {low} to {high}{hint}")
 
 
 def augmented(task: Task, augment: Augment) -> Task:
@@ -218,7 +231,7 @@ def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) ->
     )
 
 
-def _task(
+def task_of_outputs(
     name: str,
     model: Model,
     num_outputs: int,
@@ -228,13 +241,15 @@ def _task(
     suits: Callable[[jax.ShapeDtypeStruct], bool],
     score: Callable[[jax.Array], jax.Array] | None = None,
     targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None,
+    exposure: str | None = None,
     **more: Any,
 ) -> Task:
     """Make a task of functions of outputs and labels; the metric "loss" is the loss.
 
     `says` makes predictions of outputs, `suits` judges labels y, of which `wanted` is the rule,
-    `score` of two classes is larger for the positive one, (b,), and `more` are other attributes,
-    among them the `divergence` of outputs.
+    `score` of two classes is larger for the positive one, (b,), `exposure` is a field whose
+    logarithm is added to the outputs if rows have it, and `more` are other attributes, among them
+    the `divergence` of outputs.
     """
     model = _with_checks(name, model, num_outputs, per_token=targets is not None)
     features, dense, between = model.features, model.dense, more.pop("divergence", None)
@@ -246,16 +261,21 @@ def _task(
         if not suits(y):
             raise ValueError(f"{wanted}, got {y.dtype} {y.shape}")
 
+    def exposed(outputs, fields):
+        if exposure not in fields:
+            return outputs
+        return outputs + jnp.log(fields[exposure].astype(outputs.dtype))[:, None]
+
     def outputs_of(params, batch):
-        return model.apply(params, batch.fields["x"])
+        return exposed(model.apply(params, batch.fields["x"]), batch.fields)
 
     def trained(params, batch):
         if model.train is None:
-            return outputs_of(params, batch), None
+            return model.apply(params, batch.fields["x"]), None
         return model.train(params, batch.fields["x"], batch.weight, batch.keys)
 
     def loss(outputs, batch):
-        losses = metrics["loss"](outputs, batch.fields["y"])
+        losses = metrics["loss"](exposed(outputs, batch.fields), batch.fields["y"])
         if targets is None:
             return batch.mean(losses)
         count = batch.sum(targets(batch.fields).astype(losses.dtype))
@@ -283,7 +303,9 @@ def _task(
         )
     layers = None
     if dense is not None and dense.of is model.apply and model.train is None:
-        layers = Layers(loss_of, dense, lambda outputs, f: metrics["loss"](outputs, f["y"]))
+        layers = Layers(
+            loss_of, dense, lambda outputs, f: metrics["loss"](exposed(outputs, f), f["y"])
+        )
     assumed = "The weights that the model starts from hold nothing of the clients' data."
     return Task(
         model.init,
@@ -298,7 +320,7 @@ def _task(
         targets=targets,
         frozen=model.frozen,
         track=track if model.keeps_statistics else None,
-        predict=lambda params, fields: says(model.apply(params, fields["x"])),
+        predict=lambda params, fields: says(exposed(model.apply(params, fields["x"]), fields)),
         layers=layers,
         **more,
     )
@@ -315,7 +337,7 @@ def _of_classes(
     """Make a classification in which the largest of c outputs wins."""
     checks.count(2, num_classes=num_classes)
     score = (lambda outputs: outputs[:, 1] - outputs[:, 0]) if num_classes == 2 else None
-    return _task(
+    return task_of_outputs(
         name, model, num_classes, {"loss": losses, "accuracy": _largest},
         functools.partial(_class_said, probabilities),
         f"{name} needs integer labels y (n,); squared takes others",
@@ -383,15 +405,48 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return sizes - jnp.sum(jnp.where(chosen, shifted, 0), axis=-1)
 
 
-def softmax(model: Model, num_classes: int) -> Task:
+def with_intercepts(model: Model, values: Sequence[ArrayLike]) -> Model:
+    """Return the model whose intercepts, linear or of the output layer, start at `values`."""
+    model, start = require_model("a prior needs", model), jnp.asarray(values, float)
+
+    def output_layer(params):
+        return params if model.output_layer is None else params[model.output_layer]
+
+    layer = output_layer(jax.eval_shape(model.init, jax.random.key(0)))
+    if not isinstance(layer, Mapping) or getattr(layer.get("bias"), "shape", ()) != start.shape:
+        raise ValueError(f"a prior needs a model with {len(start)} intercepts, called `bias`")
+
+    def init(key):
+        params = model.init(key)
+        layer = output_layer(params)
+        started = {**layer, "bias": start.astype(layer["bias"].dtype)}
+        return started if model.output_layer is None else {**params, model.output_layer: started}
+
+    return model._replace(init=init)
+
+
+def softmax(model: Model, num_classes: int, prior: Sequence[float] | None = None) -> Task:
     """Classification with softmax cross-entropy; "y" holds integers in [0, c).
 
     Args:
       model: outputs (b, c) logits.
       num_classes: c.
+      prior: Public shares of the classes, at whose logarithms the intercepts start.
     """
+    if prior is not None:
+        if len(prior) != num_classes or min(prior) <= 0 or abs(sum(prior) - 1) > _ROUNDING:
+            raise ValueError(
+                f"prior must be the shares of the {num_classes} classes, each above 0 and together "
+                f"1, got {', '.join(map(str, prior))}"
+            )
+        model = with_intercepts(model, [math.log(share) for share in prior])
     task = _of_classes("softmax", model, num_classes, cross_entropy, _of_categories, jax.nn.softmax)
-    return task._replace(model=model, on_model=lambda other: softmax(other, num_classes))
+    return task._replace(
+        public=task.public if prior is None else (*task.public, PRIOR),
+        model=model,
+        on_model=lambda other: softmax(other, num_classes),
+        curvature=_curvature(model, 1 / 2),  # of diag(p) − p pᵀ
+    )
 
 
 def softmax_sequence(model: Model, num_classes: int) -> Task:
@@ -418,7 +473,7 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
 
         return over_tokens
 
-    return _task(
+    return task_of_outputs(
         "softmax_sequence", model, num_classes,
         {"loss": summed(cross_entropy), "accuracy": summed(_largest)},
         functools.partial(_class_said, jax.nn.softmax),
@@ -446,25 +501,32 @@ def one_vs_all(model: Model, num_classes: int) -> Task:
         return jnp.sum(optax.losses.l2_loss(outputs, one_hot - 0.1), axis=-1)
 
     task = _of_classes("one_vs_all", model, num_classes, losses, _of_normals, None)
-    return task._replace(curvature=_curvature_of_squares(model))
+    return task._replace(curvature=_curvature(model))
 
 
-def _curvature_of_squares(model: Model) -> Callable[[float], float] | None:
-    """Return the largest curvature of ½‖outputs − y‖² of a linear model, from that of ‖x‖²."""
+def _curvature(model: Model, of_outputs: float = 1.0) -> Callable[[float], float] | None:
+    """Return the bound on a linear model's curvature as a function of the bound on ‖x‖².
+
+    `of_outputs` bounds the curvature of the loss in the outputs.
+    """
     if model.representation is None or model.output_layer is not None:
         return None
     biased = "bias" in jax.eval_shape(model.init, jax.random.key(0))
-    return lambda bound: bound + biased
+    return lambda bound: of_outputs * (bound + biased)
 
 
-def logistic(model: Model) -> Task:
+def logistic(model: Model, prior: float | None = None) -> Task:
     """Binary classification with the logistic loss (optax); "y" holds −1 and 1, or 0 and 1.
 
     Predictions are 0 and 1, with the probability of 1.
 
     Args:
       model: outputs (b, 1): the log-odds of the positive class.
+      prior: A public probability of the positive class, at whose log-odds the intercept starts.
     """
+    if prior is not None:
+        checks.in_range("(0, 1)", prior=prior)
+        model = with_intercepts(model, [math.log(prior / (1 - prior))])
 
     def losses(logits, labels):
         positive = (labels > 0).astype(logits.dtype)
@@ -477,11 +539,13 @@ def logistic(model: Model) -> Task:
         odds = logits[:, 0]
         return {"prediction": _if_said(odds > 0, logits), "probability": jax.nn.sigmoid(odds)}
 
-    return _task(
+    task = task_of_outputs(
         "logistic", model, 1, {"loss": losses, "accuracy": correct}, says,
         "logistic needs one label per row, y (n,)", lambda y: y.ndim == 1,
         score=lambda logits: logits[:, 0], divergence=_of_coins, labels=((-1, 1), (0, 1)),
+        curvature=_curvature(model, 1 / 4),
     )  # fmt: skip
+    return task if prior is None else task._replace(public=(*task.public, PRIOR))
 
 
 def squared(model: Model) -> Task:
@@ -490,7 +554,7 @@ def squared(model: Model) -> Task:
     Args:
       model: outputs (b, 1).
     """
-    return _task(
+    return task_of_outputs(
         "squared", model, 1,
         {
             "loss": lambda outputs, y: optax.losses.l2_loss(outputs[:, 0], y),
@@ -498,7 +562,7 @@ def squared(model: Model) -> Task:
         },
         lambda outputs: {"prediction": outputs[:, 0]},
         "squared needs one target per row, y (n,)", lambda y: y.ndim == 1,
-        divergence=_of_normals, curvature=_curvature_of_squares(model),
+        divergence=_of_normals, curvature=_curvature(model),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def files(tmp_path, monkeypatch):
     ("flags", "sentence"),
     [
         (f"{COLUMNS} class --one-hot name --drop answer", "'name' has 60 values in 60 rows"),
-        (f"{COLUMNS} number --drop name,answer", "labels have 60 values in 60 rows, too many for"),
+        (f"{COLUMNS} number --drop name,answer", "holds 60 different whole numbers"),
         (f"{COLUMNS} name --drop answer", "labels have 60 values in 60 rows, too many for classes"),
         (f"{COLUMNS} class --drop number,name,answer", "no column is left for features"),
         ("run --sampling-rate 1e-9 --clients 6", "sampling-rate must be at least 0.0017"),

@@ -40,7 +40,7 @@ OWN, ROW = 4 * (FEATURES + 1) * CLASSES, 4 * (FEATURES + 1)
         ("--mu 1", "mu"),
         ("--sampling-rate 2", "sampling-rate"),
         ("--data npz:absent.npz", "absent.npz"),
-        ("--data synthetic --clients 4", "labels"),
+        ("--data synthetic --clients 4", "'y' holds fractions"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(refused, flags, words):

@@ -217,7 +217,7 @@ def test_bad_input_is_refused_in_one_line(refused, flags, words):
 def test_fractions_are_no_classes(refused, tmp_path):
     labels = np.array([0.5, 0, 1, 1])
     np.savez(tmp_path / "data.npz", x=np.ones((4, 2)), y=labels, client=np.array([0, 0, 1, 1]))
-    assert "labels" in refused("run --data npz:data.npz --test-fraction 0.5")
+    assert "'y' holds fractions" in refused("run --data npz:data.npz --test-fraction 0.5")
 
 
 def test_a_truncated_file_is_refused(refused, tmp_path):

@@ -116,7 +116,13 @@ def _is_key(const) -> bool:
 def test_every_setting_of_a_system_is_changed_below():
     groups = [GROUPS[name].keys for name in ("rows", "minibatches", "examples")]
     shared = {setting.name for keys in (OF_DATA, RUN, *groups) for setting in keys}
-    roles = {"model": "linear", "sampling": "poisson", "data": "digits", "partition": "dirichlet"}
+    roles = {
+        "model": "linear",
+        "loss": "softmax",
+        "sampling": "poisson",
+        "data": "digits",
+        "partition": "dirichlet",
+    }
     shared |= {name for role, part in roles.items() for name in part_of(role, part).settings}
     known = set(CHANGED)
     for algorithm in SYSTEMS:

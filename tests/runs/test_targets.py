@@ -1,0 +1,101 @@
+"""What a target means: classes by the names that were given, counts, numbers, and what is asked."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedjaxsim as fjs
+from fedjaxsim.cli import main
+from fedjaxsim.cli.program import parse
+from fedjaxsim.runs.build import prepare
+
+CLIENTS, ROWS = 6, 20
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng, rows = np.random.default_rng(0), CLIENTS * ROWS
+    frame = pd.DataFrame(
+        {
+            "who": np.arange(rows) // ROWS,
+            "age": rng.uniform(20, 80, rows).round(1),
+            "days": rng.poisson(9, rows) + 1,
+            "grade": rng.choice([1, 2, 5], rows),
+            "status": rng.choice([1, 2], rows),
+            "years": rng.uniform(0.5, 2, rows).round(2),
+        }
+    )
+    frame.to_csv("t.csv", index=False)
+    return frame
+
+
+def flags(target, *more):
+    others = {"days", "grade", "status", "years"} - {target, *more}
+    table = f"run --data csv:t.csv --client who --target {target} --range age=20:80 --rounds 2"
+    return [*table.split(), "--drop", ",".join(sorted(others)), *more]
+
+
+def experiment(target, *more):
+    return prepare(parse(flags(target, *more)).settings)
+
+
+@pytest.mark.parametrize("target", ["days", "grade"])
+def test_whole_numbers_that_may_be_counts_need_a_loss(target, table, capsys):
+    assert main(flags(target)) == 2
+    error = capsys.readouterr().err
+    first, last = table[target].min(), table[target].max()
+    assert f"'{target}' holds {table[target].nunique()} different" in error
+    assert f"from {first} to {last}" in error
+    for choice in ("--loss squared", "--loss poisson", "--loss softmax"):
+        assert choice in error
+    assert len(error.splitlines()) == 1
+
+
+def test_classes_keep_the_names_that_were_given(table):
+    status = experiment("status")  # two classes are not asked for
+    assert status.simulation.population.categories["y"] == ("1", "2")
+    grade = experiment("grade", "--loss", "softmax")
+    population = grade.simulation.population
+    named = np.array(population.categories["y"], int)[population.fields["y"]]
+    assert sorted(named) == sorted(table.grade)
+    with pytest.raises(ValueError, match="0 and 1, got the classes '1', '2', '5'"):
+        experiment("grade", "--loss", "logistic")
+    frame = table.drop(columns=["days", "status", "years"])
+    given = fjs.data.from_dataframe(frame, client="who", target="grade")
+    task = fjs.tasks.softmax(fjs.models.linear((1,), 3), 3)
+    with pytest.raises(ValueError, match=r"\(1, 2, 5\): fjs.data.as_classes numbers them"):
+        fjs.Simulation(fjs.fedavg(task), given, fjs.full_participation())
+    numbered = fjs.data.as_classes(given)
+    fjs.Simulation(fjs.fedavg(task), numbered, fjs.full_participation())
+    assert numbered.categories == population.categories
+
+
+def test_counts_are_counts(table):
+    days = experiment("days", "--loss", "poisson", "--exposure", "years")
+    fields = days.simulation.population.fields
+    assert sorted(fields["y"]) == sorted(table.days)
+    years = fields["exposure"].astype(float).round(2)
+    pairs = sorted(zip(fields["y"].tolist(), years.tolist(), strict=True))
+    assert pairs == sorted(zip(table.days.tolist(), table.years.tolist(), strict=True))
+    with pytest.raises(ValueError, match="exposure is for loss poisson"):
+        experiment("days", "--loss", "squared", "--exposure", "years")
+
+
+def test_a_public_range_of_the_target_asks_for_a_loss_of_numbers(table):
+    with pytest.raises(ValueError, match=r"'days' holds fractions: .* --loss squared"):
+        experiment("days", "--range", "days=0:40")
+    scaled = experiment("days", "--range", "days=0:40", "--loss", "squared").simulation.population
+    days = scaled.columns["y"].original(scaled.fields["y"])
+    np.testing.assert_allclose(sorted(days), sorted(table.days), atol=1e-4)
+
+
+def test_steps_of_losses_on_bounded_rows_are_bounded_by_default():
+    # ‖x‖² ≤ 1 and an intercept: L = 2/4 for two classes by log-odds, 2/2 for softmax.
+    for loss, bound in (("logistic", 1 / 2), ("softmax", 1.0), ("squared", 2.0)):
+        found = experiment("status", "--loss", loss, "--algorithm", "fedavg")
+        assert float(found.hparams.learning_rate) == pytest.approx(1 / bound)
+    rare = experiment("status", "--loss", "logistic", "--algorithm", "fedavg", "--prior", "0.01")
+    start = rare.simulation.task.init(jax.random.key(0))
+    np.testing.assert_allclose(start["bias"], [np.log(0.01 / 0.99)])

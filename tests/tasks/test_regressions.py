@@ -1,0 +1,129 @@
+"""Losses of tables against scikit-learn and scipy: values, gradients and what models predict."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.stats import logistic as logistic_distribution
+from scipy.stats import poisson as poisson_distribution
+from sklearn.linear_model import PoissonRegressor, QuantileRegressor
+from sklearn.metrics import mean_pinball_loss, mean_poisson_deviance
+
+from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.models import linear
+from fedjaxsim.tasks import logistic, ordinal, poisson, quantile, softmax
+
+N = 60
+
+
+def batch_of(rng, y, **more):
+    x = rng.normal(size=(N, 2)).astype(np.float32)
+    return Batch({"x": jnp.asarray(x), "y": jnp.asarray(y), **more}, jnp.ones(N))
+
+
+def best(task, batch):
+    """Return the parameters of least loss, by scipy."""
+    first, unravel = jax.flatten_util.ravel_pytree(task.init(jax.random.key(0)))
+    function = jax.jit(jax.value_and_grad(lambda flat: task.loss(unravel(flat), batch)))
+
+    def value(flat):
+        loss, gradient = function(jnp.asarray(flat, jnp.float32))
+        return float(loss), np.asarray(gradient, float)
+
+    return unravel(jnp.asarray(minimize(value, first, jac=True, tol=1e-9).x, jnp.float32))
+
+
+def test_poisson_with_exposure_is_the_weighted_fit_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    years = rng.uniform(0.5, 3, N).astype(np.float32)
+    y = rng.poisson(years * np.exp(0.5)).astype(np.int32)
+    batch = batch_of(rng, y, exposure=jnp.asarray(years))
+    task = poisson(linear((2,), 1))
+    params = best(task, batch)
+    # Counts with an exposure are rates, weighted by it.
+    x = np.asarray(batch.fields["x"])
+    want = PoissonRegressor(alpha=0, tol=1e-8).fit(x, y / years, sample_weight=years)
+    np.testing.assert_allclose(params["kernel"][0], want.coef_, atol=2e-3)
+    np.testing.assert_allclose(params["bias"][0], want.intercept_, atol=2e-3)
+    mean = np.asarray(task.predict(params, batch.fields)["prediction"])
+    np.testing.assert_allclose(mean, years * want.predict(x), rtol=5e-3)
+    deviance = np.mean(task.metrics(params, batch)["deviance"])
+    assert deviance == pytest.approx(mean_poisson_deviance(y, mean), rel=1e-4)
+    likelihood = -poisson_distribution(mean).logpmf(y) + poisson_distribution(y + 1e-9).logpmf(y)
+    np.testing.assert_allclose(task.metrics(params, batch)["deviance"], 2 * likelihood, atol=1e-3)
+
+
+def test_quantile_loss_is_that_of_scikit_learn():
+    rng = np.random.default_rng(1)
+    y = rng.exponential(size=N).astype(np.float32)
+    batch, task = batch_of(rng, y), quantile(linear((2,), 1), 0.8)
+    fit = QuantileRegressor(quantile=0.8, alpha=0).fit(batch.fields["x"], y)
+    params = {"kernel": jnp.asarray(fit.coef_[None]), "bias": jnp.asarray([fit.intercept_])}
+    want = mean_pinball_loss(y, fit.predict(batch.fields["x"]), alpha=0.8)
+    assert float(task.loss(params, batch)) == pytest.approx(want, rel=1e-5)
+    for name in params:  # the fit is a minimum: no neighbour is better
+        for step in (-0.01, 0.01):
+            other = params | {name: params[name] + step}
+            assert float(task.loss(other, batch)) >= want - 1e-6
+    assert abs(np.mean(task.metrics(params, batch)["below"]) - 0.8) <= 3 / N
+
+
+def test_ordinal_loss_is_the_proportional_odds_model():
+    rng = np.random.default_rng(2)
+    y = rng.integers(0, 4, N).astype(np.int32)
+    batch, task = batch_of(rng, y), ordinal(linear((2,), 1, bias=False), 4)
+    params = {"model": {"kernel": jnp.array([[0.5, -1.0]])}, "cuts": jnp.array([-1.0, 0.2, -0.5])}
+    cuts = np.cumsum([-1.0, np.exp(0.2), np.exp(-0.5)])
+    score = np.asarray(batch.fields["x"]) @ [0.5, -1.0]
+    below = logistic_distribution.cdf(np.array([-np.inf, *cuts, np.inf]) - score[:, None])
+    share = np.diff(below, axis=1)
+    losses = task.metrics(params, batch)["loss"]
+    np.testing.assert_allclose(losses, -np.log(share[np.arange(N), y]), rtol=1e-4)
+    found = task.predict(params, batch.fields)
+    np.testing.assert_array_equal(found["prediction"], share.argmax(axis=1))
+    np.testing.assert_allclose(found["probability"], share.max(axis=1), rtol=1e-4)
+    off = task.metrics(params, batch)["off"]
+    np.testing.assert_array_equal(off, np.abs(share.argmax(axis=1) - y))
+    far = params | {"model": {"kernel": jnp.array([[300.0, 0.0]])}}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.grad(task.loss)(far, batch)))
+
+
+@pytest.mark.parametrize(
+    ("task", "bound"),
+    [(logistic(linear((2,), 1)), 1 / 4), (softmax(linear((2,), 3), 3), 1 / 2)],
+)
+def test_bounds_on_the_curvature_hold_and_are_reached(task, bound):
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.uniform(-1, 1, (1, 2)), jnp.float32)
+    batch = Batch({"x": x, "y": jnp.zeros(1, jnp.int32)}, jnp.ones(1))
+    limit = task.curvature(float(jnp.sum(x**2)))
+    assert limit == pytest.approx(bound * (float(jnp.sum(x**2)) + 1))
+
+    def curvature(params):
+        flat, unravel = jax.flatten_util.ravel_pytree(params)
+        hessian = jax.hessian(lambda flat: task.loss(unravel(flat), batch))(flat)
+        return float(np.linalg.eigvalsh(hessian)[-1])
+
+    zero = task.init(jax.random.key(0))
+    # Two classes of equal odds are the worst case: the third has none.
+    worst = zero | {"bias": jnp.array([0.0, 0.0, -30.0])[: len(zero["bias"])]}
+    assert curvature(worst) == pytest.approx(limit, rel=1e-4)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), zero)
+    assert curvature(params) <= limit * (1 + 1e-5)
+
+
+def test_a_prior_is_what_models_predict_first():
+    fields = {"x": jnp.ones((2, 2)), "y": jnp.zeros(2, jnp.int32)}
+    for task, name, want in (
+        (logistic(linear((2,), 1), prior=0.01), "probability", 0.01),
+        (softmax(linear((2,), 3), 3, prior=(0.1, 0.2, 0.7)), "probability", 0.7),
+        (poisson(linear((2,), 1), prior=4.0), "prediction", 4.0),
+    ):
+        found = task.predict(task.init(jax.random.key(0)), fields)
+        np.testing.assert_allclose(found[name], want, rtol=1e-5)
+        assert "taken as public" in task.public[-1]
+    with pytest.raises(ValueError, match="prior must be the shares of the 3 classes"):
+        softmax(linear((2,), 3), 3, prior=(0.1, 0.2))
+    with pytest.raises(ValueError, match="a prior needs a model with 1 intercept"):
+        logistic(linear((2,), 1, bias=False), prior=0.1)
