@@ -186,7 +186,7 @@ def _settings(folder: Path) -> Any:
 def _sweep(folder: Path) -> Any:
     from fedjaxsim.runs.sweep_runs import read_sweep
 
-    return read_sweep(folder / "a.toml", None)
+    return read_sweep(folder / "a.toml")
 
 
 def _state() -> Any:

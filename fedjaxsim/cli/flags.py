@@ -19,6 +19,7 @@ from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.factories import Setting, Word, flag, resolve, settings_of
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import DATA, GROUPS, IN_FILES_ONLY, RUN, Table, table_of
+from fedjaxsim.runs.sweep_files import SweepOptions
 
 Work = Callable[[], int]
 HELP = ("--help", "-h")
@@ -71,6 +72,11 @@ class Command(NamedTuple):
     def takes_settings(self) -> bool:
         """Return whether it takes the settings of a run."""
         return "settings" in inspect.signature(self.function).parameters
+
+    @property
+    def takes_axes(self) -> bool:
+        """Return whether it takes the settings of several runs, of which lists are axes."""
+        return "axes" in inspect.signature(self.function).parameters
 
     @property
     def takes_file(self) -> bool:
@@ -198,6 +204,9 @@ def show(command: Command, words: Sequence[str]) -> None:
     if command.takes_file:
         _row("CONFIG", _FILE)
     _section("flags of the command", command.flags.values())
+    if command.takes_axes:
+        _section("options of the sweep", settings_of(SweepOptions).values())
+        print("\nsettings of its runs, of which a list is an axis: fedjaxsim run --help")
     if not command.takes_settings:
         return
     groups = {name: group.keys for name, group in GROUPS.items()}

@@ -1,9 +1,10 @@
 """The program: reads a command line, does the command, and reports errors in one line."""
 
 import errno
+import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,11 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
-from fedjaxsim.factories import flag, settings_of
-from fedjaxsim.runs.parts import ROLES, is_own
-from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown
+from fedjaxsim.factories import Setting, Word, flag, settings_of
+from fedjaxsim.runs.parts import ROLES, check_parts, is_own
+from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown, unread
 from fedjaxsim.runs.settings_files import OUTPUT, read_raw, resolve
+from fedjaxsim.runs.sweep_files import SweepFile, SweepOptions, read_file
 from fedjaxsim.signals import end_on_signal
 from fedjaxsim.store import release
 
@@ -60,6 +62,9 @@ def parse(arguments: Sequence[str]) -> Call:
     if command.takes_settings:
         config, flags, others = _settings(command, words)
         return Call(command, command.arguments(flags, others) | {"settings": config})
+    if command.takes_axes:
+        axes, flags, others = _axes(command, words)
+        return Call(command, command.arguments(flags, others) | {"axes": axes})
     flags, others = split(words, command.flags)
     for name in flags.keys() - command.flags:
         if command.name == "resume" and (name in static_keys() or name in readers()):
@@ -90,18 +95,59 @@ def _settings(
     path = Path(others[0]) if others and command.takes_file else None
     raw = {} if path is None else read_raw(path)
     given = raw | flags
-    if any(each.own and is_own(str(given.get(role, ""))) for role, each in ROLES.items()):
-        # The code of a user's part may use JAX, which begins here.
-        names = settings_of(Machines)
-        quiet = "true" in {str(flags.get(name)).lower() for name in ("quiet", "json")}
-        machines = Machines(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
-        machines.start(quiet=quiet)
+    _start_for_own({role: [str(given[role])] for role in ROLES if role in given}, flags)
     flags, others = split(words, table_of(given).keys | command.flags)
     own = {name: value for name, value in flags.items() if name in command.flags}
     asked = {name: value for name, value in flags.items() if name not in own}
     earlier = Path(own["from"]) if "from" in own else None
     without = dict.fromkeys((*command.without, *OUTPUT), f"has no effect on {command.name}")
     return resolve(asked, path, earlier, without), own, others[path is not None :]
+
+
+def _axes(
+    command: Command, words: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the settings of runs in a command line, lists for axes; its other flags and words."""
+    flags, others = split(words, static_keys() | command.flags)
+    file = read_file(Path(others[0])) if others else SweepFile()
+    parts = {
+        role: flags[role].split(",") if isinstance(flags.get(role), str) else file.parts(role)
+        for role in ROLES
+    }
+    parts = {role: names for role, names in parts.items() if names}
+    _start_for_own(parts, flags)
+    keys = dict[str, Setting]()
+    for names in itertools.product(*parts.values()):
+        run = dict(zip(parts, names, strict=True))
+        check_parts(run)
+        keys |= table_of({**file.base, **run}).keys
+    keys |= settings_of(SweepOptions)
+    flags, others = split(words, keys | command.flags)
+    own = {name: value for name, value in flags.items() if name in command.flags}
+    axes = {}
+    for name, value in flags.items():
+        if name in own:
+            continue
+        if name not in keys:
+            first = {role: names[0] for role, names in parts.items()}
+            left = unread([name], {**file.base, **first}, [*keys, *command.flags])
+            raise ValueError(f"no run reads what is set: {left[0]}")
+        setting = keys[name]
+        several = isinstance(value, str) and setting.item is None and "," in value
+        words_ = [Word(word.strip()) for word in value.split(",")] if several else [value]
+        converted = [setting.convert(word) for word in words_]
+        axes[name] = converted if several else converted[0]
+    return axes, own, others
+
+
+def _start_for_own(parts: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
+    """Start JAX if parts are the user's, whose code may use it."""
+    if not any(ROLES[role].own and any(map(is_own, names)) for role, names in parts.items()):
+        return
+    names = settings_of(Machines)
+    quiet = "true" in {str(flags.get(name)).lower() for name in ("quiet", "json")}
+    machines = Machines(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
+    machines.start(quiet=quiet)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

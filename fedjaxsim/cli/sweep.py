@@ -1,6 +1,8 @@
 """`fedjaxsim sweep` and `fedjaxsim demo`."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Machines
@@ -10,10 +12,11 @@ DEMO = Path(__file__).parents[1] / "runs" / "demo.toml"
 
 
 def sweep(
-    config: Path,
+    config: Path | None = None,
     *,
+    axes: Mapping[str, Any],
     out: Path,
-    data: str | None = None,
+    seeds: Count | None = None,
     overwrite: bool = False,
     select_privately: str | None = None,
     score_noise: float | None = None,
@@ -24,10 +27,14 @@ def sweep(
 ) -> Work:
     """Run a grid of settings as one program, and draw the best of each family.
 
+    All flags of `run` are settings of its runs, and a list is an axis: --algorithm pmtl,ditto
+    --lam 0.1,1 --seeds 3 are twelve runs.
+
     Args:
-      config: Settings of a run and, in tables [sweep], the values to combine.
+      config: Settings of a run and, in tables [sweep], the values to combine; flags win over it.
+      axes: Settings in flags.
       out: Directory of the results; an interrupted sweep resumes in it.
-      data: Source of the clients; wins over the file.
+      seeds: Seeds of each setting, from --seed on.
       overwrite: Replace the results in the directory.
       select_privately: Publish the best of a random number of runs: geometric:10 are 10 on average,
         with an ε of the whole.
@@ -49,11 +56,13 @@ def sweep(
 
     require(machines.count)
     how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
-    with doing(f"reading the data and checking the runs of {config}", quiet=quiet):
+    with doing(f"reading the data and checking the runs of {config or out}", quiet=quiet):
         if select_privately is None or score_noise is None:
-            return prepare_sweep(config, out, data, **how)
+            return prepare_sweep(config, out, axes, seeds, **how)
         score = score_noise, score_largest
-        return prepare_selection(config, out, data, select_privately, score, overwrite=overwrite)
+        return prepare_selection(
+            config, out, axes, seeds, select_privately, score, overwrite=overwrite
+        )
 
 
 def demo(
@@ -77,6 +86,6 @@ def demo(
     from fedjaxsim.cli.sweeping import prepare_sweep
     from fedjaxsim.report.progress import doing
 
-    of_seeds = range(seed, seed + seeds)
+    of_seeds = {"seed": list(range(seed, seed + seeds))}
     with doing("reading digits and checking the runs", quiet=quiet):
-        return prepare_sweep(DEMO, out, seeds=of_seeds, overwrite=overwrite, quiet=quiet)
+        return prepare_sweep(DEMO, out, of_seeds, overwrite=overwrite, quiet=quiet)

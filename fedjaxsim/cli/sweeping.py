@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -78,18 +78,17 @@ class _Chunk(NamedTuple):
 
 
 def prepare_sweep(
-    file: Path,
+    file: Path | None,
     out: Path,
-    data: str | None = None,
-    *,
-    seeds: Sequence[int] | None = None,
+    changes: Mapping[str, Any] = {},
+    seeds: int | None = None,
     **how: Any,
 ) -> Work:
-    """Check all input of a sweep; return the work.
+    """Check all input of a sweep, for `read_plan`; return the work.
 
-    `data` and `seeds` replace those of the file; `how` are the options of `_prepared`.
+    `how` are the options of `_prepared`.
     """
-    plan = read_plan(file, data, seeds)
+    plan = read_plan(file, changes, seeds)
     if isinstance(plan, SweepRuns):
         return _prepared(plan, out, **how)
     tuning = plan.tuning()
@@ -315,15 +314,15 @@ _ASSUMED = (
 
 
 def prepare_selection(
-    file: Path, out: Path, data: str | None, spec: str, score: tuple[float, float], *,
-    overwrite: bool,
+    file: Path | None, out: Path, changes: Mapping[str, Any], seeds: int | None, spec: str,
+    score: tuple[float, float], *, overwrite: bool,
 ) -> Work:  # fmt: skip
-    """Check all input of a selection among the runs of a sweep's file; return the work.
+    """Check all input of a selection among the runs of a sweep; return the work.
 
     `spec` is the distribution of the number of runs, for `selection.parse`; `score` has z of the
     score that each run releases at its end, and the public bound of a client's score.
     """
-    runs, plan = selection.parse(spec), read_sweep(file, data)
+    runs, plan = selection.parse(spec), read_sweep(file, changes, seeds)
     if "seed" in plan.keys:
         raise ValueError("select-privately gives each run a seed of its own: leave out seed")
     candidates = _candidates(plan)

@@ -9,29 +9,38 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.runs.directory import settings_digest
-from fedjaxsim.runs.parts import ROLES, absolute, check_parts
+from fedjaxsim.runs.parts import ROLES, absolute
 from fedjaxsim.runs.seeds import SECRET, SeedSetting
 from fedjaxsim.runs.settings import (
+    IN_FILES_ONLY,
     Layer,
     RunConfig,
     displaced,
     excluded,
     layered,
-    table_of,
     unread,
 )
-from fedjaxsim.runs.settings_files import OUTPUT, content, entries
+from fedjaxsim.runs.settings_files import entries
+from fedjaxsim.runs.sweep_files import (
+    NOTHING,
+    REFUSED,
+    SweepFile,
+    SweepOptions,
+    Table,
+    Values,
+    lists,
+    read_file,
+)
 
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
@@ -41,20 +50,6 @@ _LISTED = 16
 _STATIC = ("sampling_rate",)
 """Hyperparameters on which the program itself depends."""
 
-Values = Mapping[str, Any]
-"""Values by name, as a file has them; each run converts its own."""
-Table = Mapping[str, Sequence[Any]]
-"""One table of a sweep: the values of each key."""
-
-_REFUSED: dict[str, str] = {
-    **OUTPUT,
-    **dict.fromkeys(
-        ("budget_epsilon", "evaluate_privately", "patience"),
-        "is for single runs: those of a sweep go on together",
-    ),
-    "audit_canaries": "is for single runs: those of a sweep share their noise",
-}
-
 
 def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
     """Return the settings of a run that are arrays in its program, which may differ within it."""
@@ -63,29 +58,6 @@ def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
     if run.protects_examples:  # ε of examples is not among them: its noise is a table
         settings += ["example_clip", "example_noise_multiplier"]
     return tuple(settings)
-
-
-@dataclasses.dataclass(frozen=True)
-class SweepOptions:
-    """The options of a sweep in its file; keys take - or _."""
-
-    metric: str | None = None
-    """Metric by which runs are judged, such as auc; by default the first of its task."""
-    memory: float = 2.0
-    """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
-    best_over: tuple[str, ...] | None = None
-    """Swept keys over which the best is taken; by default the learning rate, if it is swept."""
-
-    def validate(self, keys: Sequence[str]) -> None:
-        """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
-        checks.positive(memory=self.memory)
-        allowed = [flag(key) for key in keys if key != "seed"]  # over seeds, values are averaged
-        names = [flag(name) for name in self.best_over or ()]
-        for name in names:
-            if name not in allowed or names.count(name) > 1:
-                raise ValueError(
-                    f"best-over takes swept keys ({', '.join(allowed)}), each once, got {name!r}"
-                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,87 +379,62 @@ class Search:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
+def read_sweep(path: Path | None, changes: Values = NOTHING, seeds: int | None = None) -> SweepRuns:
     """Read the file of a sweep without a search, as `read_plan`; its seed may be secret."""
-    plan = read_plan(path, data, secret=True)
+    plan = read_plan(path, changes, seeds, secret=True)
     if isinstance(plan, Search):
         raise ValueError(f"{path} has a table [search], which `fedjaxsim sweep` alone runs")
     return plan
 
 
 def read_plan(
-    path: Path,
-    data: str | None = None,
-    seeds: Sequence[int] | None = None,
-    *,
-    secret: bool = False,
+    path: Path | None, changes: Values = NOTHING, seeds: int | None = None, *, secret: bool = False
 ) -> SweepRuns | Search:
     """Read the file of a sweep, or of one that searches first; also one that a sweep wrote.
 
-    `data` and `seeds` stand in place of the file's; settings of the file's data alone are left out.
-    If `secret`, the seed of all runs may be drawn.
+    Args:
+      path: the file; None for a sweep of `changes` alone.
+      changes: settings that win over the file's; a list is an axis. Settings of the file's data are
+        left out if there are other data.
+      seeds: number of seeds, from the seed on; they are an axis.
+      secret: whether the seed of all runs may be drawn.
     """
-    whole = content(path)
+    for name in changes:
+        if name in REFUSED or name in IN_FILES_ONLY:
+            raise ValueError(f"{flag(name)} {REFUSED.get(name, 'is for files alone')}")
+    file = SweepFile() if path is None else read_file(path)
+    if seeds is not None:
+        first = changes.get("seed", file.base.get("seed", 0))
+        if not isinstance(first, int):
+            raise ValueError(f"seeds begin at a seed, a whole number, got {first!r}")
+        changes = {**changes, "seed": list(range(first, first + seeds))}
     with in_file(path):
-        common, tables = whole.pop("search", None), _tables(whole.pop("sweep", None))
-        boxes = [table.pop("search", [{}])[0] for table in tables]
-        base = dict(entries(whole, _REFUSED))
-        known = settings_of(SweepOptions)
-        given = {name: known[name].convert(base.pop(name)) for name in [*base] if name in known}
-        options = SweepOptions(**given)
-        check_parts(base)
-        if secret and base.get("seed") == SECRET:
-            base["seed"] = SeedSetting("seed", int).convert(SECRET)
-        if data is not None:
-            check_parts({"data": data})
-            left = table_of(base).keys.keys() - table_of(base | {"data": data}).keys.keys()
-            base = {name: value for name, value in base.items() if name not in left}
-            base["data"] = data
-        if seeds is not None:
-            tables = [table | {"seed": list(seeds)} for table in tables]
-        if common is not None:
-            return _search(base, options, tables, boxes, common)
-        if any(boxes):
+        file = file.changed(changes)
+        if not any(file.tables):
+            example = "as in --lam 0.1,1 or --seeds 3"
+            raise ValueError(f"a sweep needs an axis, a flag with a list or seeds, {example}")
+        if secret and file.base.get("seed") == SECRET:
+            drawn = SeedSetting("seed", int).convert(SECRET)
+            file = file._replace(base={**file.base, "seed": drawn})
+        if file.search is not None:
+            return _search(file)
+        if any(file.boxes):
             raise ValueError("a search needs a table [search] with its seeds")
-        return resolve_sweep(base, tables, options)
+        return resolve_sweep(file.base, file.tables, file.options)
 
 
-def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
-    """Return the tables of a file; a value that is no list becomes one."""
-    tables = [sweep] if isinstance(sweep, dict) else sweep
-    if not (isinstance(tables, list) and tables and all(t and isinstance(t, dict) for t in tables)):
-        example = "with lists of values, as in learning-rate = [0.1, 0.3]"
-        raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}; got {sweep}")
-    above = "is an option of the sweep: write it above the tables"
-    refused = dict.fromkeys(settings_of(SweepOptions), above) | _REFUSED
-    return [_lists(dict(entries(table, refused, "[sweep]: ")), "[sweep]") for table in tables]
-
-
-def _lists(table: Values, place: str) -> dict[str, list[Any]]:
-    """Return the values of each key, of which none is there twice: a run counts once."""
-    found = {name: of if isinstance(of, list) else [of] for name, of in table.items()}
-    for name, values in found.items():
-        if not values:
-            raise ValueError(f"{flag(name)} in {place} must list at least one value, got []")
-        for number, value in enumerate(values):
-            if value in values[:number]:
-                raise ValueError(f"{flag(name)} in {place} lists {value!r} twice")
-    return found
-
-
-def _search(
-    base: Values, options: SweepOptions, tables: Sequence[Table], boxes: Sequence[Any], common: Any
-) -> Search:
+def _search(file: SweepFile) -> Search:
     """Return the search of a file from its table [search] and those inside each [[sweep]]."""
+    common, boxes = file.search, file.boxes
     if not isinstance(common, dict) or not all(isinstance(box, dict) for box in boxes):
         raise ValueError("search must be a table [search], and in a [[sweep]] table {…}")
-    found = dict(entries(common, _REFUSED, "[search]: "))
+    found = dict(entries(common, REFUSED, "[search]: "))
     points, seeds = found.pop("points", None), found.pop("seeds", None)
     if points is not None:
         points = Setting("points", int, least=1).convert(points, "points in [search]")
     if not isinstance(seeds, list) or not seeds:
         raise ValueError("[search] needs seeds, a list of those that choose, as in seeds = [1000]")
-    _lists({"seeds": seeds}, "[search]")
-    every = [found | dict(entries(box, _REFUSED, "[search]: ")) for box in boxes]
-    lists = tuple(_lists(box, "[search]") for box in every)
-    return Search(base, options, tuple(tables), lists, points, tuple(seeds))
+    lists({"seeds": seeds}, "[search]")
+    every = [found | dict(entries(box, REFUSED, "[search]: ")) for box in boxes]
+    searched = tuple(lists(box, "[search]") for box in every)
+    return Search(file.base, file.options, tuple(file.tables), searched, points, tuple(seeds))

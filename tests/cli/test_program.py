@@ -1,5 +1,6 @@
 """The program: which settings win, and its version."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from problems import HANGS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.sweep_runs import read_sweep
 
 
 def test_flags_win_over_the_file(tmp_path):
@@ -19,6 +21,44 @@ def test_flags_win_over_the_file(tmp_path):
     command = parse(["run", str(path), "--rounds", "2", "--epsilon", "3"])
     expected = run_config(clients=8, rounds=2, epsilon=3.0, algorithm="fedavg")
     assert command.settings == expected
+
+
+def test_a_flag_of_a_sweep_with_a_list_is_an_axis(tmp_path):
+    words = "sweep --clients 8 --lam 0.1,1 --algorithm pmtl,ditto --seeds 2 --metric loss --out x"
+    asked = parse(words.split()).arguments
+    axes = {"clients": 8, "lam": [0.1, 1.0], "algorithm": ["pmtl", "ditto"], "metric": "loss"}
+    assert asked["axes"] == axes
+    plan = read_sweep(None, asked["axes"], asked["seeds"])
+    runs = {(run.lam, run.algorithm, run.seed) for run in plan.runs}
+    assert runs == set(itertools.product((0.1, 1.0), ("pmtl", "ditto"), (0, 1)))
+    assert {run.clients for run in plan.runs} == {8}
+    assert plan.options.metric == "loss"
+    # Flags win over a file, in its tables, too.
+    path = tmp_path / "s.toml"
+    path.write_text("rounds = 5\nepsilon = 1\n[sweep]\nlam = [3]\nlearning-rate = [0.1, 0.3]\n")
+    words = f"sweep {path} --lam 0.1,1 --noise-multiplier 2 --rounds 7 --out x"
+    plan = read_sweep(path, parse(words.split()).arguments["axes"])
+    assert {(run.lam, run.learning_rate) for run in plan.runs} == {
+        (0.1, 0.1), (0.1, 0.3), (1.0, 0.1), (1.0, 0.3),
+    }  # fmt: skip
+    assert {(run.rounds, run.noise_multiplier, run.epsilon) for run in plan.runs} == {(7, 2, None)}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--lam 0.1", "needs an axis"),
+        ("--lamb 0.1,1", "did you mean 'lam'"),
+        ("--mu 0.1,1", "only with fedprox"),
+        ("--seed 1,2 --seeds 2", "seeds begin at a seed"),
+        ("--patience 1,2", "for single runs"),
+        ("--algorithm pmtl,dito", "did you mean 'ditto'"),
+        ("--lam 1,1", "lists 1.0 twice"),
+    ],
+)
+def test_bad_flags_of_a_sweep_are_refused(words, said, capsys):
+    assert main(["sweep", *words.split(), "--out", "absent/x"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_version(capsys):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_all_runs_share_what_makes_them_comparable():
-    plan = read_plan(sweep.DEMO, seeds=[3])
+    plan = read_plan(sweep.DEMO, {"seed": [3]})
     assert isinstance(plan, SweepRuns)
     assert len(plan.runs) == 7
     own = {"algorithm": "pmtl", "message": "offset", "epsilon": None}
@@ -31,7 +31,7 @@ def test_all_runs_share_what_makes_them_comparable():
 def test_settings_are_those_that_the_comparison_chose():
     found = json.loads((ROOT / "experiments/results/compare-digits.json").read_text())
     at = [level["epsilon"] or math.inf for level in found["levels"]]
-    plan = read_plan(sweep.DEMO, seeds=[0])
+    plan = read_plan(sweep.DEMO, {"seed": [0]})
     assert isinstance(plan, SweepRuns)
     for config in plan.runs:
         name = "pmtl-offset" if config.algorithm == "pmtl" else config.algorithm

@@ -125,7 +125,7 @@ def test_a_key_may_have_other_values_for_another_algorithm(tmp_path):
 
 def test_other_data_leave_out_what_only_those_of_the_file_read(tmp_path):
     path = written(tmp_path, "data = 'digits'\nalpha = 0.3\nclients = 9\n[sweep]\nseed = [0, 1]")
-    plan = read_sweep(path, "synthetic")
+    plan = read_sweep(path, {"data": "synthetic"})
     assert plan.base == {"data": "synthetic", "clients": 9}
     assert [(run.data, run.clients) for run in plan.runs] == [("synthetic", 9)] * 2
 

@@ -67,4 +67,4 @@ def test_the_runs_of_a_sweep_have_no_patience(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text("patience = 2\nvalidation-fraction = 0.2\n[sweep]\nlam = [0.1, 1.0]\n")
     with pytest.raises(ValueError, match="patience"):
-        read_sweep(path, None)
+        read_sweep(path)

@@ -1,0 +1,140 @@
+"""The files of sweeps: settings, options, and tables of values; flags may change them.
+
+Help for sweeps reads the options here, so that it imports no numpy.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fedjaxsim import checks
+from fedjaxsim.data.files import in_file
+from fedjaxsim.factories import flag, settings_of
+from fedjaxsim.runs.parts import check_parts
+from fedjaxsim.runs.settings import displaced, table_of
+from fedjaxsim.runs.settings_files import OUTPUT, content, entries
+
+Values = Mapping[str, Any]
+"""Values by name, as a file has them; each run converts its own."""
+Table = Mapping[str, Sequence[Any]]
+"""One table of a sweep: the values of each key."""
+NOTHING: Values = MappingProxyType({})
+
+REFUSED: dict[str, str] = {
+    **OUTPUT,
+    **dict.fromkeys(
+        ("budget_epsilon", "evaluate_privately", "patience"),
+        "is for single runs: those of a sweep go on together",
+    ),
+    "audit_canaries": "is for single runs: those of a sweep share their noise",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions:
+    """The options of a sweep in its file or in flags; keys take - or _.
+
+    Attributes:
+      metric: Metric by which runs are judged, such as auc; by default the task's first one.
+      memory: Memory for the runs that are computed at once, in GB (10⁹ bytes).
+      best_over: Swept keys over which the best is taken; by default the learning rate.
+    """
+
+    metric: str | None = None
+    memory: float = 2.0
+    best_over: tuple[str, ...] | None = None
+
+    def validate(self, keys: Sequence[str]) -> None:
+        """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
+        checks.positive(memory=self.memory)
+        allowed = [flag(key) for key in keys if key != "seed"]  # over seeds, values are averaged
+        names = [flag(name) for name in self.best_over or ()]
+        for name in names:
+            if name not in allowed or names.count(name) > 1:
+                raise ValueError(
+                    f"best-over takes swept keys ({', '.join(allowed)}), each once, got {name!r}"
+                )
+
+
+class SweepFile(NamedTuple):
+    """The content of a sweep's file.
+
+    Attributes:
+      base: settings of all runs.
+      tables: the values that are swept.
+      boxes: for each table, the values that are searched in it alone.
+      search: the table [search]; None without one.
+    """
+
+    base: Values = NOTHING
+    options: SweepOptions = SweepOptions()
+    tables: Sequence[Table] = ({},)
+    boxes: Sequence[Any] = ({},)
+    search: Any = None
+
+    def changed(self, changes: Values) -> "SweepFile":
+        """Return the content with other settings and options; lists of settings are axes."""
+        names = settings_of(SweepOptions).keys() & changes.keys()
+        options = dataclasses.replace(self.options, **{name: changes[name] for name in names})
+        changes = {name: value for name, value in changes.items() if name not in names}
+        check_parts({k: v for k, v in changes.items() if not isinstance(v, list)})
+        axes = lists({k: of for k, of in changes.items() if isinstance(of, list)}, "the flags")
+        values = {name: value for name, value in changes.items() if name not in axes}
+        base = dict(self.base)
+        if "data" in values:
+            left = table_of(base).keys.keys() - table_of(base | values).keys.keys()
+            base = {name: value for name, value in base.items() if name not in left}
+
+        def rest(settings: Values) -> dict[str, Any]:
+            kept = displaced(settings, changes)
+            return {k: v for k, v in kept.items() if k.replace("-", "_") not in changes}
+
+        tables = [rest(table) | axes for table in self.tables]
+        boxes = [rest(box) if isinstance(box, Mapping) else box for box in self.boxes]
+        search = rest(self.search) if isinstance(self.search, Mapping) else self.search
+        return SweepFile(rest(base) | values, options, tables, boxes, search)
+
+    def parts(self, role: str) -> list[str]:
+        """Return the names of the parts that its settings give a role."""
+        swept = [table.get(role, ()) for table in self.tables]
+        names = [self.base.get(role), *itertools.chain(*swept)]
+        return [str(name) for name in names if name is not None]
+
+
+def read_file(path: Path) -> SweepFile:
+    """Read the content of a sweep's file."""
+    whole = content(path)
+    with in_file(path):
+        search, tables = whole.pop("search", None), _tables(whole.pop("sweep", None))
+        boxes = [table.pop("search", [{}])[0] for table in tables]
+        base = dict(entries(whole, REFUSED))
+        known = settings_of(SweepOptions)
+        given = {name: known[name].convert(base.pop(name)) for name in [*base] if name in known}
+        check_parts(base)
+        return SweepFile(base, SweepOptions(**given), tables, boxes, search)
+
+
+def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
+    """Return the tables of a file; a value that is no list becomes one."""
+    tables = [sweep] if isinstance(sweep, dict) else sweep
+    if not (isinstance(tables, list) and tables and all(t and isinstance(t, dict) for t in tables)):
+        example = "with lists of values, as in learning-rate = [0.1, 0.3]"
+        raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}; got {sweep}")
+    above = "is an option of the sweep: write it above the tables"
+    refused = dict.fromkeys(settings_of(SweepOptions), above) | REFUSED
+    return [lists(dict(entries(table, refused, "[sweep]: ")), "[sweep]") for table in tables]
+
+
+def lists(table: Values, place: str) -> dict[str, list[Any]]:
+    """Return the values of each key, of which none is there twice: a run counts once."""
+    found = {name: of if isinstance(of, list) else [of] for name, of in table.items()}
+    for name, values in found.items():
+        if not values:
+            raise ValueError(f"{flag(name)} in {place} must list at least one value, got []")
+        for number, value in enumerate(values):
+            if value in values[:number]:
+                raise ValueError(f"{flag(name)} in {place} lists {value!r} twice")
+    return found
