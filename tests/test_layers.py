@@ -24,7 +24,7 @@ LAYERS = (
     ("data",),
     ("hyperparameters", "metrics"),
     ("kernels", "factories", "extras", "signals", "store", "divergence"),
-    ("checks", "keys"),
+    ("checks", "keys", "own_code"),
 )
 """From the top down. Modules of one layer do not import each other."""
 
