@@ -74,6 +74,8 @@ from .privacy.samplers import Sampling as Sampling
 from .privacy.samplers import fixed_size as fixed_size
 from .privacy.samplers import full_participation as full_participation
 from .privacy.samplers import poisson as poisson
+from .runs.finished import FinishedRun as FinishedRun
+from .runs.finished import load_run as load_run
 from .simulation import Simulation as Simulation
 from .simulation import SimulationState as SimulationState
 from .tasks.task import Task as Task

@@ -29,6 +29,7 @@ from fedjaxsim.store import release
 
 _FILES = {
     "run": ("run", "resume", "export"), "sweep": ("sweep", "demo"), "tune": ("tune",),
+    "predict": ("predict", "coefficients"),
     "compare": ("compare",), "data": ("data",), "plan": ("plan",), "privacy": ("privacy",),
     "audit": ("audit",), "bench": ("bench",),
 }  # fmt: skip

@@ -36,7 +36,7 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.regressions import EXPOSURE
 from fedjaxsim.tasks.task import Task, known_regression
 
-_TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-rows": unit_rows}
+TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-rows": unit_rows}
 _OF_CLASSES = ("softmax", "one-vs-all")
 """Losses with an output for each class."""
 _COUNTS_CLASSES = (*_OF_CLASSES, "ordinal")
@@ -151,7 +151,7 @@ def whole_population_of(config: RunConfig) -> Population:
         population = dataclasses.replace(kept, held_out=held_out)
     population = _scaled(config, population)
     for step in config.get("preprocess", ()):
-        population = _TRANSFORMS[step](population)
+        population = TRANSFORMS[step](population)
     return population
 
 

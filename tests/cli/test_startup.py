@@ -29,6 +29,8 @@ _COMMANDS = (
     "sweep",
     "tune",
     "compare",
+    "predict",
+    "coefficients",
     "data",
     "demo",
     "privacy",

@@ -1,0 +1,106 @@
+"""`fedjaxsim predict` and `fedjaxsim coefficients`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.machines import Machines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FORMATS = (".csv", ".parquet")
+_SHOWN = 20
+"""Rows of a table that are printed."""
+
+
+def predict(
+    directory: Path,
+    *,
+    data: str | None = None,
+    client: str | None = None,
+    out: Path | None = None,
+    quiet: bool = False,
+) -> Work:
+    """Predict rows by the personal models of a run, in the order of the rows.
+
+    New rows need no target. Those of a client that took no part are predicted by the model that the
+    run published, if it did.
+
+    Args:
+      directory: Directory of the run.
+      data: Source of new rows, as csv:new.csv; by default the run's own rows.
+      client: Column with the client of each new row; by default that of the run.
+      out: Table of the predictions (.csv or .parquet); by default the first rows are printed.
+      quiet: Print errors only.
+    """
+    _check(out)
+    Machines("1").start(quiet=quiet)
+    import numpy as np
+
+    from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.finished import load_run
+
+    with doing(f"reading {directory} and predicting", quiet=quiet):
+        table = load_run(directory).predict(data, client=client)
+
+    def work() -> int:
+        _print(table, out, quiet=quiet)
+        if "clipped" in table and (count := np.count_nonzero(table["clipped"])):
+            print(f"{count} of {len(table)} rows have a feature beyond its range, and were clipped")
+        return 0
+
+    return work
+
+
+def coefficients(directory: Path, *, out: Path | None = None, quiet: bool = False) -> Work:
+    """Show the coefficients of a run's linear models, in the units of the table.
+
+    A client's coefficients are its own: a guarantee covers them against other clients, and
+    publishing them is another release.
+
+    Args:
+      directory: Directory of the run.
+      out: Table of the coefficients (.csv or .parquet); by default the first rows are printed.
+      quiet: Print errors only.
+    """
+    _check(out)
+    Machines("1").start(quiet=quiet)
+    from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.finished import load_run
+
+    with doing(f"reading {directory}", quiet=quiet):
+        table = load_run(directory).coefficients()
+
+    def work() -> int:
+        _print(table, out, quiet=quiet)
+        return 0
+
+    return work
+
+
+def _check(out: Path | None) -> None:
+    if out is not None and out.suffix not in _FORMATS:
+        raise ValueError(f"out must end in {' or '.join(_FORMATS)}, got {out}")
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"out must be in a folder that exists, got {out}")
+
+
+def _print(table: "pd.DataFrame", out: Path | None, *, quiet: bool) -> None:
+    """Write a table, or print its first rows."""
+    from fedjaxsim import store
+    from fedjaxsim.report.progress import number, print_rows
+
+    if out is not None:
+        content = table.to_csv(index=False).encode() if out.suffix == ".csv" else table.to_parquet()
+        store.write(out, content)
+        if not quiet:
+            print(f"{len(table)} rows in {out}")
+        return
+    rows = [
+        [number(cell) if isinstance(cell, float) else str(cell) for cell in row]
+        for row in table.head(_SHOWN).itertuples(index=False)
+    ]
+    print_rows([*map(str, table)], rows)
+    if len(table) > _SHOWN:
+        print(f"… and {len(table) - _SHOWN} more rows: --out FILE.csv writes all of them")

@@ -1,0 +1,176 @@
+"""A run of a folder as an object: its simulation and last state, and what they say of rows."""
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjaxsim.data.load import load
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.table import Roles, read_table, source_of
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.extras import importing
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.report.files import Record
+from fedjaxsim.runs.assemble import TRANSFORMS, population_of
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.execute import Trained, trained
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import CONFIG, read_toml
+from fedjaxsim.simulation import Simulation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NEW = "new"
+"""The client of rows without one."""
+_TABLES = ("csv", "parquet")
+
+
+class FinishedRun:
+    """A run of a folder, from `load_run`. Its files and data are read when they are first used.
+
+    Attributes:
+      path: the folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self._directory = path, RunDirectory(path)
+
+    @functools.cached_property
+    def config(self) -> RunConfig:
+        """The settings."""
+        return read_toml(self.path / CONFIG)
+
+    @functools.cached_property
+    def _trained(self) -> Trained:
+        return trained(self.path)
+
+    @property
+    def sim(self) -> Simulation:
+        """The simulation, on the run's own data."""
+        return self._trained.experiment.simulation
+
+    @property
+    def hparams(self) -> Hyperparameters:
+        """The hyperparameters."""
+        return self._trained.experiment.hparams
+
+    @property
+    def state(self) -> SimulationState:
+        """The last state that was kept."""
+        return self._trained.state
+
+    @functools.cached_property
+    def history(self) -> "pd.DataFrame":
+        """The evaluations, one row each."""
+        with importing("tables"):
+            import pandas as pd
+        return pd.DataFrame(self._directory.metrics())
+
+    @property
+    def summary(self) -> Record:
+        """The last metrics, ε and speed."""
+        return self._directory.summary()
+
+    @property
+    def guarantee(self) -> Report:
+        """The guarantee."""
+        return self._directory.report()
+
+    def models(self) -> Any:
+        """Return the parameters that each client predicts with; see `Simulation.models`."""
+        return self.sim.models(self.state, self.hparams)
+
+    def predict(self, rows: Any = None, *, client: str | None = None) -> "pd.DataFrame":
+        """Predict rows, in their order; see `Simulation.predict`.
+
+        Args:
+          rows: a population, a data frame, or data by name, such as "csv:new.csv"; they need no
+            target. By default the run's own rows.
+          client: the column with the client of each row, by default that of the run. Rows without
+            such a column are those of a new client.
+        """
+        population, clipped = self._population(rows, client)
+        said = self.sim.predict(self.state, self.hparams, population)
+        return _frame(said | ({} if clipped is None else {"clipped": clipped}))
+
+    def coefficients(self) -> "pd.DataFrame":
+        """Return clients' coefficients in the units of the columns; see `Simulation`."""
+        return _frame(self.sim.coefficients(self.state, self.hparams))
+
+    def __repr__(self) -> str:
+        """Name the folder, the system and the data."""
+        return f"FinishedRun({str(self.path)!r}): {self.config.algorithm} on {self.config.data}"
+
+    def _population(
+        self, rows: Any, client: str | None
+    ) -> tuple[Population | None, np.ndarray | None]:
+        """Return rows to predict and, if preprocessing hides it, whether each row was clipped."""
+        if rows is None or isinstance(rows, Population):
+            return rows, None
+        population, clipped = self._read(rows, client), None
+        steps = self.config.get("preprocess", ())
+        if not steps:
+            return population, None
+        # Steps act on stored numbers, so new rows are first stored as the run's rows were.
+        own = population_of(self.config.replace(preprocess=()))
+        named, given = own.columns.get("x"), population.columns.get("x")
+        if named is not None and given is not None:
+            clipped = named.beyond(population.fields["x"], given)
+            if population.source_row is not None:
+                clipped = clipped[np.argsort(population.source_row, kind="stable")]
+            stored = named.aligned(population.fields["x"], given)
+            population = population.with_field("x", lambda _: stored, named)
+        for step in steps:
+            own = TRANSFORMS[step](own)
+            if step != "drop-constant":
+                population = TRANSFORMS[step](population)
+                continue
+            columns = population.columns["x"]
+            kept = np.isin(columns.names, own.columns["x"].names)
+            chosen = columns.chosen(kept)
+            population = population.with_field("x", lambda x, kept=kept: x[:, kept], chosen)
+        return population, clipped
+
+    def _read(self, rows: Any, client: str | None) -> Population:
+        """Read a data frame, or data by name, with the roles of columns that the run's data had."""
+        settings = self.config.arguments("data")
+        kind, _, path = rows.partition(":") if isinstance(rows, str) else ("", "", "")
+        if isinstance(rows, str) and kind not in _TABLES:
+            alike = kind == self.config.data.partition(":")[0]
+            return load(rows, test=0.0, **(settings if alike else {}))
+        given: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
+        roles = Roles(**{"client": None, "target": None, **given})
+        client = client or roles.client
+        table = read_table(path, client) if kind else rows
+        names = [*getattr(table, "column_names", getattr(table, "columns", ()))]
+        unread = [*roles.drop, *(name for name in (roles.target, roles.split) if name)]
+        dropped = [name for name in unread if name in names and name != client]
+        roles = roles._replace(client=client, target=None, split=None)
+        roles = roles._replace(drop=() if roles.x else dropped)
+        source = source_of(table, roles)
+        if source.client is None:
+            n = len(next(iter(source.fields.values())))
+            return Population.from_rows(source.fields, np.zeros(n, int), [NEW], **source.about)
+        return source.population(path or None)
+
+
+def load_run(path: Path | str) -> FinishedRun:
+    """Return the run in a folder that `fedjaxsim run --out` wrote.
+
+    Raises:
+      FileNotFoundError: the folder holds no run.
+    """
+    run = FinishedRun(Path(path))
+    _ = run.config
+    return run
+
+
+def _frame(columns: dict[str, np.ndarray]) -> "pd.DataFrame":
+    """Return a table; arrays of several numbers a row become lists."""
+    with importing("tables"):
+        import pandas as pd
+    return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in columns.items()})

@@ -1,0 +1,127 @@
+"""A run's folder as an object, and the commands that predict and show coefficients."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedjaxsim as fjs
+from fedjaxsim.cli import main
+
+RUN = (
+    "run --data csv:rows.csv --client who --target y --one-hot kind --range x=0:9,y=0:120 "
+    "--algorithm local --loss squared --rounds 300 --eval-every 300 --local-steps 3 "
+    "--batch-size 40 --seed 1 --quiet --out run"
+)
+
+
+def rows(n=120):
+    """Lines of known intercept and slope for each client and kind, clients in any order."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"who": rng.permutation(np.repeat(["b", "a", "c"], n // 3))})
+    frame["x"] = rng.uniform(0, 9, n)
+    frame["kind"] = rng.choice(["m", "f"], n)
+    frame["y"] = frame.who.map({"a": 20.0, "b": 50.0, "c": 80.0}) + 3 * frame.x
+    frame["y"] += np.where(frame.kind == "m", 5.0, 0.0)
+    return frame
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run on a table, in which commands run."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        rows().to_csv("rows.csv", index=False)
+        assert main(RUN.split()) == 0
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run(finished):
+    return fjs.load_run(finished / "run")
+
+
+def test_a_run_is_an_object(run):
+    assert "local on csv:" in repr(run)
+    assert [*run.history["round"]] == [0, 300]
+    assert run.summary["rounds"] == 300
+    assert run.guarantee.find("zero_out").epsilon == 0
+    assert run.models()["kernel"].shape == (3, 1, 3)
+    evaluation = run.sim.evaluate(run.state, run.hparams)
+    assert evaluation.mean("loss") == pytest.approx(run.summary["test_loss"], rel=1e-5)
+
+
+def test_the_object_predicts_rows_in_their_order_and_units(run):
+    frame, table = rows(), run.predict()
+    assert [*table] == ["client", "row", "prediction"]
+    assert [*table.client] == [*frame.who]
+    np.testing.assert_allclose(table.prediction, frame.y, atol=1.0)
+    found = run.coefficients().set_index("client")
+    np.testing.assert_allclose(found["x"], 3, atol=0.1)
+    heights = found["intercept"] + found["kind=f"]
+    np.testing.assert_allclose(heights.loc[["a", "b", "c"]], [20, 50, 80], atol=1.0)
+    np.testing.assert_allclose(found["kind=m"] - found["kind=f"], 5, atol=0.5)
+
+
+def test_commands_write_what_the_object_says(finished, run, capsys):
+    # Without a target, with one kind alone, in another order of columns, one beyond its range.
+    new = pd.DataFrame({"kind": ["m", "m", "m"], "x": [1.0, 20.0, 2.0], "who": ["c", "a", "b"]})
+    new.to_csv("new.csv", index=False)
+    assert main(["predict", "run", "--data", "csv:new.csv", "--out", "said.parquet"]) == 0
+    assert "1 of 3 rows have a feature beyond its range" in capsys.readouterr().out
+    said = pd.read_parquet("said.parquet")
+    assert [*said.client] == [*new.who]
+    assert [*said.clipped] == [False, True, False]
+    np.testing.assert_allclose(said.prediction, [88, 52, 61], atol=1.5)  # x = 20 counts as 9
+    pd.testing.assert_frame_equal(said, run.predict(new))
+    again = run.predict(new.assign(y=0.0))  # a target is not read
+    pd.testing.assert_frame_equal(said, again)
+    assert main(["coefficients", "run", "--out", "table.csv"]) == 0
+    written = pd.read_csv(finished / "table.csv")
+    np.testing.assert_allclose(written["x"], run.coefficients()["x"])
+    capsys.readouterr()
+    assert main(["coefficients", "run"]) == 0
+    assert capsys.readouterr().out.split()[:3] == ["client", "intercept", "x"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("kind,x,who\nm,1,eve\n", "client 'eve' took no part"),
+        ("kind,x,who\nq,1,a\n", "'kind=q', which the models do not know"),
+        ("kind,who\nm,a\n", "lack column 'x'"),
+    ],
+)
+def test_rows_that_the_models_cannot_predict_are_refused(finished, capsys, line, words):
+    (finished / "bad.csv").write_text(line)
+    assert main(["predict", "run", "--data", "csv:bad.csv", "--out", "bad.parquet"]) == 2
+    assert words in capsys.readouterr().err
+    assert not (finished / "bad.parquet").exists()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match=r"config\.toml"):
+        fjs.load_run(tmp_path)
+    assert main(["predict", str(tmp_path), "--quiet"]) == 2
+    assert main(["coefficients", str(tmp_path), "--out", "x.txt"]) == 2
+    assert "csv or" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_preprocessing_is_that_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame = rows().assign(one=1.0).drop(columns="kind")
+    frame.to_csv("rows.csv", index=False)
+    command = (
+        "run --data csv:rows.csv --client who --target y --range x=0:9 --loss squared --rounds 2 "
+        "--algorithm fedavg --preprocess drop-constant,unit-rows --quiet --out run"
+    )
+    assert main(command.split()) == 0
+    run = fjs.load_run("run")
+    said = run.predict(frame)
+    np.testing.assert_allclose(said.prediction, run.predict().prediction, rtol=1e-5)
+    far = run.predict(frame.assign(x=frame.x.where(frame.index != 7, 99)))
+    assert [*np.flatnonzero(far.clipped)] == [7]
+    # A client that took no part predicts with the published model, as all do here.
+    strangers = run.predict(frame.assign(who="eve"))
+    np.testing.assert_allclose(strangers.prediction, said.prediction, rtol=1e-5)
