@@ -38,6 +38,15 @@ def as_numbers(value: Any, where: str) -> np.ndarray:
     return array if given_as_array or array.dtype.kind != "f" else to_float32(array)
 
 
+def unit_pixels(values: np.ndarray) -> np.ndarray:
+    """Return pictures of bytes, (N, height, width, ...) uint8, as float32 in [0, 1].
+
+    Every reader calls this; other values stay as they are.
+    """
+    is_picture = values.dtype == np.uint8 and values.ndim > 2
+    return np.divide(values, 255, dtype=np.float32) if is_picture else values
+
+
 def common_length(fields: Mapping[str, Any], where: str) -> int:
     """Return the number of rows of all fields; raise ValueError if they disagree or are empty."""
     if not isinstance(fields, Mapping):

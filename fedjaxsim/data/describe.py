@@ -55,6 +55,7 @@ def describe(population: Population) -> dict[str, Any]:
             name: [str(values.dtype), *values.shape[1:]]
             for name, values in population.fields.items()
         },
+        "pictures": _ends_of_pictures(population),
         "labels": None,
         "clipped": clipped_shares(population),
         "between_clients": between_clients(population),
@@ -65,6 +66,12 @@ def describe(population: Population) -> dict[str, Any]:
         labels = np.unique(y if y.ndim == 1 else y[y != _PADDING])  # one for each token
         found["labels"] = [names[k] if names else int(k) for k in labels]
     return found
+
+
+def _ends_of_pictures(population: Population) -> list[float] | None:
+    """Return the smallest and the largest number of pictures x, (N, height, width, …)."""
+    x = population.fields.get("x")
+    return None if x is None or x.ndim < 3 else [x.min().item(), x.max().item()]
 
 
 def between_clients(population: Population) -> float | None:
@@ -118,6 +125,9 @@ def in_words(found: Mapping[str, Any]) -> str:
             for name, (dtype, *shape) in found["fields"].items()
         ),
     ]
+    if found["pictures"] is not None:
+        low, high = found["pictures"]
+        lines.append(f"pixels of x: {low:.4g} to {high:.4g} (readers divide bytes by 255)")
     if found["labels"] is not None:
         labels = [readable(str(label)) for label in found["labels"]]
         if len(labels) > _LISTED:
@@ -159,6 +169,7 @@ def columns_of(
     roles = Roles(**{"client": None, **known})
     with in_file(path):
         table = table_of(read_table(path, roles.client))
+        roles = roles.with_split(table.column_names, lambda name: texts(table[name]))
         check_names(table.column_names, len(table), roles)
     named: dict[str | None, str] = {roles.target: "target"}
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from fedjaxsim.data.arrays import SPLITS, split_called
+from fedjaxsim.data.arrays import SPLITS, split_called, unit_pixels
 from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.table import (
@@ -96,12 +96,17 @@ def _source_of(dataset: Any, roles: Roles) -> Source:
             )
         places = np.array([split_called(name) for name in dataset], int)
         split = np.repeat(places, [*map(len, dataset.values())])
+        alone = {split_called(name) for name in dataset} == {0}
         dataset = datasets.concatenate_datasets(list(dataset.values()))
+        if alone:  # a folder of images is one split, whatever its table says
+            split = None
     if not isinstance(dataset, datasets.Dataset):
         raise TypeError(
             f"from_hf needs a datasets.Dataset or DatasetDict, not streamed, got {type(dataset)}"
         )
     kinds, names = dataset.features, dataset.column_names
+    if split is None:
+        roles = roles.with_split(names, lambda name: np.array(dataset[name], object))
     check_names(names, len(dataset), roles)
     if roles.x is not None:  # no other column is read from disk
         names = [roles.x, *roles.taken]
@@ -145,10 +150,21 @@ def _stacked(images: Iterable["Image | None"], column: str) -> np.ndarray:
             if image is None:
                 raise ValueError("there is no image: leave out such rows")
             pixels.append(_pixels_of(image))
-    with in_file(f"column {column!r}, images of one size and colour"):
-        whole = np.stack(pixels)
+    for number, picture in enumerate(pixels, 1):
+        if picture.shape != pixels[0].shape:
+            raise ValueError(
+                f"column {column!r}: images must have one size and colour, but row {number} has "
+                f"{_size(picture)} and row 1 {_size(pixels[0])}"
+            )
+    whole = np.stack(pixels)
     pixels.clear()  # they are in memory once as bytes, and once as float32
-    return np.divide(whole, 255, dtype=np.float32)
+    return unit_pixels(whole)
+
+
+def _size(picture: np.ndarray) -> str:
+    """Format the size and the colour of an image."""
+    height, width, channels = picture.shape
+    return f"{width} × {height}, {'grey' if channels == 1 else 'colour'}"
 
 
 def _pixels_of(image: "Image") -> np.ndarray:

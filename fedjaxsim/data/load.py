@@ -83,6 +83,11 @@ def load(
     if isinstance(found, Mapping):
         found = Source(found)
     if isinstance(found, Source) and found.client is None:
+        if partition is None and kind == "npz":
+            raise ValueError(
+                f"{path} holds no client of its rows: save the array `client`, (N,), with it, or "
+                "give --partition, such as --partition dirichlet"
+            )
         supplied |= {"min_rows": _MIN_ROWS}
         dealt, about = make(PARTITIONS[how], found.fields, supplied=supplied), found.about
         public = (*dealt.public, *about.get("public", ()))

@@ -2,10 +2,12 @@
 
 The arrays:
 
-- any number of fields of shape (N, ...), by convention `x` and `y`;
+- any number of fields of shape (N, ...), by convention `x` and `y`: text becomes integers, as in
+  `fedjaxsim.data.text.encode`, and pictures of bytes (N, height, width, ...) become [0, 1], unless
+  `save_npz` wrote the file;
 - the clients of the rows, as one of
   `client`: (N,) ids, integers or strings, in any order, with which
-  `split`, (N,) integers, may be 0 for training, 1 for validation and 2 for test rows; or
+  `split`, (N,), may be 0 or train, 1 or validation, and 2 or test; or
   `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ..., or
   (m, 3), each client's training, validation and test rows, as `save_npz` writes them: then fields
   keep their types; `names`, (m,), may name the clients;
@@ -29,11 +31,12 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from fedjaxsim.data.arrays import common_length
+from fedjaxsim.data.arrays import common_length, unit_pixels
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.source import Source, shown
+from fedjaxsim.data.source import Source, shown, splits_of
+from fedjaxsim.data.text import encode
 
 _RESERVED = ("client", "counts", "names", "split", "about")
 _SUMS = "SHA256SUMS"
@@ -188,21 +191,36 @@ def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Population | Source:
         if name in arrays:
             of = "with" if has_counts else "without"
             raise ValueError(f"{name!r} may not be given {of} 'counts'")
+    if "about" not in arrays:  # not written by this package, which keeps types
+        fields, about = _read_pixels_and_text(fields)
     if not has_counts:
+        split = arrays.get("split")
+        split = None if split is None else splits_of(split, "split")
         if (ids := arrays.get("client")) is None:
-            return Source(fields, split=arrays.get("split"), about=about)
+            return Source(fields, split=split, about=about)
         if ids.shape != (n,) or ids.dtype.kind not in "iuU":
             raise ValueError(
                 f"client must be an integer or string for each of the {n} rows, got {shown(ids)}"
             )
         known, client = np.unique(ids, return_inverse=True)
-        return Source(fields, client, known, arrays.get("split"), about)
+        return Source(fields, client, known, split, about)
     counts = np.atleast_1d(arrays["counts"])
     names = np.atleast_1d(arrays["names"]) if "names" in arrays else None
     if counts.ndim == 1:
         return Population.from_flat(fields, counts, names, **about)
     names = np.arange(len(counts), dtype=np.int32) if names is None else names
     return Population(fields, counts, names, **about)
+
+
+def _read_pixels_and_text(
+    fields: Mapping[str, np.ndarray],
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return fields with bytes of pictures in [0, 1] and text as integers, and what names these."""
+    pixels = {name: unit_pixels(values) for name, values in fields.items()}
+    if not any(values.dtype.kind == "U" for name, values in pixels.items() if name in ("x", "y")):
+        return pixels, {}
+    read, categories, public = encode({name: [v] for name, v in pixels.items()}, ["field "])
+    return read, {"categories": categories, "public": public}
 
 
 def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjaxsim.data.arrays import SPLITS, common_length
+from fedjaxsim.data.arrays import SPLITS, common_length, split_called
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
 
@@ -64,6 +64,19 @@ class Source:
                 client, names, split = place[client[kept]], names[trained], split[kept]
                 rows = np.flatnonzero(kept)
             return Population.from_rows(fields, client, names, split, rows, **self.about)
+
+
+def splits_of(values: np.ndarray, where: str) -> np.ndarray:
+    """Return the position in `SPLITS` of each row, (N,), from positions or usual names."""
+    if values.dtype.kind not in "OU":
+        return values
+    places = [split_called(value) for value in values.tolist()]
+    if None in places:
+        row = places.index(None)
+        raise ValueError(
+            f"{where} must hold {', '.join(SPLITS)}, got {str(values[row])[:40]!r} in row {row + 1}"
+        )
+    return np.array(places, np.int8)
 
 
 def numbered(texts: np.ndarray, *, by_number: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -5,22 +5,24 @@ import csv
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjaxsim.data.arrays import SPLITS, merged_integers, split_called, to_float32
+from fedjaxsim.data.arrays import merged_integers, split_called, to_float32
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.source import Source, listed, numbered
+from fedjaxsim.data.source import Source, listed, numbered, splits_of
 from fedjaxsim.data.text import encode
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, Table
 
+_SPLIT = "split"
+"""The column that is read as the split, if it holds names of splits."""
 _FEW = 20
 """Values of a column that may be encoded in any number of rows."""
 
@@ -50,6 +52,18 @@ class Roles(NamedTuple):
         named = (self.client, self.target, self.split, self.exposure)
         return [name for name in named if name is not None]
 
+    def with_split(self, names: list[str], values: Callable[[str], np.ndarray]) -> "Roles":
+        """Return the roles with the column `split` as the split, if it holds names of splits.
+
+        Another role of the column, or none for it without clients, leaves the roles as they are.
+        """
+        others = {self.split, self.target, self.x, *self.one_hot, *self.drop}
+        if self.client is None or self.split or _SPLIT in others or _SPLIT not in names:
+            return self
+        distinct = {*values(_SPLIT).tolist()}
+        is_split = all(split_called(value) is not None for value in distinct)
+        return self._replace(split=_SPLIT) if is_split else self
+
 
 def from_dataframe(
     frame: Any,
@@ -74,7 +88,7 @@ def from_dataframe(
       client: column with the client of each row.
       target: column to predict; None for rows of which nobody knows the target yet.
       split: column of "train", "validation" and "test", or other usual names of these; by default
-        all rows are training rows.
+        a column called split that holds these, else all rows are training rows.
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.
       drop: columns that are no features.
       x: the only column of features. Text becomes its characters, (N, L) integers, as in
@@ -146,6 +160,7 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
 def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     """Return the rows of a data frame; `pixels` (N, ...) replace features."""
     table = table_of(frame)
+    roles = roles.with_split(table.column_names, lambda name: texts(table[name]))
     check_names(table.column_names, len(table), roles)
     if roles.x is not None or pixels is not None:
         features = [] if roles.x is None else [roles.x]
@@ -193,7 +208,9 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         fields,
         client,
         names,
-        None if roles.split is None else _splits(roles.split, table[roles.split]),
+        None
+        if roles.split is None
+        else splits_of(texts(table[roles.split]), f"the split {roles.split!r}"),
         {"public": tuple(public), "categories": categories, "columns": columns},
     )
 
@@ -404,16 +421,3 @@ def _exposures(name: str, column: "ChunkedArray") -> np.ndarray:
             f"{row + 1}"
         )
     return values
-
-
-def _splits(name: str, column: "ChunkedArray") -> np.ndarray:
-    """Return the array split, (N,)."""
-    values = texts(column)
-    places = [split_called(value) for value in values]
-    if None in places:
-        row = places.index(None)
-        raise ValueError(
-            f"the split {name!r} must hold {', '.join(SPLITS)}, got "
-            f"{values[row][:40]!r} in row {row + 1}"
-        )
-    return np.array(places)

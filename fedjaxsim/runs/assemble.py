@@ -299,6 +299,10 @@ def check_data(config: RunConfig, population: Population) -> None:
     if labels is None:
         return
     known = config.loss in LOSSES
+    if known and _are_one_hot(labels):
+        raise ValueError(
+            f"the labels y {labels.shape} are one-hot: give their numbers, y.argmax(axis=1)"
+        )
     if labels.ndim > 1 and config.model in numbers and known:
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
@@ -316,6 +320,14 @@ def check_data(config: RunConfig, population: Population) -> None:
         _ask_for_loss(population, labels)
     if config.loss in _COUNTS_CLASSES:
         _check_classes(config, population, labels)
+
+
+def _are_one_hot(labels: np.ndarray) -> bool:
+    """Return whether each row of labels, (N, c), has a single 1 and else 0; of the first rows."""
+    rows = labels[:_SAMPLED]
+    if rows.ndim != 2 or not np.isin(rows, (0, 1)).all():
+        return False
+    return bool((rows.sum(axis=1) == 1).all())
 
 
 def _ask_for_loss(population: Population, labels: np.ndarray) -> None:

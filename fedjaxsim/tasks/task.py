@@ -340,7 +340,8 @@ def _of_classes(
     return task_of_outputs(
         name, model, num_classes, {"loss": losses, "accuracy": _largest},
         functools.partial(_class_said, probabilities),
-        f"{name} needs integer labels y (n,); squared takes others",
+        f"{name} needs integer labels y (n,), as y.argmax(axis=1) of one-hot ones; squared takes "
+        "others",
         lambda y: np.issubdtype(y.dtype, np.integer) and y.ndim == 1,
         score=score, divergence=divergence, labels=(range(num_classes),),
     )  # fmt: skip

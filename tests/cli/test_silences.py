@@ -36,8 +36,10 @@ def files(tmp_path, monkeypatch):
     np.savez("large.npz", x=large, y=y, client=client)
     np.savez("uneven.npz", x=np.sign(x) * [1, 2, 1e5], y=y, client=client)
     np.savez("two.npz", x=x, y=np.stack([y, y], 1), client=client)
+    np.savez("hot.npz", x=x, y=np.eye(2, dtype=int)[y], client=client)
+    np.savez("alone.npz", x=x, y=y)
     np.savez("ids.npz", x=x, y=y, client=np.stack([client, client], 1))
-    np.savez("words.npz", x=x, y=y, client=client, split=np.array(["train"] * N))
+    np.savez("words.npz", x=x, y=y, client=client, split=np.array(["trian"] * N))
     (tmp_path / "a.toml").write_text("epsilon = 1\n[sweep]\nnoise-multiplier = [1, 2]\n")
     return tmp_path
 
@@ -54,8 +56,10 @@ def files(tmp_path, monkeypatch):
         ("run --data npz:good.npz --model silent:counting", "floating parameters, got int32 at n"),
         ("run --data npz:large.npz", "fit into float32, got 1e+300"),
         ("run --data npz:two.npz", "one label y for each row, (n,), got shape (60, 2)"),
+        ("run --data npz:hot.npz", "labels y (60, 2) are one-hot: give"),
+        ("run --data npz:alone.npz", "alone.npz holds no client of its rows"),
         ("run --data npz:ids.npz", "got int64 (60, 2): 0, 0, 1, 1 …"),
-        ("run --data npz:words.npz", "got <U5 (60,): train, train"),
+        ("run --data npz:words.npz", "train, validation, test, got 'trian' in row 1"),
         ("sweep a.toml --out s", "epsilon and noise-multiplier exclude each other"),
         ("run --clients 1500", "clients must be at most 359, as each has 5 rows"),
         ("run --algorithm local --epsilon 2", "as nothing is released: leave it out"),

@@ -47,6 +47,7 @@ def test_a_description_is_readable():
         "rows per client: min 4, median 6, max 8, skewness 0.00",
         "x: float64, 2 × 3 per row",
         "y: int32, one per row",
+        "pixels of x: 0 to 0 (readers divide bytes by 255)",
         "labels: 12 different: ' ', class 1, class 2, class 3, class 4, class 5, class 6, class 7, "
         "…, class 11",
         "variance of the target between clients: 0.00 of all (ICC); the larger, the more personal "

@@ -223,3 +223,22 @@ def test_what_cannot_be_read_by_name_is_one_sentence(hub, name, given, message):
     with pytest.raises(ValueError, match=message) as caught:
         load(f"hf:{hub}/{name}", partition=None if "client" in given else "iid", **given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_images_has_the_splits_of_its_table(tmp_path):
+    rng, lines = np.random.default_rng(0), list[str]()
+    for k, split in enumerate(["train", "test", "train", "train"]):
+        pixels = rng.integers(0, 255, (4, 4, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{k}.png")
+        named = {"file_name": f"{k}.png", "who": "ab"[k // 2], "y": "uv"[k % 2], "split": split}
+        lines.append(json.dumps(named))
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    found = load(f"hf:{tmp_path}", x="image", client="who", target="y")
+    assert_array_equal(found.counts, [[1, 0, 1], [2, 0, 0]])
+
+
+def test_images_of_another_size_are_named():
+    sizes = [Image.new("RGB", (4, 5)), Image.new("RGB", (4, 5)), Image.new("L", (6, 5))]
+    pictures = made({"who": [1, 1, 2], "y": [0, 1, 1], "image": sizes}, image=datasets.Image())
+    with pytest.raises(ValueError, match="row 3 has 6 × 5, grey and row 1 4 × 5, colour"):
+        from_hf(pictures, **NAMES)

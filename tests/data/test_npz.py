@@ -149,3 +149,27 @@ def test_a_truncated_file_is_named(tmp_path, fraction):
 def test_a_missing_file_is_not_found(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
         load_npz(tmp_path / "absent.npz")
+
+
+def test_pictures_of_bytes_are_divided_and_text_names_classes(tmp_path):
+    rng = np.random.default_rng(0)
+    pictures, client = rng.integers(0, 256, (4, 5, 6, 3), np.uint8), np.array([0, 0, 1, 1])
+    words = np.array(["cat", "dog", "cat", "ant"])
+    path = saved(tmp_path / "a.npz", x=pictures, y=words, client=client)
+    population = load_npz(path)
+    assert population.fields["x"].dtype == np.float32
+    np.testing.assert_allclose(population.fields["x"], pictures / 255.0, rtol=1e-6)
+    classes = np.array(population.categories["y"])
+    assert classes[population.fields["y"]].tolist() == words.tolist()
+    # What the package wrote keeps its types.
+    save_npz(tmp_path / "b.npz", Population.from_flat({"x": pictures}, [2, 2]))
+    np.testing.assert_array_equal(load_npz(tmp_path / "b.npz").fields["x"], pictures)
+
+
+def test_splits_have_numbers_or_names(tmp_path):
+    client, more = np.array([0, 0, 0, 0]), {"x": X}
+    numbers = saved(tmp_path / "a.npz", client=client, split=np.array([0, 2, 1, 0]), **more)
+    names = np.array(["train", "Test", "val", "training"])
+    named = saved(tmp_path / "b.npz", client=client, split=names, **more)
+    np.testing.assert_array_equal(load_npz(numbers).counts, [[2, 1, 1]])
+    np.testing.assert_array_equal(load_npz(named).counts, [[2, 1, 1]])

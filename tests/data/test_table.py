@@ -346,3 +346,16 @@ def test_a_bad_cell_of_a_random_table_is_refused_by_its_row_and_column(
 def test_a_series_is_refused_by_what_is_read():
     with pytest.raises(TypeError, match="needs a dataframe of pandas, polars or pyarrow"):
         from_dataframe(pd.Series([1, 2]), client="who", target="y")  # type: ignore[arg-type]
+
+
+def test_a_column_called_split_is_the_split_unless_it_has_another_role():
+    split = ["train", "test", "train", "val"]
+    x = [1.0, 2.0, 3.0, 4.0]
+    frame = pd.DataFrame({"who": [1, 1, 2, 2], "x": x, "y": [0, 1, 1, 0], "split": split})
+    found = from_dataframe(frame, client="who", target="y")
+    np.testing.assert_array_equal(found.counts, [[1, 0, 1], [1, 1, 0]])
+    assert found.columns["x"].names == ("x",)
+    dropped = from_dataframe(frame, client="who", target="y", drop=["split"])
+    np.testing.assert_array_equal(dropped.counts, [[2, 0, 0], [2, 0, 0]])
+    lengths = frame.assign(split=[3.0, 4.0, 5.0, 6.0])  # of something else
+    assert from_dataframe(lengths, client="who", target="y").columns["x"].names == ("x", "split")
