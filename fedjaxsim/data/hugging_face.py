@@ -111,7 +111,7 @@ def _source_of(dataset: Any, roles: Roles) -> Source:
     if roles.x is not None:  # no other column is read from disk
         names = [roles.x, *roles.taken]
         dataset = dataset.select_columns(names)
-    others = (roles.client, roles.target, *roles.drop)
+    others = (*roles.taken, *roles.drop)
     features = [name for name in names if name not in others]
     images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None

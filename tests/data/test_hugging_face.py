@@ -152,7 +152,8 @@ def test_text_becomes_its_characters():
     symbols = population.categories["x"]
     assert ["".join(symbols[k] for k in row) for row in population.fields["x"]] == rows["review"]
     assert symbols == (*CHARACTERS, "")  # LEAF's characters are public, others are the data's
-    assert population.public == ()
+    [sentence] = population.public
+    assert sentence.startswith("The length of the longest text")
 
 
 @pytest.fixture
