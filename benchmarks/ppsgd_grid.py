@@ -31,7 +31,7 @@ import fedjaxsim as fjs
 from fedjaxsim.bench.measure import seconds
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
 from fedjaxsim.runs.memory import peak_bytes
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.task import known_regression
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10

@@ -23,7 +23,7 @@ from jax_privacy.matrix_factorization import toeplitz
 import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting.gaussian import coefficients, squared_sensitivity
 from fedjaxsim.privacy.events import Correlated
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results" / "correlated-noise.json"

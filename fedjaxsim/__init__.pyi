@@ -6,7 +6,6 @@ from . import data as data
 from . import gradients as gradients
 from . import models as models
 from . import privacy as privacy
-from . import sweep as sweep
 from . import tasks as tasks
 from . import testing as testing
 from .algorithm import Algorithm as Algorithm
@@ -78,6 +77,7 @@ from .runs.finished import FinishedRun as FinishedRun
 from .runs.finished import load_run as load_run
 from .simulation import Simulation as Simulation
 from .simulation import SimulationState as SimulationState
+from .simulation_batch import SimulationBatch as SimulationBatch
 from .tasks.task import Task as Task
 
 __all__: list[str]

@@ -30,7 +30,7 @@ from fedjaxsim.engine import loop
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.privacy import guarantee
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 
 @pytest.fixture(scope="module")

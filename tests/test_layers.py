@@ -9,11 +9,11 @@ PACKAGE = Path(fedjaxsim.__file__).parent
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("tune", "bench"),
+    ("tuning", "bench"),
     ("runs",),
     ("callbacks",),
     ("report",),
-    ("testing", "audit", "gradients", "sweep"),
+    ("testing", "audit", "gradients", "simulation_batch"),
     ("simulation",),
     ("engine",),
     ("algorithms",),

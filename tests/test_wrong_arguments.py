@@ -83,8 +83,8 @@ WRONG = {
         lambda: any_fjs.Minibatches(10, steps=1.5),
     "sampling_rate must be one number, got '0.1'": lambda: any_fjs.poisson("0.1"),
     "max_rate must lie in (0, 1], got 2": lambda: fjs.poisson(0.1, max_rate=2),
-    "a sweep needs a Simulation and a list": lambda: any_fjs.sweep.SimulationBatch(SIM, HPARAMS),
-    "got a Algorithm": lambda: any_fjs.sweep.SimulationBatch(fjs.fedavg(TASK), [HPARAMS]),
+    "a sweep needs a Simulation and a list": lambda: any_fjs.SimulationBatch(SIM, HPARAMS),
+    "got a Algorithm": lambda: any_fjs.SimulationBatch(fjs.fedavg(TASK), [HPARAMS]),
     "evaluations must be an integer of at least 1, got 0": lambda: fjs.callbacks.Patience(0),
     "epsilon must lie in [1e-06, 1000000.0], got -1":
         lambda: fjs.private_examples(TASK, epsilon=-1),

@@ -53,7 +53,7 @@ from fedjaxsim.runs.sweep_results import (
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan, read_sweep
 from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 _GB = 10**9
 _AHEAD = 4

@@ -25,7 +25,7 @@ from fedjaxsim.runs.build import check_own_code, draws_of, versions
 from fedjaxsim.runs.directory import fingerprint_of, settings_digest
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.signals import stopped
-from fedjaxsim.tune.descent import (
+from fedjaxsim.tuning.descent import (
     NOT_FINITE,
     STOPPED,
     ObjectiveValue,
@@ -36,7 +36,7 @@ from fedjaxsim.tune.descent import (
     descend,
     limits,
 )
-from fedjaxsim.tune.source import find_source, keys_of, tuned_metric
+from fedjaxsim.tuning.source import find_source, keys_of, tuned_metric
 
 PATH_JSON, TUNED = "path.json", "tuned.toml"
 BOUNDS = 1e4

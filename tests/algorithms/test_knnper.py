@@ -16,7 +16,7 @@ from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.task import softmax
 from fedjaxsim.testing import check_billboard
 

@@ -14,7 +14,7 @@ from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.gradients import hypergradient, mean_metric
 from fedjaxsim.privacy import compose_reports
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 VALUES = {"clip": 1.0, "noise_multiplier": 4.0, "learning_rate": 0.1, "lam": 0.1}
 POPULATION, TASK = classification([6, 7, 8, 9], features=3)

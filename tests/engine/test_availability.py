@@ -19,7 +19,7 @@ from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy import available, intermittent
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.samplers import Availability, full_participation, poisson
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.testing import check_billboard
 
 M = 6

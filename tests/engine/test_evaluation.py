@@ -26,10 +26,10 @@ from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
-from fedjaxsim.tune.source import tuned_metric
+from fedjaxsim.tuning.source import tuned_metric
 
 VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip": 1.0}
 NAMES = ("auc", "largest_loss")

@@ -11,7 +11,7 @@ from several import start
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.factorizations import factorize_one_by_one
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 LIMIT = 300
 """Seconds of a child that may hang."""

@@ -13,7 +13,7 @@ from fedjaxsim.algorithms.local_steps import PULL
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 COUNTS = [6, 9, 11, 4, 8]
 M = len(COUNTS)

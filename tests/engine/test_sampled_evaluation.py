@@ -23,7 +23,7 @@ from fedjaxsim.data.splitting import split
 from fedjaxsim.engine.evaluation import EvaluationPlan, sample_of
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.samplers import poisson
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.task import softmax
 
 COUNTS = [5, 9, 6, 8, 5, 7, 11]

@@ -13,9 +13,9 @@ from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.task import known_regression
-from fedjaxsim.tune import SeedGradient, descend
+from fedjaxsim.tuning import SeedGradient, descend
 
 FEATURES, ROUNDS = 20, 30
 NAMES = ("learning_rate", "personalization", "clip")

@@ -27,7 +27,7 @@ from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.models import linear, mlp
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks import logistic, softmax, squared
 
 THOROUGH = pytest.mark.thorough

@@ -18,7 +18,7 @@ from problems import classification
 import fedjaxsim as fjs
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.models import from_equinox, from_flax, from_nnx, in_bfloat16, linear, trainable
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks import softmax
 
 FEATURES, WIDTH, CLASSES, RANK = 4, 64, 3, 2

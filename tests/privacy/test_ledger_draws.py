@@ -26,7 +26,7 @@ from fedjaxsim.privacy.entries import Drawn, drawn_twice
 from fedjaxsim.privacy.events import NoRelease
 from fedjaxsim.privacy.guarantee import Report, compose_reports
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 M, DELTA, Z = 8, 1e-3, 50.0
 POPULATION, TASK = least_squares([4] * M, features=3)

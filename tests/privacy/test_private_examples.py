@@ -49,7 +49,7 @@ from fedjaxsim.privacy.private_examples import (
     _sums_of_layers,
 )
 from fedjaxsim.privacy.silos import Minibatches
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 
 STEPS, SIZE = 4, 2
 POPULATION, TASK = least_squares([5, 30, 9])

@@ -14,7 +14,7 @@ from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.memory import bytes_per_run, traffic
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.task import known_regression, softmax
 
 pytestmark = pytest.mark.usefixtures("fully_optimized")

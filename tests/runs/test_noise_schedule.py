@@ -15,7 +15,7 @@ from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.runs.sweep_runs import resolve_sweep
-from fedjaxsim.tune.source import find_source
+from fedjaxsim.tuning.source import find_source
 
 M, T, DELTA = 6, 12, 1e-3
 SMALL = {

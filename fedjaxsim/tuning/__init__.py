@@ -1,5 +1,5 @@
 """Tuning hyperparameters by gradient descent through whole private runs."""
 
-from fedjaxsim.tune.descent import ObjectiveValue, SeedGradient, Step, TuningTrace, descend
+from fedjaxsim.tuning.descent import ObjectiveValue, SeedGradient, Step, TuningTrace, descend
 
 __all__ = ["ObjectiveValue", "SeedGradient", "Step", "TuningTrace", "descend"]

@@ -11,7 +11,7 @@ from fedjaxsim.data.splitting import split
 from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tune.descent import SeedGradient
+from fedjaxsim.tuning.descent import SeedGradient
 
 T = 12
 START = {"learning_rate": 0.05, "clip": 0.4}

@@ -5,7 +5,7 @@ import pytest
 
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.tune.source import find_source, tuned_metric
+from fedjaxsim.tuning.source import find_source, tuned_metric
 
 SMALL = run_config(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.3)
 

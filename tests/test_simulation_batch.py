@@ -29,7 +29,7 @@ from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import SimulationBatch, grid
+from fedjaxsim.simulation_batch import SimulationBatch, grid
 from fedjaxsim.tasks.task import known_regression, softmax
 
 THOROUGH = pytest.mark.thorough

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjaxsim.tune import descent
-from fedjaxsim.tune.descent import ObjectiveValue, descend
+from fedjaxsim.tuning import descent
+from fedjaxsim.tuning.descent import ObjectiveValue, descend
 
 SGD = optax.sgd(1.0)
 
