@@ -41,7 +41,10 @@ def script(path):
 
 def speakers(places):
     """Two speakers of Shakespeare in the form of LEAF: 8 characters and the next, at each place."""
-    lines = {"LEAR": "Blow, winds, and crack your cheeks!", "FOOL": "O nuncle, court holy-water"}
+    lines = {
+        "LEAR": "Blow, winds, and crack your cheeks! rage! blow!",
+        "FOOL": "O nuncle, court holy-water in a dry house is better",
+    }
     data = {
         name: {"x": [text[k : k + 8] for k in range(places)],
                "y": [text[k + 8] for k in range(places)]}

@@ -99,7 +99,7 @@ def test_the_wheel_runs_a_table_and_shakespeare_by_speaker_with_a_command_each(p
     folder, fedjaxsim_ = program
     rows = [f"{'abc'[k % 3]},{k % 7},{k % 5},{'AB'[k % 2]}" for k in range(60)]
     (folder / "grades.csv").write_text("\n".join(["school,hours,sleep,grade", *rows]) + "\n")
-    (folder / "shakespeare.json").write_text(json.dumps(speakers(12)))
+    (folder / "shakespeare.json").write_text(json.dumps(speakers(30)))
     plan = ["--rounds", "2", "--sampling-rate", "1", "--epsilon", "4", "--quiet"]
     table = ["--data", "csv:grades.csv", "--client", "school", "--target", "grade"]
     text = ["--data", "leaf:shakespeare.json", "--model", "gru", "--hidden", "8"]

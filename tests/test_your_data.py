@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
         for k in range(3):
             pixels = rng.integers(0, 255, (4, 4, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "photos" / name / f"{k}.png")
-    (folder / "shakespeare.json").write_text(json.dumps(speakers(9)))
+    (folder / "shakespeare.json").write_text(json.dumps(speakers(30)))
     features, scores = (cells(*(rng.normal(size=(8, d)) for _ in range(3))) for d in (5, 1))
     savemat(folder / "school.mat", {"feature": features, "score": scores})
     return folder

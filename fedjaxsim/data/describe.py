@@ -22,6 +22,7 @@ from fedjaxsim.data.table import (
     texts,
 )
 from fedjaxsim.data.transforms import clipped_shares
+from fedjaxsim.data.windows import shared_windows
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
@@ -33,6 +34,8 @@ TABLES = ("csv", "parquet")
 """Sources that are tables."""
 _FEW = 20
 """Most integers from 0 on that are taken for classes."""
+_LEAK = 0.01
+"""Share of test rows with raw data of training rows from which on it is said."""
 _SHOWN = 3
 """Values of a text column that are shown."""
 
@@ -59,6 +62,7 @@ def describe(population: Population) -> dict[str, Any]:
         "labels": None,
         "clipped": clipped_shares(population),
         "between_clients": between_clients(population),
+        "shared_windows": shared_windows(population),
     }
     y = population.fields.get("y")
     if y is not None and y.dtype.kind in "iu":
@@ -137,6 +141,11 @@ def in_words(found: Mapping[str, Any]) -> str:
         lines.append(
             f"variance of the target between clients: {found['between_clients']:.2f} of all "
             "(ICC); the larger, the more personal models can help"
+        )
+    if (found["shared_windows"] or 0) >= _LEAK:
+        lines.append(
+            f"{found['shared_windows']:.0%} of test rows share half of x with training rows, as "
+            "overlapping windows do: --split-by time keeps them apart"
         )
     if found["clipped"]:
         lines.append(clipped_in_words(found["clipped"]))

@@ -11,7 +11,8 @@ from fedjaxsim import checks
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.splitting import check_fractions, split
+from fedjaxsim.data.splitting import SplitBy, check_fractions, split
+from fedjaxsim.data.windows import window_step
 from fedjaxsim.factories import make, resolve
 
 _DEFAULT_TEST = 0.2
@@ -26,6 +27,7 @@ def load(
     seed: int = 0,
     validation: float = 0.0,
     test: float | None = None,
+    split_by: SplitBy | None = None,
     **settings: Any,
 ) -> Population:
     """Load the data a specification names and split every client's rows.
@@ -44,6 +46,9 @@ def load(
       validation: fraction of each client's training rows, in [0, 1).
       test: fraction for testing. None keeps the test rows of the source, or takes 0.2 if there
         are none; a number pools all rows and splits them afresh.
+      split_by: rows for testing and validation: "random" ones, or the last ones of each client in
+        "time", with a gap before them if rows are overlapping windows of text or a series. None is
+        "time" for such windows, and "random" otherwise.
       **settings: arguments of the reader and of the partition, by name, such as `num_clients`.
 
     Raises:
@@ -111,4 +116,13 @@ def load(
         counts = np.zeros_like(population.counts)
         counts[:, 0] = population.counts.sum(axis=1)
         population = dataclasses.replace(population, counts=counts)
-    return split(population, validation=validation, test=test, seed=seed)
+    if validation == test == 0:
+        if split_by is not None:
+            raise ValueError(
+                f"split_by {split_by!r} has no effect: the data have test rows, and no fraction "
+                "for testing or validation is given"
+            )
+        return population
+    if split_by is None:
+        split_by = "random" if window_step(population) is None else "time"
+    return split(population, validation=validation, test=test, seed=seed, by=split_by)

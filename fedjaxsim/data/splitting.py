@@ -1,41 +1,63 @@
 """The division of a population: each client's rows into splits, and its clients into two groups."""
 
+from typing import Literal, get_args
+
 import numpy as np
 
 from fedjaxsim import checks, keys
-from fedjaxsim.data.arrays import Ranges
+from fedjaxsim.data.arrays import SPLITS, Ranges
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.windows import rows_between, window_step
 
+SplitBy = Literal["random", "time"]
 _BLOCK = 1 << 20
 """Rows that are shuffled at once."""
+_DROPPED = -1
 
 
 def split(
-    population: Population, *, validation: float = 0.0, test: float = 0.0, seed: int = 0
+    population: Population,
+    *,
+    validation: float = 0.0,
+    test: float = 0.0,
+    seed: int = 0,
+    by: SplitBy = "random",
+    gap: int | None = None,
 ) -> Population:
-    """Move random training rows of every client to its validation and test splits.
+    """Move training rows of every client to its validation and test splits: random or last ones.
 
     The order of a client's rows depends on the seed, the client's index and the row's number alone:
     its split depends on no other client's data. Fractions are rounded to whole rows per client;
     where no training row would be left, validation gives up rows first, then test. With both
     fractions 0 the population stays as it is.
 
+    By time, a client's last training rows are its test rows, and those before them its validation
+    rows. `gap` rows before either are left out, so that windows of a series, which overlap with
+    their neighbours, share nothing with those of another split.
+
     Args:
       population: clients with the training rows to divide.
       validation: fraction of each client's training rows, in [0, 1); 0 if the split has rows.
       test: the same for the test split; both together less than 1.
       seed: a non-negative integer.
+      by: Choice of the rows for testing: random ones, or the last ones of each client in "time".
+      gap: rows of a client that are left out before each of the last splits, if by time. By
+        default what overlapping windows in "x" need, and 0 for other rows.
 
     Returns:
-      The same rows, reordered so that every split of a client is one range.
+      The same rows, but for gaps, reordered so that every split of a client is one range.
 
     Raises:
-      ValueError: a fraction or the seed is out of range, or the split it fills has rows.
+      ValueError: a fraction, the seed or the gap is out of range, the split it fills has rows, or
+        no client has rows enough for a gap.
     """
     if not isinstance(population, Population):
         raise ValueError(f"split needs a Population, got a {type(population).__name__}")
     check_fractions(validation, test)
-    checks.count(0, seed=seed)
+    checks.count(0, seed=seed, gap=gap or 0)
+    checks.one_of(get_args(SplitBy), by=by)
+    if gap and by == "random":
+        raise ValueError(f"a gap needs by='time': random rows have neighbours, got gap {gap}")
     for name, fraction in (("validation", validation), ("test", test)):
         if fraction > 0 and population.splits[name].count.any():
             raise ValueError(
@@ -43,6 +65,10 @@ def split(
             )
     if validation == test == 0:
         return population
+    if by == "time":
+        step = window_step(population) if gap is None else None
+        needed = 0 if step is None else rows_between(population, step)
+        return _in_time(population, validation, test, needed if gap is None else gap)
     train = population.splits["train"]
     index = _shuffled(train, population.num_rows, seed)
     tests = np.minimum(_rounded(test * train.count), train.count - 1)
@@ -55,6 +81,31 @@ def split(
         of_row = np.repeat(splits.ravel(), np.hstack([counts, kept[:, 1:]]).ravel())
         index = index[np.argsort(of_row, kind="stable")]
     return population.of_rows(index, counts + kept)
+
+
+def _in_time(population: Population, validation: float, test: float, gap: int) -> Population:
+    """Split by time: of a client's training rows the last are for testing."""
+    n = population.splits["train"].count
+    tests = np.minimum(_rounded(test * n), np.maximum(n - 1 - gap, 0))
+    left = n - tests - gap * (tests > 0)
+    validations = np.minimum(_rounded(validation * n), np.maximum(left - 1 - gap, 0))
+    for name, fraction, rows in (("test", test, tests), ("validation", validation, validations)):
+        if fraction > 0 and not rows.any():
+            raise ValueError(
+                f"no client has rows enough for {name} rows after a gap of {gap}: split by 'random'"
+            )
+    train = left - validations - gap * (validations > 0)
+    # Of each client: training rows, a gap, validation rows, a gap, test rows, then those of others.
+    parts = [train, left - validations - train, validations, n - tests - left, tests]
+    parts += [population.counts[:, 1], population.counts[:, 2]]
+    place = np.array([0, _DROPPED, 1, _DROPPED, 2, 1, 2])
+    m = population.num_clients
+    split_of_row = np.repeat(np.tile(place, m), np.stack(parts, axis=1).ravel())
+    of_row = np.repeat(np.arange(m), population.counts.sum(axis=1)) * len(SPLITS) + split_of_row
+    index = np.flatnonzero(split_of_row != _DROPPED)
+    index = index[np.argsort(of_row[index], kind="stable")].astype(np.int32)
+    counts = np.bincount(of_row[index], minlength=len(SPLITS) * m).reshape(m, len(SPLITS))
+    return population.of_rows(index, counts.astype(population.counts.dtype))
 
 
 def hold_out(population: Population, fraction: float, seed: int) -> tuple[Population, Population]:

@@ -141,6 +141,7 @@ def whole_population_of(config: RunConfig) -> Population:
         seed=config.data_seed,
         validation=config.get("validation_fraction", 0.0),
         test=config.get("test_fraction"),
+        split_by=config.get("split_by"),
         **config.arguments("data"),
         **config.arguments("partition"),
     )

@@ -189,6 +189,11 @@ GROUPS = {
             "validation_fraction", float, 0.0, "Fraction of each client's rows for validation."
         ),
         Setting(
+            "split_by", Literal["random", "time"], None,
+            "Rows for testing and validation: random ones, or the last ones of each client.",
+            shown="time for overlapping windows, with a gap of a window; else random",
+        ),
+        Setting(
             "scale", Literal["none", "all"], "none",
             "Map columns to [-1, 1] by their ranges in all rows, for which there is no ε.",
         ),
