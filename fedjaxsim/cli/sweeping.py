@@ -26,7 +26,7 @@ from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.metrics import column_label, merge_metrics, primary_metric, require_direction
-from fedjaxsim.privacy import selection
+from fedjaxsim.privacy import ledger, selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
 from fedjaxsim.report.files import make_directory, strict, write_json
@@ -156,14 +156,14 @@ def _prepared(
             experiments = _experiments(list(itertools.chain(*families)))
             best = best_of(plan, runs)
             with doing("writing the report", quiet=quiet):
-                write_report(plan, directory, runs, best, experiments)
+                reports = write_report(plan, directory, runs, best, experiments)
                 if draws:
                     from fedjaxsim.report import plots
 
                     for picture, figure in default_figures(plan, runs, best.metric).items():
                         for ending in (".png", ".pdf"):
                             plots.save(figure, (directory.path / picture).with_suffix(ending))
-            print_report(plan, runs, best)
+            print_report(plan, runs, best, reports)
         print(f"files in {directory.path}")
         if not left:
             return 0
@@ -235,7 +235,7 @@ def _compute(
     rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
     for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
         row["epsilon_replace"] = epsilon
-    directory.add(rows)
+    directory.add(rows, dict(zip(runs, recorded.run.charges(state), strict=True)))
 
 
 def _compiled_ahead(families: Iterator[Iterator[_Chunk]], *, quiet: bool) -> Iterator[_Chunk]:
@@ -442,5 +442,7 @@ def _run(experiment: Experiment, plan: EvaluationPlan, key: jax.Array, stop: Eve
     score = history[-1].private if len(history) else None
     if score is None:
         return None
+    planned = experiment.planned(), plan.spend(simulation.num_clients)
+    selection.require_planned(planned, ledger.charged(state.privacy))
     sign = 1 if score.larger_is_better else -1
     return sign * score.mean, score, jax.tree.map(np.asarray, state.shared)

@@ -365,7 +365,7 @@ class RunLoop:
 
         It is for joint DP, and inf without a guarantee.
         """
-        return [_spent(charges, self.delta, adjacency) for charges in self._charges(state)]
+        return [_spent(charges, self.delta, adjacency) for charges in self.charges(state)]
 
     def bound(self, state: SimulationState) -> list[float]:
         """Return an upper bound on each run's `epsilon` for zero-out, by RDP in milliseconds."""
@@ -376,9 +376,9 @@ class RunLoop:
             found = bound(charges, self.delta)
             return found if any(map(no_guarantee, charges)) else min(most, found)
 
-        return list(map(of_run, self._charges(state)))
+        return list(map(of_run, self.charges(state)))
 
-    def _charges(self, state: SimulationState) -> list[tuple[PrivacySpend, ...]]:
+    def charges(self, state: SimulationState) -> list[tuple[PrivacySpend, ...]]:
         """Return the charges of each run."""
         privacy = to_host(state.privacy)
         bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
@@ -189,5 +190,13 @@ def _check(
             )
         hparams = hparams.replace(noise_multiplier=1.0)
     simulation.check(hparams)
+    traced = any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(hparams))
+    if epsilon is not None and not traced:
+        drawn = [entry.noise_multiplier for entry in simulation.planned(hparams, 0, rounds).entries]
+        if drawn != [1.0]:
+            raise ValueError(
+                "z(ε) is known for mechanisms that draw the noise multiplier that they are given, "
+                f"got one that draws {drawn[0]:.4g} for 1"
+            )
     if on_host(hparams.get("noise_multiplier", 0.0)) is not None:
         simulation.check_rounds(hparams, 0, rounds, None)

@@ -298,6 +298,25 @@ class PrivacySpend(NamedTuple):
     overflowed: bool = False
     redrawn: bool = False
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries and lists, for a file."""
+        return {
+            **self._asdict(),
+            "scheme": dataclasses.asdict(self.scheme),
+            "event": self.event.to_dict(),
+            "entries": [list(entry) for entry in self.entries],
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "PrivacySpend":
+        """Return the charges that `to_dict` wrote."""
+        read = {
+            "scheme": SamplingScheme(**fields["scheme"]),
+            "event": event_from(fields["event"]),
+            "entries": tuple(Entry(*entry) for entry in fields["entries"]),
+        }
+        return cls(**{**fields, **read})
+
 
 class PrivacyLimit(NamedTuple):
     """The budget of a state: planned releases that together cost at most (ε, δ), for zero-out.

@@ -161,6 +161,11 @@ class Report:
         kind = " and ".join(dict.fromkeys(kinds))
         return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"
 
+    def of_examples(self) -> str:
+        """Return one line on the guarantees of single examples; "" if no example is protected."""
+        shown = [each for each in self.guarantees if each.unit == "example"]
+        return "; ".join(dict.fromkeys(map(str, shown)))
+
     def to_json(self) -> dict[str, Any]:
         """Return plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields.
 

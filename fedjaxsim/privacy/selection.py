@@ -17,9 +17,11 @@ from typing import Any, cast
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition, rdp
+from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import check_delta
-from fedjaxsim.privacy.events import PrivacySpend
+from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend
 
 LARGEST_MEAN = 1e6
 _FORMS = "geometric:MEAN, logarithmic:MEAN or negative-binomial:ETA:MEAN"
@@ -113,3 +115,13 @@ def epsilon(
         [composition.rdp_of(charges, "zero_out", orders) for charges in candidates], axis=0
     )
     return rdp.epsilon(runs.rdp(one, orders), delta, orders)
+
+
+def require_planned(planned: Sequence[PrivacySpend], charges: Sequence[PrivacySpend]) -> None:
+    """Raise ValueError if a run's ledger has charges that its plan, which was priced, has not."""
+    limit = PrivacyLimit(math.inf, 0.0, tuple(planned))
+    costly = [each for each in charges if each.event.releases and each.event.unit == "client"]
+    why = next(filter(None, map(no_guarantee, costly)), "")
+    if why or filters.exceeded(limit, costly):
+        why = why or f"more than the planned {filters.described(planned)}"
+        raise ValueError(f"nothing may be published: a candidate was charged otherwise ({why})")

@@ -4,6 +4,7 @@ A sweep directory holds
 
     sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
     results.parquet     finished runs: one row per run and evaluation, by run and round
+    ledgers.json        the ledger of each finished run: what its releases were charged
     search/             the runs that chose the settings, a sweep of its own, if the file searches
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     report.json         a summary, guarantees, draws, and what is not covered; written last
@@ -36,7 +37,8 @@ from fedjaxsim.metrics import (
     metrics_to_tables,
 )
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.privacy.events import PrivacySpend, Unchecked
+from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label, value_label
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
@@ -68,9 +70,11 @@ _METRICS = b"metrics"
 """The key of the records of metrics in the metadata of the results, as JSON."""
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
+LEDGERS = "ledgers.json"
 SEARCH = "search"
 REPORT = "report.json"
 
+_NO_LEDGER = "the sweep kept no ledger of this run: compute it again with --overwrite"
 SELECTION = (
     "Each guarantee is that of one run alone. Choosing the best of a sweep by metrics of private "
     "data is not covered by any of them, and neither is publishing the metrics: both need a budget "
@@ -104,7 +108,7 @@ class SweepDirectory:
         overwrite: bool = False,
     ) -> "SweepDirectory":
         """Make the directory, or open it to resume the same runs; another sweep is refused."""
-        names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
+        names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
         if (path / SWEEP).is_file() and not overwrite:
             found = None
@@ -143,8 +147,43 @@ class SweepDirectory:
         """Read the finished runs."""
         return runs_of_sweep(self.results(), self.sweep.columns, dict(self.sweep.base))
 
-    def add(self, rows: Iterable[Record]) -> None:
-        """Add all evaluations of finished runs (see `tidy`), and remove their checkpoint."""
+    def ledgers(self) -> dict[int, tuple[PrivacySpend, ...]]:
+        """Read what each finished run was charged."""
+        path = self.path / LEDGERS
+        if not path.exists():
+            return {}
+        content = read_json(path)
+        try:
+            accounts = content["accounts"]
+            return {
+                int(run): tuple(
+                    PrivacySpend.from_dict({**accounts[account], **charged})
+                    for account, charged in spends
+                )
+                for run, spends in content["runs"].items()
+            }
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged ({error}): restore it, or start anew") from error
+
+    def _write_ledgers(self, ledgers: Mapping[int, Sequence[PrivacySpend]]) -> None:
+        accounts: list[Record] = []
+        runs: dict[str, list[Any]] = {}
+        for run, spends in sorted(ledgers.items()):
+            for spend in spends:
+                charged = spend.to_dict()
+                account = {name: charged.pop(name) for name in ("scheme", "event")}
+                if account not in accounts:
+                    accounts.append(account)
+                runs.setdefault(str(run), []).append([accounts.index(account), charged])
+        text = json.dumps({"accounts": accounts, "runs": runs})  # z may be infinite, or no number
+        store.write(self.path / LEDGERS, f"{text}\n".encode())
+
+    def add(self, rows: Iterable[Record], ledgers: Mapping[int, Sequence[PrivacySpend]]) -> None:
+        """Add all evaluations of finished runs and their ledgers, and remove their checkpoint.
+
+        See `tidy` for the rows.
+        """
+        self._write_ledgers({**self.ledgers(), **ledgers})
         both = [self.results(), tidy(self.sweep, rows)]
         table = pa.concat_tables(both, promote_options="default")
         # A metric that earlier runs lack has come last.
@@ -296,9 +335,9 @@ def write_report(
     runs: Sequence[Run],
     best: Best,
     experiments: Mapping[int, Experiment],
-) -> None:
-    """Write the summary, and the guarantees of the finished runs."""
-    finished = [int(run.name) for run in runs]
+) -> list[Report]:
+    """Write the summary and the guarantees of the finished runs; return the guarantees."""
+    finished, ledgers = [int(run.name) for run in runs], directory.ledgers()
     summary = {
         "runs": len(sweep.runs),
         "finished": len(finished),
@@ -315,18 +354,20 @@ def write_report(
     for run in finished:
         one = experiments[run]
         simulation, z = one.simulation, np.float32(one.noise_multiplier).item()
-        charges = (one.planned(),)
-        public = (*one.config.public, *simulation.public)
+        scheme = simulation.sampler.scheme
+        lost = (PrivacySpend(scheme, Unchecked(reason=_NO_LEDGER), (), overflowed=True),)
+        public = (*one.config.public, *simulation.public, *simulation.assumed_of(one.hparams))
+        charges = ledgers.get(run, lost)
         charged.setdefault((charges, z, one.delta, public), []).append(run)
         for drawn in one.draws():
             draws.setdefault(drawn, []).append(run)
+    reports = [
+        report(charges, delta, assumed=[*public, SHARED_SEED])
+        for charges, _, delta, public in charged
+    ]
     guarantees = [
-        {
-            "runs": alike,
-            "noise_multiplier": z,
-            "guarantee": report(charges, delta, assumed=[*public, SHARED_SEED]).to_json(),
-        }
-        for (charges, z, delta, public), alike in charged.items()
+        {"runs": alike, "noise_multiplier": z, "guarantee": found.to_json()}
+        for found, ((_, z, _, _), alike) in zip(reports, charged.items(), strict=True)
     ]
     content = {
         "summary": summary,
@@ -336,10 +377,16 @@ def write_report(
         "draws": [{"runs": alike, **drawn._asdict()} for drawn, alike in draws.items()],
     }
     write_json(directory.path / REPORT, content)
+    return reports
 
 
-def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
-    """Print the best final value of each combination, and the limits of the guarantees."""
+def print_report(
+    sweep: SweepRuns, runs: Sequence[Run], best: Best, reports: Sequence[Report] = ()
+) -> None:
+    """Print the best final value of each combination, and the limits of the guarantees.
+
+    The `reports` of runs that protect examples have lines of their own.
+    """
     over = ", ".join(map(key_label, sweep.best_over))
     label = column_label(best.metric, metrics_of(runs))
     title = f"{label} at the end" + (over and f", best over {over}")
@@ -368,6 +415,8 @@ def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
     nonfinite = sum(row.get("nonfinite") or 0 for run in runs for row in run.rows)
     if nonfinite:
         print(f"{nonfinite:.0f} messages of clients were not finite and counted as zero")
+    for line in dict.fromkeys(found.of_examples() for found in reports if found.of_examples()):
+        print(line)
     print(SELECTION)
     print(f"guarantees in full: {REPORT}")
     print(SHARED_SEED)

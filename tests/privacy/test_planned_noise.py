@@ -9,6 +9,7 @@ import pytest
 from problems import classification
 
 import fedjaxsim as fjs
+from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry
@@ -88,6 +89,13 @@ def test_a_budget_is_made_of_the_noise_of_the_mechanism():
         sim = simulation(WAYS[name])
         with pytest.raises(ValueError, match="no budget bounds"):
             sim.budget(settings(sim), epsilon=2.0, delta=DELTA)
+
+
+def test_a_gradient_at_a_fixed_epsilon_needs_the_noise_that_was_asked_for():
+    sim = simulation(WAYS["two releases"])
+    gradient = hypergradient(sim, lambda state, hparams: 0.0, ROUNDS, "learning_rate")
+    with pytest.raises(ValueError, match=r"one that draws 0\.7071 for 1"):
+        gradient(0, settings(sim), epsilon=1.0)
 
 
 @pytest.mark.thorough

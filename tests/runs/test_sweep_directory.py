@@ -90,7 +90,7 @@ def test_a_run_that_failed_is_recorded_from_there_on():
 
 
 def add(sweep: SweepDirectory, *rows) -> None:
-    sweep.add(rows)
+    sweep.add(rows, {})
 
 
 def test_results_are_sorted_by_run_and_round(tmp_path):
@@ -118,7 +118,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     assert again.finished() == {2}
     assert again.checkpoint() is None
     names = sorted(path.name for path in tmp_path.iterdir() if path.name != store.LOCK)
-    assert names == ["results.parquet", "sweep.toml"]
+    assert names == ["ledgers.json", "results.parquet", "sweep.toml"]
     add(again, *rows_of(0))
     assert again.results()["run"].to_pylist() == [0] * 3 + [2] * 3
 
