@@ -170,7 +170,7 @@ def test_sums_of_metrics_in_bfloat16_do_not_stick(problem):
 
     read = reader({"x": jnp.zeros((count, 4))}, jnp.int32(0), jnp.int32(count))
     data = fjs.ClientData(read, jnp.int32(count), jax.random.key(0), fjs.Minibatches(2, steps=1))
-    measured = measure_with(task._replace(metrics=ones))(task.init(jax.random.key(0)), data, count)
+    measured = measure_with(task._replace(metrics=ones))(task.init(jax.random.key(0)), data)
     assert float(measured.sums["ones"]) == count
 
     def client(shared, personal, data, hparams, context):
