@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from fedjaxsim.privacy.messages import paths_of as paths_of
+
 PyTree = Any
 Selection = str | Sequence[str] | Callable[[str], bool] | None
 """Parameters by the paths of leaves, such as "Dense_1/kernel": a path or the first keys of paths,
@@ -36,12 +38,6 @@ def merge(selected: PyTree, rest: PyTree) -> PyTree:
 def either(selection: Selection, name: str) -> Selection:
     """Return a selection that also selects the parameters under a name."""
     return None if selection is None else (*_each(selection), name)
-
-
-def paths_of(params: PyTree) -> list[str]:
-    """Return the paths of all leaves."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
 def _each(selection: Any) -> Any:

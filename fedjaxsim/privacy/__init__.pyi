@@ -26,6 +26,8 @@ from .mechanisms.sums import adaptive_clipping as adaptive_clipping
 from .mechanisms.sums import client_noise as client_noise
 from .mechanisms.sums import correlated as correlated
 from .mechanisms.sums import every_row as every_row
+from .mechanisms.sums import per_layer as per_layer
+from .mechanisms.sums import per_part as per_part
 from .mechanisms.sums import plain_mean as plain_mean
 from .mechanisms.sums import pure as pure
 from .messages import Messages as Messages

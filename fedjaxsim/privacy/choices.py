@@ -9,6 +9,8 @@ _SAMPLERS = "fedjaxsim.privacy.samplers"
 MECHANISMS = {
     "gaussian": f"{_MECHANISMS}:gaussian",
     "adaptive": f"{_MECHANISMS}.sums:adaptive_clipping",
+    "per-layer": f"{_MECHANISMS}.sums:per_layer",
+    "per-part": f"{_MECHANISMS}.sums:per_part",
     "correlated": f"{_MECHANISMS}.sums:correlated",
     "pure": f"{_MECHANISMS}.sums:pure",
     "client-noise": f"{_MECHANISMS}.sums:client_noise",

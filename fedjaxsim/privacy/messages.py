@@ -1,6 +1,7 @@
 """Messages of a chunk of clients, their clipping, and the operations that a mechanism may use."""
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -56,6 +57,37 @@ class Messages(Opaque):
         )
         return Bounded(Messages(present), clipped.clipped & mask, clipped.finite | ~mask)
 
+    def paths(self) -> list[str]:
+        """Return the path of each leaf, as `paths_of`."""
+        return paths_of(self._tree)
+
+    def bound_parts(
+        self, parts: Sequence[str], clip_norms: Mapping[str, jax.Array], mask: jax.Array
+    ) -> Bounded:
+        """Clip each part of a message to an L2 norm of its own, by its name in `clip_norms`.
+
+        `parts` has the part of each leaf, in the order of `paths`. A message is clipped if one of
+        its parts is, and becomes zero if one is not finite.
+        """
+        leaves, structure = jax.tree.flatten(self._tree, is_leaf=products.is_product)
+        places = {name: [k for k, part in enumerate(parts) if part == name] for name in clip_norms}
+        clipped, finite = jnp.zeros_like(mask), jnp.ones_like(mask)
+        for name, clip_norm in clip_norms.items():
+            part = Messages([leaves[k] for k in places[name]]).bound(clip_norm, mask)
+            for k, leaf in zip(places[name], part.messages._tree, strict=True):
+                leaves[k] = leaf
+            clipped, finite = clipped | part.clipped, finite & part.finite
+
+        def present(leaf):
+            return jnp.where(along_clients(finite, leaf), leaf, 0)
+
+        whole = products.rescale(present, jax.tree.unflatten(structure, leaves))
+        return Bounded(Messages(whole), clipped & finite, finite)
+
+    def map(self, function: Callable[[PyTree], PyTree]) -> "Messages":
+        """Apply a function of one client's message to each, as a pytree of arrays."""
+        return Messages(jax.vmap(function)(self.dense()))
+
     def scale(self, factors: jax.Array) -> "Messages":
         """Multiply each client's message by its factor, (k,)."""
         return Messages(
@@ -104,6 +136,12 @@ class Messages(Opaque):
             return products.rows(leaf) if isinstance(leaf, Product) else leaf
 
         return products.tree_map(one, self._tree)
+
+
+def paths_of(message: PyTree) -> list[str]:
+    """Return the path of each leaf, such as "layer_0/kernel"; "" for a single leaf."""
+    leaves = jax.tree_util.tree_leaves_with_path(message, is_leaf=products.is_product)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
 def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -46,6 +46,7 @@ def ran(tmp_path_factory):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_has_a_flag(name):
+    parts = {"per-part": ["--parts", "kernel,bias", "--clip-kernel", "1", "--clip-bias", "0.5"]}
     read = {record.name for record in part_of("mechanism", name).records({})}
     noise = ["--noise-multiplier", "0.1"] if "noise_multiplier" in read else []
     systems = dict.fromkeys(("gaussian-gram", "pure-gram", "wishart"), "mpmtl")
@@ -53,13 +54,17 @@ def test_every_mechanism_has_a_flag(name):
     system = systems.get(name, "pmtl")
     small = SMALL[:-2] if SYSTEMS[system].whole_pass else SMALL
     sampling = ["--sampling", "full"] if name == "correlated" else []
-    found = experiment(*small, "--mechanism", name, *noise, "--algorithm", system, *sampling)
-    kinds = dict.fromkeys(("gaussian", "adaptive", "every-row", "gaussian-gram"), "gaussian")
+    found = experiment(
+        *small, "--mechanism", name, *noise, "--algorithm", system, *sampling, *parts.get(name, [])
+    )
+    gaussian = "gaussian", "adaptive", "every-row", "gaussian-gram", "per-layer", "per-part"
+    kinds = dict.fromkeys(gaussian, "gaussian")
     kinds |= {"pure": "pure", "pure-gram": "pure", "no-release": "no_release"}
     kinds |= {"correlated": "correlated"}
     assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
-    assert np.all(np.isfinite(found.hparams.get("clip", math.inf))) == bool(noise)
+    clip = "clip_bias" if name == "per-part" else "clip"
+    assert np.all(np.isfinite(found.hparams.get(clip, math.inf))) == bool(noise)
     # A twentieth of the cohort of 10 that is expected.
     count_noise = pytest.approx(0.5) if name == "adaptive" else None
     assert found.hparams.get("count_noise") == count_noise

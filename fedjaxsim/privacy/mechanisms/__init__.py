@@ -1,223 +1,33 @@
-"""Protocol of a mechanism, the only way for messages of clients to reach the server.
+"""Mechanisms: their protocol, the record of choices they are made of, and the usual ones."""
 
-A `Mechanism` bounds each message, sums, draws noise once and divides. No other reduction over
-clients reaches the server, so the server's state is a function of the releases alone, and the
-billboard lemma (Hsu et al. 2016) turns the (ε, δ) of the releases into joint differential privacy
-of all personal models.
-"""
-
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import jax
 import jax.numpy as jnp
-import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim import checks
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
-from fedjaxsim.kernels import integer_sums
-from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
-from fedjaxsim.privacy.events import GAUSSIAN, NoRelease, PrivacyEvent
-from fedjaxsim.privacy.messages import Bounded, Messages
-from fedjaxsim.privacy.noise import normal
-
-PyTree = Any
-SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-12, 1e15
-"""Range of finite clip norms: their squares exist in float32."""
-CLIP_NORM = Hyperparameter(
-    "clip",
-    default=math.inf,
-    range=(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
-    also=(math.inf,),
-    allowed=(
-        "be positive (inf is no clipping) and, as its square is a float32, lie in "
-        f"[{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}]"
-    ),
-    scale="log",
-    help="C, the bound on the L2 norm of a message; the start of adaptive clipping.",
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.privacy.events import NoRelease
+from fedjaxsim.privacy.mechanisms.protocol import CLIP_NORM as CLIP_NORM
+from fedjaxsim.privacy.mechanisms.protocol import LARGEST_CLIP_NORM as LARGEST_CLIP_NORM
+from fedjaxsim.privacy.mechanisms.protocol import NOISE_MULTIPLIER as NOISE_MULTIPLIER
+from fedjaxsim.privacy.mechanisms.protocol import SMALLEST_CLIP_NORM as SMALLEST_CLIP_NORM
+from fedjaxsim.privacy.mechanisms.protocol import Accumulator as Accumulator
+from fedjaxsim.privacy.mechanisms.protocol import Mechanism as Mechanism
+from fedjaxsim.privacy.mechanisms.protocol import Release as Release
+from fedjaxsim.privacy.mechanisms.protocol import accumulate as accumulate
+from fedjaxsim.privacy.mechanisms.protocol import check_noise as check_noise
+from fedjaxsim.privacy.mechanisms.protocol import check_statistics as check_statistics
+from fedjaxsim.privacy.mechanisms.protocol import counted as counted
+from fedjaxsim.privacy.mechanisms.protocol import noise_like as noise_like
+from fedjaxsim.privacy.mechanisms.protocol import noise_scale as noise_scale
+from fedjaxsim.privacy.mechanisms.protocol import noised_mean as noised_mean
+from fedjaxsim.privacy.mechanisms.protocol import round_value as round_value
+from fedjaxsim.privacy.mechanisms.protocol import zeros as zeros
+from fedjaxsim.privacy.mechanisms.record import (
+    CLIP,
+    EXACT_SUM,
+    GAUSSIAN_NOISE,
+    SUM,
+    mechanism_of,
 )
-NOISE_MULTIPLIER = Hyperparameter(
-    "noise_multiplier",
-    default=0.0,
-    range=(SMALLEST_NOISE, LARGEST_NOISE),
-    also=(0.0,),
-    allowed=(
-        f"be finite and at least 0: 0 is no noise, else it must lie in "
-        f"[{SMALLEST_NOISE:g}, {LARGEST_NOISE:g}]"
-    ),
-    schedule=True,
-    help="z, the standard deviation of the noise on the sum of clipped messages, divided by C.",
-)
-_WEIGHTS = (
-    "The clients' weights, and their sum that divides the release, are taken as public; weights "
-    "computed from data, such as numbers of examples, are not covered by the guarantee."
-)
-_EXACT = (
-    "Messages of rounds are summed as integers, truncated to multiples of a public share of C, so "
-    "that no rounding of their sum depends on a client."
-)
-
-
-class Accumulator(NamedTuple):
-    """A sum over the messages added so far; the sum of two accumulators is an accumulator.
-
-    `total` is the sum of bounded messages, or of a function of each. The numbers of messages scaled
-    down and of those not finite, which count as zero, () int32, are diagnostics, never released.
-    """
-
-    total: PyTree
-    clipped: jax.Array
-    nonfinite: jax.Array
-
-
-class Release(NamedTuple):
-    """The output of a mechanism in one round.
-
-    Attributes:
-      value: pytree, like one message unless the mechanism says otherwise; all that the server
-        reads.
-      state: the mechanism's next (public) state.
-      noise_multiplier: () z of the noise actually drawn, charged to the ledger; NaN if there is no
-        guarantee.
-    """
-
-    value: PyTree
-    state: PyTree
-    noise_multiplier: jax.Array
-
-
-AddFunction = Callable[
-    [Accumulator, Messages, jax.Array, jax.Array, PyTree, Hyperparameters], Accumulator
-]
-ReleaseFunction = Callable[[Accumulator, Any, jax.Array, PyTree, Hyperparameters, Any], Release]
-
-
-class Mechanism(NamedTuple):
-    """A mechanism, as pure functions. Only `add` reduces over clients for the server.
-
-    A leaf of a message is float32 or float64, whatever the algorithm sends; accumulators and
-    releases have the same types.
-
-    Attributes:
-      event: the cost of one release, for the accountants.
-      init: `(hparams) -> state`: public state, such as an adaptive clip norm.
-      zero: `(message, m) -> Accumulator`, from one message as a pytree of shapes.
-      add: `(accumulator, messages, mask, ids, state, hparams) -> accumulator`: bounds and adds the
-        `Messages` of the clients `ids` (k,); clients with mask (k,) False count as absent.
-      release: `(accumulator, denominator, key, state, hparams, round) -> Release`; denominator and
-        round are ().
-      hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
-      check: `(hparams)`; raises ValueError for unsuitable hyperparameters known on the host.
-      num_clients: m, if the mechanism fits one number of clients only; else None.
-      public: sentences that each guarantee names, on how messages are summed and on numbers that
-        may be computed from private data but are taken as public; see `Algorithm`.
-      adds_chunks: whether `add` gets a whole chunk of messages even where clients run one after
-        another: it pays where the messages of a chunk are one matrix product.
-    """
-
-    event: PrivacyEvent
-    init: Callable[[Hyperparameters], PyTree]
-    zero: Callable[[PyTree, int], Accumulator]
-    add: AddFunction
-    release: ReleaseFunction
-    hyperparameters: Records = ()
-    check: Callable[[Hyperparameters], None] = lambda hparams: None
-    num_clients: int | None = None
-    public: tuple[str, ...] = ()
-    adds_chunks: bool = False
-
-
-def check_noise(hparams: Hyperparameters) -> None:
-    """Raise ValueError for a positive noise multiplier with an infinite clip norm."""
-    if "noise_multiplier" not in hparams or "clip" not in hparams:
-        return
-    z, clip_norm = on_host(hparams.noise_multiplier), on_host(hparams.clip)
-    if z is None or clip_norm is None:
-        return
-    if np.any(z > 0) and not np.all(np.isfinite(clip_norm)):
-        raise ValueError(
-            "noise_multiplier > 0 needs a finite clip, since no noise protects unbounded "
-            f"messages, got noise_multiplier {z}, clip {clip_norm}"
-        )
-
-
-def check_statistics(hparams: Hyperparameters) -> None:
-    """Raise ValueError if a mean of running statistics would be clipped or noised."""
-    z, clip_norm = on_host(hparams.get("noise_multiplier", 0)), on_host(hparams.get("clip", np.inf))
-    if (z is not None and np.any(z > 0)) or (clip_norm is not None and np.any(clip_norm < np.inf)):
-        raise ValueError(
-            "the running statistics of BatchNorm are averaged only without noise and clipping: "
-            "use GroupNorm or LayerNorm, freeze them with models.trainable, or keep them with "
-            "their clients (fedbn, fedper, fedrep, dpfedmtl, local)"
-        )
-
-
-def zeros(shapes: PyTree, num_clients: int = 0) -> Accumulator:
-    """Return the accumulator of no messages, for sums of these shapes."""
-    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return Accumulator(total, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-
-
-def accumulate(accumulator: Accumulator, bounded: Bounded, chunk_total: PyTree) -> Accumulator:
-    """Add the total of a chunk of bounded messages."""
-    return counted(accumulator, bounded, jax.tree.map(jnp.add, accumulator.total, chunk_total))
-
-
-def counted(accumulator: Accumulator, bounded: Bounded, total: PyTree) -> Accumulator:
-    """Return the accumulator with a new total and the counts of a chunk added."""
-    return Accumulator(
-        total,
-        accumulator.clipped + jnp.sum(bounded.clipped, dtype=jnp.int32),
-        accumulator.nonfinite + jnp.sum(~bounded.finite, dtype=jnp.int32),
-    )
-
-
-def noise_like(key: jax.Array, tree: PyTree, scale: jax.Array) -> PyTree:
-    """Draw independent N(0, scale²) for every number in `tree`, all in one draw."""
-    leaves, structure = jax.tree.flatten(tree)
-    if not leaves:
-        return tree
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    draws = normal(key, (int(ends[-1]),), jnp.result_type(*leaves))
-    parts = [
-        scale.astype(leaf.dtype) * part.reshape(leaf.shape).astype(leaf.dtype)
-        for leaf, part in zip(leaves, jnp.split(draws, ends[:-1]), strict=True)
-    ]
-    return jax.tree.unflatten(structure, parts)
-
-
-def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int = 1) -> jax.Array:
-    """Return z·C, or z·C² for products; 0, not NaN, without noise and clipping (z = 0, C = ∞)."""
-    usable = (noise_multiplier > 0) | jnp.isfinite(clip_norm)
-    return noise_multiplier * jnp.where(usable, clip_norm, 1.0) ** degree
-
-
-def noised_mean(total: PyTree, noise: PyTree, denominator: jax.Array) -> PyTree:
-    """Return (total + noise)/denominator, in the precision of the total."""
-    return _mean(jax.tree.map(jnp.add, total, noise), denominator)
-
-
-def _mean(total: PyTree, denominator: jax.Array) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf / jnp.asarray(denominator, leaf.dtype), total)
-
-
-def round_value(schedule: jax.Array, round_: jax.Array) -> jax.Array:
-    """Return the value for one round of a number () or of a schedule (T,)."""
-    return schedule if jnp.ndim(schedule) == 0 else schedule[round_]
-
-
-def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
-    """Return min(w_k, w_max)/w_max, (m,) float64, at most 1."""
-    w = np.asarray(weights, np.float64)
-    if w.ndim != 1 or w.size == 0:
-        raise ValueError(f"weights must have one number per client, (m,), got shape {w.shape}")
-    if not (np.all(np.isfinite(w)) and np.all(w > 0)):
-        raise ValueError(f"weights must be positive and finite, got {w.min()} to {w.max()}")
-    largest = float(w.max()) if max_weight is None else max_weight
-    checks.positive(max_weight=largest)
-    return np.minimum(w / largest, 1.0)
 
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
@@ -256,50 +66,8 @@ def gaussian(
       exact_sums: Sum messages as integers: exact, and the same on any number of devices. Needs a
         finite clip norm, and has no derivative.
     """
-    shares = None if weights is None else _shares(weights, max_weight)
-    share = 1.0 if shares is None or max_weight is not None else float(shares.mean())
-
-    def zero(message, num_clients):
-        if not exact_sums:
-            return zeros(message)
-        return zeros(())._replace(total=integer_sums.zero(message, num_clients))
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        bounded = messages.bound(hparams.clip, mask)
-        terms = bounded.messages
-        if shares is not None:
-            terms = terms.scale(jnp.asarray(shares, dtype=float)[ids])
-        if exact_sums:
-            total = integer_sums.add(accumulator.total, terms.dense(), hparams.clip)
-            return counted(accumulator, bounded, total)
-        return accumulate(accumulator, bounded, terms.total())
-
-    def release(accumulator, denominator, key, state, hparams, round_):
-        total, z = accumulator.total, round_value(hparams.noise_multiplier, round_)
-        scale, divisor = noise_scale(z, hparams.clip), denominator * share
-        if not exact_sums:
-            return Release(noised_mean(total, noise_like(key, total, scale), divisor), state, z)
-        noised = integer_sums.plus(total, noise_like(key, total.shapes, scale), hparams.clip)
-        return Release(_mean(noised, divisor), state, z)
-
-    def check(hparams):
-        clip_norm = on_host(hparams.clip)
-        if exact_sums and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
-            raise ValueError(f"exact_sums need a finite clip, got {clip_norm}")
-
-    public = () if shares is None or max_weight is not None else (_WEIGHTS,)
-    public += (_EXACT,) * exact_sums
-    for_clients = None if shares is None else len(shares)
-    return Mechanism(
-        GAUSSIAN,
-        lambda _: (),
-        zero,
-        add,
-        release,
-        check=check,
-        public=public,
-        num_clients=for_clients,
-    )
+    statistic = EXACT_SUM if exact_sums else SUM
+    return mechanism_of(statistic, CLIP, GAUSSIAN_NOISE, weights=weights, max_weight=max_weight)
 
 
 def no_release() -> Mechanism:

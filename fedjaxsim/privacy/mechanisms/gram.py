@@ -11,8 +11,15 @@ import scipy.special
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy import mechanisms as base
-from fedjaxsim.privacy.events import Gaussian, PrivacyEvent, Pure, Unprotected
-from fedjaxsim.privacy.noise import normal, radius
+from fedjaxsim.privacy.mechanisms.record import (
+    CLIP,
+    GAUSSIAN_NOISE,
+    PURE_NOISE,
+    Noise,
+    Statistic,
+    mechanism_of,
+)
+from fedjaxsim.privacy.noise import normal
 
 PyTree = Any
 Diagonal = Annotated[
@@ -42,13 +49,12 @@ def spectral_bound(shape: tuple[int, ...], deviations: float) -> float:
 
 
 def _gram(
-    event: PrivacyEvent,
+    noise: Noise,
     diagonal: bool,
-    noise: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     psd_deviations: float | None = None,
     bound: Callable[[tuple[int, ...], float], float] = spectral_bound,
 ) -> base.Mechanism:
-    """Release Σ + E + c·I: E is `noise(key, Σ, zK²)`, and c is zK² `bound(shape, deviations)`."""
+    """Release Σ + E + c·I: E is noise of scale zK², and c is zK² `bound(shape, deviations)`."""
     if psd_deviations is not None:
         checks.non_negative(psd_deviations=psd_deviations)
 
@@ -60,25 +66,29 @@ def _gram(
                 f"{[leaf.shape for leaf in leaves]}"
             )
         d, dtype = leaves[0].shape[0], leaves[0].dtype
-        return base.zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
+        return jnp.zeros((d,) if diagonal else (d, d), dtype)
 
-    def add(accumulator, messages, mask, ids, state, hparams):
-        bounded = messages.bound(hparams.clip, mask)
-        terms = bounded.messages
-        total = terms.gram_diagonal() if diagonal else terms.gram()
-        return base.accumulate(accumulator, bounded, total)
+    def shift(scale, like):
+        assert psd_deviations is not None
+        by = scale.astype(like.dtype) * bound(like.shape, psd_deviations)
+        return by if diagonal else by * jnp.eye(len(like), dtype=like.dtype)
 
-    def release(accumulator, denominator, key, state, hparams, round_):
-        z = base.round_value(hparams.noise_multiplier, round_)
-        total = _symmetric(accumulator.total)
-        s = base.noise_scale(z, hparams.clip, degree=2).astype(total.dtype)
-        value = total + noise(key, total, s)
-        if psd_deviations is not None:
-            shift = s * bound(total.shape, psd_deviations)
-            value += shift if diagonal else shift * jnp.eye(len(total), dtype=total.dtype)
-        return base.Release(value, state, z)
-
-    return base.Mechanism(event, lambda _: (), zero, add, release, adds_chunks=True)
+    statistic = Statistic(
+        "Gram matrix",
+        zero,
+        lambda total, terms, ids, norm: (
+            total + (terms.gram_diagonal() if diagonal else terms.gram())
+        ),
+        lambda total, drawn, norm: _symmetric(total) + drawn,
+        lambda total: total,
+        lambda key, like, scale: scale.astype(like.dtype) * _symmetric_normal(key, like),
+        lambda like: _coordinates(like.shape),
+        degree=2,
+        replace=math.sqrt(2),
+        adds_chunks=True,
+    )
+    moved = None if psd_deviations is None else shift
+    return mechanism_of(statistic, CLIP, noise, "one", shift=moved)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -102,11 +112,7 @@ def gaussian_gram(diagonal: Diagonal = False, psd_deviations: Deviations = 4.0) 
     Raises:
       ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
-
-    def noise(key, total, s):
-        return s * _symmetric_normal(key, total)
-
-    return _gram(Gaussian(replace=math.sqrt(2)), diagonal, noise, psd_deviations)
+    return _gram(GAUSSIAN_NOISE, diagonal, psd_deviations)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -126,13 +132,7 @@ def pure_gram(diagonal: Diagonal = False, psd_deviations: Deviations = 4.0) -> b
     Raises:
       ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
-
-    def noise(key, total, s):
-        radius_key, normal_key = jax.random.split(key)
-        size = radius(radius_key, _coordinates(total.shape)).astype(total.dtype)
-        return s * size * _symmetric_normal(normal_key, total)
-
-    return _gram(Pure(replace=math.sqrt(2)), diagonal, noise, psd_deviations, _pure_bound)
+    return _gram(PURE_NOISE, diagonal, psd_deviations, _pure_bound)
 
 
 def _coordinates(shape: tuple[int, ...]) -> int:
@@ -170,10 +170,11 @@ def wishart(diagonal: Diagonal = False) -> base.Mechanism:
       ValueError: `zero` raises it if a message is not one vector or matrix.
     """
 
-    def noise(key, total, s):
-        g = normal(key, (len(total), len(total) + 1), total.dtype)
+    def draw(statistic, key, like, scale, round_):
+        g, s = normal(key, (len(like), len(like) + 1), like.dtype), scale.astype(like.dtype)
         if diagonal:
             return s / 2 * jnp.sum(jnp.square(g), axis=1)
         return s / 2 * jnp.matmul(g, g.T, precision=jax.lax.Precision.HIGHEST)
 
-    return _gram(Unprotected(), diagonal, noise)
+    noise = Noise("wishart", draw, hyperparameters=(base.NOISE_MULTIPLIER,))
+    return _gram(noise, diagonal)

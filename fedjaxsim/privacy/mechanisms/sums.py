@@ -1,18 +1,27 @@
-"""Sums and means with other noise than `gaussian`, or with none."""
+"""Sums and means with other bounds or noise than `gaussian`, or with none."""
 
 import dataclasses
 import math
+import re
+from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
-from fedjaxsim.kernels import threefry
+from fedjaxsim import checks
+from fedjaxsim.hyperparameters import Hyperparameter, Records, on_host, reads
 from fedjaxsim.privacy import mechanisms as base
-from fedjaxsim.privacy.accounting.gaussian import coefficients
-from fedjaxsim.privacy.events import GAUSSIAN, Correlated, Pure, Unprotected
-from fedjaxsim.privacy.noise import radius
+from fedjaxsim.privacy.mechanisms import record
+from fedjaxsim.privacy.mechanisms.record import (
+    CLIP,
+    EXACT_SUM,
+    GAUSSIAN_NOISE,
+    LAYERS,
+    SUM,
+    Adaptation,
+    Bound,
+    mechanism_of,
+)
 
 _OPEN = (math.nextafter(0, 1), math.nextafter(1, 0))
 TARGET_QUANTILE = Hyperparameter(
@@ -33,16 +42,17 @@ COUNT_NOISE = Hyperparameter(
     help="σ_b of adaptive clipping, the noise on the number of clipped messages, above z/2 where "
     "there is noise. (A run sets a twentieth of the expected cohort where it is not given.)",
 )
-_CONSTANT_NOISE = dataclasses.replace(
-    base.NOISE_MULTIPLIER,
-    schedule=False,
-    help="z, the standard deviation of the independent noise that is correlated, divided by C; one "
-    "number for all rounds.",
+CLIP_OF_PART = dataclasses.replace(
+    base.CLIP_NORM, help="C of this part of a message, the bound on its L2 norm."
 )
-
-
-def _and_a_number(message, num_clients) -> base.Accumulator:
-    return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
+SHARE_OF_PART = Hyperparameter(
+    "share",
+    default=1.0,
+    range=(1e-6, 1e6),
+    allowed="lie in [1e-06, 1e+06]",
+    scale="log",
+    help="Share of this part of a message in 1/z², relative to other parts; more is less noise.",
+)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -60,21 +70,75 @@ def pure() -> base.Mechanism:
       * With z = 0, ε is ∞.
       * Poisson sampling amplifies: see `accounting/randomized_response.py`.
     """
+    return mechanism_of(SUM, CLIP, record.PURE_NOISE)
 
-    def release(accumulator, denominator, key, state, hparams, round_):
-        z = base.round_value(hparams.noise_multiplier, round_)
-        radius_key, normal_key = jax.random.split(key)
-        n = sum(leaf.size for leaf in jax.tree.leaves(accumulator.total))
-        scale = base.noise_scale(z, hparams.clip) * radius(radius_key, n)
-        noise = base.noise_like(normal_key, accumulator.total, scale)
-        value = base.noised_mean(accumulator.total, noise, denominator)
-        return base.Release(value, state, z)
 
-    return base.gaussian()._replace(event=Pure(), release=release)
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
+def per_layer(*, exact_sums: bool = False) -> base.Mechanism:
+    """Clip each layer of a message by itself (McMahan et al. 2018, per-layer clipping).
+
+    release = (Σ_k clip(v_k) + N(0, (zC)² I)) / (p·m): each of G layers is scaled to an L2 norm of
+    at most C/√G, so that a large layer does not shrink the others. A layer is all leaves of a
+    message with the same parent, such as "layer_0/kernel" and "layer_0/bias"; leaves without a
+    parent are one layer.
+
+    Formal guarantees:
+      * The norm of a message is at most √(G (C/√G)²) = C, so all of `gaussian` holds, with the same
+        noise.
+      * A message with a layer that is not finite counts as zero.
+
+    Args:
+      exact_sums: Sum messages as integers, as in `gaussian`.
+    """
+    return mechanism_of(EXACT_SUM if exact_sums else SUM, LAYERS, GAUSSIAN_NOISE)
+
+
+def _records_of(parts: Sequence[str]) -> Records:
+    """Return the records of the clip norm of each part, and then of the share of each."""
+    names = [re.sub(r"\W", "_", part) for part in parts]
+    if len(set(names)) < len(names):
+        raise ValueError(f"parts must have different names, got {', '.join(parts)}")
+    pairs = ((record, name) for record in (CLIP_OF_PART, SHARE_OF_PART) for name in names)
+    return tuple(dataclasses.replace(each, name=f"{each.name}_{name}") for each, name in pairs)
+
+
+@reads(lambda parts=(), **_: _records_of(parts), base.NOISE_MULTIPLIER)
+def per_part(*, parts: Sequence[str], exact_sums: bool = False) -> base.Mechanism:
+    """Release several sums in one round, each with a clip norm and noise of its own.
+
+    Part g of a message, all leaves whose path is or begins with its name, is clipped to C_g =
+    `hparams.clip_NAME` and its sum gets N(0, (z_g C_g)² I). One z is charged for all parts,
+
+        z_g = z √(Σ_h s_h / s_g),    so that  Σ_g z_g⁻² = z⁻²,
+
+    with the shares s_g = `hparams.share_NAME`, 1 each by default: two parts have noise √2 z each.
+
+        mechanism = per_part(parts=["update", "steps"])  # a message {"update": Δw, "steps": τ}
+        sim.hyperparameters(clip_update=1.0, clip_steps=20.0, share_steps=0.1, noise_multiplier=1.0)
+
+    Formal guarantees:
+      * Setting one client's message to zero moves part g by at most C_g, z_g⁻¹ of its noise's
+        deviation; replacing its data by twice as much. The parts are released together, by the same
+        clients: they are one Gaussian release at distance √(Σ_g z_g⁻²) = 1/z (zero-out) and 2/z
+        (replace), sampled or not.
+      * Non-finite messages count as zero, all parts of them.
+      * With z = 0 there is no guarantee.
+
+    Args:
+      parts: Names of the parts; each leaf of a message must be in exactly one.
+      exact_sums: Sum messages as integers, as in `gaussian`.
+
+    Raises:
+      ValueError: if no part is named, or two have one name. `zero` raises it if a leaf is in no
+        part or in two.
+    """
+    checks.count(**{"the number of parts": len(parts)})
+    statistic = EXACT_SUM if exact_sums else SUM
+    return mechanism_of(statistic, record.parts_bound(parts, _records_of(parts)), GAUSSIAN_NOISE)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER, TARGET_QUANTILE, CLIP_LEARNING_RATE, COUNT_NOISE)
-def adaptive_clipping() -> base.Mechanism:
+def adaptive_clipping(*, exact_sums: bool = False) -> base.Mechanism:
     """Adapt the clip norm to a quantile (Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1).
 
     The state is the clip norm C, public, at first `hparams.clip`. A client adds its message
@@ -98,36 +162,29 @@ def adaptive_clipping() -> base.Mechanism:
         zero-out and 4 z⁻² for replace. One release is a Gaussian one of sensitivity 1 and 2 at z.
       * C is a function of earlier releases, kept within [1e-12, 1e15].
       * Where z > 0 and σ_b ≤ z/2 the charged z is NaN, and no ε is reported.
+
+    Args:
+      exact_sums: Sum messages as integers, as in `gaussian`.
     """
 
     def clip_norm(value):
         return jnp.clip(value, base.SMALLEST_CLIP_NORM, base.LARGEST_CLIP_NORM)
 
-    def init(hparams):
-        return clip_norm(hparams.clip)
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        bounded = messages.bound(state, mask)
+    def count(bounded):
         sends = bounded.messages.nonzero()
-        count = jnp.sum(jnp.where(sends, jnp.where(bounded.clipped, -0.5, 0.5), 0.0))
-        return base.accumulate(accumulator, bounded, (bounded.messages.total(), count))
+        return jnp.sum(jnp.where(sends, jnp.where(bounded.clipped, -0.5, 0.5), 0.0))
 
-    def release(accumulator, denominator, key, state, hparams, round_):
-        z = base.round_value(hparams.noise_multiplier, round_)
-        sigma = hparams.count_noise
+    def split(z, hparams):
         private = z > 0
-        share = jnp.where(private, z / jnp.where(private, 2 * sigma, 1.0), 0.0)
+        share = jnp.where(private, z / jnp.where(private, 2 * hparams.count_noise, 1.0), 0.0)
         valid = share < 1
         z_sum = jnp.where(valid, z / jnp.sqrt(jnp.where(valid, 1 - share**2, 1.0)), jnp.nan)
-        sum_key, count_key = jax.random.split(key)
-        total, count = accumulator.total
-        noise = base.noise_like(sum_key, total, z_sum * state)
-        count = count + base.noise_like(count_key, count, sigma)
-        unclipped = 0.5 + count / denominator
-        step = hparams.clip_learning_rate * (unclipped - hparams.target_quantile)
-        new_state = clip_norm(state * jnp.exp(-step))
-        value = base.noised_mean(total, noise, denominator)
-        return base.Release(value, new_state, jnp.where(valid, z, jnp.nan))
+        return z_sum, jnp.where(valid, z, jnp.nan)
+
+    def step(state, mean_count, hparams):
+        unclipped = 0.5 + mean_count
+        move = hparams.clip_learning_rate * (unclipped - hparams.target_quantile)
+        return clip_norm(state * jnp.exp(-move))
 
     def check(hparams):
         first, z, sigma = map(
@@ -141,10 +198,19 @@ def adaptive_clipping() -> base.Mechanism:
                 "twentieth of the expected cohort is usual"
             )
 
-    return base.Mechanism(GAUSSIAN, init, _and_a_number, add, release, check=check)
+    bound = Bound(
+        "adaptive",
+        lambda state, hparams: state,
+        lambda messages, mask, state, hparams: messages.bound(state, mask),
+        init=lambda hparams: clip_norm(hparams.clip),
+        hyperparameters=(base.CLIP_NORM, TARGET_QUANTILE, CLIP_LEARNING_RATE, COUNT_NOISE),
+        check=check,
+        adaptation=Adaptation(count, split, lambda hparams: hparams.count_noise, step),
+    )
+    return mechanism_of(EXACT_SUM if exact_sums else SUM, bound, GAUSSIAN_NOISE)
 
 
-@reads(base.CLIP_NORM, _CONSTANT_NOISE)
+@reads(base.CLIP_NORM, record.CONSTANT_NOISE)
 def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
     """Add Gaussian noise that later rounds take back in part (Kalinin et al. 2025).
 
@@ -169,27 +235,7 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
       power: Power of the coefficients in (0, 1]: near 1, more noise cancels and less is left for
         each participation.
     """
-    event = Correlated(bands=bands, power=power)
-    weights = coefficients(bands, power)
-
-    def release(accumulator, denominator, key, state, hparams, round_):
-        z = hparams.noise_multiplier
-        scale = base.noise_scale(z, hparams.clip)
-
-        def add_band(noise, band):
-            rounds_ago, weight = band
-            # There is no noise before the first round.
-            weight = jnp.where(rounds_ago <= round_, weight, 0.0)
-            past = threefry.fold_in(key, round_ - rounds_ago)
-            more = base.noise_like(past, noise, scale * weight)
-            return jax.tree.map(jnp.add, noise, more), None
-
-        none = jax.tree.map(jnp.zeros_like, accumulator.total)
-        by_band = jnp.arange(bands), jnp.asarray(weights, dtype=float)
-        noise, _ = jax.lax.scan(add_band, none, by_band)
-        return base.Release(base.noised_mean(accumulator.total, noise, denominator), state, z)
-
-    return base.gaussian()._replace(event=event, release=release)
+    return mechanism_of(SUM, CLIP, record.correlated_noise(bands, power))
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -211,24 +257,7 @@ def every_row() -> base.Mechanism:
       * Participation does not show in the noise, which is the same for all rows.
       * With z = 0 there is no guarantee.
     """
-
-    def zero(message, num_clients):
-        return base.zeros(
-            jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape), leaf.dtype), message
-            )
-        )
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        bounded = messages.bound(hparams.clip, mask)
-        return base.counted(accumulator, bounded, bounded.messages.add_rows(accumulator.total, ids))
-
-    def release(accumulator, denominator, key, state, hparams, round_):
-        z = base.round_value(hparams.noise_multiplier, round_)
-        noise = base.noise_like(key, accumulator.total, base.noise_scale(z, hparams.clip))
-        return base.Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
-
-    return base.Mechanism(GAUSSIAN, lambda _: (), zero, add, release)
+    return mechanism_of(record.ROWS, CLIP, GAUSSIAN_NOISE, "one")
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -246,7 +275,7 @@ def client_noise() -> base.Mechanism:
         it divides by the sampling rate and amplifies by it again. Local noise protects, but at this
         scale far less than the paper computes.
     """
-    return _mean(noised=True)
+    return mechanism_of(SUM, CLIP, record.CLIENTS_NOISE, "cohort")
 
 
 def plain_mean() -> base.Mechanism:
@@ -259,24 +288,4 @@ def plain_mean() -> base.Mechanism:
     Formal guarantees:
       * None, and no ε is reported.
     """
-    return _mean(noised=False)
-
-
-def _mean(noised: bool) -> base.Mechanism:
-    """Return a mean over the realised cohort; without noise no hyperparameter is read."""
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        bounded = messages.bound(hparams.clip if noised else jnp.asarray(jnp.inf), mask)
-        present = jnp.sum(mask, dtype=jnp.result_type(float))
-        return base.accumulate(accumulator, bounded, (bounded.messages.total(), present))
-
-    def release(accumulator, denominator, key, state, hparams, round_):
-        total, present = accumulator.total
-        noise, z = jax.tree.map(jnp.zeros_like, total), jnp.zeros(())
-        if noised:
-            z = base.round_value(hparams.noise_multiplier, round_)
-            scale = base.noise_scale(z, hparams.clip) * jnp.sqrt(present)
-            noise = base.noise_like(key, total, scale)
-        return base.Release(base.noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
-
-    return base.Mechanism(Unprotected(), lambda _: (), _and_a_number, add, release)
+    return mechanism_of(SUM, record.UNBOUNDED, record.NO_NOISE, "cohort")

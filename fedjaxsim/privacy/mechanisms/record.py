@@ -1,0 +1,460 @@
+"""A mechanism as a record of its choices: a statistic, a bound, noise and a divisor.
+
+`mechanism_of` writes `zero`, `add` and `release` once for all of them. The event follows from the
+choices by `SOUND`; choices that are not in it are refused.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjaxsim import checks
+from fedjaxsim.hyperparameters import Hyperparameters, Records, on_host
+from fedjaxsim.kernels import integer_sums, threefry
+from fedjaxsim.privacy.accounting.gaussian import coefficients
+from fedjaxsim.privacy.events import Correlated, Gaussian, PrivacyEvent, Pure, Unprotected
+from fedjaxsim.privacy.mechanisms import protocol as base
+from fedjaxsim.privacy.messages import Bounded, Messages, paths_of
+from fedjaxsim.privacy.noise import radius
+
+PyTree = Any
+Divisor = Literal["expected", "one", "cohort"]
+"""Divisor of a release: the expected cohort size, 1, or the realised cohort size, which is private
+and has no known cost."""
+_WEIGHTS = (
+    "The clients' weights, and their sum that divides the release, are taken as public; weights "
+    "computed from data, such as numbers of examples, are not covered by the guarantee."
+)
+_EXACT = (
+    "Messages of rounds are summed as integers, truncated to multiples of a public share of C, so "
+    "that no rounding of their sum depends on a client."
+)
+
+
+class Statistic(NamedTuple):
+    """What is summed over clients.
+
+    Attributes:
+      kind: name in `SOUND`.
+      zero: `(message, m) -> total` of no messages; the message is a pytree of shapes.
+      add: `(total, messages, ids, C) -> total`, of bounded `Messages` of norm at most C.
+      plus: `(total, noise, C) -> value`.
+      like: `(total) -> pytree` with the shapes of the noise.
+      normal: `(key, like, scale) -> noise`, isotropic in the norm in which messages are bounded.
+      coordinates: `(like) -> n`, the dimension of that noise.
+      degree: power of C by which one message may move the total.
+      replace: sensitivity when one client's whole data changes, see `PrivacyEvent`.
+      adds_chunks: see `Mechanism`.
+    """
+
+    kind: str
+    zero: Callable[[PyTree, int], PyTree]
+    add: Callable[[PyTree, Messages, jax.Array, jax.Array], PyTree]
+    plus: Callable[[PyTree, PyTree, jax.Array], PyTree]
+    like: Callable[[PyTree], PyTree]
+    normal: Callable[[jax.Array, PyTree, PyTree], PyTree]
+    coordinates: Callable[[PyTree], int]
+    degree: int = 1
+    replace: float = 2.0
+    adds_chunks: bool = False
+
+
+class Adaptation(NamedTuple):
+    """The second release of a round, a count, from which the bound of the next round follows.
+
+    Attributes:
+      tally: `(bounded) -> ()`: the sum of ±1/2 over the clients of a chunk.
+      split: `(z, hparams) -> (z of the sum, charged z)`.
+      noise: `(hparams) -> ()`, the standard deviation of the noise on the count.
+      step: `(state, noised count / denominator, hparams) -> state`.
+    """
+
+    tally: Callable[[Bounded], jax.Array]
+    split: Callable[[jax.Array, Hyperparameters], tuple[jax.Array, jax.Array]]
+    noise: Callable[[Hyperparameters], jax.Array]
+    step: Callable[[PyTree, jax.Array, Hyperparameters], PyTree]
+
+
+class Bound(NamedTuple):
+    """How messages are bounded.
+
+    Attributes:
+      kind: name in `SOUND`.
+      norm: `(state, hparams) -> C`, (), a bound on the norm of a whole message.
+      clip: `(messages, mask, state, hparams) -> Bounded`.
+      scales: `(like, hparams) -> c`, a pytree of (), one for each leaf, whose noise has standard
+        deviation z·c; None for C in all of them. If a message moves leaf g by at most C_g, then
+        Σ (C_g/c_g)² ≤ 1.
+      init: `(hparams) -> state`, public.
+      hyperparameters: records of the hyperparameters read.
+      clips: names of those that are clip norms.
+      check: `(hparams)`, see `Mechanism`.
+      fits: `(message)`, a pytree of shapes; raises ValueError if it cannot be bounded so.
+      adaptation: of a bound that follows from releases; else None.
+    """
+
+    kind: str
+    norm: Callable[[PyTree, Hyperparameters], jax.Array]
+    clip: Callable[[Messages, jax.Array, PyTree, Hyperparameters], Bounded]
+    scales: Callable[[PyTree, Hyperparameters], PyTree] | None = None
+    init: Callable[[Hyperparameters], PyTree] = lambda hparams: ()
+    hyperparameters: Records = ()
+    clips: tuple[str, ...] = ()
+    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    fits: Callable[[PyTree], Any] = lambda message: None
+    adaptation: Adaptation | None = None
+
+
+class Noise(NamedTuple):
+    """Noise on a statistic.
+
+    Attributes:
+      kind: name in `SOUND`; noise that is not in it has no known cost.
+      draw: `(statistic, key, like, scale, round) -> noise`; None for none.
+      event: `(replace) -> event`, the cost of one release if the choices are in `SOUND`.
+      hyperparameters: records of the hyperparameters read.
+    """
+
+    kind: str
+    draw: Callable[[Statistic, jax.Array, PyTree, PyTree, jax.Array], PyTree] | None
+    event: Callable[[float], PrivacyEvent] = lambda replace: Unprotected()
+    hyperparameters: Records = ()
+
+
+_SUMS = "sum", "exact sum"
+SOUND: dict[str, dict[str, tuple[str, ...]]] = {
+    "gaussian": {
+        "clip norm": (*_SUMS, "rows", "Gram matrix"),
+        "layers": (*_SUMS, "rows"),
+        "parts": (*_SUMS, "rows"),
+        "adaptive": (*_SUMS, "rows"),
+    },
+    # Its density falls with the norm of the whole message, so its scale is one, and the count of
+    # adaptive clipping has Gaussian noise.
+    "pure": {"clip norm": (*_SUMS, "rows", "Gram matrix"), "layers": (*_SUMS, "rows")},
+    # All rounds are one Gaussian release, with one z for each leaf; that of a count is another one.
+    "correlated": {"clip norm": _SUMS, "layers": _SUMS, "parts": _SUMS},
+}
+"""The statistics whose cost is known, by noise and bound, if the divisor is public."""
+
+
+def event_of(
+    statistic: Statistic, bound: Bound, noise: Noise, divisor: Divisor = "expected"
+) -> PrivacyEvent:
+    """Return the cost of one release; raise ValueError if the choices do not fit together."""
+    if divisor == "cohort" or noise.kind not in SOUND:
+        return Unprotected()
+    by_bound = SOUND[noise.kind]
+    if statistic.kind not in by_bound.get(bound.kind, ()):
+        fitting = [kind for kind, statistics in by_bound.items() if statistic.kind in statistics]
+        raise ValueError(
+            f"{noise.kind} noise on a {statistic.kind!r} with the bound {bound.kind!r} has no "
+            f"known cost; the bound must be {' or '.join(fitting) or 'another mechanism’s'}"
+        )
+    return noise.event(statistic.replace)
+
+
+def mechanism_of(
+    statistic: Statistic,
+    bound: Bound,
+    noise: Noise,
+    divisor: Divisor = "expected",
+    *,
+    weights: ArrayLike | None = None,
+    max_weight: float | None = None,
+    shift: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+) -> base.Mechanism:
+    """Return the mechanism of these choices; raise ValueError if they do not fit together.
+
+    release = (statistic of bounded messages + z·noise + shift) / divisor.
+
+    Args:
+      statistic: What is summed.
+      bound: How messages are bounded.
+      noise: Noise on the statistic.
+      divisor: Divisor of the release.
+      weights: w_k > 0, (m,), as in `gaussian`.
+      max_weight: Public bound on the weights, as in `gaussian`.
+      shift: `(noise scale, like) -> array` that is added, whatever the messages are.
+    """
+    event = event_of(statistic, bound, noise, divisor)
+    shares = None if weights is None else _shares(weights, max_weight)
+    share = 1.0 if shares is None or max_weight is not None else float(shares.mean())
+    adaptation, counts = bound.adaptation, divisor == "cohort" or bound.adaptation is not None
+
+    def zero(message, num_clients):
+        bound.fits(message)
+        total = statistic.zero(message, num_clients)
+        number = jnp.zeros((), jnp.result_type(float))
+        return base.zeros(())._replace(total=(total, number) if counts else total)
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        bounded = bound.clip(messages, mask, state, hparams)
+        terms = bounded.messages
+        if shares is not None:
+            terms = terms.scale(jnp.asarray(shares, dtype=float)[ids])
+        total, count = accumulator.total if counts else (accumulator.total, jnp.zeros(()))
+        total = statistic.add(total, terms, ids, bound.norm(state, hparams))
+        if adaptation is not None:
+            more = adaptation.tally(bounded)
+        else:
+            more = jnp.sum(mask, dtype=jnp.result_type(float))
+        return base.counted(accumulator, bounded, (total, count + more) if counts else total)
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        total, count = accumulator.total if counts else (accumulator.total, jnp.zeros(()))
+        z = jnp.zeros(())
+        if noise.draw is not None:
+            z = base.round_value(hparams.noise_multiplier, round_)
+        of_sum, charged, state_after = z, z, state
+        if adaptation is not None:
+            of_sum, charged = adaptation.split(z, hparams)
+            key, count_key = jax.random.split(key)
+            noised = count + base.noise_like(count_key, count, adaptation.noise(hparams))
+            state_after = adaptation.step(state, noised / denominator, hparams)
+        norm, like = bound.norm(state, hparams), statistic.like(total)
+        scales = norm if bound.scales is None else bound.scales(like, hparams)
+        scales = jax.tree.map(lambda c: base.noise_scale(of_sum, c, statistic.degree), scales)
+        if divisor == "cohort":
+            scales = jax.tree.map(lambda scale: scale * jnp.sqrt(count), scales)
+        if noise.draw is None:
+            drawn = _zeros(like)
+        else:
+            drawn = noise.draw(statistic, key, like, scales, round_)
+        value = statistic.plus(total, drawn, norm)
+        if shift is not None:
+            value = value + shift(scales, like)
+        if divisor == "expected":
+            value = base.divided(value, denominator * share)
+        elif divisor == "cohort":
+            value = base.divided(value, jnp.maximum(count, 1))
+        return base.Release(value, state_after, charged)
+
+    def check(hparams):
+        bound.check(hparams)
+        z = on_host(hparams.get("noise_multiplier", 0.0))
+        noised, exact = z is not None and np.any(z > 0), statistic.kind == "exact sum"
+        for name in bound.clips:
+            norm = on_host(hparams.get(name))
+            if norm is not None and not np.all(np.isfinite(norm)) and (noised or exact):
+                who = "exact_sums need" if exact else "noise needs"
+                raise ValueError(f"{who} a finite {name}, got {norm}")
+
+    public = (_WEIGHTS,) if shares is not None and max_weight is None else ()
+    return base.Mechanism(
+        event,
+        bound.init,
+        zero,
+        add,
+        release,
+        hyperparameters=(*bound.hyperparameters, *noise.hyperparameters),
+        check=check,
+        num_clients=None if shares is None else len(shares),
+        public=public + (_EXACT,) * (statistic.kind == "exact sum"),
+        adds_chunks=statistic.adds_chunks,
+    )
+
+
+def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
+    """Return min(w_k, w_max)/w_max, (m,) float64, at most 1."""
+    w = np.asarray(weights, np.float64)
+    if w.ndim != 1 or w.size == 0:
+        raise ValueError(f"weights must have one number per client, (m,), got shape {w.shape}")
+    if not (np.all(np.isfinite(w)) and np.all(w > 0)):
+        raise ValueError(f"weights must be positive and finite, got {w.min()} to {w.max()}")
+    largest = float(w.max()) if max_weight is None else max_weight
+    checks.positive(max_weight=largest)
+    return np.minimum(w / largest, 1.0)
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def _zeros(message: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), message)
+
+
+def _plus(total: PyTree, noise: PyTree, norm: jax.Array) -> PyTree:
+    return jax.tree.map(jnp.add, total, noise)
+
+
+def _numbers(tree: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+SUM = Statistic(
+    "sum",
+    lambda message, num_clients: _zeros(message),
+    lambda total, terms, ids, norm: jax.tree.map(jnp.add, total, terms.total()),
+    _plus,
+    lambda total: total,
+    base.noise_like,
+    _numbers,
+)
+EXACT_SUM = Statistic(
+    "exact sum",
+    integer_sums.zero,
+    lambda total, terms, ids, norm: integer_sums.add(total, terms.dense(), norm),
+    integer_sums.plus,
+    lambda total: total.shapes,
+    base.noise_like,
+    _numbers,
+)
+ROWS = Statistic(
+    "rows",
+    lambda message, num_clients: jax.tree.map(
+        lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), message
+    ),
+    lambda total, terms, ids, norm: terms.add_rows(total, ids),
+    _plus,
+    lambda total: total,
+    base.noise_like,
+    _numbers,
+)
+"""The matrix of all clients' messages, a row each."""
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+CLIP = Bound(
+    "clip norm",
+    lambda state, hparams: hparams.clip,
+    lambda messages, mask, state, hparams: messages.bound(hparams.clip, mask),
+    hyperparameters=(base.CLIP_NORM,),
+    clips=(base.CLIP_NORM.name,),
+)
+"""The L2 norm of a message is at most C."""
+UNBOUNDED = Bound(
+    "none",
+    lambda state, hparams: jnp.asarray(jnp.inf),
+    lambda messages, mask, state, hparams: messages.bound(jnp.asarray(jnp.inf), mask),
+)
+
+
+def _layer(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _clip_layers(
+    messages: Messages, mask: jax.Array, state: PyTree, hparams: Hyperparameters
+) -> Bounded:
+    layers = [_layer(path) for path in messages.paths()]
+    norms: dict[str, Any] = dict.fromkeys(layers, hparams.clip / math.sqrt(len({*layers})))
+    return messages.bound_parts(layers, norms, mask)
+
+
+LAYERS = CLIP._replace(kind="layers", clip=_clip_layers)
+"""Each of G layers has norm at most C/√G, so that of a message is at most C."""
+
+
+def parts_bound(parts: Sequence[str], records: Records) -> Bound:
+    """Bound each part of a message by a clip norm of its own, as `per_part`.
+
+    `records` are the clip norms of the parts and then their shares.
+    """
+    clips, shares = (
+        [r.name for r in half] for half in (records[: len(parts)], records[len(parts) :])
+    )
+
+    def norms(hparams):
+        return {
+            part: jnp.asarray(getattr(hparams, n)) for part, n in zip(parts, clips, strict=True)
+        }
+
+    def norm(state, hparams):
+        return jnp.sqrt(sum(jnp.square(c) for c in norms(hparams).values()))
+
+    def clip(messages, mask, state, hparams):
+        return messages.bound_parts(_parts_of(messages.paths(), parts), norms(hparams), mask)
+
+    def scales(like, hparams):
+        given = [getattr(hparams, name) for name in shares]
+        every = sum(given[1:], start=jnp.asarray(given[0]))
+        # C_g/c_g = √share_g, and shares add up to 1.
+        of_part = {
+            part: c * jnp.sqrt(every / share)
+            for (part, c), share in zip(norms(hparams).items(), given, strict=True)
+        }
+        return [of_part[part] for part in _parts_of(paths_of(like), parts)]
+
+    def fits(message):
+        _parts_of(paths_of(message), parts)
+
+    clip_names = tuple(clips)
+    return Bound("parts", norm, clip, scales, hyperparameters=records, clips=clip_names, fits=fits)
+
+
+def _parts_of(paths: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """Return the part of each leaf; raise ValueError for a leaf or a part without the other."""
+    of_leaf = []
+    for path in paths:
+        fitting = [part for part in parts if f"{path}/".startswith(f"{part}/")]
+        if len(fitting) != 1:
+            raise ValueError(
+                f"each leaf of a message must be in one of the parts {', '.join(parts)}: "
+                f"{path or 'its only leaf'!r} is in {' and '.join(fitting) or 'none'}"
+            )
+        of_leaf += fitting
+    if empty := [part for part in parts if part not in of_leaf]:
+        raise ValueError(f"the message has no part {empty[0]!r}; its leaves are {', '.join(paths)}")
+    return of_leaf
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+CONSTANT_NOISE = dataclasses.replace(
+    base.NOISE_MULTIPLIER,
+    schedule=False,
+    help="z, the standard deviation of the independent noise that is correlated, divided by C; one "
+    "number for all rounds.",
+)
+
+
+def _gaussian(statistic, key, like, scale, round_):
+    return statistic.normal(key, like, scale)
+
+
+def _pure(statistic, key, like, scale, round_):
+    radius_key, normal_key = jax.random.split(key)
+    size = radius(radius_key, statistic.coordinates(like))
+    return statistic.normal(normal_key, like, jax.tree.map(lambda each: each * size, scale))
+
+
+def correlated_noise(bands: int, power: float) -> Noise:
+    """Return zC Σ_{j<b} d_j ξ_{t−j}, as in `correlated`."""
+    weights = coefficients(bands, power)
+
+    def draw(statistic, key, like, scale, round_):
+        def add_band(noise, band):
+            rounds_ago, weight = band
+            # There is no noise before the first round.
+            weight = jnp.where(rounds_ago <= round_, weight, 0.0)
+            past = threefry.fold_in(key, round_ - rounds_ago)
+            weighted = jax.tree.map(lambda of_leaf: of_leaf * weight, scale)
+            more = statistic.normal(past, noise, weighted)
+            return jax.tree.map(jnp.add, noise, more), None
+
+        none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        by_band = jnp.arange(bands), jnp.asarray(weights, dtype=float)
+        noise, _ = jax.lax.scan(add_band, none, by_band)
+        return noise
+
+    def event(replace):
+        return Correlated(replace=replace, bands=bands, power=power)
+
+    return Noise("correlated", draw, event, (CONSTANT_NOISE,))
+
+
+GAUSSIAN_NOISE = Noise(
+    "gaussian", _gaussian, lambda replace: Gaussian(replace=replace), (base.NOISE_MULTIPLIER,)
+)
+PURE_NOISE = Noise("pure", _pure, lambda replace: Pure(replace=replace), (base.NOISE_MULTIPLIER,))
+CLIENTS_NOISE = Noise("of clients", _gaussian, hyperparameters=(base.NOISE_MULTIPLIER,))
+"""Noise of clients, whose sum is drawn at once; it has no known cost."""
+NO_NOISE = Noise("none", None)
