@@ -54,6 +54,7 @@ from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
+from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
@@ -440,7 +441,7 @@ class Simulation:
                         "FedAvg's w or PMTL's w̃, but that stage published none"
                     )
                 if published is None:
-                    published = self.task.init(jax.random.split(key)[0])
+                    published = self.task.init(keys.stream(key, Stream.INIT))
                 return trained.first_states(
                     self.algorithm, self.population, hparams, published, state.personal,
                     lambda personal, client_id: predict(state.shared, personal, before, client_id),
@@ -487,7 +488,7 @@ class Simulation:
                 "or PMTL's w̃, with an algorithm that has a `warm_start`"
             )
         # Their minibatches differ from those of the clients who have the same numbers.
-        key = jax.random.fold_in(trained.stage_key(state.key, state.round), keys.NEW_CLIENTS)
+        key = keys.stream(trained.stage_key(state.key, state.round), Stream.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
         shared, personal = trained.first_states(
             self.algorithm, self.population, hparams, jax.tree.map(jnp.copy, published)
@@ -644,7 +645,7 @@ class Simulation:
         """
         if not self._checked:  # the state may come from `program` alone
             hparams = Hyperparameters(**dict.fromkeys(self.records, jnp.zeros(())))
-            self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
+            self.message_shapes(keys.seed_key(0), hparams)
         privacy = self.with_account(state).privacy
         charges = ledger.charged(privacy)
         most = max(charged.scheme.clients for charged in charges)
@@ -682,7 +683,7 @@ class Simulation:
 
         def memory():
             rows = Rows.shapes(self.population, "train", self.algorithm)
-            state = jax.eval_shape(program.init, jax.random.key(0), hparams)
+            state = jax.eval_shape(program.init, keys.seed_key(0), hparams)
             held = bytes_of(rows) // devices + bytes_of(state.of_clients) // devices
             return held, program.client_bytes(hparams, rows)
 
@@ -751,7 +752,7 @@ class Simulation:
         leaves = jax.tree.leaves(hparams.as_arrays())
         kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if kind not in self._noises:
-            message = self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
+            message = self.message_shapes(keys.seed_key(0), hparams)
             self._noises[kind] = PlannedNoise.of(self.program, message, hparams)
         return self._noises[kind]
 
@@ -851,6 +852,6 @@ class Simulation:
 
     def _require_own(self, state: SimulationState, hparams: Hyperparameters) -> None:
         """Check that a state has the shapes of those of `init`, and all functions."""
-        own = self._trace(jax.random.key(0, impl="threefry2x32"), hparams).state
+        own = self._trace(keys.seed_key(0), hparams).state
         require_same_shapes("server state", own.shared, state.shared)
         require_same_shapes("personal states", own.personal, state.personal)

@@ -18,6 +18,7 @@ from fedjaxsim.data.population import Population, with_other_counts, with_other_
 from fedjaxsim.engine.evaluation import targets_of
 from fedjaxsim.engine.state import PARTS
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import seed_key
 from fedjaxsim.simulation import Simulation, SimulationState
 
 PyTree = Any
@@ -151,7 +152,7 @@ def _with_tape(
 ) -> Simulation:
     """Return a simulation with a mechanism that records its releases and plays others."""
     mechanism, arrays, m = simulation.mechanism, simulation.check(hparams), simulation.num_clients
-    key = jax.random.key(0, impl="threefry2x32")
+    key = seed_key(0)
     message = simulation.message_shapes(key, arrays)
 
     def one_release():

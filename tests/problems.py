@@ -15,6 +15,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.factories import make, resolve, settings_of
+from fedjaxsim.keys import Stream, stream
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.samplers import fixed_size
@@ -81,11 +82,8 @@ def classification(counts, features=4, classes=3, seed=0) -> tuple[Population, T
 
 
 def noise_key(state, round_):
-    """Return the key of a round's noise: twice 0 and then the round, folded in."""
-    key = jax.random.split(state.key, 3)[2]
-    for number in (0, 0, round_):
-        key = jax.random.fold_in(key, number)
-    return key
+    """Return the key of a round's noise."""
+    return stream(state.key, Stream.ROUND_NOISE, round_)
 
 
 def every_system(*quick, sending=False):

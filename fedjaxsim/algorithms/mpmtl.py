@@ -27,6 +27,7 @@ from fedjaxsim.hyperparameters import (
     reads,
 )
 from fedjaxsim.kernels import threefry
+from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.mechanisms import CLIP_NORM
 from fedjaxsim.privacy.messages import clip_by_global_norm
 from fedjaxsim.privacy.noise import normal, radius
@@ -173,7 +174,7 @@ def mpmtl(
         message = z - step
         clipped = clip_by_global_norm(message, hparams.clip).messages
         if protect_examples:
-            key = threefry.fold_in(context.key, keys.EXAMPLE_NOISE)
+            key = keys.stream(context.key, Stream.EXAMPLE_NOISE)
             message = clipped = _noised(clipped, hparams, key)
         kept = None if z_q is None else after(z_q - step, hat_q)
         return Personal(after(clipped, hat), kept), message, {"loss": loss}

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import check_delta
@@ -103,7 +104,7 @@ def audit(
     audited = with_canaries(simulation, hparams, canaries)
     root, states = require_key(seed), []
     for run in range(runs):
-        state = audited.init(jax.random.fold_in(root, run), hparams)
+        state = audited.init(keys.stream(root, Stream.AUDIT, run), hparams)
         state, _ = audited.run(state, hparams, rounds)
         states.append(dataclasses.replace(state, personal=()))  # clients' models tell nothing here
         if on_run is not None:

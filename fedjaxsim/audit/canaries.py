@@ -21,6 +21,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed
+from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.simulation import Simulation
 
@@ -43,7 +44,7 @@ class Directions(NamedTuple):
     def draw(cls, canaries: int, size: int) -> "Directions":
         """Draw the directions of `canaries` clients among `size` ≥ `canaries` coordinates."""
         # They may be public, and are the same in every run.
-        order, signs = threefry.split(jax.random.key(0, impl="threefry2x32"))
+        order, signs = threefry.split(keys.seed_key(0))
         owner = jax.random.permutation(order, size).astype(jnp.int32) % canaries
         sign = 1 - 2 * (threefry.bits(signs, (size,)) & 1).astype(jnp.int8)
         return cls(owner, sign, jnp.bincount(owner, length=canaries).astype(jnp.int32))
@@ -112,7 +113,7 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
 
 def _shapes(simulation: Simulation, hparams: Hyperparameters) -> tuple[list[Any], list[Any]]:
     """Return the shapes of the leaves of a message and of a release."""
-    key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
+    key, arrays = keys.seed_key(0), hparams.as_arrays()
     message, mechanism = simulation.message_shapes(key, arrays), simulation.mechanism
 
     def release():
@@ -151,7 +152,7 @@ def _watched(
     @functools.wraps(algorithm.init)
     def init(key, *others):
         shared, personal = algorithm.init(key, *others)
-        coins = threefry.bits(threefry.fold_in(key, keys.COINS), (canaries,))
+        coins = threefry.bits(keys.stream(key, Stream.CANARIES), (canaries,))
         directions = Directions.draw(canaries, size)
         return Watched(shared, directions, jnp.zeros(size), (coins & 1).astype(bool)), personal
 

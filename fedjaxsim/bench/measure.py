@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import seed_key
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import Experiment, versions
@@ -51,7 +52,7 @@ class Rounds:
 
     def start(self, seed: int = 0) -> Any:
         """Return the state before the first round."""
-        key = jax.random.key(seed, impl="threefry2x32")
+        key = seed_key(seed)
         return jax.block_until_ready(self._functions.init(key, self._hparams))
 
     def advance(self, state: Any, rounds: int) -> Any:

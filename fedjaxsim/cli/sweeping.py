@@ -25,6 +25,7 @@ from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
+from fedjaxsim.keys import Stream
 from fedjaxsim.metrics import column_label, merge_metrics, primary_metric, require_direction
 from fedjaxsim.privacy import ledger, selection
 from fedjaxsim.privacy.assumptions import no_guarantee
@@ -336,7 +337,7 @@ def prepare_selection(
 
     def work() -> int:
         seed = candidates[0].config.seed
-        rng = np.random.default_rng([seed, keys.SELECTION])
+        rng = np.random.default_rng([seed, Stream.SELECTION])
         drawn = [int(rng.integers(len(candidates))) for _ in range(runs.draw(rng))]
         # Without a bar or lines: a log would tell the number of runs, which is secret.
         with stoppable(lambda: "nothing was selected") as stop:
@@ -345,7 +346,7 @@ def prepare_selection(
                 if stop.is_set():
                     break
                 # No plain run of the seed draws from this key.
-                key = jax.random.fold_in(_of_all_runs(seed), number)
+                key = keys.stream(_of_all_runs(seed), Stream.SELECTION, number)
                 found = _run(candidates[index], judged[index], key, stop)
                 if found is not None and (best is None or found[0] > best[0]):
                     best = (found[0], index, *found[1:])
@@ -423,7 +424,7 @@ def _selection_report(
 
 def _of_all_runs(seed: int) -> jax.Array:
     """Return the key that the keys of all runs come from."""
-    return jax.random.fold_in(require_key(seed), keys.SELECTION)
+    return keys.stream(require_key(seed), Stream.SELECTION)
 
 
 def _run(experiment: Experiment, plan: EvaluationPlan, key: jax.Array, stop: Event) -> Any:

@@ -18,6 +18,7 @@ from fedjaxsim import checks, keys
 from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.kernels.permutation import Order, random_order
 from fedjaxsim.kernels.traces import current_trace, note, noted_losses
+from fedjaxsim.keys import Stream
 
 Carry = TypeVar("Carry")
 PyTree = Any
@@ -290,23 +291,24 @@ class ClientData:
 
     def _drawn(self, index: jax.Array) -> Batch:
         """Draw a batch from the rows with replacement, or generate one."""
-        size, key = self.minibatches.size, threefry.fold_in(self._key, index)
+        size = self.minibatches.size
         if self._generate is not None:
-            row = self._read(jnp.int32(0))
+            row, key = self._read(jnp.int32(0)), keys.stream(self._key, Stream.GENERATED, index)
             # Without the barrier XLA recomputes the batch in every consumer.
             fields = jax.lax.optimization_barrier(self._generate(key, row, size))
             return Batch(fields, jnp.ones(size), self._keys(index))
-        position = threefry.randint(key, (size,), self.count)
+        words = keys.words(self._key, Stream.DRAWN, index * size + jnp.arange(size))
+        position = threefry.integers(*words, self.count)
         return Batch(self._read(position), jnp.ones(size), self._keys(index))
 
     def _keys(self, index: jax.Array) -> jax.Array:
         """Return the keys of the examples of a minibatch of the round, (b,)."""
-        key, size = threefry.fold_in(self._key, keys.EXAMPLES), self.minibatches.size
-        return threefry.fold_in(key, index * size + jnp.arange(size))
+        size = self.minibatches.size
+        return keys.stream(self._key, Stream.EXAMPLES, index * size + jnp.arange(size))
 
     def _sampled(self, index: jax.Array) -> Any:
         """Draw a minibatch by its number alone: a second fold of a round reads the same ones."""
-        key, size = threefry.fold_in(self._key, index), self.minibatches.size
+        key, size = keys.stream(self._key, Stream.PROTECTED, index), self.minibatches.size
         return self._protection.sample(key, size, self.count, self.most_rows)
 
     def _readable(self, sampled: Any) -> Any:
@@ -405,7 +407,7 @@ class ClientData:
         def consumed(index):
             assert self._orders is not None
             number = self._consumed + index
-            key = threefry.fold_in(self._orders, number // self._batches())
+            key = keys.stream(self._orders, Stream.PASS, number // self._batches())
             order = random_order(key, self.count, self.most_rows)
             batch = self._in_order(order, number % self._batches(), size)
             return batch._replace(keys=self._keys(index))
@@ -433,7 +435,7 @@ class ClientData:
         steps, most = self.num_steps(), self._most_batches(size)
 
         def epoch(number, carry):
-            key = threefry.fold_in(self._key, number)
+            key = keys.stream(self._key, Stream.PASS, number)
             order = random_order(key, self.count, self.most_rows)
             taken = steps if epochs == 1 else jnp.clip(steps - number * batches, 0, batches)
 

@@ -4,10 +4,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fedjaxsim import checks, keys
+from fedjaxsim import checks
 from fedjaxsim.data.arrays import SPLITS, Ranges
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.windows import rows_between, window_step
+from fedjaxsim.keys import Stream
 
 SplitBy = Literal["random", "time"]
 _BLOCK = 1 << 20
@@ -122,7 +123,7 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
             f"at least 2 clients must be held out and 2 be left, but {fraction} of {clients} "
             f"clients are {count}"
         )
-    order = np.random.default_rng((seed, keys.HELD_OUT)).permutation(clients)
+    order = np.random.default_rng((seed, Stream.HELD_OUT)).permutation(clients)
     left, held_out = np.sort(order[count:]), np.sort(order[:count])
     return population.of_clients(left), population.of_clients(held_out)
 

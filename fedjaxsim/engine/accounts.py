@@ -13,6 +13,7 @@ from fedjaxsim.data.minibatches import ClientData, Minibatches, UnprotectedError
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import seed_key
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import SamplingScheme
@@ -111,7 +112,7 @@ def gradients_of(
     hparams = Hyperparameters(**{record.name: number for record in records})
 
     def a_round(fields, hparams, count, round_, client_id):
-        key = jax.random.key(0, impl="threefry2x32")
+        key = seed_key(0)
         data = ClientData(reader(fields, count, count), count, key, minibatches)
         view = view_here(data, examples.of_client(count, minibatches.size, hparams, ()))
         shared, personal = algorithm.init(key, hparams)

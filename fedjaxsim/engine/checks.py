@@ -25,6 +25,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import INTEGER
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
+from fedjaxsim.keys import seed_key
 from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
@@ -77,11 +78,7 @@ def require_state(state: Any) -> None:
 def require_key(key: Any) -> jax.Array:
     """Return a seed as a key, or the key; of a larger seed than 32 bits all 64 count."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        if not 2**32 <= key < 2**64:
-            return jax.random.key(key, impl="threefry2x32")
-        # Without x64, `jax.random.key` takes the low 32 bits.
-        halves = jnp.array([int(key) >> 32, int(key) % 2**32], jnp.uint32)
-        return jax.random.wrap_key_data(halves, impl="threefry2x32")
+        return seed_key(int(key))
     # Other generators share one stream under vmap, which breaks noise and sampling.
     if isinstance(key, jax.Array) and str(key.dtype) == "key<fry>":
         return key

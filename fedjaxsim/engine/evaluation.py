@@ -24,6 +24,7 @@ from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import Stream
 from fedjaxsim.metrics import (
     METRICS,
     SAMPLED,
@@ -243,7 +244,7 @@ def sample_of(key: jax.Array, num_clients: int, size: int | None) -> np.ndarray 
     """
     if size is None or size >= num_clients:
         return None
-    seed = np.asarray(to_host(jax.random.key_data(jax.random.fold_in(key, keys.EVALUATED))))
+    seed = np.asarray(to_host(jax.random.key_data(keys.stream(key, Stream.EVALUATED))))
     chosen = np.random.default_rng(seed).choice(num_clients, size, replace=False)
     return np.sort(chosen).astype(np.int32)
 
@@ -347,8 +348,8 @@ def release_evaluation(
     """Release an evaluation of one run's models; return the charged state, and the release.
 
     If the budget of the state does not allow it, the state stays as it is, and None is released.
-    Noise comes from a key of its own, derived from the run's, the evaluation's number in the ledger
-    and its round: a run that is killed and goes on to another round draws other noise there.
+    Noise is a stream of the evaluation's number in the ledger and its round: a run that is killed
+    and goes on to another round draws other noise there.
     """
     checks.one_of(evaluation.values, metric=plan.metric)
     values = evaluation.values[plan.metric]
@@ -361,8 +362,8 @@ def release_evaluation(
     privacy = _charged(privacy, key, number, place, spend)
     if privacy.limit is not None and not allows(privacy.limit, privacy):
         return state, None
-    own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)
-    share = float(_released(plan, better)(jnp.asarray(values, float), own))
+    noise = noise_key(state, number)
+    share = float(_released(plan, better)(jnp.asarray(values, float), noise))
     released = PrivateMetric(plan.metric, plan.largest * (share if better else 1 - share), better)
     return dataclasses.replace(state, privacy=privacy), released
 
@@ -394,5 +395,10 @@ def prepare_release(
 
 
 def _key_of(state: SimulationState) -> jax.Array:
-    """Return the key of a state's evaluations, distinct from every key of its rounds."""
-    return jax.random.fold_in(state.key, keys.EVALUATION)
+    """Return the key of a state's released evaluations."""
+    return keys.stream(state.key, Stream.RELEASED)
+
+
+def noise_key(state: SimulationState, number: jax.typing.ArrayLike) -> jax.Array:
+    """Return the key of the noise of a released evaluation; a ledger has its `number`."""
+    return keys.stream(_key_of(state), Stream.ROUND_NOISE, number, state.round)

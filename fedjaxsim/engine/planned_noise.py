@@ -16,6 +16,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.work import INTEGER
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import seed_key
 
 PyTree = Any
 _CHUNK = 1024
@@ -51,7 +52,7 @@ class PlannedNoise:
             release = mechanism.release(total, expected, key, state, hparams, round_)
             return jnp.asarray(release.noise_multiplier)
 
-        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+        key = jax.eval_shape(lambda: seed_key(0))
         state = jax.eval_shape(mechanism.init, hparams)
         traced = jax.make_jaxpr(noise_multiplier)(hparams, INTEGER, state, key)
         jaxpr, reads = dce_jaxpr(traced.jaxpr, [True])

@@ -30,7 +30,7 @@ from fedjaxsim.hyperparameters import (
     client_values,
     server_values,
 )
-from fedjaxsim.kernels import threefry
+from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
@@ -46,15 +46,15 @@ PyTree = Any
 class Draw(NamedTuple):
     """All random choices of one round: the `cohort` of those drawn who answer, and keys.
 
-    Each client was drawn with probability `rate`, (), which is charged. Client `id` uses
-    `fold_in(clients, id)`; `order` is of the run, for the orders in which minibatches are consumed;
-    `noise` is of the round, or of all rounds if noise is correlated.
+    Each client was drawn with probability `rate`, (), which is charged. The streams of a client are
+    those of `clients` with its id; `orders` are of the run, for the orders in which minibatches are
+    consumed; `noise` is of the round, or of all rounds if noise is correlated.
     """
 
     cohort: Cohort
     rate: jax.Array
     clients: jax.Array
-    order: jax.Array
+    orders: jax.Array
     noise: jax.Array
 
 
@@ -91,7 +91,7 @@ class Functions(NamedTuple):
 
 def run_key(key: jax.Array) -> jax.Array:
     """Return the key that the rounds of a run draw from, given the key of `init`."""
-    return jax.random.split(key)[1]
+    return keys.stream(key, Stream.RUN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Program:
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """Return the state before the first round."""
         self._check_shapes(hparams)
-        init_key, key = jax.random.split(key)
+        init_key, key = keys.streams(key, (Stream.INIT, 0), (Stream.RUN, 0))
         ids = self.partition.known_ids()
         # `out_axes` raises where the server's state depends on a client's hyperparameters.
         of_clients = jax.vmap(self.algorithm.init, (None, None, 0), (None, 0))
@@ -210,7 +210,8 @@ class Program:
         def one(personal, client_id):
             with bound(self.algorithm.task.frozen, rows.frozen):
                 params = self.predict(state, personal, hparams, client_id, rows, layout)
-                data = rows.of(client_id, state.key, self.minibatches, layout)
+                key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
+                data = rows.of(client_id, key, self.minibatches, layout)
                 return self.measure(params, data)
 
         if clients is None:
@@ -243,7 +244,9 @@ class Program:
         algorithm = self.algorithm
         if algorithm.predict_with_data is None:
             return algorithm.predict(state.shared, personal, hparams, client_id)
-        data = rows.of_training().of(client_id, state.key, self.minibatches, layout)
+        key = keys.stream(state.key, Stream.PREDICTION, state.round, client_id)
+        # Minibatches that are consumed are those of a client that has consumed none.
+        data = rows.of_training().of(client_id, key, self.minibatches, layout, jnp.int32(0), key)
         return algorithm.predict_with_data(state.shared, personal, data, hparams, client_id)
 
     # --- placement and compilation ----------------------------------------------------------------
@@ -271,19 +274,22 @@ class Program:
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
         """Draw a round from the run's key and the round alone, so rounds can be drawn ahead."""
         self._check_shapes(hparams)
-        for_sampling, for_clients, for_noise = threefry.split(state.key, 3)
         # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
         correlated = self.mechanism.event.of_whole_run
-        stream = keys.NOISE_OF_RUN if correlated else keys.NOISE_OF_ROUNDS
-        for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), stream)
-        clients = threefry.fold_in(for_clients, state.round)
-        cohort = self.sampling.draw(for_sampling, state.round, hparams)
+        sampling, clients, orders, noise = keys.streams(
+            state.key,
+            (Stream.SAMPLING, 0),
+            (Stream.CLIENTS, state.round),
+            (Stream.ORDERS, 0),
+            (Stream.RUN_NOISE, 0) if correlated else (Stream.ROUND_NOISE, state.round),
+        )
+        cohort = self.sampling.draw(sampling, state.round, hparams)
         return Draw(
             cohort=self.sampling.answering(cohort, clients, state.round),
             rate=self.sampling.rate(hparams),
             clients=clients,
-            order=threefry.fold_in(for_clients, keys.ORDER),
-            noise=for_noise if correlated else threefry.fold_in(for_noise, state.round),
+            orders=orders,
+            noise=noise,
         )
 
     @jax.named_scope("work")
@@ -320,8 +326,9 @@ class Program:
 
         def client(states, client_id):
             personal, consumed = states
-            batch_key, context_key = threefry.split(threefry.fold_in(drawn.clients, client_id))
-            order = threefry.fold_in(drawn.order, client_id)
+            batch_key = keys.stream(drawn.clients, Stream.MINIBATCHES, client_id)
+            context_key = keys.stream(drawn.clients, Stream.CONTEXT, client_id)
+            order = keys.stream(drawn.orders, Stream.ORDERS, client_id)
             share = availability and work_of(availability, drawn.clients, round_, client_id)
             data = rows.of(client_id, batch_key, self.minibatches, layout, consumed, order, share)
             context = Context(round_, context_key, client_id, self.num_clients, rate)
@@ -426,7 +433,7 @@ class Program:
 
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
         """Estimate from shapes the bytes that one client of a batch needs at once."""
-        key = jax.random.key(0, impl="threefry2x32")
+        key = keys.seed_key(0)
         state = jax.eval_shape(self.init, key, hparams)
         drawn = jax.eval_shape(self.draw, state, hparams)
 

@@ -19,6 +19,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import row_of
 from fedjaxsim.hyperparameters import Hyperparameters, client_values
+from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import bound
 
 PyTree = Any
@@ -68,7 +69,7 @@ def predictions_of(
             "published no model that a new client could predict with: `start_new_clients` gives "
             "new clients a state"
         )
-    model = jax.eval_shape(task.init, jax.random.key(0))
+    model = jax.eval_shape(task.init, keys.seed_key(0))
     size = max(1, min(1024, _AT_ONCE // max(1, bytes_of((model, row_of(state.personal))))))
 
     def all_rows(state, hparams, rows, fields, clients):
@@ -174,8 +175,8 @@ def _owners(population: Population) -> np.ndarray:
 
 
 def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
-    """Return the key of the stage after `round_` rounds, distinct from every key the run uses."""
-    return jax.random.fold_in(jax.random.fold_in(key, keys.STAGE), round_)
+    """Return the key of the stage after `round_` rounds."""
+    return keys.stream(key, Stream.STAGE, round_)
 
 
 def first_states(

@@ -17,12 +17,13 @@ from jax import core
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.engine.evaluation import measure_with, targets_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse, bounded, run_rounds
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
+from fedjaxsim.keys import Stream, seed_key
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
@@ -59,7 +60,8 @@ def mean_metric(
     def value(rows, state, hparams):
         def one(personal, client_id):
             params = program.predict(state, personal, hparams, client_id, rows, layout)
-            data = rows.of(client_id, state.key, program.minibatches, layout)
+            key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
+            data = rows.of(client_id, key, program.minibatches, layout)
             sums = measure(params, data).sums
             checks.one_of(sorted(sums), metric=metric)
             return sums[metric] / targets[client_id].astype(sums[metric].dtype)
@@ -157,7 +159,7 @@ def hypergradient(
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
         _check(simulation, hparams, rounds, epsilon)
-        key = key if isinstance(key, jax.Array) else jax.random.key(key, impl="threefry2x32")
+        key = key if isinstance(key, jax.Array) else seed_key(key)
         hparams = hparams.as_arrays()
         chosen = {name: getattr(hparams, name) for name in names if name != EPSILON}
         if epsilon is not None:

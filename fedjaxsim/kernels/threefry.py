@@ -22,7 +22,7 @@ def fold_in(key: jax.Array, data: jax.typing.ArrayLike) -> jax.Array:
     """Compute `jax.random.fold_in`."""
     data = np.uint32(data) if isinstance(data, int) else data
     number = jnp.asarray(data).astype(jnp.uint32)
-    return _wrap(words(jax.random.key_data(key), jnp.zeros_like(number), number))
+    return wrap(words(jax.random.key_data(key), jnp.zeros_like(number), number))
 
 
 def split(key: jax.Array, num: int = 2) -> tuple[jax.Array, ...]:
@@ -34,7 +34,7 @@ def split(key: jax.Array, num: int = 2) -> tuple[jax.Array, ...]:
     if backend.platform() != "cpu":
         return tuple(fold_in(key, i) for i in range(num))
     counts = jnp.arange(num, dtype=jnp.uint32)
-    return tuple(_wrap(words(jax.random.key_data(key), jnp.zeros_like(counts), counts)))
+    return tuple(wrap(words(jax.random.key_data(key), jnp.zeros_like(counts), counts)))
 
 
 def bits(key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
@@ -44,10 +44,12 @@ def bits(key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
     return first ^ second
 
 
-def randint(key: jax.Array, shape: tuple[int, ...], span: jax.typing.ArrayLike) -> jax.Array:
-    """Compute `jax.random.randint` from 0 to `span` − 1: int32, uniform up to 2⁻³² times `span`."""
+def integers(high: jax.Array, low: jax.Array, span: jax.typing.ArrayLike) -> jax.Array:
+    """Return random words as `jax.random.randint` does: int32 from 0 to `span` − 1.
+
+    They are uniform up to 2⁻³² times `span`.
+    """
     n = jnp.asarray(span).astype(jnp.uint32)
-    high, low = (bits(part, shape) for part in split(key))
     shift = jnp.uint32(2**16) % n
     return ((high % n * (shift * shift % n) + low % n) % n).astype(jnp.int32)
 
@@ -69,7 +71,8 @@ def in_halves(
     return jax.lax.fori_loop(0, 2, fill, jnp.zeros(2 * half, dtype))
 
 
-def _wrap(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+def wrap(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Return keys of two words each."""
     return jax.random.wrap_key_data(jnp.stack(pair, axis=-1), impl="threefry2x32")
 
 

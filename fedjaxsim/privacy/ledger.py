@@ -16,8 +16,8 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from fedjaxsim import checks
-from fedjaxsim.kernels import threefry
+from fedjaxsim import checks, keys
+from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     PrivacyEvent,
@@ -26,9 +26,6 @@ from fedjaxsim.privacy.events import (
     Unchecked,
     in_order,
 )
-
-_DIGEST = 0x64726177
-"""The high counter word of the digest; `fold_in`, `split` and `bits` leave it 0."""
 
 
 @register_dataclass
@@ -110,9 +107,7 @@ def key_digest(key: jax.Array) -> jax.Array:
 
     It hides a key that cannot be guessed. A seed among few can be found by trying all.
     """
-    counters = jnp.arange(2, dtype=jnp.uint32)
-    high = jnp.full_like(counters, _DIGEST)
-    return jnp.concatenate(threefry.words(jax.random.key_data(key), high, counters))
+    return jnp.concatenate(keys.words(key, Stream.DIGEST, jnp.arange(2)))
 
 
 def with_key(ledger: Ledger, key: jax.Array) -> Ledger:

@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import checks
+from fedjaxsim import checks, keys
 from fedjaxsim.data.minibatches import Batch, Reader, value_and_gradient
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.kernels.primitives import check_alone
+from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import check_delta, check_epsilon, least_count
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.messages import clip_by_global_norm, clip_factor, widened
@@ -82,7 +83,9 @@ class GradientNoise(NamedTuple):
 
     def sample(self, key: jax.Array, size: int, count: jax.Array, most_rows: int) -> Sampled:
         """Draw each of `count` = n rows, at most `most_rows`, with probability min(1, size/n)."""
-        coin_key, noise_key, random_key = threefry.split(key, 3)
+        coin_key, noise_key, random_key = keys.streams(
+            key, (Stream.EXAMPLE_COINS, 0), (Stream.GRADIENT_NOISE, 0), (Stream.EXAMPLES, 0)
+        )
         rate = jnp.minimum(1.0, jnp.float32(size) / jnp.maximum(count, 1).astype(jnp.float32))
         words = -(-max(most_rows, 1) // 32)
         rows = jnp.clip(count - 32 * jnp.arange(words), 0, 32)
@@ -108,7 +111,7 @@ class GradientNoise(NamedTuple):
         of its own, and so noise of its own.
         """
         value, total, exact = self._clipped_sum(task, params, sampled, rows)
-        key = threefry.fold_in(sampled.key, ticket)
+        key = keys.stream(sampled.key, Stream.GRADIENT_NOISE, ticket)
         noise = noise_like(key, total, jnp.asarray(self.noise_multiplier * self.clip_norm))
         released = integer_sums.plus(exact, *jax.lax.stop_gradient((noise, self.clip_norm)))
         gradient = jax.tree.map(
@@ -245,7 +248,7 @@ def _microbatch(sampled: Sampled, read: Reader, first: jax.Array, size: int) -> 
     rows = jax.lax.dynamic_slice(sampled.rows, (first,), (size,))
     # Without the barrier XLA reads the rows again in every consumer.
     batch = jax.lax.optimization_barrier(Batch(read(rows), weight))
-    return batch._replace(keys=threefry.fold_in(sampled.random, places))
+    return batch._replace(keys=keys.stream(sampled.random, Stream.EXAMPLES, places))
 
 
 def _first(tree: PyTree) -> PyTree:

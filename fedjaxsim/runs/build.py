@@ -26,6 +26,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Default, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
+from fedjaxsim.keys import seed_key
 from fedjaxsim.metrics import Records, metrics_to_tables, primary_metric
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
@@ -109,7 +110,7 @@ class Experiment:
     @functools.cached_property
     def state_shapes(self) -> SimulationState:
         """The shapes of its state."""
-        key = jax.random.key(0, impl="threefry2x32")
+        key = seed_key(0)
         return jax.eval_shape(self.simulation.program.init, key, self.hparams.as_arrays())
 
     def planned(self, begin: int = 0, end: int | None = None) -> PrivacySpend:

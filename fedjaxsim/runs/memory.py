@@ -13,6 +13,7 @@ import jax
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import seed_key
 from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation
 
@@ -28,7 +29,7 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
     that answer in a round. Numbers count with the types of the simulation, mostly float32. Secure
     aggregation would add to it.
     """
-    hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
+    hparams, key = hparams.as_arrays(), seed_key(0)
     sends = simulation.mechanism.event.releases
     state = jax.eval_shape(simulation.program.init, key, hparams)
     sampler = simulation.sampler
@@ -43,7 +44,7 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     """Estimate from above the bytes that one more run of many in a batched program needs."""
     hparams, program = hparams.as_arrays(), simulation.program
     rows = Rows.shapes(simulation.population, "train", simulation.algorithm)
-    state = jax.eval_shape(program.init, jax.random.key(0, impl="threefry2x32"), hparams)
+    state = jax.eval_shape(program.init, seed_key(0), hparams)
     layout = program.workload.layout(
         _MANY, _MANY * bytes_of(state.personal) / simulation.num_clients
     )

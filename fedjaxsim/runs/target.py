@@ -24,6 +24,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, pieces_of, specs_of_rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend
+from fedjaxsim.keys import seed_key
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any
@@ -155,9 +156,7 @@ def compile_for(
             several = target.devices if len(target.devices) > 1 else None
             simulation = dataclasses.replace(simulation, devices=several)
         hparams = hparams.as_arrays()
-        state = jax.eval_shape(
-            simulation.program.init, jax.random.key(0, impl="threefry2x32"), hparams
-        )
+        state = jax.eval_shape(simulation.program.init, seed_key(0), hparams)
         population, program = simulation.population, cast(Any, simulation.transformed)
         devices = len(simulation.devices or (None,))
         place = _placing(target, simulation)

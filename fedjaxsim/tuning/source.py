@@ -12,6 +12,7 @@ from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import Stream
 from fedjaxsim.metrics import require_direction
 from fedjaxsim.runs.assemble import population_of, simulation_of, whole_population_of
 from fedjaxsim.runs.build import Experiment, prepare
@@ -92,8 +93,7 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
 
     The final run, of seed `seed`, has none of these keys.
     """
-    key = jax.random.fold_in(require_key(seed), keys.TUNING)
-    both = jax.random.split(key, 2 * count)
+    both = keys.stream(require_key(seed), Stream.TUNING, jnp.arange(2 * count))
     return both[:count], both[count:]
 
 

@@ -15,6 +15,7 @@ from fedjaxsim.algorithms.ppsgd import Parametrization, Risk, ppsgd
 from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches, reader
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
+from fedjaxsim.keys import Stream, stream
 from fedjaxsim.models import linear, mlp
 from fedjaxsim.privacy.mechanisms import noise_like
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -63,11 +64,11 @@ def randomness(sampling, seed, rate, rounds):
     sim = simulation(sampling, "average")
     hparams = read_by(sim, sampling_rate=rate)
     state = sim.init(seed, hparams)
-    sampling_key, clients_key, _ = jax.random.split(state.key, 3)
+    sampling_key = stream(state.key, Stream.SAMPLING)
 
     def minibatch(t, client):
-        key = jax.random.fold_in(jax.random.fold_in(clients_key, t), client)
-        data = sim.rows["train"].of(client, jax.random.split(key)[0], sim.minibatches, sim.layout)
+        key = stream(stream(state.key, Stream.CLIENTS, t), Stream.MINIBATCHES, client)
+        data = sim.rows["train"].of(client, key, sim.minibatches, sim.layout)
         nothing = Batch({"x": jnp.zeros((BATCH, 3)), "y": jnp.zeros(BATCH)}, jnp.zeros(BATCH))
         return data.fold(lambda _, batch: batch._replace(keys=None), nothing).fields
 

@@ -26,6 +26,7 @@ from fedjaxsim.gradients.modes import Reverse
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.primitives import ImpureError
 from fedjaxsim.kernels.traces import noted_losses
+from fedjaxsim.keys import Stream, stream
 from fedjaxsim.models.model import Dense, Model
 from fedjaxsim.privacy import silos as of_silos
 from fedjaxsim.privacy.calibration import equal_example_noise
@@ -553,8 +554,8 @@ def test_one_client_runs_dp_sgd():
     for _ in range(3):
         w = {name: leaf[0] for name, leaf in state.personal.items()}
         drawn = sim.program.draw(state, hparams.as_arrays())
-        key = threefry.split(threefry.fold_in(drawn.clients, 0))[0]
-        coin, noise = threefry.split(threefry.fold_in(key, 0))
+        key = stream(stream(drawn.clients, Stream.MINIBATCHES, 0), Stream.PROTECTED, 0)
+        coin, noise = (stream(key, name) for name in (Stream.EXAMPLE_COINS, Stream.GRADIENT_NOISE))
         rate = np.float32(SIZE) / np.float32(7)
         # Bit k of each row's number is the row's bit of word k; it has 16 bits beside those with
         # which the rate of 32 rows begins.
@@ -572,7 +573,7 @@ def test_one_client_runs_dp_sgd():
             norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
             for name in total:
                 total[name] += gradient[name] * min(1, 0.3 / norm)
-        ticket = threefry.fold_in(noise, 0)
+        ticket = stream(noise, Stream.GRADIENT_NOISE, 0)
         added = noise_like(ticket, w, jnp.float32(0.7) * jnp.float32(0.3))
         state, _ = sim.round(state, hparams)
         for name, leaf in state.personal.items():

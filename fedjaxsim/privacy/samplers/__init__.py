@@ -30,11 +30,10 @@ from fedjaxsim.hyperparameters import (
 )
 from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.kernels.permutation import by_swaps
+from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import SamplingScheme, excess, least_count
 from fedjaxsim.privacy.samplers import blocks
 
-_BLOCK = 1024
-"""Number of clients whose coins come from one key."""
 _FEW_CLIENTS = 2**13
 """Up to this number of clients a coin for each costs no more than `blocks.draw`."""
 _MOST_EXCESS = 1e-6
@@ -103,8 +102,8 @@ class Sampler(NamedTuple):
 
     Attributes:
       scheme: the description that accountants read.
-      draw: `(key, round, hparams) -> Cohort`; `key` is the run's key, so a sampler may plan over
-        several rounds.
+      draw: `(key, round, hparams) -> Cohort`; `key` is the sampler's in all rounds of a run, so it
+        may plan over several rounds.
       rate: `(hparams) -> p`, (), the exact inclusion probability, charged to the ledger.
       check: `(hparams)`; raises ValueError for unsuitable hyperparameters known on the host.
       availability: when drawn clients answer; None for always. `draw` and `rate` ignore it.
@@ -171,12 +170,7 @@ def _threshold(sampling_rate: jax.Array) -> jax.Array:
 
 def _coins(key: jax.Array, p: jax.Array, num_clients: int) -> tuple[jax.Array, ...]:
     """Toss a coin per client: ids (m,), whether drawn (m,), and 0 clients without a slot."""
-
-    def block_bits(block):
-        return threefry.bits(threefry.fold_in(key, block), (_BLOCK,))
-
-    bits = jax.vmap(block_bits)(jnp.arange(math.ceil(num_clients / _BLOCK)))
-    drawn = (bits.reshape(-1)[:num_clients] < _threshold(p)) | (p >= 1)
+    drawn = (threefry.bits(key, (num_clients,)) < _threshold(p)) | (p >= 1)
     return jnp.arange(num_clients, dtype=jnp.int32), drawn, jnp.int32(0)
 
 
@@ -208,7 +202,7 @@ def poisson(
 
     Formal guarantees:
       * Clients are drawn independently of each other, of the data and of earlier rounds; random
-        bits belong to the key, the round and fixed blocks of ids.
+        bits belong to the key, the round and the client's id, or fixed blocks of ids.
       * The inclusion probability is the charged one: floor(p·2³²)/2³² by coins; by blocks p itself,
         for a float32 p, up to a total variation distance below 1e-30 a round.
       * A cohort above capacity keeps a uniformly random part of its members. What that tells others
@@ -254,7 +248,9 @@ def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | No
     by_blocks = num_clients > _FEW_CLIENTS and largest <= blocks.LARGEST_RATE
 
     def draw(key, round_, hparams):
-        first, second, keep_key = threefry.split(threefry.fold_in(key, round_), 3)
+        first, second, keep_key = keys.streams(
+            key, (Stream.COINS, round_), (Stream.POINTS, round_), (Stream.KEPT, round_)
+        )
         p = hparams.sampling_rate
         if by_blocks:
             ids, drawn, missed = blocks.draw(first, second, p, num_clients, largest)
@@ -322,7 +318,7 @@ def fixed_size(*, cohort: int) -> Sampling:
         left_out = num_clients - cohort
 
         def draw(key, round_, hparams):
-            key = threefry.fold_in(key, round_)
+            key = keys.stream(key, Stream.COHORT, round_)
             if left_out == 0:
                 ids = jnp.arange(num_clients, dtype=jnp.int32)
             elif cohort <= left_out:
@@ -446,5 +442,5 @@ def work_of(
     availability: Availability, key: jax.Array, round_: jax.Array, client_id: jax.Array
 ) -> jax.Array:
     """Return the share of one client, (), from the round's key for clients."""
-    own = threefry.fold_in(threefry.fold_in(key, client_id), keys.AVAILABILITY)
+    own = keys.stream(key, Stream.AVAILABILITY, client_id)
     return availability.work(own, round_, client_id)

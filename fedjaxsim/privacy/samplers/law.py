@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
+from fedjaxsim.keys import seed_key
 from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.entries import SamplingScheme, excess
 from fedjaxsim.privacy.samplers import Sampler, Sampling
@@ -90,7 +91,7 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
 def _drawn(sampler: Sampler, hparams: Hyperparameters, keys: int, rounds: int) -> np.ndarray:
     """Draw cohorts, (keys, rounds, m) bool, of clients that exist, each at most once."""
     m = sampler.scheme.clients
-    several = jax.random.split(jax.random.key(0, impl="threefry2x32"), keys)
+    several = jax.random.split(seed_key(0), keys)
     asked = jnp.arange(keys * rounds, dtype=jnp.int32)
 
     def one(index):
