@@ -51,6 +51,19 @@ Client = Callable[[PyTree, PyTree, Any, Hyperparameters, Context], tuple[PyTree,
 """One client's round, as in `Algorithm`."""
 
 
+class NoiseAddsUp(NamedTuple):
+    """The remedy for a server's state that adds up the noise of all releases.
+
+    Attributes:
+      remedy: the argument under which the state forgets earlier noise.
+      outgrown: `(p, hparams) -> rounds`, after which the sum of all noise is larger than the noise
+        that the remedy leaves.
+    """
+
+    remedy: str
+    outgrown: Callable[[float, Hyperparameters], Any]
+
+
 class WarmStart(NamedTuple):
     """The functions by which stages of different algorithms follow each other.
 
@@ -94,8 +107,7 @@ class Algorithm(NamedTuple):
       example_epsilon: `(hparams) -> ε`, (): each round, a client's message is ε-differentially
         private for each of its examples, by the client's own noise; charged to an account of its
         own. None without such noise.
-      noise_adds_up: the argument under which the server's state forgets earlier noise, if it adds
-        up as the algorithm stands.
+      noise_adds_up: the remedy, if noise adds up in the server's state; or None.
       curvature: L of a step with `hparams.learning_rate`, from that of the loss: the default η is
         1/L, with which no step expands. None keeps the usual default.
       averages_statistics: whether clients send the change of a model's running statistics
@@ -115,7 +127,7 @@ class Algorithm(NamedTuple):
         Callable[[PyTree, PyTree, Any, Hyperparameters, jax.Array], PyTree] | None
     ) = None
     example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
-    noise_adds_up: str | None = None
+    noise_adds_up: NoiseAddsUp | None = None
     curvature: Curvature | None = None
     averages_statistics: bool = False
 

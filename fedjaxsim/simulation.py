@@ -78,8 +78,6 @@ PyTree = Any
 
 _MOST_VARYING_ROUNDS = 100_000
 """Most rounds of a budget whose noise differs from round to round."""
-_MANY_ROUNDS = 200
-"""Rounds after which noise that adds up is worth a warning."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -797,18 +795,29 @@ class Simulation:
         counts = {"rounds": rounds, "eval_every": eval_every, "eval_clients": eval_clients}
         checks.count(**{name: each for name, each in counts.items() if each is not None})
         last, z = done + rounds, hparams.get("noise_multiplier", 0.0)
-        forgets = self.algorithm.noise_adds_up
-        known = not isinstance(z, core.Tracer)
-        if forgets and known and last > _MANY_ROUNDS and np.any(np.asarray(z) > 0):
-            warnings.warn(
-                f"the server's state adds up the noise of all {last} rounds; at the same ε, "
-                f"{forgets} forgets it",
-                stacklevel=1,
-            )
+        if advice := self.advise_on_noise(hparams, last):
+            warnings.warn(advice, stacklevel=1)
         if np.ndim(z) and np.shape(z)[0] < last:
             raise ValueError(
                 f"the noise schedule has {np.shape(z)[0]} values, too few for {last} rounds"
             )
+
+    def advise_on_noise(self, hparams: Hyperparameters, rounds: int) -> str:
+        """Name the message that leaves less noise in the server's state at the same ε.
+
+        The text is empty if there is none, or none for so few rounds.
+        """
+        adds_up, z = self.algorithm.noise_adds_up, hparams.get("noise_multiplier", 0.0)
+        traced = any(isinstance(value, core.Tracer) for value in jax.tree.leaves(hparams))
+        if adds_up is None or traced:
+            return ""
+        p = float(self.sampler.answer_rate(self.sampler.rate(hparams)))
+        if not np.any(np.asarray(z) > 0) or rounds <= max(1, adds_up.outgrown(p, hparams)):
+            return ""
+        return (
+            f"the server's state adds up the noise of all {rounds} rounds; at the same ε, "
+            f"{adds_up.remedy} forgets it"
+        )
 
     def _near_rows(self) -> contextlib.AbstractContextManager[Any]:
         """Compute on the host if rows and states of all clients are there and fit no device."""

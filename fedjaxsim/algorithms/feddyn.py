@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim import checks
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithm import Algorithm, NoiseAddsUp, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.shared_model import from_one_model, moved
+from fedjaxsim.algorithms.shared_model import from_one_model, moved, sum_outgrows_mean
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Message = Literal["state", "update"]
+_ADDS_UP = NoiseAddsUp('message="state"', sum_outgrows_mean)
 _ALPHA = dataclasses.replace(PULL, default=0.1)
 
 
@@ -79,6 +80,6 @@ def feddyn(
         lambda shared, personal, hparams, client_id: published(shared),
         task,
         warm_start=WarmStart(start, published),
-        noise_adds_up='message="state"' if message == "update" else None,
+        noise_adds_up=_ADDS_UP if message == "update" else None,
         curvature=optimizers.curvature(local_optimizer, _ALPHA.name),
     )

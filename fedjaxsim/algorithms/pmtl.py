@@ -4,6 +4,7 @@ Beside it its generality, models of public clusters, and the naive way to privac
 """
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -12,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithm import Algorithm, NoiseAddsUp, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.shared_model import from_one_model, with_personal
-from fedjaxsim.hyperparameters import Default, Records, reads
+from fedjaxsim.hyperparameters import Default, Hyperparameters, Records, reads
 from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
@@ -91,8 +92,14 @@ def pmtl(
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
     algorithm = algorithm._replace(curvature=optimizers.curvature(local_optimizer, PULL.name))
     if message == "update":
-        algorithm = algorithm._replace(noise_adds_up='message="offset"')
+        algorithm = algorithm._replace(noise_adds_up=NoiseAddsUp('message="offset"', _outgrown))
     return algorithm if clusters is None else _in_clusters(algorithm, clusters)
+
+
+def _outgrown(p: float, hparams: Hyperparameters) -> float:
+    """Return the rounds after which noise in w̃ exceeds that of one release: η_s²T > 1."""
+    step = float(hparams.server_learning_rate)
+    return step**-2 if step > 0 else math.inf
 
 
 def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim import checks
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithm import Algorithm, NoiseAddsUp, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.shared_model import (
     SharedModel,
@@ -14,6 +14,7 @@ from fedjaxsim.algorithms.shared_model import (
     moved,
     publish,
     server_step,
+    sum_outgrows_mean,
 )
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, reads
@@ -21,6 +22,7 @@ from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Message = Literal["steps", "update"]
+_ADDS_UP = NoiseAddsUp('message="steps"', sum_outgrows_mean)
 
 
 TYPICAL_BATCHES = Hyperparameter(
@@ -129,7 +131,7 @@ def scaffold(
         lambda shared, personal, hparams, client_id: shared.model.params,
         task,
         warm_start=WarmStart(start, lambda shared: shared.model.params),
-        noise_adds_up='message="steps"' if message == "update" else None,
+        noise_adds_up=_ADDS_UP if message == "update" else None,
         curvature=optimizers.curvature(),
         averages_statistics=message == "update",
     )

@@ -1,5 +1,6 @@
 """The server state of algorithms that publish one set of parameters, and functions in common."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,6 +95,14 @@ def server_step(
         return SharedModel(params, state)
 
     return server
+
+
+def sum_outgrows_mean(p: float, hparams: Hyperparameters) -> float:
+    """Return the rounds after which p times a sum of noise outgrows its running mean of rate p.
+
+    The first has the variance p²T, the second p²/(1 − (1 − p)²), in units of one release.
+    """
+    return 1 / (1 - (1 - p) ** 2) if p > 0 else math.inf
 
 
 def moved(tree: PyTree, rate: ArrayLike, direction: PyTree) -> PyTree:

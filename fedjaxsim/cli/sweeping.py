@@ -46,6 +46,7 @@ from fedjaxsim.runs.public import MODEL, write_model
 from fedjaxsim.runs.sweep_results import (
     SEARCH,
     SweepDirectory,
+    advise_on_noise,
     best_of,
     default_figures,
     print_report,
@@ -164,7 +165,8 @@ def _prepared(
                     for picture, figure in default_figures(plan, runs, best.metric).items():
                         for ending in (".png", ".pdf"):
                             plots.save(figure, (directory.path / picture).with_suffix(ending))
-            print_report(plan, runs, best, reports)
+            advice = advise_on_noise(runs, experiments)
+            print_report(plan, runs, best, reports, advice)
         print(f"files in {directory.path}")
         if not left:
             return 0

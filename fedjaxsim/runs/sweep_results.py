@@ -380,12 +380,28 @@ def write_report(
     return reports
 
 
+def advise_on_noise(runs: Sequence[Run], experiments: Mapping[int, Experiment]) -> tuple[str, ...]:
+    """Return a sentence for each algorithm whose other message would leave less noise."""
+    advised: dict[str, list[str]] = {}
+    for run in runs:
+        one = experiments[int(run.name)]
+        advice = one.simulation.advise_on_noise(one.hparams, one.config.rounds)
+        if advice:
+            advised.setdefault(f"{one.config.algorithm}: {advice}", []).append(run.name)
+    return tuple(f"{text} ({len(names)} runs)." for text, names in advised.items())
+
+
 def print_report(
-    sweep: SweepRuns, runs: Sequence[Run], best: Best, reports: Sequence[Report] = ()
+    sweep: SweepRuns,
+    runs: Sequence[Run],
+    best: Best,
+    reports: Sequence[Report] = (),
+    advice: Sequence[str] = (),
 ) -> None:
     """Print the best final value of each combination, and the limits of the guarantees.
 
-    The `reports` of runs that protect examples have lines of their own.
+    The `reports` of runs that protect examples have lines of their own, `advice` is printed as it
+    is.
     """
     over = ", ".join(map(key_label, sweep.best_over))
     label = column_label(best.metric, metrics_of(runs))
@@ -408,7 +424,7 @@ def print_report(
     print_rows(headings, lines[:_MOST_LINES], title, left=0)
     if len(lines) > _MOST_LINES:
         print(f"… and {len(lines) - _MOST_LINES} more (results.parquet)")
-    for sentence in filter(None, (best.choice, sweep.remark)):
+    for sentence in filter(None, (best.choice, sweep.remark, *advice)):
         print(sentence)
     if failed := _failed(runs):
         print(f"{failed} runs failed: marked in the results, never ranked and in no mean")

@@ -13,7 +13,7 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.scaffold import scaffold
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.privacy.mechanisms import noise_like
-from fedjaxsim.privacy.samplers import full_participation
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 ETA, SERVER_ETA, K = 0.1, 0.7, 3
@@ -49,20 +49,30 @@ def test_it_is_algorithm_1_in_numpy(message):
 
 
 @pytest.mark.parametrize(
-    ("system", "forgetful"), [(scaffold, "steps"), (feddyn, "state"), (pmtl, "offset")]
+    ("system", "forgetful", "first"),
+    # In units of the noise of a release, at p = 1/4: d has p²T, and with the other message 1/7 (p²/
+    # (1 − (1 − p)²)), which two rounds have not; PMTL's w̃ has p²T, and with the other one 1.
+    [(scaffold, "steps", 3), (feddyn, "state", 3), (pmtl, "offset", 17)],
 )
-def test_many_rounds_of_noise_name_the_message_that_forgets_it(system, forgetful):
+def test_rounds_whose_noise_adds_up_to_more_name_the_message_that_forgets_it(
+    system, forgetful, first
+):
     population, task = least_squares([5, 9, 17])
-    for message, said in (("update", 1), (forgetful, 0)):
-        sim = Simulation(system(task, message=message), population, full_participation())
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            for z, rounds in ((1.0, 400), (1.0, 100), (0.0, 400)):
-                hparams = sim.hyperparameters(clip=1.0, noise_multiplier=z)
+    for message in ("update", forgetful):
+        sim = Simulation(system(task, message=message), population, poisson(0.25))
+        said = {}
+        for z, rounds in ((1.0, first), (1.0, first - 1), (0.0, 400)):
+            hparams = sim.hyperparameters(clip=1.0, noise_multiplier=z)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
                 sim.check_rounds(hparams, 0, rounds, None)
-        assert [f'message="{forgetful}" forgets it' in str(each.message) for each in found] == [
-            True
-        ] * said
+            said[z, rounds] = [str(warning.message) for warning in found]
+        text = (
+            f"the server's state adds up the noise of all {first} rounds; at the same ε, "
+            f'message="{forgetful}" forgets it'
+        )
+        expected = [text] if message == "update" else []
+        assert said == {(1.0, first): expected, (1.0, first - 1): [], (0.0, 400): []}
 
 
 @pytest.mark.thorough

@@ -2,17 +2,23 @@ import contextlib
 import math
 import shutil
 import tomllib
+from types import SimpleNamespace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from problems import least_squares
 
 from fedjaxsim import store
+from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.build import versions
-from fedjaxsim.runs.sweep_results import SweepDirectory, tidy
+from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, read_sweep, resolve_sweep
+from fedjaxsim.simulation import Simulation
 
 TABLES = [
     {"algorithm": ("pmtl",), "lam": (0.1, 0.3), "epsilon": (1.0, math.inf)},
@@ -218,3 +224,19 @@ def test_a_checkpoint_of_another_sweep_is_refused(tmp_path):
     shutil.copytree(other.path / "checkpoint", sweep.path / "checkpoint")
     with pytest.raises(ValueError, match="other settings"):
         sweep.checkpoint()
+
+
+def test_a_table_has_a_sentence_for_each_algorithm_whose_other_message_forgets_noise():
+    population, task = least_squares([5, 9, 17])
+    experiments: dict[int, Any] = {}
+    for run, (name, z) in enumerate([("scaffold", 1.0), ("scaffold", 2.0), ("fedavg", 1.0)]):
+        sim = Simulation(SYSTEMS[name].make(task, 3), population, full_participation())
+        hparams = sim.hyperparameters(clip=1.0, noise_multiplier=z)
+        config = SimpleNamespace(algorithm=name, rounds=50)
+        experiments[run] = SimpleNamespace(simulation=sim, hparams=hparams, config=config)
+    runs: Any = [SimpleNamespace(name=str(run), rows=[{"failed": 0}]) for run in experiments]
+    advice = advise_on_noise(runs, experiments)
+    assert advice == (
+        "scaffold: the server's state adds up the noise of all 50 rounds; at the same ε, "
+        'message="steps" forgets it (2 runs).',
+    )
