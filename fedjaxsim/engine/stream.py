@@ -133,7 +133,8 @@ class Turn(NamedTuple):
 def stream(program: Program) -> Program:
     """Keep rows and states on the host, and a cohort's on the first device.
 
-    The compiled functions are not pure: they change the personal states, numpy arrays, in place.
+    The compiled functions are not pure: they change the personal states, numpy arrays, in place, so
+    a state that rounds started from is used up, as where its buffers are donated.
     There is no `step`, since cohorts are drawn and read many rounds ahead. The program is of one
     run with samples of clients.
     """
@@ -196,6 +197,7 @@ class Streamed(Program):
         def rounds(
             state: SimulationState, hparams: Hyperparameters, rows: HostRows, rounds: int
         ) -> tuple[SimulationState, Metrics]:
+            state = _spend(state)
             on_host = jax.tree.map(_writable, state.of_clients)
             room = rows.room(program.sampling.scheme.capacity)
             first = int(state.round)
@@ -338,6 +340,14 @@ def _ahead(function: Any, arguments: Iterable[Any]) -> Iterator[Any]:
 
 def _refuse(*_: Any) -> NoReturn:
     raise ValueError("a streamed simulation changes its states in place: use `run`, not `round`")
+
+
+def _spend(state: SimulationState) -> SimulationState:
+    """Return the state, and leave the one of the caller used up: rounds change it in place."""
+    round_ = jnp.copy(state.round)
+    if isinstance(state.round, jax.Array):
+        state.round.delete()
+    return dataclasses.replace(state, round=round_)
 
 
 def _writable(leaf: Any) -> np.ndarray:

@@ -83,6 +83,21 @@ def test_a_streamed_run_is_the_run_in_memory(pair, monkeypatch):
     assert str(pair[0].guarantee(memory)) == str(pair[1].guarantee(stream))
 
 
+def test_a_state_is_used_up_by_the_rounds_that_start_from_it(pair):
+    """Else a second run would start from the first one's models, and change them."""
+    for sim in pair:
+        hparams = hparams_of(sim)
+        start = sim.init(2, hparams)
+        after, _ = sim.run(start, hparams, 1)
+        models = [np.array(leaf) for leaf in jax.tree.leaves(after.personal)]
+        with pytest.raises(ValueError, match="the state is used up"):
+            sim.run(start, hparams, 1)
+        with pytest.raises(ValueError, match="the state is used up"):
+            sim.evaluate(start, hparams)
+        for before, leaf in zip(models, jax.tree.leaves(after.personal), strict=True):
+            np.testing.assert_array_equal(before, leaf)
+
+
 def test_a_client_in_every_round_has_its_newest_state(pair):
     # p = 1: all clients take part in all rounds, and no state is back before it is needed.
     memory, stream = (run(sim, 6, seed=2, sampling_rate=1.0)[0] for sim in pair)
