@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -86,10 +87,22 @@ class Columns:
     def aligned(self, values: np.ndarray, given: "Columns") -> np.ndarray:
         """Return rows (n, d') of the columns `given` as rows (n, d) of these columns, float32.
 
-        Columns are found by name, and a value of an encoded column that does not occur is 0. Values
-        beyond a known bound are clipped; see `beyond`.
+        Columns are found by name. A value of an encoded column that does not occur is 0, and so are
+        all columns that encode it for a value of which the models know nothing, with a warning.
+        Values beyond a known bound are clipped; see `beyond`.
         """
-        bound = np.array(self.bound)
+        bound, encoded = np.array(self.bound), {*self._encoded.values()}
+        unseen = [
+            name
+            for name in given.names
+            if name not in self.names and name.partition("=")[0] in encoded
+        ]
+        if unseen:
+            counts = ", ".join(
+                f"{name!r} ({np.count_nonzero(values[:, given.names.index(name)])} rows)"
+                for name in unseen
+            )
+            warnings.warn(f"the models know nothing of {counts}, which count as none", stacklevel=2)
         return np.clip(self._stored(values, given), -bound, bound).astype(np.float32)
 
     def beyond(self, values: np.ndarray, given: "Columns") -> np.ndarray:
@@ -103,7 +116,13 @@ class Columns:
         lacking = [name for name in self.names if name not in place and name not in self._encoded]
         if lacking:
             raise ValueError(f"the rows lack column {lacking[0]!r}, which the models read")
-        if unknown := [name for name in given.names if name not in self.names]:
+        encoded = {*self._encoded.values()}
+        unknown = [
+            name
+            for name in given.names
+            if name not in self.names and name.partition("=")[0] not in encoded
+        ]
+        if unknown:
             raise ValueError(f"the rows have {unknown[0]!r}, which the models do not know")
         found = np.zeros((len(values), len(self.names)))
         known = [number for number, name in enumerate(self.names) if name in place]

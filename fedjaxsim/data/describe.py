@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.stats
 
-from fedjaxsim.data.arrays import SPLITS
+from fedjaxsim.data.arrays import SPLITS, to_float32
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.table import (
@@ -17,9 +17,11 @@ from fedjaxsim.data.table import (
     encodable,
     kind_of,
     missing_values,
+    odd_cells,
     read_table,
     table_of,
     texts,
+    warn_of_sentinel,
 )
 from fedjaxsim.data.transforms import clipped_shares
 from fedjaxsim.data.windows import shared_windows
@@ -177,7 +179,8 @@ def columns_of(
     known = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **known})
     with in_file(path):
-        table = table_of(read_table(path, roles.client))
+        how = {name: arguments[name] for name in ("missing", "sep", "decimal") if name in arguments}
+        table = table_of(read_table(path, roles.client, **how))
         roles = roles.with_split(table.column_names, lambda name: texts(table[name]))
         check_names(table.column_names, len(table), roles)
     named: dict[str | None, str] = {roles.target: "target"}
@@ -195,14 +198,19 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
 
     absent, kind = missing_values(column), kind_of(column.type)
     if kind == "number":
-        found = np.unique(column.to_numpy()[~absent].astype(np.float64))
+        numbers = column.to_numpy()[~absent].astype(np.float64)
+        if role == "feature":
+            warn_of_sentinel(name, to_float32(numbers))
+        found = np.unique(numbers)
         ends = [found[0].item(), found[-1].item()] if len(found) else []
     else:
         found = np.unique(texts(column)[~absent])
         ends = found[: _SHOWN if kind == "text" else 0].tolist()
     missing, distinct, needed = int(absent.sum()), len(found), None
     of_numbers = role == "feature" or (role == "target" and types.is_floating(column.type))
-    if role == "feature" and (missing or distinct < 2):
+    if role == "feature" and kind == "text" and (odd := odd_cells(column)):
+        needed = f"--missing {shlex.quote(','.join(sorted(odd)))}"
+    elif role == "feature" and (missing or distinct < 2):
         needed = f"--drop {shlex.quote(name)}"
     elif role == "feature" and kind in ("text", "other"):
         encodes = kind == "text" and encodable(distinct, len(column))
@@ -213,6 +221,11 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
         "name": name, "role": role, "type": str(column.type), "values": ends,
         "distinct": distinct, "missing": missing, "flag": needed,
     }  # fmt: skip
+
+
+def _flag_of(column: Mapping[str, Any]) -> str:
+    """Return the name of the flag that a column needs; "" for none."""
+    return (column["flag"] or "").partition(" ")[0]
 
 
 def columns_in_words(columns: Sequence[Mapping[str, Any]]) -> str:
@@ -226,14 +239,18 @@ def columns_in_words(columns: Sequence[Mapping[str, Any]]) -> str:
         rows.append((readable(each["name"]), each["role"], *facts, each["flag"] or ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    needed = [(each["flag"].split(" ")[0], each["name"]) for each in columns if each["flag"]]
+    needed = [(_flag_of(each), each["name"]) for each in columns if each["flag"]]
     ranges = [f"{column}=LOW:HIGH" for name, column in needed if name == "--range"]
     pasted = [f"--range {shlex.quote(text)}" for text in ranges]
+    cells = {each["flag"].split(" ", 1)[1] for each in columns if _flag_of(each) == "--missing"}
+    pasted += [f"--missing {','.join(sorted(cells))} --drop-missing"] if cells else []
     for flag in ("--drop", "--one-hot"):
         if of := [column for name, column in needed if name == flag]:
             pasted.insert(0, f"{flag} {shlex.quote(','.join(of))}")
     if pasted:
         lines.append(f"flags: {' '.join(pasted)}")
+    if any(each["missing"] for each in columns if each["role"] == "feature"):
+        lines.append("rows with missing values can be left out instead: --drop-missing")
     if any(name == "--range" for name, _ in needed):
         lines.append("ranges must be public knowledge: those above are read from the rows")
     return "\n".join(lines)

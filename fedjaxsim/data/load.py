@@ -97,6 +97,9 @@ def load(
         dealt, about = make(PARTITIONS[how], found.fields, supplied=supplied), found.about
         public = (*dealt.public, *about.get("public", ()))
         population = dataclasses.replace(dealt, **{**about, "public": public})
+        if found.source_row is not None:
+            rows = found.source_row[population.source_row]
+            population = dataclasses.replace(population, source_row=rows)
     elif partition is not None:
         raise ValueError(f"{spec} has its own clients: partition must be None, got {partition!r}")
     else:

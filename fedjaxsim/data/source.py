@@ -25,6 +25,7 @@ class Source:
       client: position in `names` of each row's client, (N,); None for rows to partition.
       names: distinct names of the clients, (m,).
       split: position in `SPLITS` of each row, (N,); by default all are training rows.
+      source_row: position of each row in the file, (N,); by default 0, 1, …
       about: other attributes of the population, by name.
     """
 
@@ -33,6 +34,7 @@ class Source:
     names: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     split: np.ndarray | None = None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source_row: np.ndarray | None = None
 
     def __post_init__(self):
         if self.split is not None and self.client is None:
@@ -41,7 +43,7 @@ class Source:
     def population(self, path: str | os.PathLike[str] | None = None) -> Population:
         """Make the population; leave clients without training rows out; errors name the file."""
         with in_file(path):
-            fields, client, names, rows = self.fields, self.client, self.names, None
+            fields, client, names, rows = self.fields, self.client, self.names, self.source_row
             n, m = common_length(fields, "file"), len(names)
             if client is None:
                 raise ValueError("rows need their clients: one of 'client' and 'counts'")
@@ -62,7 +64,7 @@ class Source:
                 kept, place = trained[client], np.cumsum(trained) - 1
                 fields = {name: values[kept] for name, values in fields.items()}
                 client, names, split = place[client[kept]], names[trained], split[kept]
-                rows = np.flatnonzero(kept)
+                rows = np.flatnonzero(kept) if rows is None else rows[kept]
             return Population.from_rows(fields, client, names, split, rows, **self.about)
 
 

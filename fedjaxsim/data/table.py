@@ -5,6 +5,7 @@ import csv
 import io
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -21,6 +22,9 @@ from fedjaxsim.extras import importing
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, Table
 
+_FEW_ODD = 3
+"""Distinct texts among numbers that may stand for missing values."""
+_MOST_NINES = 1e8
 _SPLIT = "split"
 """The column that is read as the split, if it holds names of splits."""
 _FEW = 20
@@ -45,6 +49,7 @@ class Roles(NamedTuple):
     drop: Sequence[str] = ()
     x: str | None = None
     exposure: str | None = None
+    drop_missing: bool = False
 
     @property
     def taken(self) -> list[str]:
@@ -75,6 +80,7 @@ def from_dataframe(
     drop: Sequence[str] = (),
     x: str | None = None,
     exposure: str | None = None,
+    drop_missing: bool = False,
 ) -> Population:
     """Make a population of a table with one row per example: pandas, polars, a pyarrow table.
 
@@ -94,12 +100,14 @@ def from_dataframe(
       x: the only column of features. Text becomes its characters, (N, L) integers, as in
         `load_leaf`; lists of numbers of one length stay as they are.
       exposure: column of positive exposures, such as years at risk, for `tasks.poisson`.
+      drop_missing: whether rows with a missing value are left out, with a warning that counts them;
+        else they are refused.
 
     Raises:
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    roles = Roles(client, target, split, one_hot, drop, x, exposure)
+    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing)
     return source_of(frame, roles).population()
 
 
@@ -113,20 +121,38 @@ def read_file(
     drop: Drop = (),
     x: OnlyFeature = None,
     exposure: Exposure = None,
+    drop_missing: Annotated[bool, "Leave out rows with a missing value; else they are refused."] = (
+        False
+    ),
+    missing: Annotated[tuple[str, ...], "Cells that stand for a missing number, as 999,-9"] = (),
+    sep: Annotated[str, "Character between the cells of a CSV file, or tab."] = ",",
+    decimal: Annotated[str, "Decimal point of a CSV file."] = ".",
 ) -> Source:
     """Read clients, rows and targets from a CSV or Parquet file; see `from_dataframe`.
 
-    A CSV file is UTF-8, with commas and a line of names first; also .gz. Names of clients stay
-    as they are written. In a column of numbers an empty cell, NA, NaN and null are missing; in
+    A CSV file is UTF-8, with a line of names first; also .gz. Names of clients stay as they are
+    written. In a column of numbers an empty cell, NA, NaN, null and `missing` cells are missing; in
     text only an empty one is.
     """
-    roles = Roles(client, target, split, one_hot, drop, x, exposure)
+    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing)
     with in_file(path):
-        return source_of(read_table(path, client), roles)
+        return source_of(read_table(path, client, missing, sep, decimal), roles)
 
 
-def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
+def read_table(
+    path: str | os.PathLike[str],
+    client: str | None,
+    missing: Sequence[str] = (),
+    sep: str = ",",
+    decimal: str = ".",
+) -> "Table":
     """Read a Parquet file, known by its first bytes, or CSV, whose column `client` stays text."""
+    sep = "\t" if sep in ("tab", "\\t") else sep
+    for name, mark in (("sep", sep), ("decimal", decimal)):
+        if len(mark) != 1:
+            raise ValueError(f"{name} must be one character, got {mark!r}")
+    if sep == decimal:
+        raise ValueError(f"sep and decimal must differ, got {sep!r} for both: give --sep")
     with importing("tables"):
         import pyarrow
         from pyarrow import csv as arrow_csv
@@ -135,6 +161,8 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
     with open(existing(path, "table"), "rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     if is_parquet:
+        if missing or (sep, decimal) != (",", "."):
+            raise ValueError("missing, sep and decimal are for CSV files: leave them out")
         with reading("Parquet file"):
             return parquet.ParquetFile(os.fspath(path)).read()
     with reading("CSV file in UTF-8"), pyarrow.input_stream(os.fspath(path)) as stream:
@@ -150,9 +178,11 @@ def read_table(path: str | os.PathLike[str], client: str | None) -> "Table":
             pyarrow.BufferReader(sink.getvalue()),
             # In one block, since the first of several would decide the types.
             read_options=arrow_csv.ReadOptions(block_size=max(1, len(content)), use_threads=False),
-            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+            parse_options=arrow_csv.ParseOptions(delimiter=sep, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
-                column_types={} if client is None else {client: pyarrow.string()}
+                column_types={} if client is None else {client: pyarrow.string()},
+                null_values=[*arrow_csv.ConvertOptions().null_values, *missing],
+                decimal_point=decimal,
             ),
         )
 
@@ -169,7 +199,10 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         features = [name for name in table.column_names if name not in others]
         if not features:
             raise ValueError(f"no column is left for features, of {listed(table.column_names)}")
-    for name in (*roles.taken, *features):
+    source_row, used = None, [*roles.taken, *features]
+    if roles.drop_missing:
+        table, source_row = _without_missing(table, used)
+    for name in used:
         _require_complete(name, table[name])
     kinds = [kind_of(table[name].type) for name in features]
     public, categories, columns = [], {}, {}
@@ -212,6 +245,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         if roles.split is None
         else splits_of(texts(table[roles.split]), f"the split {roles.split!r}"),
         {"public": tuple(public), "categories": categories, "columns": columns},
+        source_row,
     )
 
 
@@ -297,8 +331,55 @@ def _require_complete(name: str, column: "ChunkedArray") -> None:
     if missing.any():
         raise ValueError(
             f"column {name!r} has {missing.sum()} missing values in {len(column)} rows, the "
-            f"first in row {np.argmax(missing) + 1}: fill them in, or leave out the rows or the "
-            "column (drop)"
+            f"first in row {np.argmax(missing) + 1}: fill them in, or leave out the rows "
+            "(drop-missing) or the column (drop)"
+        )
+
+
+def _without_missing(table: "Table", names: Sequence[str]) -> tuple["Table", np.ndarray | None]:
+    """Return the rows with values in all columns `names`, and their positions; warn of others."""
+    missing = {name: missing_values(table[name]) for name in names}
+    complete = ~np.any([*missing.values()], axis=0)
+    if complete.all():
+        return table, None
+    if not complete.any():
+        raise ValueError("each row has a missing value: leave out columns (drop)")
+    counts = ", ".join(f"{name!r} {where.sum()}" for name, where in missing.items() if where.any())
+    warnings.warn(
+        f"{(~complete).sum()} of {len(table)} rows have missing values and are left out: {counts}",
+        stacklevel=2,
+    )
+    return table.filter(complete), np.flatnonzero(complete)
+
+
+def sentinel(values: np.ndarray) -> float | None:
+    """Return a number that may stand for a missing value: 9, 99, 999, … or a negative one of these.
+
+    It is the largest or smallest value, occurs twice or more, and lies far from the others, or is
+    the only negative one.
+    """
+    for sign in (1, -1):
+        extreme = sign * np.max(sign * values)
+        digits = str(int(abs(extreme))) if abs(extreme) < _MOST_NINES else ""
+        rest = values[values != extreme]
+        if {*digits} != {"9"} or abs(extreme) % 1 or len(rest) > len(values) - 2 or not len(rest):
+            continue
+        low, high = float(rest.min()), float(rest.max())
+        gap = extreme - high if sign > 0 else low - extreme
+        if gap > (high - low) / 4 or (sign < 0 and low >= 0):
+            return float(extreme)
+    return None
+
+
+def warn_of_sentinel(name: str, values: np.ndarray) -> None:
+    """Warn of a number in a column that may stand for a missing value."""
+    number = sentinel(values) if len(values) else None
+    if number is not None:
+        count = np.count_nonzero(values == number)
+        warnings.warn(
+            f"column {name!r} holds {number:g} in {count} rows, far from its other values: if it "
+            f"stands for a missing value, make it one (missing {number:g})",
+            stacklevel=2,
         )
 
 
@@ -343,6 +424,7 @@ def _numbers(
                 f"column {name!r} holds integers that float32 cannot tell apart, such as {merged}: "
                 "if they are ids, leave the column out (drop), or else divide it"
             )
+        warn_of_sentinel(name, values)
         parts.append(values[:, None])
         # A name with "=" is that of an encoded column.
         called.append((name, 1.0 if given.dtype == bool and "=" not in name else math.inf))
@@ -358,14 +440,37 @@ def encodable(values: int, rows: int) -> bool:
 def _why_no_feature(column: "ChunkedArray") -> str:
     if kind_of(column.type) != "text":
         return f"holds {column.type}: make numbers of it, leave it out (drop), or all others (x)"
-    import pandas
-
     values = [*map(str, column.to_pylist())]
-    row = int(np.argmax(pandas.isna(pandas.to_numeric(values, errors="coerce"))))
+    if all(map(_is_number, values)) and any("," in value for value in values):
+        return f"holds numbers with a decimal comma, such as {values[0]!r}: say so (decimal ,)"
+    row = next((row for row, value in enumerate(values) if not _is_number(value)), 0)
+    if odd := odd_cells(column):
+        return (
+            f"holds numbers except {listed(sorted(odd))} in {sum(odd.values())} rows, the first "
+            f"{values[row][:40]!r} in row {row + 1}: if they are missing values, make them so "
+            f"(missing {','.join(sorted(odd))}) and leave out their rows (drop-missing)"
+        )
     return (
         f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
         "leave it out (drop), or read its characters alone (x)"
     )
+
+
+def odd_cells(column: "ChunkedArray") -> dict[str, int]:
+    """Return how often each of the few texts among numbers occurs; empty for any other column."""
+    counts = collections.Counter(map(str, texts(column)[~missing_values(column)]))
+    odd = {text: count for text, count in counts.items() if not _is_number(text)}
+    few = len(odd) <= _FEW_ODD and sum(odd.values()) * 2 < sum(counts.values())
+    return odd if few else {}
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a number, with a decimal point or comma."""
+    try:
+        float(text.replace(",", ".", 1))
+    except ValueError:
+        return False
+    return True
 
 
 def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:

@@ -81,3 +81,14 @@ def test_columns_are_kept_on_disk_and_with_some_clients(population, tmp_path):
         dataclasses.replace(population, columns={"x": data.Columns(("a",))})
     with pytest.raises(ValueError, match="'a' twice"):
         data.Columns(("a", "a"))
+
+
+def test_a_value_that_no_model_knows_counts_as_none_of_the_others():
+    known = data.Columns(("age", "job=a", "job=b"), bound=(np.inf, 1, 1))
+    given = data.Columns(("age", "job=b", "job=new"), bound=(np.inf, 1, 1))
+    rows = np.array([[3.0, 1, 0], [4.0, 0, 1]])
+    with pytest.warns(UserWarning, match=r"know nothing of 'job=new' \(1 rows\)"):
+        found = known.aligned(rows, given)
+    np.testing.assert_array_equal(found, [[3, 0, 1], [4, 0, 0]])
+    with pytest.raises(ValueError, match="'town=new', which the models do not know"):
+        known.aligned(rows, data.Columns(("age", "job=b", "town=new"), bound=(np.inf, 1, 1)))

@@ -1,6 +1,7 @@
 """Data frames, CSV and Parquet files with a column of clients."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -301,6 +302,7 @@ COLUMNS = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore:column")
 @settings(deadline=None, max_examples=300)
 @given(
     columns=st.lists(COLUMNS, min_size=1, max_size=3),
@@ -323,6 +325,7 @@ def test_a_stray_quote_is_read(tmp_path):
     assert population.fields["y"].tolist() == [2, 3]
 
 
+@pytest.mark.filterwarnings("ignore:column")
 @settings(deadline=None, max_examples=60)
 @given(
     cells=st.lists(st.tuples(*[st.integers(-99, 99)] * 3), min_size=6, max_size=6),
@@ -359,3 +362,75 @@ def test_a_column_called_split_is_the_split_unless_it_has_another_role():
     np.testing.assert_array_equal(dropped.counts, [[2, 0, 0], [2, 0, 0]])
     lengths = frame.assign(split=[3.0, 4.0, 5.0, 6.0])  # of something else
     assert from_dataframe(lengths, client="who", target="y").columns["x"].names == ("x", "split")
+
+
+def test_rows_with_missing_values_are_left_out_and_counted(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "who": [1, 1, 2, 2, 2],
+            "age": [1.0, np.nan, 3, 4, 5],
+            "note": [np.nan] * 5,
+            "y": [0, 1, 1, 0, 1],
+        }
+    )
+    with pytest.raises(ValueError, match="'age' has 1 missing values in 5 rows"):
+        from_dataframe(frame, client="who", target="y", drop=["note"])
+    with pytest.warns(UserWarning, match="1 of 5 rows have missing values .*: 'age' 1"):
+        found = from_dataframe(frame, client="who", target="y", drop=["note"], drop_missing=True)
+    complete = frame.dropna(subset=["age"])
+    np.testing.assert_array_equal(found.fields["x"][:, 0], complete.age)
+    np.testing.assert_array_equal(found.source_row, complete.index)
+    frame.drop(columns=["who", "note"]).to_csv(tmp_path / "a.csv", index=False)
+    arguments: dict[str, Any] = {"target": "y", "partition": "iid", "num_clients": 2, "test": 0.0}
+    with pytest.warns(UserWarning, match="1 of 5 rows"):
+        dealt = load(f"csv:{tmp_path / 'a.csv'}", drop_missing=True, **arguments)
+    np.testing.assert_array_equal(dealt.fields["x"][:, 0], frame.age[dealt.source_row])
+
+
+def test_other_marks_of_cells_are_read_as_pandas_reads_them(tmp_path):
+    text = "who;age;pay;y\n1;1,5;999;0\n1;.;3,25;1\n2;2,5;4,5;1\n2;3,5;4;0\n"
+    (tmp_path / "a.csv").write_text(text)
+    names: dict[str, Any] = {"client": "who", "target": "y"}
+    with pytest.warns(UserWarning, match=r"2 of 4 rows .*: 'age' 1, 'pay' 1"):
+        found = load_file(
+            tmp_path / "a.csv",
+            sep=";",
+            decimal=",",
+            missing=(".", "999"),
+            drop_missing=True,
+            **names,
+        )
+    marks: dict[str, Any] = {"sep": ";", "decimal": ",", "na_values": [".", "999"]}
+    want = pd.read_csv(tmp_path / "a.csv", **marks).dropna()
+    np.testing.assert_array_equal(found.fields["x"], want[["age", "pay"]])
+    (tmp_path / "b.csv").write_text(text.replace(".", "2,5"))
+    with pytest.raises(ValueError, match="decimal comma, such as '1,5'"):
+        load_file(tmp_path / "b.csv", sep=";", **names)
+    with pytest.raises(ValueError, match=r"numbers except '\.' in 1 rows, the first .* row 2"):
+        load_file(tmp_path / "a.csv", sep=";", decimal=",", **names)
+    with pytest.raises(ValueError, match="sep and decimal must differ"):
+        load_file(tmp_path / "a.csv", decimal=",", **names)
+
+
+@pytest.mark.parametrize(
+    ("values", "number"),
+    [
+        ([20, 35, 999, 999], 999),
+        ([20, 35, 80, -9, -9], -9),
+        ([1, 2, 3, 9, 9], 9),
+        ([20, 35, 999], None),  # once
+        ([*range(10), 9], None),  # not far
+        ([90, 97, 98, 99, 99], None),
+        ([5, 5], None),
+        ([0.5, 99.5, 99.5], None),
+    ],
+)
+def test_repeated_nines_at_the_end_of_a_column_are_named(values, number):
+    frame = pd.DataFrame({"x": values, "who": 0, "y": np.arange(len(values)) % 2})
+    with warnings.catch_warnings(record=True, action="always") as told:
+        from_dataframe(frame, client="who", target="y")
+    said = [str(each.message) for each in told]
+    assert len(said) == (number is not None)
+    if number is not None:
+        count = values.count(number)
+        assert f"column 'x' holds {number} in {count} rows" in said[0]

@@ -83,3 +83,18 @@ def test_facts_of_columns_are_those_of_pandas(table, capsys):
         assert each["missing"] == column.isna().sum()
         if each["type"] != "string":
             np.testing.assert_allclose(each["values"], [column.min(), column.max()])
+
+
+def test_cells_that_stand_for_missing_numbers_get_their_flags(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{k % 3};{k % 7}{',5' if k % 2 else ''};{k % 2}" for k in range(30)]
+    lines[4] = "1;.;0"
+    (tmp_path / "a.csv").write_text("\n".join(["who;age;y", *lines]))
+    table = "data show --data csv:a.csv --client who --target y --decimal ,"
+    show = [*table.split(), "--sep", ";"]
+    assert main(show) == 0
+    printed = capsys.readouterr().out
+    assert "flags: --missing . --drop-missing" in printed
+    with pytest.warns(UserWarning, match="1 of 30 rows have missing values .*: 'age' 1"):
+        assert main([*show, "--missing", ".", "--drop-missing", "--range", "age=0:9"]) == 0
+    assert "rows: 29" in capsys.readouterr().out
