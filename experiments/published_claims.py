@@ -170,7 +170,7 @@ def sound(claim: Claim, adjacency: Adjacency, delta: float | None = None) -> flo
     scheme = SamplingScheme(claim.sampling, claim.clients, capacity)
     entries = (Entry(claim.noise_multiplier, claim.cohort / claim.clients, claim.rounds),)
     delta = claim.delta if delta is None else delta
-    epsilon = guarantee.spent([PrivacySpend(scheme, GAUSSIAN, entries)], delta, adjacency)
+    epsilon = guarantee.tight_epsilon([PrivacySpend(scheme, GAUSSIAN, entries)], delta, adjacency)
     return None if math.isinf(epsilon) else epsilon
 
 

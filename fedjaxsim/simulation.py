@@ -56,7 +56,7 @@ from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import calibration, ledger
-from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
     MOST_ROWS,
     NEW_CLIENTS,
@@ -147,7 +147,7 @@ class Simulation:
         parts = algorithm, mechanism, self.sampling, self.task.examples
         self.records = compose(part.hyperparameters for part in parts if part is not None)
         if event.releases and event.known:
-            event.met((), scheme)  # raises if its noise has no known cost under the scheme
+            event.check_scheme(scheme)
         if self.devices is not None:
             require_devices(self.devices)
         if self.streamed and self.devices is not None:
@@ -664,7 +664,7 @@ class Simulation:
         The RDP bound, for display, control and derivatives: a little above `guarantee`'s, or, for a
         state with a budget, what it spent of it.
         """
-        return epsilon_in_jit(state.privacy, self._delta(delta))
+        return rdp_epsilon_in_jit(state.privacy, self._delta(delta))
 
     def _delta(self, delta: float | None) -> float:
         return default_delta(self.num_clients) if delta is None else delta

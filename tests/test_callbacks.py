@@ -116,16 +116,16 @@ def test_epsilon_is_composed_once_however_often_a_run_evaluates(made, monkeypatc
 
     def counted(*args, **kwargs):
         composed.append(args)
-        return guarantee.spent(*args, **kwargs)
+        return guarantee.tight_epsilon(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "_spent", counted)
+    monkeypatch.setattr(loop, "tight_epsilon", counted)
     records = []
     last = run(made, 6, [lambda state, segment: None, each := Noted(records)])[0]
     assert each.run.rounds == 2 * len(records) == 6
     assert len(composed) == 1
     tight = sim.guarantee(last).find("zero_out").epsilon
     assert records[-1]["epsilon"] == pytest.approx(tight)
-    assert each.run.bound(last)[0] > tight
+    assert each.run.rdp_epsilon(last)[0] > tight
     spent = [record["epsilon"] for record in records[:-1]]
     assert spent == sorted(spent)
     assert spent[0] > 0

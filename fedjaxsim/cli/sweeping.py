@@ -234,7 +234,7 @@ def _compute(
     )
     if int(state.round) < config.rounds:
         return
-    replace = recorded.run.epsilon(state, "replace")
+    replace = recorded.run.tight_epsilon(state, "replace")
     rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
     for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
         row["epsilon_replace"] = epsilon

@@ -5,7 +5,6 @@ A single run has no axis of runs; otherwise it is treated as S runs in one progr
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import math
 import threading
@@ -34,7 +33,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import Adjacency, check_delta
 from fedjaxsim.privacy.events import PrivacySpend
-from fedjaxsim.privacy.guarantee import bound, spent
+from fedjaxsim.privacy.guarantee import rdp_epsilon, tight_epsilon
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,8 +127,6 @@ def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
 
 
 _PHASES = "compile", "rounds", "evaluate", "write"
-_spent = functools.lru_cache(maxsize=1024)(spent)
-"""The runs of a sweep often ask for the same ε."""
 
 
 class Callback:
@@ -356,24 +353,26 @@ class RunLoop:
             if segment.private is not None:
                 columns[f"private_{segment.private.name}"] = segment.private.mean
             tight = segment.round == self.rounds
-            columns["epsilon"] = self.epsilon(state) if tight else self.bound(state)
+            columns["epsilon"] = self.tight_epsilon(state) if tight else self.rdp_epsilon(state)
             self._recorded, self._records = segment, rows_of(columns, self.size)
         return self._records
 
-    def epsilon(self, state: SimulationState, adjacency: Adjacency = "zero_out") -> list[float]:
+    def tight_epsilon(
+        self, state: SimulationState, adjacency: Adjacency = "zero_out"
+    ) -> list[float]:
         """Compute the tight ε of each run so far, in up to a second; with a budget, what it spent.
 
         It is for joint DP, and inf without a guarantee.
         """
-        return [_spent(charges, self.delta, adjacency) for charges in self.charges(state)]
+        return [tight_epsilon(charges, self.delta, adjacency) for charges in self.charges(state)]
 
-    def bound(self, state: SimulationState) -> list[float]:
-        """Return an upper bound on each run's `epsilon` for zero-out, by RDP in milliseconds."""
+    def rdp_epsilon(self, state: SimulationState) -> list[float]:
+        """Return an upper bound on each run's `tight_epsilon`, by RDP in milliseconds."""
         limit = state.privacy.limit
         most = math.inf if limit is None or self.delta < limit.delta else limit.epsilon
 
         def of_run(charges):
-            found = bound(charges, self.delta)
+            found = rdp_epsilon(charges, self.delta)
             return found if any(map(no_guarantee, charges)) else min(most, found)
 
         return list(map(of_run, self.charges(state)))

@@ -1,5 +1,6 @@
 # The public names of `fedjaxsim.privacy`, for type checkers and `lazy_loader`.
 from . import selection as selection
+from .accounting.in_loop import rdp_epsilon_in_jit as rdp_epsilon_in_jit
 from .assumptions import default_delta as default_delta
 from .calibration import noise_multiplier as noise_multiplier
 from .entries import SamplingScheme as SamplingScheme
@@ -9,7 +10,9 @@ from .events import Pure as Pure
 from .guarantee import Guarantee as Guarantee
 from .guarantee import Report as Report
 from .guarantee import compose_reports as compose_reports
+from .guarantee import rdp_epsilon as rdp_epsilon
 from .guarantee import report as report
+from .guarantee import tight_epsilon as tight_epsilon
 from .mechanisms import Accumulator as Accumulator
 from .mechanisms import Mechanism as Mechanism
 from .mechanisms import Release as Release

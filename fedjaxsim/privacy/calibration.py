@@ -104,10 +104,10 @@ def _search(
 def _solve(
     cost: Callable[..., float], epsilon: float, guess: float, power: float, **ends: float
 ) -> float | None:
-    """Find x with `cost(x[, accountant, schedule])` ≤ ε from near where RDP meets it."""
+    """Find x with `cost(x[, method, schedule])` ≤ ε from near where RDP meets it."""
 
     def rough(x: float) -> float:
-        return cost(x, "rdp", CONSTANT)  # a schedule changes this x little
+        return cost(x, guarantee.rdp_epsilon, CONSTANT)  # a schedule changes this x little
 
     start = _search(rough, epsilon, guess, math.copysign(1, power), tolerance=0.05, **ends)
     return _search(cost, epsilon, start or guess, power, **ends)
@@ -147,9 +147,9 @@ def noise_multiplier(
     checks.count(rounds=rounds)
     p = _as_drawn(sampling_rate)
 
-    def cost(z, accountant=None, schedule=noise_schedule):
+    def cost(z, method=guarantee.tight_epsilon, schedule=noise_schedule):
         groups = schedule.entries(z, p, rounds) if drawn is None else drawn(z)
-        return guarantee.spent([PrivacySpend(scheme, event, groups)], delta, adjacency, accountant)
+        return method([PrivacySpend(scheme, event, groups)], delta, adjacency)
 
     guess = p * math.sqrt(rounds) / epsilon + 0.5
     z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)
@@ -194,13 +194,13 @@ def rounds(
 def _most_rounds(plan: Plan, epsilon: float, delta: float, adjacency: Adjacency, most: int) -> int:
     """Find the largest number of rounds, up to `most`, whose plan costs at most (ε, δ)."""
 
-    def cost(count, accountant=None):
-        return guarantee.spent(plan(int(count)), delta, adjacency, accountant)
+    def cost(count, method=guarantee.tight_epsilon):
+        return method(plan(int(count)), delta, adjacency)
 
     if cost(1) > epsilon:
         return 0
     start = 1
-    while start < most // 2 and cost(2 * start, "rdp") <= epsilon:
+    while start < most // 2 and cost(2 * start, guarantee.rdp_epsilon) <= epsilon:
         start *= 2
     good = int(_search(cost, epsilon, start, 0.7, most=most, least=1) or 1)
     if good > _FEW_ROUNDS or good == most:
@@ -262,9 +262,9 @@ def sampling_rate(
         raise ValueError(f"scheme must be poisson to have a sampling rate, got {scheme.kind!r}")
     check_noise_multiplier(noise_multiplier)
 
-    def cost(p, accountant=None, schedule=noise_schedule):
+    def cost(p, method=guarantee.tight_epsilon, schedule=noise_schedule):
         planned = PrivacySpend(scheme, event, schedule.entries(noise_multiplier, p, rounds))
-        return guarantee.spent([planned], delta, adjacency, accountant)
+        return method([planned], delta, adjacency)
 
     guess = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
     p = _solve(cost, epsilon, guess, 1.0, most=1.0)

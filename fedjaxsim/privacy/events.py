@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
 from fedjaxsim.privacy.entries import UNITS, Adjacency, Entry, SamplingScheme, Unit
@@ -88,15 +90,25 @@ class PrivacyEvent:
         """Return μ if a round at p = 1 is one Gaussian release, exactly; else None."""
         return None
 
-    def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
-        """Return the rounds that may cost one client something: the costliest that it can meet."""
-        if scheme.groups is None:
-            return list(entries)
-        left, chosen = math.ceil(sum(entry.rounds for entry in entries) / scheme.groups), []
-        for entry in sorted(entries):
-            chosen.append(entry._replace(rounds=min(entry.rounds, left)))
-            left -= chosen[-1].rounds
-        return [entry for entry in chosen if entry.rounds]
+    def check_scheme(self, scheme: SamplingScheme) -> None:
+        """Raise ValueError if no cost is known under a sampling scheme."""
+
+    def met(self, cost: "Cost", xp: Any) -> "Cost":
+        """Return the rounds that may cost one client something: the costliest that it can meet.
+
+        Of z, p and rounds, (L,) each, some rounds may be 0; by numpy or, inside jit, jax.numpy.
+        """
+        groups = cost.scheme.groups
+        if groups is None:
+            return cost
+        order = xp.argsort(cost.noise_multiplier)
+        z, p, rounds = (values[order] for values in cost[2:])
+        left = -(-xp.sum(rounds) // groups)
+        return cost._replace(
+            noise_multiplier=z,
+            sampling_rate=p,
+            rounds=xp.clip(left - (xp.cumsum(rounds) - rounds), 0, rounds),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return kind and fields, for a file."""
@@ -151,13 +163,25 @@ class Correlated(Gaussian):
         checks.count(bands=self.bands)
         checks.in_range("(0, 1]", power=self.power)
 
-    def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
+    def check_scheme(self, scheme: SamplingScheme) -> None:
         if scheme.kind not in ("full", "groups"):
             raise ValueError(
                 f"correlated noise has no known cost under {scheme.kind!r} sampling; sampling must "
                 "be full or groups"
             )
-        return gaussian.as_one_release(entries, self.bands, self.power, scheme.groups or 1)
+
+    def met(self, cost: "Cost", xp: Any) -> "Cost":
+        self.check_scheme(cost.scheme)
+        total = xp.sum(cost.rounds)
+        groups = cost.scheme.groups or 1
+        squared = gaussian.squared_sensitivity(self.bands, self.power, total, groups, xp)
+        least = xp.min(xp.where(cost.rounds > 0, cost.noise_multiplier, math.inf))
+        root = xp.sqrt(xp.where(total > 0, squared, 1.0))
+        return cost._replace(
+            noise_multiplier=(least / root)[None],
+            sampling_rate=xp.ones(1),
+            rounds=xp.minimum(total, 1)[None],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,8 +225,11 @@ class Dominated(PrivacyEvent):
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         return self.release.mu(entry, "replace")
 
-    def met(self, entries: Sequence[Entry], scheme: SamplingScheme) -> list[Entry]:
-        return self.release.met(entries, scheme)
+    def check_scheme(self, scheme: SamplingScheme) -> None:
+        self.release.check_scheme(scheme)
+
+    def met(self, cost: "Cost", xp: Any) -> "Cost":
+        return self.release.met(cost, xp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +312,19 @@ EXAMPLE = Pure(replace=1.0, unit="example")
 """Noise of a client on its own message, which protects each of its examples."""
 
 
+class Cost(NamedTuple):
+    """Groups of equal rounds of one sampler and mechanism, from which every ε is computed.
+
+    z, p and the number of rounds are (L,), on the host or traced.
+    """
+
+    scheme: SamplingScheme
+    event: PrivacyEvent
+    noise_multiplier: Any
+    sampling_rate: Any
+    rounds: Any
+
+
 class PrivacySpend(NamedTuple):
     """The rounds of one sampler and mechanism, on the host.
 
@@ -297,6 +337,13 @@ class PrivacySpend(NamedTuple):
     entries: tuple[Entry, ...]
     overflowed: bool = False
     redrawn: bool = False
+
+    @property
+    def cost(self) -> Cost:
+        """The rounds as arrays in float64, without those that cost nothing."""
+        spent = [entry for entry in self.entries if entry.rounds and entry.sampling_rate > 0]
+        z, p, rounds = np.array(spent, np.float64).reshape(-1, 3).T
+        return Cost(self.scheme, self.event, z, p, rounds.astype(np.int64))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries and lists, for a file."""

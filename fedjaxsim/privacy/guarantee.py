@@ -39,7 +39,7 @@ from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons, round_up
 
 _FEW = 64
-"""Number of different rounds that `bound` prices one by one; more are merged."""
+"""Number of different rounds that `rdp_epsilon` prices one by one; more are merged."""
 _MEANINGS = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
     "replace": "one client's whole data is replaced",
@@ -226,43 +226,33 @@ class Report:
         return "\n".join([*lines, *(f"  - {sentence}" for sentence in sentences)])
 
 
+@functools.lru_cache(maxsize=1024)
 def _certified(
-    charges: Sequence[PrivacySpend],
-    delta: float,
-    adjacency: Adjacency,
-    accountant: str | None = None,
+    charges: tuple[PrivacySpend, ...], delta: float, adjacency: Adjacency
 ) -> tuple[float, str, Status]:
     """Compute ε of charges that all have a guarantee, with the accountant's name and status."""
-    return _tight(tuple(charges), delta, adjacency, accountant)
-
-
-@functools.lru_cache(maxsize=1024)
-def _tight(
-    charges: tuple[PrivacySpend, ...], delta: float, adjacency: Adjacency, accountant: str | None
-) -> tuple[float, str, Status]:
-    by_accountant, status = composition.profiles(charges, adjacency, accountant)
+    by_accountant, status = composition.profiles(charges, adjacency)
     epsilon, name = min((profile.epsilon(delta), name) for name, profile in by_accountant.items())
     return epsilon, name, status
 
 
-def spent(
-    charges: Sequence[PrivacySpend],
-    delta: float,
-    adjacency: Adjacency = "zero_out",
-    accountant: str | None = None,
+def tight_epsilon(
+    charges: Sequence[PrivacySpend], delta: float, adjacency: Adjacency = "zero_out"
 ) -> float:
-    """Compute one ε of a `report`, faster; inf if nothing is guaranteed.
+    """Compute the joint-DP ε of a `report`: by privacy losses on a grid, or a closed form.
 
-    The `accountant` "rdp" alone is faster and looser.
+    It is inf if nothing is guaranteed. The first call for some charges takes up to a second.
     """
     costly = _costly(charges, "client")
     if not costly or any(map(no_guarantee, costly)):
         return math.inf if costly else 0.0
-    return _certified(costly, delta, adjacency, accountant)[0]
+    return _certified(tuple(costly), delta, adjacency)[0]
 
 
-def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
-    """Return an upper bound on `spent` (zero-out, joint DP) by RDP, in about a millisecond.
+def rdp_epsilon(
+    charges: Sequence[PrivacySpend], delta: float, adjacency: Adjacency = "zero_out"
+) -> float:
+    """Compute an upper bound on `tight_epsilon` by Rényi divergences, in about a millisecond.
 
     Each new (z, p) costs some milliseconds once. Schedules of more than 64 rounds are merged anew
     each time, in up to a tenth of a second.
@@ -271,8 +261,7 @@ def bound(charges: Sequence[PrivacySpend], delta: float) -> float:
     if not costly or any(map(no_guarantee, costly)):
         return math.inf if costly else 0.0
     merged = [c._replace(entries=tuple(composition.merge(c.entries, _FEW))) for c in costly]
-    total = composition.rdp_of(merged, "zero_out", rdp.ORDERS)
-    return rdp.epsilon(total, delta)
+    return rdp.epsilon(composition.rdp_of(merged, adjacency, rdp.ORDERS), delta)
 
 
 def _costly(charges: Sequence[PrivacySpend], unit: Unit) -> list[PrivacySpend]:
@@ -293,7 +282,7 @@ def _of_examples(
     epsilon, name, status = None, "none", "none"
     why = next(filter(None, map(no_guarantee, charges)), why)
     if not why:
-        epsilon, name, status = _certified(charges, delta, "replace")
+        epsilon, name, status = _certified(tuple(charges), delta, "replace")
     return Guarantee(
         epsilon, delta, "replace", "released_sequence", charges[0].scheme.kind, name, status,
         (*OF_EXAMPLES, *assumed, KNOWN_SEED, SIMULATION), why, "example",
@@ -369,7 +358,7 @@ def report(
         if not costly:
             epsilon, status = 0.0, "exact"
         elif not why:
-            epsilon, name, status = _certified(allowed, delta, adjacency)
+            epsilon, name, status = _certified(tuple(allowed), delta, adjacency)
             status = status if limit is None else "upper_bound"
         if epsilon is not None and math.isinf(epsilon):
             epsilon, status = None, "none"

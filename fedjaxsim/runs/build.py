@@ -32,7 +32,7 @@ from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import Drawn
 from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.privacy.schedule import equally_costly
@@ -332,7 +332,7 @@ def _check_start(experiment: Experiment) -> None:
         simulation.mechanism.event.kind in ("gaussian", "correlated")
         and experiment.noise_multiplier > 0
     ):
-        spent([experiment.planned()], experiment.delta)
+        tight_epsilon([experiment.planned()], experiment.delta)
 
 
 def _check_memory(experiment: Experiment) -> None:

@@ -25,7 +25,7 @@ from fedjaxsim.metrics import SAMPLED
 from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Entry
-from fedjaxsim.privacy.guarantee import Report, spent
+from fedjaxsim.privacy.guarantee import Report, tight_epsilon
 from fedjaxsim.privacy.guarantee import report as guarantees_of
 from fedjaxsim.report.files import Record, strict, write_csv, write_json
 from fedjaxsim.report.progress import doing, number
@@ -253,7 +253,7 @@ def spent_in_all(
     before = []
     if begin is not None:
         before = ledger.charged(experiment.simulation.with_account(begin).privacy)
-    return spent([*before, experiment.planned(end=rounds)], experiment.delta)
+    return tight_epsilon([*before, experiment.planned(end=rounds)], experiment.delta)
 
 
 def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:

@@ -110,7 +110,7 @@ def test_runs_and_sweeps_tell_infinity(capsys):
     class Records(fjs.callbacks.Callback):
         def segment(self, state, segment):
             lines.extend(self.run.records(state, segment))
-            assert all(map(math.isinf, self.run.bound(state)))
+            assert all(map(math.isinf, self.run.rdp_epsilon(state)))
 
     # A budget of the checked simulation allows it no round.
     begun = LEAKS.with_budget(LEAKS.init(0, HPARAMS), PLAIN.budget(HPARAMS, epsilon=50.0))

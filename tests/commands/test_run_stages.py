@@ -12,7 +12,7 @@ from fedjaxsim.cli.program import parse
 from fedjaxsim.privacy.assumptions import NEW_CLIENTS, NO_RELEASE
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import PrivacySpend
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings_files import read_toml
@@ -63,7 +63,7 @@ def test_the_charges_of_both_stages_are_composed(stages):
 
     def epsilon(*entries: Entry) -> float:
         scheme, event = simulation.sampler.scheme, simulation.mechanism.event
-        return spent([PrivacySpend(scheme, event, entries)], delta)
+        return tight_epsilon([PrivacySpend(scheme, event, entries)], delta)
 
     both = epsilon(Entry(2.0, 1.0, 2), Entry(3.0, 1.0, 3))
     assert first.summary()["epsilon"] == epsilon(Entry(2.0, 1.0, 2))

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import dp_accounting
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.signal
@@ -20,6 +21,7 @@ from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
     Correlated,
+    Cost,
     Gaussian,
     NoRelease,
     PrivacyEvent,
@@ -71,8 +73,9 @@ def test_an_own_mechanism_is_priced_by_its_losses_and_not_as_any_pure_release():
 
 def test_correlated_noise_under_sampling_is_refused():
     with pytest.raises(ValueError, match="full or groups"):
-        Correlated(bands=2).met((), POISSON)
-    assert Correlated(bands=2).met((), EVERYONE) == []
+        Correlated(bands=2).check_scheme(POISSON)
+    Correlated(bands=2).check_scheme(EVERYONE)
+    assert composition.met_by_one_client([charged(EVERYONE, Correlated(bands=2))]) == []
 
 
 @pytest.mark.parametrize(
@@ -285,8 +288,16 @@ def test_a_client_of_a_group_may_meet_the_costliest_rounds():
     entries = [Entry(4.0, 0.2, 17), Entry(1.0, 0.2, 2), Entry(2.0, 0.2, 1)]  # it meets four of 20
     # Least noise first.
     costliest = [Entry(1.0, 0.2, 2), Entry(2.0, 0.2, 1), Entry(4.0, 0.2, 1)]
-    assert GAUSSIAN.met(entries, GROUPS) == PURE.met(entries, GROUPS) == costliest
-    assert GAUSSIAN.met(entries, POISSON) == entries
+
+    def met(event, scheme, xp=np):
+        z, p, rounds = (xp.asarray(values) for values in zip(*entries, strict=True))
+        groups = event.met(Cost(scheme, event, z, p, rounds), xp)[2:]
+        return [Entry(*group) for group in zip(*(g.tolist() for g in groups), strict=True)]
+
+    in_jit = [Entry(z, float(np.float32(p)), n) for z, p, n in costliest]
+    assert met(GAUSSIAN, GROUPS) == met(PURE, GROUPS) == costliest
+    assert met(GAUSSIAN, GROUPS, jnp) == in_jit
+    assert met(GAUSSIAN, POISSON) == entries
     found = profile_of(charged(GROUPS, GAUSSIAN, (3.0, 0.2, 25)), adjacency="replace")
     assert found.epsilon(1e-5) == gaussian.epsilon(1e-5, 2 * math.sqrt(5) / 3)
 

@@ -12,7 +12,7 @@ from plans import charged, compose, poisson, profile_of
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import in_loop, randomized_response, rdp
-from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, NoRelease, PrivacyEvent, Pure, Unprotected
 from fedjaxsim.privacy.ledger import charge, entries
@@ -37,7 +37,7 @@ def host(charges, delta):
 
 
 def epsilon_of(charges, delta, adjacency: Adjacency = "zero_out"):
-    return epsilon_in_jit(ledgers.Ledger((charges,)), delta, adjacency)
+    return rdp_epsilon_in_jit(ledgers.Ledger((charges,)), delta, adjacency)
 
 
 epsilon_of_poisson = jax.jit(epsilon_of)
@@ -105,7 +105,7 @@ def test_no_guarantee_is_infinite():
     assert float(jax.jit(epsilon_of)(closed, 1e-5)) == 0
     # Whatever is charged besides.
     both = ledgers.Ledger((account((9.0, 0.5, 1)), unprotected))
-    assert float(jax.jit(epsilon_in_jit)(both, 1e-5)) == np.inf
+    assert float(jax.jit(rdp_epsilon_in_jit)(both, 1e-5)) == np.inf
 
 
 def test_charges_of_unlike_kinds_add_up():
@@ -115,7 +115,7 @@ def test_charges_of_unlike_kinds_add_up():
     half = account((5.0, 1.0, 20), scheme=full)
     other = account((5.0, 1.0, 20))
     both = ledgers.Ledger((half, other))
-    assert float(epsilon_in_jit(both, 1e-5)) == pytest.approx(float(epsilon_of(whole, 1e-5)))
+    assert float(rdp_epsilon_in_jit(both, 1e-5)) == pytest.approx(float(epsilon_of(whole, 1e-5)))
 
 
 def test_other_schemes_are_bounds_on_their_accountants():
@@ -147,7 +147,7 @@ def test_full_cohorts_tell_at_most_as_much_as_in_jit(m, p, capacity):
 def test_three_methods_price_full_cohorts_alike():
     scheme, rounds, delta = SamplingScheme("poisson", 1000, 9), (0.7, 0.001, 2000), 1e-5
     spend = charged(scheme, GAUSSIAN, rounds)
-    tight, by_rdp = guarantee.spent([spend], delta), guarantee.bound([spend], delta)
+    tight, by_rdp = guarantee.tight_epsilon([spend], delta), guarantee.rdp_epsilon([spend], delta)
     in_jit = float(epsilon_of(account(rounds, scheme=scheme), delta))
     # The loop has integer orders alone.
     assert tight < by_rdp <= in_jit * (1 + 1e-6) < 1.1 * by_rdp

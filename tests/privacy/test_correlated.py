@@ -16,7 +16,7 @@ from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Correlated, PrivacySpend
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.privacy.mechanisms import zeros
 from fedjaxsim.privacy.mechanisms.sums import correlated
 from fedjaxsim.privacy.noise import normal
@@ -92,11 +92,11 @@ def test_an_attack_reaches_the_cost_and_exceeds_the_cost_of_independent_noise():
     found = float(np.linalg.norm(effect)) / Z
     scheme = SamplingScheme("groups", M, 3, groups=B)
     entries = (Entry(Z, 1 / B, rounds),)
-    epsilon = spent([PrivacySpend(scheme, event, entries)], DELTA)
+    epsilon = tight_epsilon([PrivacySpend(scheme, event, entries)], DELTA)
     assert epsilon == pytest.approx(gdp.epsilon(DELTA, found), rel=1e-9)
     size = float(np.linalg.norm(gdp.coefficients(4, 0.6)))
     assert epsilon > gdp.epsilon(DELTA, math.sqrt(rounds / B) / (Z * size))
-    independent = spent([PrivacySpend(scheme, event_of(1), entries)], DELTA)
+    independent = tight_epsilon([PrivacySpend(scheme, event_of(1), entries)], DELTA)
     assert independent == pytest.approx(gdp.epsilon(DELTA, math.sqrt(rounds / B) / Z), rel=1e-9)
 
 

@@ -16,7 +16,7 @@ from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.accounting.in_loop import allows, epsilon_in_jit
+from fedjaxsim.privacy.accounting.in_loop import allows, rdp_epsilon_in_jit
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import GAUSSIAN, Correlated, Gaussian, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import compose_reports, report
@@ -228,7 +228,9 @@ def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():
         rounds=jnp.full(1, most, jnp.int32),
     )
     ledger = ledgers.Ledger((spend,), limit=limit)
-    shown = jax.jit(lambda it: [epsilon_in_jit(it, delta) for delta in (1e-4, 1e-5, 1e-6)])(ledger)
+    shown = jax.jit(lambda it: [rdp_epsilon_in_jit(it, delta) for delta in (1e-4, 1e-5, 1e-6)])(
+        ledger
+    )
     found = [
         report([charged(FULL, GAUSSIAN, (6.0, 1.0, most))], delta, limit=limit).find("zero_out")
         for delta in (1e-4, 1e-5, 1e-6)

@@ -22,7 +22,7 @@ from fedjaxsim.privacy.events import (
     Pure,
     Unprotected,
 )
-from fedjaxsim.privacy.guarantee import bound, report, spent
+from fedjaxsim.privacy.guarantee import rdp_epsilon, report, tight_epsilon
 from fedjaxsim.privacy.samplers import poisson
 
 GAUSSIAN = Gaussian()
@@ -240,15 +240,15 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bound_on_the_way_is_above_the_tight_epsilon(kind):
-    tight = spent(KINDS[kind], 1e-5)
-    assert tight <= bound(KINDS[kind], 1e-5) <= 1.35 * tight
+    tight = tight_epsilon(KINDS[kind], 1e-5)
+    assert tight <= rdp_epsilon(KINDS[kind], 1e-5) <= 1.35 * tight
 
 
 def test_the_bound_on_the_way_is_that_of_dp_accounting():
     accountant = RdpAccountant(rdp.ORDERS[:-1])
     round_ = PoissonSampledDpEvent(0.05, GaussianDpEvent(2.0))
     accountant.compose(SelfComposedDpEvent(round_, 300))
-    found = bound(rounds_of(POISSON, GAUSSIAN, (2.0, 0.05, 300)), 1e-5)
+    found = rdp_epsilon(rounds_of(POISSON, GAUSSIAN, (2.0, 0.05, 300)), 1e-5)
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
 
 
@@ -258,7 +258,7 @@ def test_the_bound_of_a_long_schedule_is_hardly_above_that_of_its_rounds(kind, m
     if kind == "pure":
         noise, event = np.geomspace(25, 50, 80), Pure()
     rounds = rounds_of(POISSON, event, *((float(z), 0.1, 1) for z in noise))
-    rounded = bound(rounds, 1e-5)
+    rounded = rdp_epsilon(rounds, 1e-5)
     monkeypatch.setattr(guarantee, "_FEW", 200)
-    single = bound(rounds, 1e-5)
+    single = rdp_epsilon(rounds, 1e-5)
     assert single <= rounded <= 1.03 * single

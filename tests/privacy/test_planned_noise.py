@@ -13,7 +13,7 @@ from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.guarantee import tight_epsilon
 
 Z, ROUNDS, DELTA = 4.0, 3, 1e-2
 POPULATION, TASK = classification([3, 4, 5])
@@ -84,7 +84,7 @@ def test_a_budget_is_made_of_the_noise_of_the_mechanism():
     planned = sim.budget(settings(sim), epsilon=2.0, delta=DELTA).planned
     (noise,) = (sorted(entry.noise_multiplier for entry in each.entries) for each in planned)
     np.testing.assert_allclose(noise, sorted(Z / np.arange(1, len(noise) + 1)), rtol=1e-6)
-    assert spent(planned, DELTA) <= 2
+    assert tight_epsilon(planned, DELTA) <= 2
     for name in (*UNKNOWN, "no noise at first"):
         sim = simulation(WAYS[name])
         with pytest.raises(ValueError, match="no budget bounds"):
@@ -107,7 +107,7 @@ def test_a_plan_is_what_a_run_is_charged(name):
     (charged,) = ledger.charged(state.privacy)
     planned = sim.planned(hparams, 0, ROUNDS)
     if name in UNKNOWN:
-        assert spent([planned], DELTA) == math.inf
+        assert tight_epsilon([planned], DELTA) == math.inf
     else:
         assert sorted(charged.entries) == sorted(planned.entries)
 

@@ -39,7 +39,7 @@ from fedjaxsim.privacy.events import (
     PrivacySpend,
     Silos,
 )
-from fedjaxsim.privacy.guarantee import compose_reports, report, spent
+from fedjaxsim.privacy.guarantee import compose_reports, report, tight_epsilon
 from fedjaxsim.privacy.ledger import Ledger, no_charges
 from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.private_examples import (
@@ -800,7 +800,7 @@ def test_own_apfl_runs_under_both_kinds_of_privacy():
     assert all(each.epsilon is not None for each in report.guarantees)
     assert np.asarray(state.consumed).tolist() == [2 * STEPS] * 3
     # Two gradients of one minibatch are one release with noise z/√2.
-    known = spent([Minibatches(30, SIZE, 2 * STEPS, 2 / np.sqrt(2)).spend()], 1 / 300)
+    known = tight_epsilon([Minibatches(30, SIZE, 2 * STEPS, 2 / np.sqrt(2)).spend()], 1 / 300)
     assert known <= report.examples.zero_out[1] < 1.001 * known
     shown = report.to_json()["example"]["clients"]["zero_out"]
     assert shown["min"] == report.examples.zero_out.min()
@@ -911,7 +911,7 @@ def test_examples_cost_the_divergence_of_their_pair(rows, size, number, z, repla
     taken, delta = (Minibatches(rows, size, number, z),), 1 / (10 * rows)
     for adjacency, tight in zip(ADJACENCIES, (None, replace), strict=True):
         found = of_silos.profile(taken, adjacency).epsilon(delta)
-        exact = spent([taken[0].spend()], delta, adjacency)
+        exact = tight_epsilon([taken[0].spend()], delta, adjacency)
         assert exact <= found < 1.002 * exact
         assert tight is None or found == pytest.approx(tight, rel=0.02)
 

@@ -16,10 +16,10 @@ from problems import least_squares
 import fedjaxsim as fjs
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting import composition, gaussian, rdp
-from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend, Pure
-from fedjaxsim.privacy.guarantee import report, spent
+from fedjaxsim.privacy.guarantee import report, tight_epsilon
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, pure_gram
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule, entries, equally_costly
 
@@ -109,7 +109,7 @@ def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
     charged = PrivacySpend(scheme, GAUSSIAN, budget.entries(2.0, p, T))
     whole = explicit(budget, 2.0, p)
     tight = PLDAccountant(value_discretization_interval=1e-4).compose(whole).get_epsilon(DELTA)
-    assert spent([charged], DELTA) == pytest.approx(tight, rel=2e-3)
+    assert tight_epsilon([charged], DELTA) == pytest.approx(tight, rel=2e-3)
     if p < 1:
         loose = RdpAccountant(rdp.INTEGER_ORDERS).compose(whole).get_epsilon(DELTA)
         values = compose(*charged.entries, orders=rdp.INTEGER_ORDERS)
@@ -117,7 +117,7 @@ def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
     # Charging the average, or the loudest round, understates the truth.
     z: Any = budget.noise(2.0, T)
     for wrong in (float(np.mean(z)), float(np.max(z))):
-        too_little = spent([charged._replace(entries=(Entry(wrong, p, T),))], DELTA)
+        too_little = tight_epsilon([charged._replace(entries=(Entry(wrong, p, T),))], DELTA)
         assert too_little < 0.98 * tight
 
 
@@ -132,7 +132,7 @@ def test_at_full_participation_no_schedule_changes_epsilon_and_the_order_never_d
         planned = Schedule.parse("power:1").entries(3.0, p, T)
         shuffled = tuple(planned[i] for i in (3, 0, 5, 1, 4, 2))
         one, other = (
-            spent([PrivacySpend(scheme, GAUSSIAN, e)], DELTA) for e in (planned, shuffled)
+            tight_epsilon([PrivacySpend(scheme, GAUSSIAN, e)], DELTA) for e in (planned, shuffled)
         )
         assert one == pytest.approx(other, rel=1e-9)
 
@@ -175,7 +175,7 @@ def test_calibrated_schedules_meet_the_target(scheme, p):
     assert z == float(np.float32(z))
     drawn = budget.noise(z, T)
     charged = PrivacySpend(scheme, GAUSSIAN, entries(drawn, float(np.float32(p)), T))
-    found = spent([charged], DELTA)
+    found = tight_epsilon([charged], DELTA)
     assert 1 - calibration.TOLERANCE <= found <= 1
     if scheme.kind == "groups":
         # One client may meet a quarter of the rounds, those with the least noise.
@@ -259,12 +259,12 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
         [charged] = ledger.charged(state.privacy)
         assert charged.entries == tuple(Entry(float(each), 1.0, 1) for each in z[:t])
         exact = gaussian.epsilon(DELTA, math.sqrt(np.sum(1 / np.asarray(z[:t], np.float64) ** 2)))
-        assert spent([charged], DELTA) == pytest.approx(exact, rel=1e-12)
+        assert tight_epsilon([charged], DELTA) == pytest.approx(exact, rel=1e-12)
     # In the loop: RDP of the same rounds, added up.
     exact = RdpAccountant(rdp.INTEGER_ORDERS)
     for each in z:
         exact.compose(dp_accounting.GaussianDpEvent(float(each)))
-    found = epsilon_in_jit(states[-1].privacy, DELTA)
+    found = rdp_epsilon_in_jit(states[-1].privacy, DELTA)
     assert float(found) == pytest.approx(exact.get_epsilon(DELTA), rel=1e-4)
 
 

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from fedjaxsim.privacy import calibration, guarantee, ledger, selection
 from fedjaxsim.privacy.accounting import rdp
-from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.accounting.losses import Losses
 from fedjaxsim.privacy.accounting.profile import Profile
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
@@ -101,7 +101,7 @@ def in_jit(event, scheme):
         sampling_rate=jnp.array([p]),
         rounds=jnp.array([ROUNDS]),
     )
-    return float(epsilon_in_jit(ledger.Ledger((account,)), DELTA))
+    return float(rdp_epsilon_in_jit(ledger.Ledger((account,)), DELTA))
 
 
 def calibrated(event, scheme):
@@ -134,8 +134,8 @@ def reported(event, scheme):
 
 DOORS = {
     "report": reported,
-    "spent": lambda event, scheme: guarantee.spent([spend(event, scheme)], DELTA),
-    "rdp": lambda event, scheme: guarantee.bound([spend(event, scheme)], DELTA),
+    "spent": lambda event, scheme: guarantee.tight_epsilon([spend(event, scheme)], DELTA),
+    "rdp": lambda event, scheme: guarantee.rdp_epsilon([spend(event, scheme)], DELTA),
     "in jit": in_jit,
     "calibrate": calibrated,
     "budget": budgeted,
@@ -181,7 +181,7 @@ class Laplace(PrivacyEvent):
 def test_cohorts_of_a_fixed_size_cost_the_mean_over_participations(rounds):
     """Others know who took part: δ(ε) is the mean over Bin(T, q/m) participations."""
     one = privacy_loss_distribution.from_laplace_mechanism(4.0)
-    found = guarantee.spent([spend(Laplace(), "fixed", z=4.0, rounds=rounds)], DELTA)
+    found = guarantee.tight_epsilon([spend(Laplace(), "fixed", z=4.0, rounds=rounds)], DELTA)
     delta = sum(
         binom.pmf(times, rounds, 0.3) * one.self_compose(times).get_delta_for_epsilon(found)
         for times in range(1, rounds + 1)
@@ -198,9 +198,9 @@ def test_an_event_that_does_not_say_what_sampling_hides_is_composed_without_it()
 
 
 def test_losses_too_large_for_the_usual_grid_get_a_coarser_one():
-    assert guarantee.spent([spend(Laplace(), "full", z=1e-4)], DELTA) > 0.99 * ROUNDS * 1e4
+    assert guarantee.tight_epsilon([spend(Laplace(), "full", z=1e-4)], DELTA) > 0.99 * ROUNDS * 1e4
     few = spend(Laplace(), "full", z=0.02, rounds=2)
-    assert guarantee.spent([few], DELTA) == pytest.approx(100, rel=0.02)
+    assert guarantee.tight_epsilon([few], DELTA) == pytest.approx(100, rel=0.02)
 
 
 def test_losses_on_another_grid_are_refused():
@@ -209,7 +209,7 @@ def test_losses_on_another_grid_are_refused():
             return Gaussian().losses(entry, adjacency, 2 * interval)
 
     with pytest.raises(ValueError, match="as it was asked for"):
-        guarantee.spent([spend(Coarse(), "full")], DELTA)
+        guarantee.tight_epsilon([spend(Coarse(), "full")], DELTA)
 
 
 def test_missing_mass_counts_as_an_infinite_loss():
@@ -217,8 +217,8 @@ def test_missing_mass_counts_as_an_infinite_loss():
         def losses(self, entry, adjacency, interval):
             return (Losses(interval, 0, np.array([0.9]), 0.0),)
 
-    assert guarantee.spent([spend(Incomplete(), "full", rounds=1)], 0.09) == math.inf
-    assert guarantee.spent([spend(Incomplete(), "full", rounds=1)], 0.11) == 0
+    assert guarantee.tight_epsilon([spend(Incomplete(), "full", rounds=1)], 0.09) == math.inf
+    assert guarantee.tight_epsilon([spend(Incomplete(), "full", rounds=1)], 0.11) == 0
 
 
 def test_no_number_is_infinite_in_each_conversion():

@@ -9,7 +9,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -53,7 +53,7 @@ def test_without_a_schedule_nothing_is_different():
 def test_a_target_is_met_by_the_whole_plan_of_a_pure_mechanism():
     plan = {"mechanism": "pure", "noise_schedule": "power:1"}
     found = prepare(config(epsilon=3.0, **plan))
-    whole = spent((found.planned(),), DELTA)
+    whole = tight_epsilon((found.planned(),), DELTA)
     assert 3 * 0.999 <= whole <= 3
     each = 1 / np.asarray(found.hparams.noise_multiplier, np.float64)
     np.testing.assert_allclose(each / each[0], np.arange(1, T + 1), rtol=1e-5)
@@ -143,7 +143,7 @@ def test_a_plan_of_pure_releases_costs_their_sum_at_a_tiny_delta():
     found = prepare(config(mechanism="pure", noise_multiplier=8.0))
     [entry] = found.planned().entries
     assert tuple(entry) == (8.0, 1.0, T)
-    assert spent((found.planned(),), 1e-300) == pytest.approx(T / 8, rel=1e-6)
+    assert tight_epsilon((found.planned(),), 1e-300) == pytest.approx(T / 8, rel=1e-6)
 
 
 def test_tuning_on_other_clients_scales_the_noise_of_every_round():

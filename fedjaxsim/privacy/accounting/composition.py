@@ -101,16 +101,19 @@ class _Rounds(NamedTuple):
 
 def met_by_one_client(charges: Sequence[PrivacySpend], merged: bool = True) -> list[_Rounds]:
     """Return the rounds with noise that may cost one client something."""
-    found = []
-    for scheme, event, entries, *_ in charges:
-        check_entries(entries, scheme)
-        spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
-        met = event.met(spent, scheme)
-        for entry in merge(met, event.different) if merged else met:
+    rounds = []
+    for spend in charges:
+        check_entries(spend.entries, spend.scheme)
+        if not len((cost := spend.cost).rounds):
+            continue
+        met = spend.event.met(cost, np)
+        groups = [Entry(*group) for group in zip(*(each.tolist() for each in met[2:]), strict=True)]
+        groups = [entry for entry in groups if entry.rounds]
+        for entry in merge(groups, met.event.different) if merged else groups:
             if entry.noise_multiplier < math.inf:
-                inclusions = scheme.inclusions(entry.sampling_rate)
-                found.append(_Rounds(event, entry, inclusions))
-    return found
+                inclusions = met.scheme.inclusions(entry.sampling_rate)
+                rounds.append(_Rounds(met.event, entry, inclusions))
+    return rounds
 
 
 def rdp_of(

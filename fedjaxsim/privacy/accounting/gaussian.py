@@ -25,7 +25,7 @@ and d makes all entries of D⁻¹ nonnegative, so equal messages of group 0 move
 
 import functools
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,7 +34,7 @@ from scipy.special import erfcx, ndtr
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting.losses import Pair, rounded
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.entries import Entry, check_delta
+from fedjaxsim.privacy.entries import check_delta
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12
@@ -181,19 +181,24 @@ def coefficients(bands: int, power: float) -> np.ndarray:
     return np.cumprod([1.0, *((j - 1 - power) / j)]).astype(np.float32).astype(np.float64)
 
 
-def squared_sensitivity(bands: int, power: float, rounds: int, groups: int) -> float:
-    """Compute max_g ‖D⁻¹ u_g‖², u_g the indicator of the rounds of group g, in units of z."""
-    from scipy.signal import lfilter  # slow to import
+def squared_sensitivity(bands: int, power: float, rounds: Any, groups: int, xp: Any = np) -> Any:
+    """Compute max_g ‖D⁻¹ u_g‖², u_g the indicator of the rounds of group g, in units of z.
 
-    takes_part = (np.arange(rounds) % groups == 0).astype(np.float64)
-    effect = lfilter([1.0], coefficients(bands, power), takes_part)
-    return math.fsum(np.square(effect))
+    The number of rounds may be traced if `xp` is jax.numpy.
+    """
+    if xp is np:
+        from scipy.signal import lfilter  # slow to import
 
+        takes_part = (np.arange(rounds) % groups == 0).astype(np.float64)
+        effect = lfilter([1.0], coefficients(bands, power), takes_part)
+        return np.float64(math.fsum(np.square(effect)))
+    from jax.lax import fori_loop
 
-def as_one_release(spent: Sequence[Entry], bands: int, power: float, groups: int) -> list[Entry]:
-    """Return one release at full participation that costs as much as consecutive rounds."""
-    if not spent:
-        return []
-    squared = squared_sensitivity(bands, power, sum(entry.rounds for entry in spent), groups)
-    least = min(entry.noise_multiplier for entry in spent)
-    return [Entry(least / math.sqrt(squared), 1.0, 1)]
+    past = xp.asarray(-coefficients(bands, power)[1:], dtype=float)
+
+    def add(t, carry):
+        total, last = carry
+        effect = (t % groups == 0) + xp.sum(past * last)
+        return total + effect**2, xp.concatenate([effect[None], last])[: len(past)]
+
+    return fori_loop(0, rounds, add, (xp.zeros(()), xp.zeros(len(past))))[0]

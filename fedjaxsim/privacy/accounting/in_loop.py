@@ -12,11 +12,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjaxsim.privacy import filter as filters
-from fedjaxsim.privacy.accounting import one_round
-from fedjaxsim.privacy.accounting.gaussian import coefficients
+from fedjaxsim.privacy.accounting.one_round import mixed_rdp
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, gaussian
 from fedjaxsim.privacy.entries import Adjacency, Entry
-from fedjaxsim.privacy.events import Correlated, PrivacyLimit
+from fedjaxsim.privacy.events import Cost, PrivacyLimit
 from fedjaxsim.privacy.ledger import Charges, Ledger
 
 _ALPHAS = np.array(INTEGER_ORDERS, np.float64)
@@ -36,7 +35,7 @@ def _epsilon(rdp: jax.Array, delta: ArrayLike) -> jax.Array:
     return jnp.where(nothing, 0.0, jnp.maximum(jnp.min(values), 0.0))
 
 
-def epsilon_in_jit(
+def rdp_epsilon_in_jit(
     ledger: Ledger, delta: ArrayLike, adjacency: Adjacency = "zero_out"
 ) -> jax.Array:
     """Compute an upper bound on the joint-DP ε spent so far, (); inf if nothing is guaranteed.
@@ -86,40 +85,18 @@ def _valid(charges: Charges) -> jax.Array:
 
 def _rdp(charges: Charges, adjacency: Adjacency) -> jax.Array:
     """Compute RDP of all rounds of one account, (orders,); a bound only if it `_is_certain`."""
-    scheme, event, counts = charges.scheme, charges.event, charges.rounds[:, None]
+    scheme, event = charges.scheme, charges.event
     z = jnp.where((charges.rounds > 0) & _valid(charges), charges.noise_multiplier, 1.0)
+    met = event.met(Cost(scheme, event, z, charges.sampling_rate, charges.rounds), jnp)
 
-    def one(entry):
-        return _round_rdp(entry[0], entry[1], charges, adjacency)
+    def one_round(group):
+        inclusions = scheme.inclusions_in_jit(group[1], jnp)
+        return mixed_rdp(event, group[0], inclusions, adjacency, INTEGER_ORDERS, jnp)
 
-    each = jax.lax.map(one, (z, charges.sampling_rate), batch_size=_BATCH)
-    total, costliest = jnp.sum(charges.rounds), jnp.max(jnp.where(counts > 0, each, 0.0), axis=0)
-    if isinstance(event, Correlated):
-        squared = _squared_sensitivity(total, event, scheme.groups or 1)
-        return squared.astype(z.dtype) * costliest
-    if scheme.groups is not None:
-        # Rounds of a client cost at most the costliest round as often as it takes part.
-        return (-(-total // scheme.groups)).astype(z.dtype) * costliest
+    groups = met.noise_multiplier, met.sampling_rate
+    each = jax.lax.map(one_round, groups, batch_size=_BATCH).astype(z.dtype)
+    counts = met.rounds[:, None]
     return jnp.sum(jnp.where(counts > 0, counts.astype(z.dtype) * each, 0), axis=0)
-
-
-def _round_rdp(z: jax.Array, p: jax.Array, charges: Charges, adjacency: Adjacency) -> jax.Array:
-    """Compute RDP of one round, (orders,), for z > 0."""
-    inclusions = charges.scheme.inclusions_in_jit(p, jnp)
-    values = one_round.mixed_rdp(charges.event, z, inclusions, adjacency, INTEGER_ORDERS, jnp)
-    return values.astype(z.dtype)
-
-
-def _squared_sensitivity(rounds: jax.Array, event: Correlated, groups: int) -> jax.Array:
-    """Compute `gaussian.squared_sensitivity` of a traced number of rounds, ()."""
-    past = jnp.asarray(-coefficients(event.bands, event.power)[1:], dtype=float)
-
-    def add(t, carry):
-        total, last = carry
-        effect = (t % groups == 0) + jnp.sum(past * last)
-        return total + effect**2, jnp.concatenate([effect[None], last])[: len(past)]
-
-    return jax.lax.fori_loop(0, rounds, add, (jnp.zeros(()), jnp.zeros(len(past))))[0]
 
 
 def _epsilon_of_plan(
