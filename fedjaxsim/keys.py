@@ -33,6 +33,7 @@ class Stream(enum.IntEnum):
     HELD_OUT = 0x68_6F_6C_64  # the clients who are held out, by numpy's generator
     # Of the key of `init`.
     INIT = 0x8000_0001  # the algorithm's first states
+    WARM_START = 0x8000_0004  # first states that start from models
     RUN = 0x8000_0002  # the key of the run, which the state carries
     CANARIES = 0x8000_0003  # the coins of canaries, a stream of the algorithm's key
     # Of the key of a run.

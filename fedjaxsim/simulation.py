@@ -441,7 +441,7 @@ class Simulation:
                 if published is None:
                     published = self.task.init(keys.stream(key, Stream.INIT))
                 return trained.first_states(
-                    self.algorithm, self.population, hparams, published, state.personal,
+                    self.algorithm, self.population, key, hparams, published, state.personal,
                     lambda personal, client_id: predict(state.shared, personal, before, client_id),
                     unchecked=self.unchecked,
                 )  # fmt: skip
@@ -489,7 +489,7 @@ class Simulation:
         key = keys.stream(trained.stage_key(state.key, state.round), Stream.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
         shared, personal = trained.first_states(
-            self.algorithm, self.population, hparams, jax.tree.map(jnp.copy, published)
+            self.algorithm, self.population, key, hparams, jax.tree.map(jnp.copy, published)
         )
         privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
         return self._begun(key, hparams, shared, personal, privacy)

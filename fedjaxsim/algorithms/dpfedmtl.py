@@ -171,7 +171,7 @@ def _algorithm(
     server_optimizer = optimizers.as_server(server_optimizer)
     of_trunk = server_step(server_optimizer)
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         public_head, trunk = split(published, selection)
         own_head, _ = split(own, selection)
         return Shared(publish(trunk, server_optimizer, hparams), public_head), own_head

@@ -42,7 +42,7 @@ def fedavg(
     """FedAvg: local SGD from the global w; clients send v − w; one model for all."""
     server_optimizer = optimizers.as_server(server_optimizer)
 
-    def start(hparams, shared_model, own_model):
+    def start(key, hparams, shared_model, own_model):
         return publish(shared_model, server_optimizer, hparams), ()
 
     def client(shared, personal, data, hparams, context):

@@ -52,7 +52,7 @@ def feddyn(
     """
     checks.one_of(get_args(Message), message=message)
 
-    def start(hparams, theta, own):
+    def start(key, hparams, theta, own):
         zero = jax.tree.map(jnp.zeros_like, theta)
         return Shared(theta, zero), zero
 

@@ -68,11 +68,11 @@ def ifca(
         models = jax.vmap(task.init)(jnp.stack(keys))
         return first_states(apart(models, key, hparams), hparams)
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         models = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (clusters, *leaf.shape)), published
         )
-        return first_states(apart(models, jax.random.key(0), hparams), hparams)
+        return first_states(apart(models, key, hparams), hparams)
 
     def model(shared, cluster):
         return jax.tree.map(lambda leaf: leaf[cluster], shared.params)

@@ -79,7 +79,7 @@ def finetune(
     }
     reads_published = penalty != "vanilla" or origin == "global"
 
-    def start(hparams, w_tilde, w_k):
+    def start(key, hparams, w_tilde, w_k):
         return w_tilde if reads_published else (), w_tilde if origin == "global" else w_k
 
     def client(shared, personal, data, hparams, context):

@@ -145,7 +145,7 @@ def mpmtl(
     server_map = server_map or MAPS[penalty.removeprefix("decomposed-")]
     decomposed, shrink = penalty.startswith("decomposed"), _SHRINK[outliers]
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         w = to_matrix(own)
         q = jnp.zeros_like(w)
         personal = Personal(Iterates(w, w), Iterates(q, q) if decomposed else None)
@@ -239,7 +239,7 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
     checks.one_of(get_args(_Acceleration), acceleration=acceleration)
     to_matrix, to_params = _matrices(task, "stl")
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         w = to_matrix(own)
         return (), Iterates(w, w)
 

@@ -132,9 +132,9 @@ def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
 
         return jax.tree.map(scale, tree)
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         assert algorithm.warm_start.start is not None
-        shared, personal = algorithm.warm_start.start(hparams, published, own)
+        shared, personal = algorithm.warm_start.start(key, hparams, published, own)
         return for_all(shared), personal
 
     def client(shared, personal, data, hparams, context):
@@ -208,7 +208,7 @@ def naive_dp(
         the release has not one row for each.
     """
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         rows = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), published
         )

@@ -143,7 +143,7 @@ def ppsgd(
         zero = jax.tree.map(jnp.zeros_like, head)
         return first(merge(zero, trunk)), first(zero)
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         theta = jax.tree.map(jnp.subtract, split(own, selection)[0], split(published, selection)[0])
         return first(published), first(theta)
 

@@ -90,7 +90,7 @@ def scaffold(
     server_optimizer = optimizers.as_server(server_optimizer)
     of_model = server_step(server_optimizer, statistics=task.track is not None)
 
-    def start(hparams, x, own):
+    def start(key, hparams, x, own):
         zero = jax.tree.map(jnp.zeros_like, x)
         return Shared(publish(x, server_optimizer, hparams), zero), zero
 

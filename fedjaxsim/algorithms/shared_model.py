@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Client, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms.optimizers import step_with
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.tasks.task import Task
 
@@ -38,13 +40,13 @@ def published(shared: SharedModel) -> PyTree:
 
 
 def from_one_model(
-    task: Task, start: Callable[[Hyperparameters, PyTree, PyTree], tuple[PyTree, PyTree]]
+    task: Task, start: Callable[[jax.Array, Hyperparameters, PyTree, PyTree], tuple[PyTree, PyTree]]
 ) -> Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]:
     """Return the `init` function that starts server and clients from one random model."""
 
     def init(key, hparams):
         w = task.init(key)
-        return start(hparams, w, w)
+        return start(keys.stream(key, Stream.WARM_START), hparams, w, w)
 
     return init
 
@@ -62,9 +64,9 @@ def with_personal(
     `Algorithm`; by default clients predict with their state.
     """
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         assert shared_model.warm_start.start is not None
-        shared, _ = shared_model.warm_start.start(hparams, published, own)
+        shared, _ = shared_model.warm_start.start(key, hparams, published, own)
         return shared, state(hparams, own)
 
     return shared_model._replace(

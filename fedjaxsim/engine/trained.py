@@ -182,6 +182,7 @@ def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
 def first_states(
     algorithm: Algorithm,
     population: Population,
+    key: jax.Array,
     hparams: Hyperparameters,
     published: PyTree,
     personal: PyTree = (),
@@ -191,25 +192,27 @@ def first_states(
 ) -> tuple[PyTree, PyTree]:
     """Return the server state and personal states (m, ...) that start from models.
 
-    Each client has the published one or, of its earlier personal state, `model_of(personal, id)`.
-    The server state is made of zeros in place of a client's model, so it holds none of it.
+    `key` is the stage's, as in `init`. Each client has the published one or, of its earlier
+    personal state, `model_of(personal, id)`. The server state is made of zeros in place of a
+    client's model, so it holds none of it.
     """
     start = algorithm.warm_start.start
     assert start is not None
+    key = keys.stream(key, Stream.WARM_START)
 
     def own_model(personal, client_id):
         return published if model_of is None else model_of(personal, client_id)
 
     def of_one(personal, client_id):
         own = client_values(algorithm.hyperparameters, hparams, client_id)
-        return start(own, published, own_model(personal, client_id))
+        return start(key, own, published, own_model(personal, client_id))
 
     ids = jnp.arange(population.num_clients, dtype=jnp.int32)
     first = jax.tree.map(lambda leaf: leaf[0], (personal, ids))
     if model_of is not None and not unchecked:
         check_captured(check_pure(jax.make_jaxpr(of_one)(*first)), population.fields)
     model = jax.tree.map(jnp.zeros_like, own_model(*first)) if model_of else published
-    shared, _ = start(client_values(algorithm.hyperparameters, hparams, 0), published, model)
+    shared, _ = start(key, client_values(algorithm.hyperparameters, hparams, 0), published, model)
     # `out_axes` raises where the server state depends on a client's model.
     _, personal = jax.vmap(of_one, out_axes=(None, 0))(personal, ids)
     return shared, personal

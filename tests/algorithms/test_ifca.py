@@ -6,6 +6,9 @@ import pytest
 from problems import coefficients, designs, gradient_descent, least_squares, numbers, states_of
 
 from fedjaxsim.algorithms.ifca import ifca
+from fedjaxsim.engine.trained import first_states
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import seed_key
 
 ETA, K = 0.1, 3
 
@@ -55,3 +58,20 @@ def test_it_is_algorithm_1_in_numpy_and_clients_choose_on_their_training_rows():
 def test_clusters_must_be_positive():
     with pytest.raises(ValueError, match="clusters"):
         ifca(least_squares([3])[1], clusters=0)
+
+
+def test_models_that_start_from_a_published_one_are_apart_by_the_seed():
+    population, task = least_squares([5, 6])
+    algorithm = ifca(task, clusters=K)
+    hparams = Hyperparameters(separation=1.0, server_learning_rate=1.0)
+    published = jax.tree.map(lambda leaf: leaf + 1, task.init(seed_key(0)))
+
+    def models(seed):
+        shared, _ = first_states(algorithm, population, seed_key(seed), hparams, published)
+        return coefficients(shared.params)
+
+    first, again, other = models(0), models(0), models(1)
+    np.testing.assert_array_equal(first, again)
+    assert np.all(first[1:] != other[1:])
+    for found in (first, other):
+        np.testing.assert_array_equal(found[0], coefficients(published))

@@ -411,7 +411,7 @@ def test_a_warm_start_sees_one_client(keeps):
         ),
     )
 
-    def start(hparams, published, own):
+    def start(key, hparams, published, own):
         if keeps:  # where the server's state is made, there is no client
             return published, own
         return over_chunk(own), own

@@ -118,8 +118,8 @@ def test_models_that_were_never_published_do_not_reach_the_billboard(ended):
     assert np.all(one.personal["kernel"] != other.personal["kernel"])
     chex.assert_trees_all_equal(one.shared, other.shared)
 
-    def leaks(hparams, published, own):
-        del hparams, published
+    def leaks(key, hparams, published, own):
+        del key, hparams, published
         return own, own
 
     warm_start = WarmStart(leaks, lambda shared: shared)
