@@ -9,6 +9,7 @@ PACKAGE = Path(fedjaxsim.__file__).parent
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
+    ("commands",),
     ("tuning", "bench"),
     ("runs",),
     ("callbacks",),

@@ -1,12 +1,17 @@
 """`fedjaxsim sweep` and `fedjaxsim demo`."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Machines
 from fedjaxsim.factories import Count
+
+if TYPE_CHECKING:
+    from fedjaxsim.runs.selecting import PrivateSelection
+    from fedjaxsim.runs.sweeping import SearchedSweep, Sweep
 
 DEMO = Path(__file__).parents[1] / "runs" / "demo.toml"
 
@@ -50,19 +55,19 @@ def sweep(
         raise ValueError(f"select-privately needs score-noise, and {others}")
     machines = Machines(devices)
     machines.start(quiet=quiet)
-    from fedjaxsim.cli.sweeping import prepare_selection, prepare_sweep
     from fedjaxsim.engine.processes import require
     from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.selecting import prepare_selection
+    from fedjaxsim.runs.sweep_runs import read_plan, read_sweep
+    from fedjaxsim.runs.sweeping import prepare_sweep
 
     require(machines.count)
-    how = {"checkpoint_every": checkpoint_every, "overwrite": overwrite, "quiet": quiet}
     with doing(f"reading the data and checking the runs of {config or out}", quiet=quiet):
         if select_privately is None or score_noise is None:
-            return prepare_sweep(config, out, axes, seeds, **how)
-        score = score_noise, score_largest
-        return prepare_selection(
-            config, out, axes, seeds, select_privately, score, overwrite=overwrite
-        )
+            how: Any = {"checkpoint_every": checkpoint_every, "overwrite": overwrite}
+            return _work(prepare_sweep(read_plan(config, axes, seeds), out, quiet=quiet, **how))
+        plan, score = read_sweep(config, axes, seeds), (score_noise, score_largest)
+        return _select(prepare_selection(plan, out, select_privately, score, overwrite=overwrite))
 
 
 def demo(
@@ -83,9 +88,63 @@ def demo(
       quiet: Print the result and errors only.
     """
     Machines().start(quiet=quiet)
-    from fedjaxsim.cli.sweeping import prepare_sweep
     from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.sweep_runs import read_plan
+    from fedjaxsim.runs.sweeping import prepare_sweep
 
     of_seeds = {"seed": list(range(seed, seed + seeds))}
     with doing("reading digits and checking the runs", quiet=quiet):
-        return prepare_sweep(DEMO, out, of_seeds, overwrite=overwrite, quiet=quiet)
+        plan = read_plan(DEMO, of_seeds)
+        return _work(prepare_sweep(plan, out, overwrite=overwrite, quiet=quiet))
+
+
+def _work(prepared: "Sweep | SearchedSweep") -> Work:
+    """Return the work of a sweep, which prints its report."""
+    from fedjaxsim.cli.messages import say
+    from fedjaxsim.cli.process import stoppable
+    from fedjaxsim.report.progress import warn_if_no_matplotlib
+    from fedjaxsim.runs.sweep_results import print_report
+    from fedjaxsim.signals import stopped
+
+    def work() -> int:
+        if prepared.remark:
+            say(f"warning: {prepared.remark}")
+        warn_if_no_matplotlib()
+        kept = "finished runs and checkpoints are kept; the same command continues"
+        with stoppable(lambda: kept) as stop:
+            done = prepared.run(stop)
+        if done.best is not None:
+            print_report(done.plan, done.runs, done.best, done.reports, done.advice)
+        print(f"files in {done.path}")
+        if not done.left:
+            return 0
+        name, code = stopped([stop.number])
+        unfinished = f"{done.left} of {len(done.plan.runs)} runs to finish"
+        again = "run the same command again to resume"
+        print(f"stopped by {name} with {unfinished}; {again}", file=sys.stderr)
+        return code
+
+    return work
+
+
+def _select(prepared: "PrivateSelection") -> Work:
+    """Return the work of a private selection, which prints its result."""
+    from fedjaxsim.cli.messages import say
+    from fedjaxsim.cli.process import stoppable
+    from fedjaxsim.report.progress import print_guarantee
+    from fedjaxsim.runs.directory import GUARANTEE
+    from fedjaxsim.signals import stopped
+
+    def work() -> int:
+        with stoppable(lambda: "nothing was selected") as stop:
+            content = prepared.run(stop)
+        if content is None:
+            name, code = stopped([stop.number])
+            say(f"stopped by {name}: nothing was selected; run the same command again")
+            return code
+        print("  ".join(f"{key} {value}" for key, value in content.items()))
+        print_guarantee(prepared.report, prepared.path / GUARANTEE, explain=False)
+        print(f"files in {prepared.path}")
+        return 0
+
+    return work

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import fedjaxsim as fjs
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.cli import main, process
-from fedjaxsim.cli import sweeping as command
-from fedjaxsim.cli.sweeping import _cut
+from fedjaxsim.runs import sweeping as command
+from fedjaxsim.runs.sweeping import _cut
 from fedjaxsim.signals import Stop
 
 BASE = """
@@ -62,6 +63,25 @@ def test_there_is_a_row_for_every_run_and_evaluation(finished):
     assert [row["round"] for row in rows[:4]] == [0, 2, 4, 6]
     assert len({(r["seed"], r["noise_multiplier"], r["personalization"], r["learning_rate"])
                 for r in rows}) == 24  # fmt: skip
+
+
+def test_the_function_returns_the_table_of_the_command_and_prints_nothing(
+    finished, tmp_path, capsys
+):
+    frame = fjs.sweep(finished / "sweep.toml", finished / "out", quiet=True)  # it is finished
+    assert frame.to_dict("list").keys() == table(finished)[0].keys()
+    assert [*frame["run"]] == [row["run"] for row in table(finished)]
+    settings = {
+        "data": "synthetic-stream", "clients": 20, "algorithm": "ppsgd", "loss": "squared",
+        "sampling_rate": 1.0, "rounds": 2, "eval_every": 2, "learning_rate": [0.1, 0.4],
+    }  # fmt: skip
+    frame = fjs.sweep(settings, tmp_path / "dict", quiet=True)
+    ends = frame[frame["round"] == 2]
+    assert [*ends["run"]] == [0, 1]
+    assert [*ends["learning_rate"]] == [0.1, 0.4]
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match="axis"):
+        fjs.sweep({"data": "digits"}, tmp_path / "none")
 
 
 @pytest.mark.thorough

@@ -10,13 +10,13 @@ from scipy.stats import norm
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.sweeping import families_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.sweep_runs import read_sweep
+from fedjaxsim.runs.sweeping import families_of
 
 CLIENTS = 20
 SMALL = ["--clients", str(CLIENTS), "--rounds", "2", "--local-steps", "1"]
