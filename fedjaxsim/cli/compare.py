@@ -1,118 +1,141 @@
 """`fedjaxsim compare`: finished runs side by side."""
 
-import base64
-import contextlib
-import html
+import csv
 import io
+import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedjaxsim.cli.flags import Work
 
 if TYPE_CHECKING:
-    from fedjaxsim.runs.directory import RunDirectory
+    from fedjaxsim.runs.comparison import Comparison
 
 PAGE = ".html"
+_MOST, _PANELS = 30, 12
+"""Most lines of a table of runs, and panels of a picture of their clients."""
 
 
 def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = False) -> Work:
     """Compare finished runs, and settings over their seeds, in tables and in a figure.
 
     Args:
-      runs: Directories of the runs.
-      out: Figure of the runs (.png, .pdf or .svg), or a page (.html) with it, the tables, and the
-        guarantees and settings in full.
+      runs: Directories of runs and of sweeps.
+      out: Figure of the runs (.png, .pdf or .svg), their tables for LaTeX (.tex), their summaries
+        (.csv), or a page of all (.html), with pictures, clients, guarantees and settings.
       json: Print JSON instead of a table.
     """
     from fedjaxsim import store
-    from fedjaxsim.metrics import column_label
     from fedjaxsim.report.files import print_json
-    from fedjaxsim.report.labels import data_label
-    from fedjaxsim.report.progress import doing, print_rows
-    from fedjaxsim.report.results import (
-        cells,
-        compared,
-        headings,
-        metrics_of,
-        name_subset,
-        print_table,
-        systems,
-    )
-    from fedjaxsim.runs.directory import drawn_twice, named, runs_of
+    from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.comparison import compare as read
 
-    if not runs:
-        raise ValueError("compare needs at least one run directory, got none")
     if out is not None:
         from fedjaxsim.report.plots import FORMATS, check_path
 
-        check_path(out, (*FORMATS, PAGE))
+        check_path(out, (*FORMATS, PAGE, ".tex", ".csv"))
     with doing("reading the runs", quiet=json):
-        directories = named(runs)
-        finished = runs_of(directories)
-        metrics = metrics_of(finished)
-        rows = [{"run": run.name, **run.summary} for run in finished]
-        guarantees = {name: each.guarantee() for name, each in directories.items()}
-        assumed = {name: each["assumed"] for name, each in guarantees.items()}
-        said: dict[str, list[str]] = {}
-        for name, each in directories.items():
-            # Reports of clients alone need no accountants here.
-            all_of = each.report().guarantees if "example" in guarantees[name] else ()
-            of_examples = [str(one) for one in all_of if one.unit == "example"]
-            for sentence in (*of_examples, *assumed[name]):
-                said.setdefault(sentence, []).append(name)
-        found, twice = systems(finished), drawn_twice(directories)
-        means = compared(found) if len(found) < len(finished) else []
-        figure = None
+        found, written = read(runs), b""
+        _ = found.means, found.sentences, found.drawn_twice
         if out is not None:
-            from fedjaxsim.report.figures import comparison_figure
-
-            figure = comparison_figure(found)
-
-    def print_all() -> None:
-        data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
-        print_table(rows, data.pop() if len(data) == 1 else None, metrics)
-        for sentence, names in said.items():
-            print(f"{sentence}{name_subset(names, rows)}")
-        if means:
-            label = column_label(means[0]["metric"], metrics)
-            print_rows(headings(means, label), [cells(row) for row in means])
-            print("means over seeds with 95 % intervals; differences on seeds that both have")
-        if twice:
-            print(twice)
+            written = _content(found, out)
 
     def work() -> int:
         if json:
-            shown = [row | {"assumed": assumed[row["run"]]} for row in rows]
-            print_json({"runs": shown, "systems": means} if means else shown)
-            if twice:
-                print(twice, file=sys.stderr)
+            assumed = [each.guarantee["assumed"] for each in found.runs]
+            shown = [row | {"assumed": of} for row, of in zip(found.rows, assumed, strict=True)]
+            print_json({"runs": shown, "systems": found.means} if found.means else shown)
+            if found.drawn_twice:
+                print(found.drawn_twice, file=sys.stderr)
         else:
-            print_all()
-        if figure is not None and out is not None:
-            from fedjaxsim.report.plots import content
-
-            if out.suffix == PAGE:
-                with contextlib.redirect_stdout(io.StringIO()) as tables:
-                    print_all()
-                store.write(out, _page(tables.getvalue(), content(figure), directories))
-            else:
-                store.write(out, content(figure, out.suffix[1:]))
+            print_comparison(found)
+        if out is not None:
+            store.write(out, written)
         return 0
 
     return work
 
 
-def _page(tables: str, curves: bytes, directories: "Mapping[str, RunDirectory]") -> bytes:
-    """Return a page without scripts or network access."""
-    texts = [tables]
-    for name, run in directories.items():
-        texts += [f"{name}\n\n{run.report()}", (run.path / "config.toml").read_text("utf-8")]
-    return "\n".join([
-        '<!DOCTYPE html>\n<meta charset="utf-8">\n<title>Runs</title>',
-        "<p>For the person who ran the simulation: metrics are without noise, which no guarantee "
-        "covers, and the noise follows from the seed.</p>",
-        f'<img src="data:image/png;base64,{base64.b64encode(curves).decode()}" alt="Curves">',
-        *(f"<pre>{html.escape(text)}</pre>" for text in texts),
-    ]).encode(errors="replace")  # fmt: skip
+def _content(found: "Comparison", out: Path) -> bytes:
+    """Return the content of a file of the runs, in the format of its ending."""
+    if out.suffix == PAGE:
+        return _page(found, out)
+    if out.suffix == ".tex":
+        return "\n".join(table.latex for table in found.tables()).encode()
+    if out.suffix == ".csv":
+        return _csv(found)
+    from fedjaxsim.report.figures import comparison_figure
+    from fedjaxsim.report.plots import content
+
+    return content(comparison_figure(found.systems), out.suffix[1:])
+
+
+def print_comparison(found: "Comparison") -> None:
+    """Print the tables of runs and of their means, and what the guarantees assume."""
+    from fedjaxsim.metrics import column_label
+    from fedjaxsim.report.labels import data_label
+    from fedjaxsim.report.progress import print_rows
+    from fedjaxsim.report.results import cells, headings, print_table
+
+    rows, means = found.rows, found.means
+    data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
+    print_table(rows[:_MOST], data.pop() if len(data) == 1 else None, found.metrics)
+    if len(rows) > _MOST:
+        print(f"… and {len(rows) - _MOST} more runs (--json has all)")
+    for sentence in found.sentences:
+        print(sentence)
+    if means:
+        label = column_label(means[0]["metric"], found.metrics)
+        print_rows(headings(means, label), [cells(row) for row in means])
+        print("means over seeds with 95 % intervals; differences on seeds that both have")
+    if found.drawn_twice:
+        print(found.drawn_twice)
+
+
+def _page(found: "Comparison", out: Path) -> bytes:
+    """Return the page of the runs, from which relative links lead to their folders."""
+    import tomli_w
+
+    from fedjaxsim.metrics import column_metric
+    from fedjaxsim.privacy.guarantee import Report
+    from fedjaxsim.report.figures import clients_figure, comparison_figure
+    from fedjaxsim.report.page import page
+    from fedjaxsim.report.plots import content
+    from fedjaxsim.report.results import remarks_on
+
+    pictures = {"Curves": content(comparison_figure(found.systems))}
+    clients = [
+        (each.run.name, each.clients["train_rows"], each.clients[found.column])
+        for each in found.runs
+        if each.clients is not None and {"train_rows", found.column} <= each.clients.keys()
+    ][:_PANELS]
+    if clients:
+        metric = column_metric(found.column, found.metrics)
+        pictures["Clients against their rows"] = content(clients_figure(clients, metric))
+    texts = {}
+    for each in found.runs:
+        texts[f"{each.run.name}: guarantee"] = str(Report.from_json(each.guarantee))
+        settings = {name: value for name, value in each.run.config.items() if value is not None}
+        texts[f"{each.run.name}: settings"] = tomli_w.dumps(settings)
+    twice = [found.drawn_twice] if found.drawn_twice else []
+    return page(
+        "Runs",
+        "For the person who ran the simulation: metrics are without noise, which no guarantee "
+        "covers, and the noise follows from the seed.",
+        found.tables(),
+        pictures,
+        [*found.sentences, *twice, *remarks_on(found.rows, found.metrics)],
+        texts,
+        {each.run.name: os.path.relpath(each.path, out.parent) for each in found.runs},
+    )
+
+
+def _csv(found: "Comparison") -> bytes:
+    """Return the summaries of all runs with all digits."""
+    names = dict.fromkeys(name for row in found.rows for name in row)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found.rows)
+    return text.getvalue().encode()

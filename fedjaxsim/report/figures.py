@@ -251,6 +251,32 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     return _curves("; ".join([*title, *meaning]), panels, shown, alike=False)
 
 
+@mpl.rc_context(STYLE)
+def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric: Metric) -> Figure:
+    """Draw a metric of each client against its training rows, a panel for each run.
+
+    `clients` are (name of the run, rows (m,), values (m,)). The worst tenth is marked.
+    """
+    down = -(-len(clients) // 4)
+    across = -(-len(clients) // down)
+    figure = picture("", 3.1 * across + 0.6, 2.6 * down)
+    every = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
+    for unused in every[len(clients) :]:
+        unused.remove()
+    for axes, (name, rows, values) in zip(every, clients, strict=False):
+        known = np.isfinite(values)
+        rows, values = rows[known], values[known]
+        order = np.argsort(-values if metric.larger_is_better is False else values)
+        worst = order[: -(-len(order) // 10)]
+        dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.6}
+        axes.plot(rows, values, color=COLOURS[0], **dots)
+        axes.plot(rows[worst], values[worst], color=COLOURS[1], label="worst tenth", **dots)
+        axes.set(title=name, xscale="log", xlabel="training rows", ylabel=metric.title)
+    handles, labels = every[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center")
+    return figure
+
+
 def _rows_of(system: System, column: str) -> Rows:
     rows = curve([*system.runs.values()], column)
     if column == "epsilon":

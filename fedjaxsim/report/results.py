@@ -32,6 +32,7 @@ from fedjaxsim.metrics import (
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, ends, short_name
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
+from fedjaxsim.report.tables import Table
 
 SPENT = ("epsilon", "epsilon_replace", "delta")
 """The columns of ε and δ."""
@@ -396,10 +397,10 @@ def name_subset(names: Sequence[str], runs: Collection[Any]) -> str:
     return "" if len(names) == len(runs) else f" ({', '.join(names)})"
 
 
-def print_table(
-    rows: Sequence[Mapping[str, Any]], title: str | None = None, metrics: Records = METRICS
-) -> None:
-    """Print a line for each summary of a run; its entry `run` is the name.
+def table_of_runs(
+    rows: Sequence[Mapping[str, Any]], title: str = "", metrics: Records = METRICS
+) -> Table:
+    """Return a line for each summary of a run; its entry `run` is the name.
 
     If data sets differ, a column names them.
     """
@@ -423,13 +424,17 @@ def print_table(
         ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),
     ]
     headings, texts = zip(*columns, strict=True)
-    # 80 columns are enough without padding.
-    left = 1 + ("data" in headings)
-    print_rows(headings, zip(*texts, strict=True), title, left=left, padding=0)
+    return Table(title, headings, [*zip(*texts, strict=True)], 1 + ("data" in headings))
+
+
+def remarks_on(rows: Sequence[Mapping[str, Any]], metrics: Records = METRICS) -> list[str]:
+    """Return sentences on clients that summaries leave out."""
+    shown = [pair for pair in table_metrics(metrics) if any(pair[0] in row for row in rows)]
     meanings = {
         "test_failed": "clients whose model predicts NaN, which leaves a run without a value"
     }
     meanings |= {f"{key}_undefined": f"clients left out of {of.title}" for key, of in shown}
+    remarks = []
     for key, words in meanings.items():
         known: dict[str, list[str]] = {}
         for row in rows:
@@ -437,7 +442,19 @@ def print_table(
                 known.setdefault(number(row[key]), []).append(row["run"])
         found = [f"{value}{name_subset(runs, rows)}" for value, runs in known.items()]
         if found:
-            print(f"{words}: {', '.join(found)}")
+            remarks.append(f"{words}: {', '.join(found)}")
+    return remarks
+
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]], title: str | None = None, metrics: Records = METRICS
+) -> None:
+    """Print a line for each summary of a run, and remarks on clients that are left out."""
+    table = table_of_runs(rows, title or "", metrics)
+    # 80 columns are enough without padding.
+    print_rows(table.headings, table.rows, title, left=table.left, padding=0)
+    for remark in remarks_on(rows, metrics):
+        print(remark)
 
 
 def _rounds(row: Mapping[str, Any]) -> str:

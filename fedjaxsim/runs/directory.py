@@ -191,16 +191,6 @@ def _metrics_in(config: Record, path: Path) -> Records:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:
-    """Return a sentence on private runs that draw from the same key; "" if there are none."""
-    private = {
-        name: each.draws()
-        for name, each in directories.items()
-        if each.summary()["epsilon"] is not None
-    }
-    return entries.drawn_twice(private)
-
-
 def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
     """Return a record if its values are finite numbers or null, and none is missing."""
     if isinstance(content, dict) and all(name in content for name in needed):

@@ -17,6 +17,8 @@ from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import displaced, table_of
 from fedjaxsim.runs.settings_files import OUTPUT, content, entries
 
+SWEEP = "sweep.toml"
+"""The file of a sweep in its directory."""
 Values = Mapping[str, Any]
 """Values by name, as a file has them; each run converts its own."""
 Table = Mapping[str, Sequence[Any]]

@@ -55,7 +55,8 @@ from fedjaxsim.report.results import (
 )
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.memory import peak_bytes
-from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns, column_of
+from fedjaxsim.runs.sweep_files import SWEEP
+from fedjaxsim.runs.sweep_runs import SweepRuns, column_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -358,16 +359,17 @@ def write_report(
         lost = (PrivacySpend(scheme, Unchecked(reason=_NO_LEDGER), (), overflowed=True),)
         public = (*one.config.public, *simulation.public, *simulation.assumed_of(one.hparams))
         charges = ledgers.get(run, lost)
-        charged.setdefault((charges, z, one.delta, public), []).append(run)
+        key = (charges, z, one.delta, public, simulation.num_clients)
+        charged.setdefault(key, []).append(run)
         for drawn in one.draws():
             draws.setdefault(drawn, []).append(run)
     reports = [
         report(charges, delta, assumed=[*public, SHARED_SEED])
-        for charges, _, delta, public in charged
+        for charges, _, delta, public, _ in charged
     ]
     guarantees = [
-        {"runs": alike, "noise_multiplier": z, "guarantee": found.to_json()}
-        for found, ((_, z, _, _), alike) in zip(reports, charged.items(), strict=True)
+        {"runs": alike, "noise_multiplier": z, "clients": m, "guarantee": found.to_json()}
+        for found, ((_, z, _, _, m), alike) in zip(reports, charged.items(), strict=True)
     ]
     content = {
         "summary": summary,

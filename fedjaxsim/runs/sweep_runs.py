@@ -42,8 +42,6 @@ from fedjaxsim.runs.sweep_files import (
     read_file,
 )
 
-SWEEP = "sweep.toml"
-"""The file of a sweep in its directory."""
 _MOST_RUNS = 100_000
 _LISTED = 16
 """Most values of a list that results hold; of a longer one they name its ends and a digest."""

@@ -1,9 +1,14 @@
 """`fedjaxsim compare` of runs as files, and of what is no run; `test_run.py` compares runs."""
 
+import csv
 import html
+import io
 import json
 import re
 import shlex
+import shutil
+import subprocess
+from html.parser import HTMLParser
 
 import pytest
 
@@ -11,6 +16,8 @@ from fedjaxsim.privacy.entries import Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import lines, write_json
+from fedjaxsim.report.page import page
+from fedjaxsim.report.tables import Table
 from fedjaxsim.runs.directory import RunDirectory
 
 
@@ -42,12 +49,115 @@ def test_a_page_has_what_the_files_hold_and_loads_nothing(tmp_path, monkeypatch,
     assert re.search(r"fedavg +2 +0.450 ± 0.000 +0.000 +-0.100", said)
     assert "published under its own: pmtl-0, fedavg-0; pmtl-1, <b>-1." in said
     page = (tmp_path / "page.html").read_text()
-    assert set(re.findall(r"<(\w+)", page)) == {"meta", "title", "p", "img", "pre"}
-    assert re.findall(r"(?:src|href)=.(\w+:)", page) == ["data:"]
+    elements = Elements()
+    elements.feed(page)
+    assert elements.open == []
+    # Nothing is loaded: pictures and files to save are inside, and links lead to the runs.
+    assert [at.partition(":")[0] for name, at in elements.addresses if name == "src"] == ["data"]
+    links = {at for name, at in elements.addresses if name == "href" and at[:5] != "data:"}
+    assert links == set(values)
     stored = Report.from_json(json.loads((tmp_path / "pmtl-0" / "guarantee.json").read_text()))
     assert "ε = 2.3178 at δ = 0.01" in str(stored)  # µ = √4/2 = 1
-    config = (tmp_path / "pmtl-0" / "config.toml").read_text()
-    assert all(text in html.unescape(page) for text in (said, str(stored), config))
+    means, runs, differ = elements.tables
+    assert means[2] == [
+        "fedavg",
+        "2",
+        "0.450 ± 0.000",
+        "0.000",
+        "-0.100 ± 0.635",
+        "0.2952",
+    ]  # t = −2
+    assert [row[:2] for row in runs[1:]] == [[k, f"{v:.3f}"] for k, v in values.items()]
+    assert differ[:2] == [["run", "algorithm", "seed"], ["pmtl-0", "pmtl", "0"]]
+    assert all(text in html.unescape(page) for text in (str(stored), 'algorithm = "pmtl"'))
+
+
+class Elements(HTMLParser):
+    """The addresses in a page, the text of its tables by row, and what is left open."""
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[tuple[str, str]] = []
+        self.tables: list[list[list[str]]] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.addresses += [(k, str(value)) for k, value in attrs if k in ("src", "href")]
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & {*self.open}:
+            self.tables[-1][-1][-1] += data
+
+
+_STUB = """
+const rows = CELLS.map(text => ({cells: [{textContent: text}]}));
+const body = {rows, append: (...sorted) => { body.rows = sorted; }};
+const head = {cellIndex: 0, dataset: {}, closest: () => ({tBodies: [body]})};
+const document = {querySelectorAll: () => [head]};
+SCRIPT
+const orders = [];
+for (const click of [1, 2]) {
+  head.onclick();
+  orders.push(body.rows.map(row => row.cells[0].textContent));
+}
+console.log(JSON.stringify(orders));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@pytest.mark.parametrize(
+    ("cells", "ordered"),
+    [
+        (["0.3", "–", "-2", "10", "∞"], ["-2", "0.3", "10", "∞", "–"]),
+        (["0.52 ± 0.1", "0.5"], ["0.5", "0.52 ± 0.1"]),
+        (["pmtl", "ditto"], ["ditto", "pmtl"]),
+    ],
+)
+def test_a_click_on_a_heading_sorts_a_table_both_ways(cells, ordered):
+    text = page("Runs", "", [], {}, [], {}, {}).decode()
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    program = _STUB.replace("CELLS", json.dumps(cells)).replace("SCRIPT", script)
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
+    rising, falling = json.loads(done.stdout)
+    assert rising == ordered
+    words = [cell for cell in ordered if cell == "–"]
+    assert falling == [cell for cell in ordered[::-1] if cell not in words] + words
+
+
+def test_tables_for_latex_and_csv_escape_what_is_special():
+    table = Table("A_b", ["run", "ε ≤"], [["50 %_x", "0.5 ± 0.1"], ['a,"b"', "–"]])
+    rows = [r"50 \%\_x & 0.5 $\pm$ 0.1 \\", r'a,"b" & -- \\']
+    lines = ["% A_b", r"\begin{tabular}{lr}", r"\toprule", r"run & $\varepsilon$ $\le$ \\"]
+    lines += [r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", ""]
+    assert table.latex == "\n".join(lines)
+    assert list(csv.reader(io.StringIO(table.csv))) == [list(table.headings), *table.rows]
+
+
+def test_files_for_papers_have_the_tables_and_all_digits(tmp_path, monkeypatch, ask):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("pmtl-0", 0.5), ("pmtl-1", 1 / 3)):
+        write_run(tmp_path / name, "pmtl", value, seed=int(name[-1]))
+        clients = "name,train_rows,test_rows,test_accuracy\na,9,3,0.25\nb,2,1,0.75\nc,1,0,\n"
+        (tmp_path / name / "clients.csv").write_text(clients)
+    ask("compare pmtl-0 pmtl-1 --out t.tex")
+    assert r"pmtl & 2 & 0.417 $\pm$ 1.059" in (tmp_path / "t.tex").read_text()
+    assert "pmtl-0 & 2 & 0.250 & 0.500 & 0.750" in (tmp_path / "t.tex").read_text()  # by hand
+    ask("compare pmtl-0 pmtl-1 --out t.csv")
+    with (tmp_path / "t.csv").open() as file:
+        assert [float(row["test_accuracy"]) for row in csv.DictReader(file)] == [0.5, 1 / 3]
+    ask("compare pmtl-0 pmtl-1 --out t.html")
+    assert (tmp_path / "t.html").read_text().count("<img") == 2  # curves, and clients
 
 
 def test_what_promises_nothing_says_why(tmp_path, ask):

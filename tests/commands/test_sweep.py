@@ -12,6 +12,7 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.cli import main, process
+from fedjaxsim.runs import comparison
 from fedjaxsim.runs import sweeping as command
 from fedjaxsim.runs.sweeping import _cut
 from fedjaxsim.signals import Stop
@@ -82,6 +83,20 @@ def test_the_function_returns_the_table_of_the_command_and_prints_nothing(
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match="axis"):
         fjs.sweep({"data": "digits"}, tmp_path / "none")
+
+
+def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished):
+    found = comparison.compare([finished / "out"])
+    rows, last = table(finished)[3::4], [each.run for each in found.runs]
+    assert len(found.systems) == 12
+    varied = {"personalization", "learning_rate", "noise_multiplier", "seed"}
+    assert {*found.settings_that_differ} == varied
+    for row, run in zip(rows, last, strict=True):
+        assert (run.seed, run.settings["personalization"]) == (row["seed"], row["personalization"])
+        assert run.summary["epsilon"] == row["epsilon"]
+        assert (run.settings["batch_size"], run.summary["clients"]) == (10, 20)
+    assert found.drawn_twice == ""  # as its sentence on shared seeds says
+    assert any("share cohorts and noise here" in sentence for sentence in found.sentences)
 
 
 @pytest.mark.thorough

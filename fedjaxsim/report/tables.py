@@ -1,0 +1,65 @@
+"""A table of text, as CSV, LaTeX (booktabs) or HTML."""
+
+import csv
+import html
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "∞": r"$\infty$", "≤": r"$\le$", "–": "--", "−": "$-$", "ε": r"$\varepsilon$",
+    "δ": r"$\delta$", "λ": r"$\lambda$", "η": r"$\eta$", "μ": r"$\mu$", "α": r"$\alpha$",
+}  # fmt: skip
+
+
+class Table(NamedTuple):
+    """Headings and rows of text; the first `left` columns are words, the others numbers."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+
+    @property
+    def csv(self) -> str:
+        """The table as CSV."""
+        text = io.StringIO(newline="")
+        lines = [[" ".join(cell.split()) for cell in row] for row in (self.headings, *self.rows)]
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        return text.getvalue()
+
+    @property
+    def latex(self) -> str:
+        """The table for LaTeX with the package booktabs."""
+        columns = "l" * self.left + "r" * (len(self.headings) - self.left)
+        head, *body = (
+            " & ".join(map(_escaped, row)) + r" \\" for row in (self.headings, *self.rows)
+        )
+        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
+        return "\n".join([f"% {' '.join(self.title.split())}", *lines, r"\bottomrule",
+                          r"\end{tabular}", ""])  # fmt: skip
+
+    def html(self, links: dict[str, str] | None = None) -> str:
+        """Return the table as an element of HTML; `links` has addresses by the text of a cell."""
+        known = links or {}
+
+        def cell(text: str, place: int) -> str:
+            shown = html.escape(text)
+            if place == 0 and text in known:
+                shown = f'<a href="{html.escape(known[text])}">{shown}</a>'
+            kind = "" if place < self.left else ' class="n"'
+            return f"<td{kind}>{shown}</td>"
+
+        heads = "".join(f"<th>{html.escape(text)}</th>" for text in self.headings)
+        rows = ["".join(cell(text, place) for place, text in enumerate(row)) for row in self.rows]
+        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+        return (
+            f"<table>\n<caption>{html.escape(self.title)}</caption>\n"
+            f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+        )
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))

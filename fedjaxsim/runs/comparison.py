@@ -1,0 +1,226 @@
+"""ComparedRun runs side by side: those of folders, and those of sweeps."""
+
+import csv
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjaxsim.metrics import Metric, Records, column_label, column_metric
+from fedjaxsim.privacy import entries
+from fedjaxsim.report.files import Record, strict
+from fedjaxsim.report.progress import decimals
+from fedjaxsim.report.results import (
+    Run,
+    System,
+    cells,
+    compared,
+    default_metric,
+    headings,
+    metrics_of,
+    name_subset,
+    systems,
+    table_of_runs,
+    without_seed,
+)
+from fedjaxsim.report.tables import Table
+from fedjaxsim.runs.directory import CLIENTS, RunDirectory, named, runs_of
+from fedjaxsim.runs.sweep_files import SWEEP
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComparedRun:
+    """A finished run, its guarantee as JSON, and the rounds that it drew from each key.
+
+    `path` is the folder of the run, or of the sweep that it is in, whose name is `sweep`.
+    """
+
+    run: Run
+    path: Path
+    guarantee: Record
+    draws: tuple[entries.Drawn, ...]
+    sweep: str = ""
+
+    @functools.cached_property
+    def clients(self) -> dict[str, np.ndarray] | None:
+        """The numbers of the table of clients by column, NaN for nothing; None without a table."""
+        path = self.path / CLIENTS
+        if self.sweep or not path.is_file():
+            return None
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        names = [name for name in rows[0] if name != "name"] if rows else []
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+
+    @property
+    def row(self) -> Record:
+        """Its name and summary."""
+        return {"run": self.run.name, **self.run.summary}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """Runs side by side, as tables and sentences."""
+
+    runs: tuple[ComparedRun, ...]
+
+    @functools.cached_property
+    def metrics(self) -> Records:
+        """The records of the metrics."""
+        return metrics_of([each.run for each in self.runs])
+
+    @property
+    def rows(self) -> list[Record]:
+        """The summary of each run, with its name."""
+        return [each.row for each in self.runs]
+
+    @functools.cached_property
+    def systems(self) -> list[System]:
+        """The runs of each setting."""
+        return systems([each.run for each in self.runs])
+
+    @functools.cached_property
+    def means(self) -> list[Record]:
+        """The means over seeds; empty if all runs differ in more than their seed."""
+        return compared(self.systems) if len(self.systems) < len(self.runs) else []
+
+    def tables(self) -> list[Table]:
+        """Return the tables of a page: means over seeds, runs, clients, settings that differ."""
+        found = []
+        if self.means:
+            label, rows = column_label(self.means[0]["metric"], self.metrics), self.means
+            title = "Means over seeds with 95 % intervals; differences on seeds that both have"
+            found.append(Table(title, headings(rows, label), [cells(row) for row in rows]))
+        found.append(table_of_runs(self.rows, "Runs", self.metrics))
+        if of_clients := [each for each in self.runs if each.clients is not None]:
+            metric = column_metric(self.column, self.metrics)
+            found.append(_table_of_clients(of_clients, self.column, metric))
+        varied = self.settings_that_differ
+        if varied:
+            shown = [[each.run.name, *(str(each.run.config.get(name, "–")) for name in varied)]
+                     for each in self.runs]  # fmt: skip
+            names = ["run", *(name.replace("_", " ") for name in varied)]
+            found.append(Table("Settings that differ", names, shown, left=len(names)))
+        return found
+
+    @property
+    def column(self) -> str:
+        """The column of the metric by which the runs are judged."""
+        return default_metric([each.run for each in self.runs])
+
+    @property
+    def settings_that_differ(self) -> list[str]:
+        """The names of the settings in which runs differ."""
+        configs = [without_seed(each.run.config) | {"seed": each.run.seed} for each in self.runs]
+        names = dict.fromkeys(name for config in configs for name in config)
+        return [name for name in names if len({str(each.get(name)) for each in configs}) > 1]
+
+    @functools.cached_property
+    def sentences(self) -> list[str]:
+        """What the guarantees assume, and say of single examples, with the runs concerned."""
+        said: dict[str, list[str]] = {}
+        for each in self.runs:
+            for sentence in (*_of_examples(each.guarantee), *each.guarantee["assumed"]):
+                said.setdefault(sentence, []).append(each.sweep or each.run.name)
+        every = dict.fromkeys(each.sweep or each.run.name for each in self.runs)
+        return [
+            f"{sentence}{name_subset([*dict.fromkeys(names)], every)}"
+            for sentence, names in said.items()
+        ]
+
+    @property
+    def drawn_twice(self) -> str:
+        """A sentence on private runs that draw from the same key; "" if there are none.
+
+        Those of one sweep do, as a sentence of its guarantees says.
+        """
+        draws: dict[str, dict[entries.Drawn, None]] = {}
+        for each in self.runs:
+            if each.run.summary["epsilon"] is not None:
+                draws.setdefault(each.sweep or each.run.name, {}).update(dict.fromkeys(each.draws))
+        return entries.drawn_twice(draws)
+
+
+def compare(paths: Iterable[Path]) -> Comparison:
+    """Read the finished runs in folders of runs and of sweeps, in order.
+
+    Raises:
+      FileNotFoundError: if a file of a run is missing.
+      ValueError: if one is damaged, or there is no run.
+    """
+    found = list[ComparedRun]()
+    for name, directory in named(paths).items():
+        if (directory.path / SWEEP).is_file():
+            found += _of_sweep(name, directory.path)
+        else:
+            found.append(_of_folder(name, directory))
+    if not found:
+        raise ValueError("compare needs at least one run directory, got none")
+    return Comparison(tuple(found))
+
+
+def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) -> Table:
+    """Return the spread of a metric over clients, its worst tenth first."""
+    lines = []
+    for each in runs:
+        values = (each.clients or {}).get(column, np.array([]))
+        values = np.sort(values[np.isfinite(values)])
+        if not len(values):
+            continue
+        worst_first = values[::-1] if metric.larger_is_better is False else values
+        tenth = -(-len(values) // 10)
+        numbers = (worst_first[:tenth].mean(), np.median(values), worst_first[-tenth:].mean())
+        lines.append([each.run.name, str(len(values)), *map(decimals, map(float, numbers))])
+    heads = ["run", "clients", "mean of the\nworst tenth", "median", "mean of the\nbest tenth"]
+    return Table(f"{metric.title} of each client", heads, lines)
+
+
+def _of_folder(name: str, directory: RunDirectory) -> ComparedRun:
+    """Return the run of a folder; one without a guarantee may be older than draws are."""
+    [run] = runs_of({name: directory})
+    draws = () if run.summary["epsilon"] is None else directory.draws()
+    return ComparedRun(run, directory.path, directory.guarantee(), draws)
+
+
+def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
+    """Return the runs of a sweep, each with all settings that it had."""
+    from fedjaxsim.runs.sweep_results import read_runs  # the folder of a run needs no pyarrow
+    from fedjaxsim.runs.sweep_runs import read_sweep
+
+    runs, _, report = read_runs(path)
+    plan, found = read_sweep(path / SWEEP), []
+    try:
+        by_run = {run: each for each in report["guarantees"] for run in each["runs"]}
+        for run in runs:
+            index, last = int(run.name), run.rows[-1]
+            config, stated = plan.runs[index], by_run[int(run.name)]
+            drawn = [each for each in report["draws"] if index in each["runs"]]
+            settings = config.settings()
+            summary = strict({
+                **{key: settings[key] for key in ("algorithm", "data", "model")},
+                **{key: last[key] for key in last if key not in ("run", "round")},
+                "clients": stated.get("clients", config.get("clients")),
+                "rounds": last["round"], "rounds_planned": config.rounds, "interrupted": False,
+                "rounds_per_second": None,
+            })  # fmt: skip
+            whole = {**settings, "resolved": {"clients": summary["clients"]}}
+            run = dataclasses.replace(
+                run, name=f"{name}/{index}", settings=without_seed(whole), config=whole,
+                summary=summary,
+            )  # fmt: skip
+            draws = tuple(entries.Drawn(each["digest"], each["rounds"]) for each in drawn)
+            found.append(ComparedRun(run, path, stated["guarantee"], draws, sweep=name))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: its results do not fit {SWEEP} ({error})") from error
+    return found
+
+
+def _of_examples(guarantee: Record) -> Sequence[str]:
+    """Return the guarantees of single examples; reports of clients alone need no accountants."""
+    if "example" not in guarantee:
+        return ()
+    from fedjaxsim.privacy.guarantee import Report
+
+    return [str(g) for g in Report.from_json(guarantee).guarantees if g.unit == "example"]
