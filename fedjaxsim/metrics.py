@@ -50,6 +50,7 @@ ENDINGS = (
 """Endings of the columns of a metric besides its plain value."""
 _FRACTION, _POSITIVE, _SPREAD = (0.0, 1.0), (0.0, math.inf), ("", "_p10", "_p90")
 METRICS = {
+    "rare_class_loss": Metric("log loss\nrare class", None, False, _POSITIVE),
     "excess_risk": Metric(
         "excess risk", larger_is_better=False, range=_POSITIVE, logarithmic=True, in_tables=_SPREAD
     ),

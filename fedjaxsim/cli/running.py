@@ -23,6 +23,7 @@ from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import epsilon_text, number, print_guarantee, warn_if_no_matplotlib
 from fedjaxsim.report.results import print_table
 from fedjaxsim.runs.assemble import doubts
+from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, check_own_code, versions
 from fedjaxsim.runs.directory import (
     CONFIG,
@@ -48,6 +49,11 @@ from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
+_LESS_NOISE = (
+    "with noise, try a smaller --clip, a larger --sampling-rate or --epsilon, or --algorithm "
+    "local, which sends nothing"
+)
+_MORE_STEPS = "try more --rounds, another --learning-rate, or ranges of columns (--range)"
 _SAME_NOISE = "and would draw the same noise again"
 _ANEW = "begin anew with another seed and --out"
 
@@ -260,6 +266,10 @@ def _warn_of(stage: Stage, done: Executed) -> None:
         _warn(NOT_FINITE.format(summary["nonfinite"]))
     if summary["diverging"] is not None:
         _warn(DIVERGES.format(summary["diverging"]))
+    population = stage.experiment.simulation.population
+    if (worse := worse_than_constant(population, summary)) is not None:
+        noise = stage.experiment.noise_multiplier > 0
+        _warn(f"the models are of no use yet: {worse}; {_LESS_NOISE if noise else _MORE_STEPS}")
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
         _warn_above(asked, summary["epsilon"], f"all {of} together spend")

@@ -30,6 +30,7 @@ from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
+from fedjaxsim.runs.baseline import RARE, rare_class
 from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
@@ -227,8 +228,21 @@ def _task(config: RunConfig, population: Population) -> Task:
         raise ValueError("prior is for one label per row, not for one per token: leave it out")
     else:
         task = tasks.softmax_sequence(model, outputs)
+    if config.loss in ("softmax", "logistic") and (name := rare_class(population)) is not None:
+        task = _judged_by_loss(task, name)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
+
+
+def _judged_by_loss(task: Task, rare: str) -> Task:
+    """Return the task of a rare class, whose runs are judged by log loss."""
+
+    def metrics(params, batch):
+        values = task.metrics(params, batch)
+        return {"rare_class_loss": values["loss"], **values}
+
+    sentence = f"That class {rare!r} is rare is read from all clients' labels and taken as public."
+    return task._replace(metrics=metrics, public=(*task.public, sentence))
 
 
 def _algorithm(
@@ -384,6 +398,11 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
             f"column {column[0]!r} holds numbers up to {column[1]:.3g}, so no learning rate suits "
             "all columns: bring them to [-1, 1] by public ranges (--range; `fedjaxsim data show` "
             "lists them)"
+        )
+    if config.loss in ("softmax", "logistic") and (name := rare_class(population)) is not None:
+        found.append(
+            f"class {name!r} has less than {RARE:.0%} of the rows, of which accuracy says little: "
+            "the run is judged by log loss, and a public share of the class helps (--prior)"
         )
     if config.loss == "squared" and labels is not None and population.generate is None:
         values = np.unique(labels)
