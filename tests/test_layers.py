@@ -23,9 +23,9 @@ LAYERS = (
     ("tasks",),
     ("models",),
     ("data",),
-    ("hyperparameters", "metrics"),
+    ("hyperparameters", "metrics", "keys"),
     ("kernels", "factories", "extras", "signals", "store", "divergence"),
-    ("checks", "keys", "own_code"),
+    ("checks", "own_code"),
 )
 """From the top down. Modules of one layer do not import each other."""
 

@@ -16,6 +16,7 @@ from jax.tree_util import register_dataclass
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.keys import seed_key
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.mechanisms import protocol as base
 
@@ -76,13 +77,13 @@ def transformed(
     """
 
     def key_of(state: EncodedState) -> jax.Array:
-        return threefry.fold_in(jax.random.key(seed, impl="threefry2x32"), state.releases)
+        return threefry.fold_in(seed_key(seed), state.releases)
 
     def init(hparams: Hyperparameters) -> EncodedState:
         return EncodedState(mechanism.init(hparams), jnp.zeros((), jnp.int32))
 
     def zero(message, num_clients):
-        like = jax.eval_shape(transform.encode, message, jax.random.key(0, impl="threefry2x32"))
+        like = jax.eval_shape(transform.encode, message, seed_key(seed))
         accumulator = mechanism.zero(like, num_clients)
         leaves, structure = jax.tree.flatten(message)
         shapes = tuple((tuple(leaf.shape), jnp.dtype(leaf.dtype)) for leaf in leaves)
