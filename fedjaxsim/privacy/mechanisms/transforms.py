@@ -16,8 +16,8 @@ from jax.tree_util import register_dataclass
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.keys import seed_key
 from fedjaxsim.kernels import threefry
+from fedjaxsim.keys import seed_key
 from fedjaxsim.privacy.mechanisms import protocol as base
 
 PyTree = Any
