@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import fedjaxsim as fjs
 from fedjaxsim.models import linear, mlp
@@ -17,17 +18,21 @@ from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
 NAMES = (
-    "fedbabu", "fedexp", "fedmuon", "fednova", "fedproto", "fedrod", "fedsam", "lg_fedavg",
-    "mime_lite", "moon",
+    "fedbabu", "feddbe", "fedexp", "fedlesam", "fedmuon", "fednova", "fedproto", "fedrod",
+    "fedsam", "fedspeed", "lg_fedavg", "mime_lite", "moon", "pfedhn",
 )  # fmt: skip
 OTHERS = {
     "fedbabu": {"tuning_rate": 0.2},
+    "feddbe": {"kappa": 0.8, "mean_rate": 0.6},
     "fedexp": {"damping": 1e-3},
+    "fedlesam": {"rho": 0.4},
     "fedmuon": {"beta": 0.6, "alignment": 0.3},
     "fedproto": {"lam": 0.7},
     "fedsam": {"rho": 0.4},
+    "fedspeed": {"proximity": 2.0, "rho": 0.4, "merge": 0.7},
     "mime_lite": {"beta": 0.6},
     "moon": {"mu": 2.0, "temperature": 0.5},
+    "pfedhn": {"hyper_rate": 0.05},
 }
 
 
@@ -115,6 +120,75 @@ class ByHand:
             return jax.grad(loss)(plus(v, g, 0.4 / norm(g)), x, y)
 
         return mean([trained(w, c["x"], c["y"], gradient) for c in clients()]), own
+
+    def fedlesam(self, w, own):
+        moved = []
+        for c, (old, received) in zip(clients(), own, strict=True):
+            apart = plus(old, w, -1)
+            look = 0.4 / norm(apart) if received else 0.0  # the first round looks nowhere
+
+            def gradient(v, x, y, apart=apart, look=look):
+                return GRADIENT(plus(v, apart, look), x, y)
+
+            moved.append(trained(w, c["x"], c["y"], gradient))
+        return mean(moved), [(w, np.array(True))] * 2
+
+    def fedspeed(self, w, own):
+        sent, corrections = [], []
+        for c, correction in zip(clients(), own, strict=True):
+            v = w
+            for _ in range(steps_of(c["x"])):
+                first = GRADIENT(v, c["x"], c["y"])
+                second = GRADIENT(plus(v, first, 0.4), c["x"], c["y"])
+                merged = jax.tree.map(lambda a, b: 0.3 * a + 0.7 * b, first, second)
+                v = plus(v, plus(plus(merged, correction, -1), plus(v, w, -1), 1 / 2.0), -ETA)
+            correction = plus(correction, plus(v, w, -1), -1 / 2.0)
+            sent.append(plus(v, correction, -2.0))
+            corrections.append(correction)
+        return mean(sent), corrections
+
+    def feddbe(self, shared, own):
+        w, centre = shared.model.params, shared.centre
+        first = not np.any(centre)
+        moved, biases, means = [], [], []
+        for c, bias in zip(clients(), own, strict=True):
+            x, y, v, last = c["x"], c["y"], w, jnp.zeros(5)
+
+            def total(v, bias, last, x=x, y=y):
+                z = features(v, x)
+                m = 0.4 * last + 0.6 * jnp.mean(z, axis=0)
+                if first:
+                    return loss(v, x, y), m
+                logits = (z + bias) @ v["Dense_1"]["kernel"] + v["Dense_1"]["bias"]
+                return entropy(logits, y) + 0.8 * jnp.mean((m - centre) ** 2) / 2, m
+
+            for _ in range(steps_of(x)):
+                (of_v, of_bias), last = jax.grad(total, (0, 1), has_aux=True)(v, bias, last)
+                v, bias = plus(v, of_v, -ETA), bias - ETA * of_bias
+            moved.append(v)
+            biases.append(bias)
+            means.append(last)
+        centre = mean(means) if first else centre
+        return shared._replace(
+            model=shared.model._replace(params=mean(moved)), centre=centre
+        ), biases
+
+    def pfedhn(self, phi, own):
+        model = mlp((4,), CLASSES, (5,)).init(jax.random.key(0))
+        unravel, gradients, moved = ravel_pytree(model)[1], [], []
+        for k, (c, offset) in enumerate(zip(clients(), own, strict=True)):
+            v = jax.random.normal(jax.random.fold_in(jax.random.key(0), k), (8,)) + offset
+            before = v @ phi["in"] + phi["in_bias"]
+            z = np.maximum(before, 0)
+            theta = z @ phi["out"] + phi["out_bias"]
+            change = theta - ravel_pytree(trained(unravel(theta), c["x"], c["y"]))[0]
+            back = (phi["out"] @ change) * (before > 0)
+            gradients.append(
+                {"in": np.outer(v, back), "in_bias": back, "out": np.outer(z, change),
+                 "out_bias": change}
+            )  # fmt: skip
+            moved.append(offset - 0.05 * phi["in"] @ back)
+        return plus(phi, mean(gradients), -0.05), moved
 
     def fedexp(self, pair, own):
         w = pair[0]
