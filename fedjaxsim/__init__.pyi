@@ -47,7 +47,9 @@ from .algorithms.pmtl import pmtl as pmtl
 from .algorithms.ppsgd import ppsgd as ppsgd
 from .algorithms.scaffold import scaffold as scaffold
 from .algorithms.systems import SYSTEMS as SYSTEMS
+from .commands import compare as compare
 from .commands import sweep as sweep
+from .commands import tune as tune
 from .data.minibatches import Batch as Batch
 from .data.minibatches import ClientData as ClientData
 from .data.minibatches import Minibatches as Minibatches

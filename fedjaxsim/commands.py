@@ -4,7 +4,7 @@ What needs an extra, such as pyarrow, is imported when a function runs.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,13 @@ from fedjaxsim.extras import importing
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedjaxsim.tuning.run import TuningResult
+
+NOT_TUNED = (
+    "audit_canaries", "budget_epsilon", "clients_used", "evaluate_privately", "evaluation_largest",
+    "streamed",
+)  # fmt: skip
+"""Settings of a run that a tuning does not read."""
 _logger = logging.getLogger("fedjaxsim")
 
 
@@ -51,3 +58,68 @@ def sweep(
         _logger.warning(prepared.remark)
     prepared.run(Event())
     return pd.DataFrame(read_results(Path(out) / RESULTS).to_pydict())
+
+
+def tune(
+    settings: Path | str | Mapping[str, Any],
+    out: Path | str,
+    wrt: Sequence[str],
+    *,
+    seeds: int = 4,
+    steps: int = 20,
+    metric: str | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> "TuningResult":
+    """Tune hyperparameters by descent through whole runs; `fedjaxsim tune` as a function.
+
+    Args:
+      settings: the file of a run, or its settings by name; tuned ones start there.
+      out: folder of the path and the tuned settings. An interrupted tuning goes on there.
+      wrt: names of the positive hyperparameters to tune.
+      seeds: runs per point, at least 2.
+      steps: most points to try besides the start.
+      metric: smooth metric to improve; by default loss.
+      overwrite: whether to replace the tuning in the folder.
+      quiet: whether no progress is shown.
+
+    Returns:
+      The path: its best point, the settings with it, and their test on fresh seeds.
+    """
+    from fedjaxsim import checks
+    from fedjaxsim.runs.settings import flag, run_config
+    from fedjaxsim.runs.settings_files import read_toml
+    from fedjaxsim.tuning.run import prepare_tuning
+
+    is_file = not isinstance(settings, Mapping)
+    config = read_toml(Path(settings)) if is_file else run_config(**settings)
+    for name in config.given():
+        if name in NOT_TUNED:
+            raise ValueError(f"{flag(name)} has no effect on tune")
+    checks.count(2, seeds=seeds)
+    checks.count(steps=steps)
+    asked = {"wrt": tuple(wrt), "seeds": seeds, "steps": steps, "metric": metric}
+    tuning = prepare_tuning(config, Path(out), asked, overwrite=overwrite, quiet=quiet)
+    return tuning.run(Event())
+
+
+def compare(paths: Iterable[Path | str]) -> "pd.DataFrame":
+    """Compare finished runs and sweeps by their folders; `fedjaxsim compare` as a function.
+
+    Returns:
+      One row for each system, a setting over its seeds: the mean of the metric by which runs are
+      judged with half its 95 % interval, the difference from the first system on the seeds that
+      both have with p, and the largest ε.
+    """
+    with importing("tables"):
+        import pandas as pd
+    from fedjaxsim.report.results import SPENT, compared
+    from fedjaxsim.runs.comparison import compare as read
+
+    systems = read(map(Path, paths)).systems
+    rows = compared(systems)
+    for row, system in zip(rows, systems, strict=True):
+        for name in SPENT:
+            values: list[Any] = [run.rows[-1].get(name) for run in system.runs.values()]
+            row[name] = None if None in values else max(values)
+    return pd.DataFrame(rows)

@@ -1,17 +1,23 @@
 """`fedjaxsim tune`."""
 
 import dataclasses
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fedjaxsim.cli.flags import Work, without
 from fedjaxsim.cli.machines import Machines
+from fedjaxsim.commands import NOT_TUNED
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
+if TYPE_CHECKING:
+    from fedjaxsim.tuning.run import TuningResult
+
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class TuneOptions:
     """Options that a tuning depends on, besides the settings of a run.
 
     Attributes:
@@ -28,17 +34,14 @@ class Question:
     metric: str | None = None
 
 
-@without(
-    "audit_canaries", "budget_epsilon", "clients_used", "evaluate_privately", "evaluation_largest",
-    "streamed",
-)  # fmt: skip
+@without(*NOT_TUNED)
 def tune(
     *,
     settings: RunConfig,
     out: Path,
     overwrite: bool = False,
     quiet: bool = False,
-    question: Question,
+    options: TuneOptions,
 ) -> Work:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
@@ -52,12 +55,63 @@ def tune(
       out: Directory for the results.
       overwrite: Replace the tuning in the directory.
       quiet: Print the result and errors only.
-      question: What is tuned, and how.
+      options: What is tuned, and how.
     """
     Machines().start(quiet=quiet)
-    from fedjaxsim.cli.tuning import prepare_tune
+    from fedjaxsim.cli.messages import say
+    from fedjaxsim.cli.process import stoppable
+    from fedjaxsim.privacy.assumptions import SHARED_SEED
     from fedjaxsim.report.progress import doing
+    from fedjaxsim.signals import stopped
+    from fedjaxsim.tuning.descent import NOT_FINITE
+    from fedjaxsim.tuning.run import TUNED, prepare_tuning
 
-    asked = dataclasses.asdict(question)
+    asked = dataclasses.asdict(options)
     with doing(f"reading {settings.data} and checking the tuning", quiet=quiet):
-        return prepare_tune(settings, out, asked, overwrite=overwrite, quiet=quiet)
+        tuning = prepare_tuning(settings, out, asked, overwrite=overwrite, quiet=quiet)
+
+    def work() -> int:
+        with stoppable(lambda: "the steps so far are kept; the same command continues") as stop:
+            done = tuning.run(stop)
+        if done.ended == NOT_FINITE:
+            wrong = " and ".join(done.trace.steps[-1].objective.not_finite)
+            say(f"{done.ended} ({wrong}): start elsewhere")
+            return 1
+        _print(done)
+        print(done.statement)
+        print(SHARED_SEED)
+        again = f"fedjaxsim run {shlex.quote(str(out / TUNED))} --out DIR"
+        print(f"files in {out}; {again} runs with the result")
+        if not stop.is_set():
+            return 0
+        name, code = stopped([stop.number])
+        kept = "the path so far is kept; run the same command again to resume"
+        print(f"stopped by {name}; {kept}", file=sys.stderr)
+        return code
+
+    return work
+
+
+def _print(done: "TuningResult") -> None:
+    """Print the start and the result, on the seeds of the tuning and on fresh ones."""
+    from fedjaxsim.factories import flag
+    from fedjaxsim.report.progress import number, print_rows
+    from fedjaxsim.report.results import Estimate, estimate
+    from fedjaxsim.tuning.run import shown
+
+    trace, test, metric = done.trace, done.test, done.metric
+    first = trace.steps[0]
+    rows = [
+        [name, *map(shown, step.point.values()), str(step.objective.estimate),
+         str(estimate([*(test or {}).get(name, ())]))]
+        for name, step in (("start", first), ("tuned", trace.best))
+    ]  # fmt: skip
+    names = [f"{metric} on the tuning's seeds", "on fresh ones"]
+    print_rows(["", *map(flag, first.point), *names], rows)
+    if test is None:
+        print(f"{metric} was not tested on fresh seeds; ended: {done.ended}")
+        return
+    gain = Estimate(test["gain"], test["half"], None, len(test["start"]))
+    moved = "rose" if trace.larger_is_better else "fell"
+    change = f"{metric} {moved} by {gain} on {gain.seeds} fresh seeds"
+    print(f"{change} (95 %; paired t test, p = {number(test['p'])}); ended: {done.ended}")

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjaxsim.cli import main, process, tuning
+import fedjaxsim as fjs
+from fedjaxsim.cli import main, process
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.tuning import tuned_settings, words_of
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.tuning import run as tuning
+from fedjaxsim.tuning.run import tuned_settings, words_of
 
 SMALL = [
     "tune", "--clients", "12", "--local-steps", "1", "--sampling-rate", "1", "--rounds", "4",
@@ -146,6 +148,33 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     assert main([*SMALL, *PRIVATE, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "path.json").read_bytes() == (folder / "path.json").read_bytes()
     assert (tmp_path / "tuned.toml").read_bytes() == (folder / "tuned.toml").read_bytes()
+
+
+@pytest.mark.thorough
+def test_the_function_takes_the_path_of_the_command(finished, tmp_path, capsys):
+    folder, _ = finished
+    settings = {
+        "clients": 12, "local_steps": 1, "sampling_rate": 1.0, "rounds": 4, "eval_every": 4,
+        "epsilon": 2.0, "clip": 0.3, "held_out_clients": 0.5,
+    }  # fmt: skip
+    names = ["learning-rate", "clip"]
+    done = fjs.tune(settings, tmp_path / "a", names, seeds=2, steps=2, quiet=True)
+    path = read(folder)
+    assert done.best == path["steps"][path["best"]]["point"]
+    assert done.config.get("clip") == done.best["clip"]
+    assert read(tmp_path / "a")["steps"] == path["steps"]
+    assert capsys.readouterr().out == ""
+
+
+def test_the_function_refuses_what_the_command_refuses(tmp_path):
+    refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"held_out_clients": 0.5, "clients_used": "held-out"}, {}, "clients-used has no effect"),
+        ({}, {"seeds": 1}, "seeds"),
+        ({}, {"steps": 0}, "steps"),
+    ]
+    for settings, more, words in refused:
+        with pytest.raises(ValueError, match=words):
+            fjs.tune(settings, tmp_path / "a", ["clip"], **more)
 
 
 def test_a_tuning_is_not_overwritten(finished, capsys):

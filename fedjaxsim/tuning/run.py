@@ -1,4 +1,4 @@
-"""The work of `fedjaxsim tune`: a descent and its test on fresh seeds.
+"""Tunings: a descent and its test on fresh seeds.
 
 A tuning's directory holds
 
@@ -6,25 +6,23 @@ A tuning's directory holds
     tuned.toml  the settings with the result, for `fedjaxsim run`
 """
 
-import shlex
-import sys
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.messages import say
-from fedjaxsim.cli.process import stoppable
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
-from fedjaxsim.report.progress import Bar, number, print_rows
-from fedjaxsim.report.results import Estimate, difference, estimate
+from fedjaxsim.report.progress import Bar, number
+from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_own_code, draws_of, versions
 from fedjaxsim.runs.directory import fingerprint_of, settings_digest
 from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.signals import stopped
+from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.tuning.descent import (
     NOT_FINITE,
     STOPPED,
@@ -36,17 +34,122 @@ from fedjaxsim.tuning.descent import (
     descend,
     limits,
 )
-from fedjaxsim.tuning.source import find_source, keys_of, tuned_metric
+from fedjaxsim.tuning.source import Source, find_source, keys_of, tuned_metric
 
 PATH_JSON, TUNED = "path.json", "tuned.toml"
 BOUNDS = 1e4
 """Largest factor between a hyperparameter and its start."""
 
 
-def prepare_tune(
+class TuningResult(NamedTuple):
+    """The path of a tuning, and its test.
+
+    Attributes:
+      path: the folder.
+      metric: the metric that was improved.
+      ended: why it ended.
+      test: the start and the result on fresh seeds, with the gain; None without a better point.
+      statement: what the choice means for the guarantee of the final run.
+    """
+
+    path: Path
+    metric: str
+    trace: TuningTrace
+    ended: str
+    test: Record | None
+    statement: str
+
+    @property
+    def best(self) -> Point:
+        """The best hyperparameters, by name."""
+        return self.trace.best.point
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the final run, with the best hyperparameters."""
+        return read_toml(self.path / TUNED)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tuning:
+    """A tuning whose input is checked, ready to run, or to go on in its folder.
+
+    Attributes:
+      record: what `path.json` says of the tuning as a whole.
+      known: points that were measured before an interruption.
+      quiet: whether no progress is shown.
+    """
+
+    path: Path
+    source: Source
+    measure: SeedGradient
+    start: Point
+    bounds: dict[str, tuple[float, float]]
+    fresh: jax.Array
+    steps: int
+    larger_is_better: bool
+    record: Record
+    known: list[tuple[Point, ObjectiveValue]]
+    quiet: bool = False
+
+    @property
+    def metric(self) -> str:
+        """The metric that is improved."""
+        return self.record["metric"]
+
+    def run(self, stop: Event) -> TuningResult:
+        """Descend, and test the result on fresh seeds; setting `stop` ends it after a point."""
+        path, record, measure, known = self.path, dict(self.record), self.measure, [*self.known]
+        steps: list[Step] = []
+
+        def remembered(point: Point) -> ObjectiveValue:
+            """Measure a point, unless it was measured before an interruption."""
+            if known and all(np.array_equal(known[0][0][n], point[n]) for n in point):
+                return known.pop(0)[1]
+            known.clear()
+            return measure(point)
+
+        def on_step(step: Step) -> bool:
+            steps.append(step)
+            if not known:
+                _write(path, record, steps)
+            bar.show(len(steps) - 1, words_of(step, self.metric))
+            return bool(known) or not stop.is_set()
+
+        with Bar("tune", self.steps, quiet=self.quiet) as bar:
+            trace = descend(
+                remembered,
+                self.start,
+                steps=self.steps,
+                bounds=self.bounds,
+                cost=measure.runs,
+                on_step=on_step,
+                larger_is_better=self.larger_is_better,
+            )
+        best, test = trace.best, None
+        if best is not trace.steps[0] and not stop.is_set():
+            before, after = (measure(each.point, self.fresh) for each in (trace.steps[0], best))
+            worse, better = (before, after)[:: -1 if self.larger_is_better else 1]
+            gained = difference(worse.values.tolist(), better.values.tolist())
+            gain = {"gain": gained.estimate.mean, "half": gained.estimate.half, "p": gained.p}
+            test = {"start": before.values, "tuned": after.values, **gain}
+        ended = STOPPED if stop.is_set() else trace.stopped
+        if ended != NOT_FINITE:
+            tuned = tuned_settings(self.source.final.config, best.point)
+            tuned = tuned.replace(public=(*tuned.public, self.source.statement))
+            write_tables(path / TUNED, tuned.settings())
+        record |= {"stopped": ended, "best": trace.steps.index(best), "test": test}
+        _write(path, record, trace.steps)  # the end, after all other files
+        return TuningResult(path, self.metric, trace, ended, test, self.source.statement)
+
+
+def prepare_tuning(
     config: RunConfig, path: Path, asked: dict[str, Any], *, overwrite: bool, quiet: bool
-) -> Work:
-    """Check all input of a tuning; return the work."""
+) -> Tuning:
+    """Check all input of a tuning before anything is computed, and open its folder.
+
+    `asked` has wrt, seeds, steps and metric.
+    """
     names = _names(asked["wrt"], config)
     source = find_source(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
@@ -74,61 +177,9 @@ def prepare_tune(
         "runs_per_step": measure.runs,
     }
     known = _opened(path, record["fingerprint"], overwrite=overwrite)
-
-    def work() -> int:
-        with stoppable(lambda: "the steps so far are kept; the same command continues") as stop:
-            steps: list[Step] = []
-
-            def remembered(point: Point) -> ObjectiveValue:
-                """Measure a point, unless it was measured before an interruption."""
-                if known and all(np.array_equal(known[0][0][n], point[n]) for n in point):
-                    return known.pop(0)[1]
-                known.clear()
-                return measure(point)
-
-            def on_step(step: Step) -> bool:
-                steps.append(step)
-                if not known:
-                    _write(path, record, steps)
-                bar.show(len(steps) - 1, words_of(step, metric))
-                return bool(known) or not stop.is_set()
-
-            how = {"bounds": bounds, "cost": measure.runs, "larger_is_better": upwards}
-            with Bar("tune", asked["steps"], quiet=quiet) as bar:
-                steps_ = asked["steps"]
-                trace = descend(remembered, start, steps=steps_, on_step=on_step, **how)
-            best, test = trace.best, None
-            if best is not trace.steps[0] and not stop.is_set():
-                before, after = (measure(each.point, fresh) for each in (trace.steps[0], best))
-                worse, better = (before, after)[:: -1 if upwards else 1]
-                gained = difference(worse.values.tolist(), better.values.tolist())
-                mean, half = gained.estimate.mean, gained.estimate.half
-                gain = {"gain": mean, "half": half, "p": gained.p}
-                test = {"start": before.values, "tuned": after.values, **gain}
-            ended = STOPPED if stop.is_set() else trace.stopped
-            if ended != NOT_FINITE:
-                tuned = tuned_settings(final.config, best.point)
-                tuned = tuned.replace(public=(*tuned.public, source.statement))
-                write_tables(path / TUNED, tuned.settings())
-            record.update(stopped=ended, best=trace.steps.index(best), test=test)
-            _write(path, record, trace.steps)  # the end, after all other files
-            if ended == NOT_FINITE:
-                wrong = " and ".join(trace.steps[-1].objective.not_finite)
-                say(f"{ended} ({wrong}): start elsewhere")
-                return 1
-            _print(trace, test, metric, ended)
-            print(source.statement)
-            print(SHARED_SEED)
-            again = f"fedjaxsim run {shlex.quote(str(path / TUNED))} --out DIR"
-            print(f"files in {path}; {again} runs with the result")
-            if not stop.is_set():
-                return 0
-            name, code = stopped([stop.number])
-            kept = "the path so far is kept; run the same command again to resume"
-            print(f"stopped by {name}; {kept}", file=sys.stderr)
-            return code
-
-    return work
+    return Tuning(
+        path, source, measure, start, bounds, fresh, asked["steps"], upwards, record, known, quiet
+    )
 
 
 def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
@@ -178,25 +229,6 @@ def _write(path: Path, record: Record, steps: Sequence[Step]) -> None:
         for index, step in enumerate(steps)
     ]  # fmt: skip
     write_json(path / PATH_JSON, {**record, "steps": rows})
-
-
-def _print(trace: TuningTrace, test: Record | None, metric: str, ended: str) -> None:
-    """Print the start and the result, on the seeds of the tuning and on fresh ones."""
-    first = trace.steps[0]
-    rows = [
-        [name, *map(shown, step.point.values()), str(step.objective.estimate),
-         str(estimate((test or {}).get(name, np.empty(0)).tolist()))]
-        for name, step in (("start", first), ("tuned", trace.best))
-    ]  # fmt: skip
-    names = [f"{metric} on the tuning's seeds", "on fresh ones"]
-    print_rows(["", *map(flag, first.point), *names], rows)
-    if test is None:
-        print(f"{metric} was not tested on fresh seeds; ended: {ended}")
-        return
-    gain = Estimate(test["gain"], test["half"], None, len(test["start"]))
-    moved = "rose" if trace.larger_is_better else "fell"
-    change = f"{metric} {moved} by {gain} on {gain.seeds} fresh seeds"
-    print(f"{change} (95 %; paired t test, p = {number(test['p'])}); ended: {ended}")
 
 
 def words_of(step: Step, metric: str) -> str:
