@@ -21,7 +21,7 @@ def run(
 
     Args:
       settings: The settings of the run.
-      out: Directory for the results.
+      out: Directory for the results; the same command goes on there, or shows them.
       overwrite: Replace the run in the directory.
       from_: Start from the state of the run in this directory, on its data, settings and charges.
       course: Report, progress and checkpoints.

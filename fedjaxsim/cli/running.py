@@ -30,6 +30,7 @@ from fedjaxsim.runs.directory import (
     GUARANTEE,
     RunDirectory,
     fingerprint_of,
+    runs_of,
     settings_digest,
 )
 from fedjaxsim.runs.execute import (
@@ -70,6 +71,12 @@ def prepare_run(
         delta = RunDirectory(start).config().get("resolved", {}).get("delta")
         if config.clients_used == "held-out" and delta and config.get("delta") is None:
             config = config.replace(delta=delta)  # that of the number of new clients is another
+    if out is not None and (out / CONFIG).is_file() and not overwrite:
+        _check_same(config, out, start)
+        directory = RunDirectory(out)
+        if directory.is_finished():
+            return lambda: _show(directory, course)
+        return prepare_resume(out, None, course)
     experiment = checked(config, quiet=course.quiet)
     check_own_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
@@ -94,6 +101,36 @@ def prepare_run(
         return _run(stage, course)
 
     return work
+
+
+def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
+    """Check that the run in a directory is the one that is asked for: then it goes on."""
+    saved, stages = read_toml(out / CONFIG), RunDirectory(out).config().get("stages", [])
+    theirs, ours = saved.settings(), config.settings()
+    if saved.has_secret_seed and config.has_secret_seed:  # drawn for this command
+        ours["seed"] = theirs["seed"]
+    theirs["from"] = stages[-1]["directory"] if stages else None
+    ours["from"] = None if start is None else str(start)
+    other = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if other:
+        known = ", ".join(
+            f"{flag(name)} {theirs.get(name)} there and {ours.get(name)} here" for name in other[:3]
+        )
+        more = f", and {len(other) - 3} others" if len(other) > 3 else ""
+        raise ValueError(
+            f"{out} already holds a run with other settings ({known}{more}): choose another "
+            "directory or say --overwrite"
+        )
+
+
+def _show(directory: RunDirectory, course: Course) -> int:
+    """Print the results of a finished run again."""
+    [run] = runs_of({directory.path.name: directory})
+    print_table([{"run": run.name, **run.summary}], metrics=run.metrics)
+    print_guarantee(directory.report(), directory.path / GUARANTEE, explain=course.explain)
+    done = f"the run in {directory.path} is finished"
+    print(f"{done}: resume --rounds N extends it, and --overwrite runs it again")
+    return 0
 
 
 def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:

@@ -52,7 +52,7 @@ def tune(
 
     Args:
       settings: The settings of the run.
-      out: Directory for the results.
+      out: Directory for the results; the same command goes on there.
       overwrite: Replace the tuning in the directory.
       quiet: Print the result and errors only.
       options: What is tuned, and how.

@@ -197,15 +197,14 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 
 
 def _opened(path: Path, fingerprint: str, *, overwrite: bool) -> list[tuple[Point, ObjectiveValue]]:
-    """Make the directory, or open an unfinished one of the same tuning; return its points.
+    """Make the directory, or open one of the same tuning; return the points that it measured.
 
     With `overwrite`, the files of the tuning that the directory holds are removed.
     """
     make_directory(path, (), "tuning", overwrite=False)
     if (path / PATH_JSON).is_file() and not overwrite:
         saved = read_json(path / PATH_JSON)
-        unfinished = saved.get("stopped", STOPPED) == STOPPED
-        if saved.get("fingerprint") == fingerprint and unfinished:
+        if saved.get("fingerprint") == fingerprint:
             return [
                 (step["point"], ObjectiveValue(_array(step["values"]),
                  {name: _array(values) for name, values in step["slopes"].items()}))

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from problems import HANGS
 
-from fedjaxsim.cli import main
+from fedjaxsim.cli import main, running
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory, fingerprint_of, settings_digest
@@ -43,6 +44,29 @@ def test_a_run_writes_all_its_files(finished):
     for name in ("pmtl", "local"):
         assert {path.name for path in (finished / name).iterdir()} == FILES | {"public"}
         assert (finished / name / "curves.png").stat().st_size < 150_000
+
+
+def test_the_same_command_shows_a_finished_run_and_another_one_is_refused(finished, capsys):
+    private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", str(finished / "pmtl")]
+    before = {path: path.read_bytes() for path in (finished / "pmtl").iterdir() if path.is_file()}
+    assert main(["run", *SMALL, *private]) == 0
+    said = capsys.readouterr().out
+    assert "privacy: ε ≤ " in said
+    assert "is finished" in said
+    assert {path: path.read_bytes() for path in before} == before
+    assert main(["run", *SMALL, *private, "--lam", "0.3"]) == 2
+    said = capsys.readouterr().err
+    assert "already holds a run with other settings (lam 0.1 there and 0.3 here)" in said
+
+
+def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypatch):
+    out, resumed = tmp_path / "run", []
+    shutil.copytree(finished / "pmtl", out)
+    (out / "summary.json").unlink()
+    monkeypatch.setattr(running, "prepare_resume", lambda *given: resumed.append(given) or int)
+    private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", str(out)]
+    assert main(["run", *SMALL, *private]) == 0
+    assert [(path, rounds) for path, rounds, _ in resumed] == [(out, None)]
 
 
 def test_metrics_are_strict_json_at_every_evaluation(finished):

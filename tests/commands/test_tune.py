@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from typing import Any
 
 import numpy as np
@@ -177,10 +178,19 @@ def test_the_function_refuses_what_the_command_refuses(tmp_path):
             fjs.tune(settings, tmp_path / "a", ["clip"], **more)
 
 
-def test_a_tuning_is_not_overwritten(finished, capsys):
+def test_another_tuning_is_not_overwritten(finished, capsys):
     folder, _ = finished
-    assert main([*SMALL, *PRIVATE, "--out", str(folder)]) == 2
+    assert main([*SMALL, *PRIVATE, "--seed", "9", "--out", str(folder)]) == 2
     assert "already holds a tuning (path.json, " in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_a_finished_tuning_is_shown_again(finished, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder, tmp_path / "again")
+    assert main([*SMALL, *PRIVATE, "--out", str(tmp_path / "again")]) == 0
+    for name in ("path.json", "tuned.toml"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
