@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course, Machines
+from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
 
@@ -14,6 +15,7 @@ def run(
     out: Path | None = None,
     overwrite: bool = False,
     from_: Path | None = None,
+    seeds: Count | None = None,
     course: Course,
     machines: Machines,
 ) -> Work:
@@ -24,6 +26,7 @@ def run(
       out: Directory for the results; the same command goes on there, or shows them.
       overwrite: Replace the run in the directory.
       from_: Start from the state of the run in this directory, on its data, settings and charges.
+      seeds: Runs with seeds from --seed on, each in a directory in --out; then their mean.
       course: Report, progress and checkpoints.
       machines: Devices.
     """
@@ -33,8 +36,12 @@ def run(
     used = dataclasses.replace(machines, devices="1") if settings.streamed else machines
     used.start(quiet=course.quiet)
     from fedjaxsim.cli.process import in_all_processes
-    from fedjaxsim.cli.running import prepare_run
+    from fedjaxsim.cli.running import prepare_run, prepare_seeds
 
+    if seeds is not None:
+        if out is None or from_ is not None or machines.processes or machines.cluster:
+            raise ValueError("seeds needs out, and excludes from and several processes")
+        return prepare_seeds(settings, out, seeds, course, overwrite=overwrite)
     return in_all_processes(
         lambda: prepare_run(settings, out, from_, course, overwrite), machines.count
     )

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjaxsim import store
+from fedjaxsim.cli.compare import print_comparison
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Course
 from fedjaxsim.cli.messages import say
@@ -25,6 +26,7 @@ from fedjaxsim.report.results import print_table
 from fedjaxsim.runs.assemble import doubts
 from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, check_own_code, versions
+from fedjaxsim.runs.comparison import compare
 from fedjaxsim.runs.directory import (
     CONFIG,
     GUARANTEE,
@@ -99,6 +101,30 @@ def prepare_run(
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
         return _run(stage, course)
+
+    return work
+
+
+def prepare_seeds(
+    config: RunConfig, out: Path, seeds: int, course: Course, *, overwrite: bool
+) -> Work:
+    """Check the input of runs with seeds from that of `config` on; return the work."""
+    if config.has_secret_seed:
+        raise ValueError("seeds and seed secret exclude each other")
+    runs = {
+        out / f"seed-{seed}": config.replace(seed=seed)
+        for seed in range(config.seed, config.seed + seeds)
+    }
+    (path, first), *others = runs.items()
+    begin = prepare_run(first, path, None, course, overwrite)
+
+    def work() -> int:
+        code = begin()
+        for path, run in others:
+            code = code or prepare_run(run, path, None, course, overwrite)()
+        if not code:
+            print_comparison(compare(runs))
+        return code
 
     return work
 
