@@ -52,7 +52,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
-from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of
+from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of, published_metrics
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import calibration, ledger
@@ -576,6 +576,33 @@ class Simulation:
         self._require_own(state, hparams)
         measured = self.compiled.evaluate(state, hparams, self.placed[split], clients)
         return self.summarize(split, measured, clients)
+
+    def evaluate_published(
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        population: Population | None = None,
+        split: str = "test",
+    ) -> Evaluation:
+        """Compute metrics of the model that the run published: the server's, for all clients alike.
+
+        On the run's own population that is the global model beside the personal ones of `evaluate`.
+        A central test set is a population of one client: `Population.from_flat(fields, [n])`, whose
+        rows are of the split "train". Rows of other clients are read as those of the run: columns
+        by their names, in its units.
+
+        Raises:
+          ValueError: no model was published, or the names of columns or classes differ.
+        """
+        require_state(state)
+        self.check_in_memory()
+        rows = self.population if population is None else population
+        checks.one_of(sorted(rows.splits), split=split)
+        check_rows(self.task, rows.fields)
+        measured = published_metrics(
+            self.program, self.population, state, hparams.as_arrays(), rows, split
+        )
+        return summary_of(rows, split, self.task, measured.sums)(measured, None)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
         """Return the parameters that each client predicts with, leaves (m, ...) on the host.

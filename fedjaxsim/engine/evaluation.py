@@ -102,6 +102,31 @@ class Evaluation:
 
         return self._over_clients(name, worst)
 
+    def by_group(self, groups: Any) -> dict[str, "Evaluation"]:
+        """Return the evaluation of each group of clients, by the group's name in sorted order.
+
+        Args:
+          groups: the group of each evaluated client, (k,): names or numbers.
+
+        Raises:
+          ValueError: if there is not one group for each client.
+        """
+        names = np.asarray(groups)
+        if names.shape != self.count.shape[:1]:
+            raise ValueError(
+                f"groups must have one entry for each of the {len(self.count)} clients, got shape "
+                f"{names.shape}"
+            )
+        ids = np.arange(len(self.count)) if self.clients is None else self.clients
+        found = {}
+        for name in np.unique(names):
+            inside = names == name
+            values = {metric: each[inside] for metric, each in self.values.items()}
+            found[str(name)] = dataclasses.replace(
+                self, count=self.count[inside], values=values, clients=ids[inside]
+            )
+        return found
+
     def summary(self) -> dict[str, Any]:
         """Return all metrics as flat numbers, such as `test_accuracy_p10`.
 

@@ -12,7 +12,7 @@ from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.program import ClientMetrics, Program
 from fedjaxsim.engine.purity import check_captured, check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -101,6 +101,48 @@ def predictions_of(
     found = {"client": population.names[owners], "row": row, **predicted, **clipped}
     order = np.argsort(row, kind="stable")
     return {name: values[order] for name, values in found.items()}
+
+
+def published_metrics(
+    program: Program,
+    trained: Population,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    population: Population,
+    split: str,
+) -> ClientMetrics:
+    """Return the metrics, (m', ...), of the published model on a population's rows of a split."""
+    published = program.algorithm.warm_start.published(state.shared)
+    if published is None:
+        raise ValueError("the run publishes no model: clients predict with their own alone")
+    for name in ("x", "y"):
+        ours, theirs = trained.categories.get(name), population.categories.get(name)
+        if ours != theirs:
+            raise ValueError(
+                f"the names of {name!r} must be those of the run, in their order: {ours}, got "
+                f"{theirs}"
+            )
+    fields, columns = dict(population.fields), trained.columns
+    targets = [found["y"] for found in (columns, population.columns) if "y" in found]
+    if any(target.scaled for target in targets) and (len(targets) < 2 or targets[0] != targets[1]):
+        raise ValueError("the target must be scaled as the run's, by the same range")
+    named, given = columns.get("x"), population.columns.get("x")
+    if named is not None and given is not None and given != named:
+        fields["x"] = named.aligned(fields["x"], given)
+    rows = Rows.place(population, split, jax.tree.map(jnp.asarray, fields), program.algorithm)
+
+    def of_all(state, hparams, rows):
+        layout = program.choose_layout(state, evaluates=True)()
+        params = program.algorithm.warm_start.published(state.shared)
+
+        def one(client_id):
+            key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
+            with bound(program.algorithm.task.frozen, rows.frozen):
+                return program.measure(params, rows.of(client_id, key, program.minibatches, layout))
+
+        return jax.lax.map(one, jnp.arange(population.num_clients, dtype=jnp.int32))
+
+    return to_host(jax.jit(of_all)(_on_host(state), hparams, rows))
 
 
 def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndarray]:

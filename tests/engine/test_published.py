@@ -1,0 +1,93 @@
+"""The published model on everybody's rows and on a central test set, and metrics of groups."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from problems import after, coefficients, designs, least_squares
+
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data.columns import Columns
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.privacy.mechanisms import no_release
+from fedjaxsim.privacy.samplers import full_participation
+from fedjaxsim.simulation import Simulation
+
+POPULATION, TASK = least_squares([5, 8, 11], test=0.4)
+
+
+@pytest.fixture(scope="module")
+def ended():
+    sim = Simulation(pmtl(TASK), POPULATION, full_participation(), Minibatches(2, epochs=1))
+    hparams = sim.hyperparameters(clip=1.0, noise_multiplier=0.5)
+    return sim, after(sim, hparams, 2), hparams
+
+
+def squared_errors(w, population, split):
+    return [np.mean((x @ w - y) ** 2) for x, y in designs(population, split)]
+
+
+def test_the_published_model_is_judged_beside_the_personal_ones(ended):
+    sim, state, hparams = ended
+    w = coefficients(state.shared.params)
+    found = sim.evaluate_published(state, hparams)
+    expected = squared_errors(w, POPULATION, "test")
+    np.testing.assert_allclose(found.values["squared_error"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(found.count, [2, 3, 4])
+    own = sim.evaluate(state, hparams).values["squared_error"]
+    assert not np.any(np.isclose(own, expected))
+
+
+def test_a_central_test_set_is_one_client(ended):
+    sim, state, hparams = ended
+    rng = np.random.default_rng(5)
+    fields = {"x": rng.normal(size=(30, 3)), "y": rng.normal(size=30)}
+    central = Population.from_flat(fields, [30])
+    found = sim.evaluate_published(state, hparams, central, "train")
+    expected = squared_errors(coefficients(state.shared.params), central, "train")
+    np.testing.assert_allclose(found.values["squared_error"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(found.count, [30])
+    # Columns are found by their names, in the run's order and units.
+    columns = {"x": Columns(("a", "b", "c"), half_range=(1.0, 2.0, 1.0))}
+    named = sim.with_population(dataclasses.replace(POPULATION, columns=columns))
+    other = {"x": fields["x"][:, ::-1] * np.array([1.0, 2.0, 1.0]), "y": fields["y"]}
+    turned = Population.from_flat(other, [30], columns={"x": Columns(("c", "b", "a"))})
+    again = named.evaluate_published(state, hparams, turned, "train")
+    np.testing.assert_allclose(again.values["squared_error"], expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="lack column"):
+        sim.evaluate_published(state, hparams, turned, "train")
+    scaled = Columns(("y",), centre=(1.0,), half_range=(2.0,))
+    with pytest.raises(ValueError, match="scaled as the run's"):
+        sim.evaluate_published(
+            state, hparams, dataclasses.replace(central, columns={"y": scaled}), "train"
+        )
+    classes = Population.from_flat(fields, [30], categories={"y": ("no", "yes")})
+    with pytest.raises(ValueError, match="names of 'y'"):
+        sim.evaluate_published(state, hparams, classes, "train")
+    with pytest.raises(ValueError, match="split"):
+        sim.evaluate_published(state, hparams, central, "tests")
+
+
+def test_a_run_that_publishes_nothing_has_no_such_model():
+    sim = Simulation(
+        local(TASK), POPULATION, full_participation(), Minibatches(2, steps=1), no_release()
+    )
+    hparams = sim.hyperparameters()
+    with pytest.raises(ValueError, match="publishes no model"):
+        sim.evaluate_published(sim.init(0, hparams), hparams)
+
+
+def test_groups_of_clients_have_their_own_summaries():
+    values = {"accuracy": np.array([0.2, 0.4, np.nan, 1.0])}
+    whole = Evaluation("test", np.array([1, 3, 0, 2]), values)
+    groups = whole.by_group(["rural", "urban", "urban", "rural"])
+    assert [*groups] == ["rural", "urban"]
+    assert groups["rural"].mean("accuracy") == pytest.approx(0.6)
+    assert groups["rural"].weighted_mean("accuracy") == pytest.approx((0.2 + 2 * 1.0) / 3)
+    assert groups["urban"].mean("accuracy") == pytest.approx(0.4)
+    np.testing.assert_array_equal(groups["urban"].clients, [1, 2])
+    with pytest.raises(ValueError, match="one entry for each of the 4 clients"):
+        whole.by_group(["rural"])
