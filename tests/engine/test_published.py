@@ -64,7 +64,8 @@ def test_a_central_test_set_is_one_client(ended):
         sim.evaluate_published(
             state, hparams, dataclasses.replace(central, columns={"y": scaled}), "train"
         )
-    classes = Population.from_flat(fields, [30], categories={"y": ("no", "yes")})
+    words = {"x": fields["x"], "y": np.arange(30, dtype=np.int32) % 2}
+    classes = Population.from_flat(words, [30], categories={"y": ("no", "yes")})
     with pytest.raises(ValueError, match="names of 'y'"):
         sim.evaluate_published(state, hparams, classes, "train")
     with pytest.raises(ValueError, match="split"):
