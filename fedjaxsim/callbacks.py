@@ -5,8 +5,8 @@
 """
 
 import json
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedjaxsim.report.progress import Bar, epsilon_text, in_words, number
 from fedjaxsim.report.results import SPENT, Run, System, cells, compared, headings
 from fedjaxsim.signals import stop_on_signal
 
+_logger = logging.getLogger(__name__)
 _NONE = -1
 """The round of the last line of an empty file."""
 
@@ -221,7 +222,7 @@ class Checkpoints(Callback):
             return state
         if last.skipped and is_first():
             after = f"continuing after round {last.round}"
-            print(f"fedjaxsim: warning: {last.skipped[0]}; {after}", file=sys.stderr)
+            _logger.warning("%s; %s", last.skipped[0], after)
         for name, each in self._callbacks.items():
             each.memory = last.note["memory"].get(name, each.memory)
         return last.state(state)

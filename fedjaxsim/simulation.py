@@ -205,6 +205,28 @@ class Simulation:
         for cached in ("rows", "placed"):
             self.__dict__.pop(cached, None)
 
+    def __repr__(self) -> str:
+        """Name the parts, the population, the placement and the layout."""
+        layout, minibatches, scheme = self.layout, self.minibatches, self.sampler.scheme
+        count = minibatches.epochs or minibatches.steps
+        what = "epoch" if minibatches.epochs else "step"
+        taken = f"{count} {what}{'s' * (count != 1)}"
+        where = "in memory of one device"
+        if self.streamed:
+            where = "streamed: a device holds the rows and states of one cohort"
+        elif self.devices is not None:
+            where = f"clients divided over {len(self.devices)} devices"
+        cohort = "all clients" if scheme.kind == "full" else f"at most {scheme.capacity:,} clients"
+        return "\n".join([
+            f"Simulation of a {repr(self.population).splitlines()[0]}",
+            f"  algorithm: clients by {_maker(self.algorithm.client)}, server by "
+            f"{_maker(self.algorithm.server)}; reads {', '.join(self.records) or 'nothing'}",
+            f"  round: {scheme.kind} sampling of {cohort}, {taken} of minibatches of "
+            f"{minibatches.size} rows, {self.mechanism.event.kind} mechanism",
+            f"  placement: {where}",
+            f"  layout: chunks of {layout.chunk_size} clients, {layout.chunk_map} inside",
+        ])  # fmt: skip
+
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.
 
@@ -891,3 +913,11 @@ class Simulation:
         own = self._trace(keys.seed_key(0), hparams).state
         require_same_shapes("server state", own.shared, state.shared)
         require_same_shapes("personal states", own.personal, state.personal)
+
+
+def _maker(function: Callable[..., Any]) -> str:
+    """Return the name of the factory that made a part's function, or of the function."""
+    inner: Any = function
+    while hasattr(inner, "func"):
+        inner = inner.func
+    return getattr(inner, "__qualname__", type(inner).__name__).partition(".<locals>")[0]

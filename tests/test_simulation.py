@@ -136,3 +136,27 @@ def test_a_state_of_another_simulation_is_refused():
         for use in (own.evaluate, own.round, functools.partial(own.run, rounds=1)):
             with pytest.raises(ValueError, match=f"the {words} must be .* to go on from, got"):
                 use(state, hparams)
+
+
+def test_it_shows_its_parts_population_placement_and_layout():
+    sim = pmtl_of_four()
+    lines = repr(sim).splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("Simulation of a Population of 4 clients, 40 rows")
+    assert "clients by pmtl, server by server_step; reads " in lines[1]
+    assert all(name in lines[1] for name in sim.records)
+    assert lines[2] == (
+        "  round: poisson sampling of at most 4 clients, 1 epoch of minibatches of 4 rows, "
+        "gaussian mechanism"
+    )
+    assert lines[3] == "  placement: in memory of one device"
+    assert lines[4].startswith(f"  layout: chunks of {sim.layout.chunk_size} clients, ")
+    streamed = dataclasses.replace(sim, streamed=True, minibatches=Minibatches(4, steps=3))
+    assert "streamed" in repr(streamed)
+    assert "3 steps of minibatches" in repr(streamed)
+    mine = dataclasses.replace(sim, algorithm=sim.algorithm._replace(client=_of_mine(sim)))
+    assert "clients by _of_mine" in repr(mine)
+
+
+def _of_mine(sim):
+    return functools.partial(lambda *arguments: sim.algorithm.client(*arguments))

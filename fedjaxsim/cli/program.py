@@ -1,10 +1,14 @@
 """The program: reads a command line, does the command, and reports errors in one line."""
 
+import contextlib
 import errno
+import gc
 import itertools
+import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,6 +163,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
       own code, or too little memory; 3 if another process of the run was lost; 4 if a file, or
       the output, cannot be written; 128 + n after signal n.
     """
+    with _as_found():
+        return _main(arguments)
+
+
+@contextlib.contextmanager
+def _as_found() -> Iterator[None]:
+    """Print what the library logs, and leave the process's globals as they were."""
+    handler = _Lines(logging.WARNING)
+    logger, stdout, shown = logging.getLogger("fedjaxsim"), sys.stdout, warnings.showwarning
+    collected = gc.get_threshold()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        sys.stdout, warnings.showwarning = stdout, shown
+        gc.set_threshold(*collected)
+
+
+class _Lines(logging.Handler):
+    """Print each record in one line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{record.levelname.lower()}: {one_line(record.getMessage())}")
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     try:
         try:
             with end_on_signal():

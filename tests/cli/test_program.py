@@ -1,15 +1,18 @@
 """The program: which settings win, and its version."""
 
+import gc
 import itertools
+import logging
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from problems import HANGS
 
-from fedjaxsim.cli import main
+from fedjaxsim.cli import main, program
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.sweep_runs import read_sweep
@@ -85,3 +88,20 @@ def test_the_package_is_the_program():
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 2
     assert "did you mean 'run'?" in done.stderr
+
+
+def test_a_command_leaves_the_process_as_it_found_it(tmp_path, capsys):
+    before = sys.stdout, warnings.showwarning, gc.get_threshold(), [*logging.getLogger().handlers]
+    logger = logging.getLogger("fedjaxsim")
+    handlers = [*logger.handlers]
+    assert main(["predict", str(tmp_path), "--quiet"]) == 2  # JAX has started by then
+    after = sys.stdout, warnings.showwarning, gc.get_threshold(), [*logging.getLogger().handlers]
+    assert after == before
+    assert logger.handlers == handlers
+    assert "config.toml" in capsys.readouterr().err
+
+
+def test_what_the_library_logs_is_a_line_of_the_program(capsys):
+    with program._as_found():
+        logging.getLogger("fedjaxsim.callbacks").warning("a checkpoint\nis %s", "damaged")
+    assert capsys.readouterr().err == "fedjaxsim: warning: a checkpoint is damaged\n"
