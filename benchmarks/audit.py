@@ -2,7 +2,7 @@
 
     python benchmarks/audit.py
 
-prints the table of docs/results/audit.md, in a few minutes on two cores: the runs of a row are one
+prints the table of benchmarks/audit.md, in a few minutes on two cores: the runs of a row are one
 program. A broken mechanism wraps a sound one and keeps stating its ε.
 """
 

@@ -2,7 +2,7 @@
 
     python experiments/correlated_noise.py
 
-makes the numbers and the picture of docs/results/systems.md: 100 clients with digits
+makes the numbers and the picture of experiments/systems/README.md: 100 clients with digits
 (Dirichlet 0.5), a linear model, one epoch a round, ten groups in turn, or as many clients on
 average by Poisson sampling. Every arm is tuned at every ε on the same grid of learning rates and
 clip norms, by the mean test accuracy over seeds 0 to 2, which no ε covers; seeds 3 to 12 are

@@ -2,7 +2,7 @@
 
     python experiments/defaults.py $FEDJAXSIM_DATA
 
-makes the table of docs/results/defaults.md: linear models, the settings of `fedjaxsim run` without
+makes the table of experiments/defaults.md: linear models, the settings of `fedjaxsim run` without
 a flag but the data's, at ε = ∞ and at ε = 8 of the whole run. A cell is the test metric after 100
 and after 2,000 rounds.
 """

@@ -28,7 +28,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("docs/**/*.md")),
-    *ROOT.glob("benchmarks/*/*.md"),
+    *ROOT.glob("benchmarks/**/*.md"),
     *ROOT.glob("experiments/**/*.md"),
 ]
 FOLDERS = ["fedjaxsim", "tests", "benchmarks", "experiments", "notebooks", "docs"]

