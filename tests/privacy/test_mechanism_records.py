@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+from typing import Any
 
 import dp_accounting
 import jax
@@ -13,8 +14,10 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from problems import classification, numbers
 
 import fedjaxsim as fjs
+from fedjaxsim.engine.state import state_of
 from fedjaxsim.factories import make, resolve
 from fedjaxsim.hyperparameters import Hyperparameters, declared_by
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -25,6 +28,7 @@ from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, pure_gram
 from fedjaxsim.privacy.mechanisms.record import SOUND, Bound, Noise, mechanism_of, parts_bound
 from fedjaxsim.privacy.mechanisms.sums import _records_of, adaptive_clipping, per_layer, per_part
 from fedjaxsim.privacy.messages import Messages
+from fedjaxsim.testing import check_billboard
 
 C, Z, M = 2.0, 1.5, 3
 PARTS = "update", "steps"
@@ -133,7 +137,7 @@ LAWFUL = [
 ]
 QUICK = ("gaussian", "layers", "sum"), ("gaussian", "parts", "sum"), ("gaussian", "parts", "rows")
 EXTREME = st.sampled_from([0.0, 1e-30, 1.0, -2.0, 1e9, -1e18, math.nan, math.inf])
-numbers = hnp.arrays(np.float32, (M, 5), elements=EXTREME | st.floats(-4, 4, width=32))
+messages_of = hnp.arrays(np.float32, (M, 5), elements=EXTREME | st.floats(-4, 4, width=32))
 other = hnp.arrays(np.float32, 5, elements=EXTREME | st.floats(-4, 4, width=32))
 
 
@@ -158,7 +162,7 @@ def test_a_client_of_extreme_leaves_moves_the_release_by_what_is_charged(choices
     everybody = np.ones(M, bool)
 
     @settings(deadline=None, max_examples=40)
-    @given(messages=numbers, other=other, client=st.integers(0, M - 1))
+    @given(messages=messages_of, other=other, client=st.integers(0, M - 1))
     def law(messages, other, client):
         whole, _, _ = added(messages, everybody)
         absent, _, _ = added(messages, everybody & (np.arange(M) != client))
@@ -284,3 +288,53 @@ def test_adaptive_clipping_sums_exactly():
     assert mechanism.event == plain.event
     assert any("as integers" in sentence for sentence in mechanism.public)
     assert make(MECHANISMS["adaptive"], exact_sums=True).public == mechanism.public
+
+
+# --- on every placement ---------------------------------------------------------------------------
+
+
+PLACED = {
+    "per layer": per_layer(),
+    "per part": per_part(parts=("kernel", "bias")),
+    "per part, exact": per_part(parts=("kernel", "bias"), exact_sums=True),
+    "projected": fjs.privacy.transformed(
+        adaptive_clipping(exact_sums=True), fjs.privacy.random_projection(10)
+    ),
+}
+PLACEMENTS: dict[str, Any] = {
+    "in a batch": {"chunk_map": "vmap"},
+    "on two devices": {"devices": jax.devices()[:2]},
+    "streamed": {"streamed": True},
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PLACED)
+def test_a_run_is_the_same_on_every_placement_and_in_a_sweep(name):
+    population, task = classification([6, 9, 4, 8, 5, 7])
+
+    def simulation(**placement):
+        batches = fjs.Minibatches(3, steps=2)
+        return fjs.Simulation(
+            fjs.fedavg(task), population, fjs.poisson(0.5), batches, PLACED[name], **placement
+        )
+
+    sim = simulation(chunk_map="scan")
+    values = {n: 0.3 for n in sim.records if n.startswith("clip") and "learning" not in n}
+    values |= {"count_noise": 2.0} if "count_noise" in sim.records else {}
+    hparams = sim.hyperparameters(noise_multiplier=0.5, learning_rate=0.2, **values)
+    state, _ = sim.run(sim.init(3, hparams), hparams, 3)
+    expected = numbers(state.shared)
+    cost = sim.guarantee(state, 1e-3).find("replace")
+    assert cost.status != "none"
+    for placement in PLACEMENTS.values():
+        other = simulation(**placement)
+        placed, _ = other.run(other.init(3, hparams), hparams, 3)
+        np.testing.assert_allclose(numbers(placed.shared), expected, rtol=1e-4, atol=1e-5)
+        assert other.guarantee(placed, 1e-3).find("replace") == cost
+    settings = [hparams, hparams.replace(noise_multiplier=1.0)]
+    runs = fjs.SimulationBatch(sim, settings)
+    both, _ = runs.run(runs.init(3), 3)
+    np.testing.assert_allclose(numbers(state_of(both, 0).shared), expected, rtol=1e-4, atol=1e-5)
+    assert sim.guarantee(state_of(both, 0), 1e-3).find("replace").epsilon == cost.epsilon
+    check_billboard(sim, hparams, rounds=2)
