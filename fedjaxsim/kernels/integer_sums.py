@@ -65,20 +65,22 @@ def zero(shapes: PyTree, most: int, fine: bool = False) -> IntegerSum:
     return IntegerSum((word(), word()) if shift else (word(),), bits, shift, dtypes)
 
 
-def add(total: IntegerSum, vectors: PyTree, bound: jax.Array) -> IntegerSum:
-    """Add vectors, leaves (c, ...), each of global L2 norm at most `bound`, which is finite."""
-    scale = 2.0 ** (total.bits - total.shift) / bound
+def add(total: IntegerSum, vectors: PyTree, bound: PyTree) -> IntegerSum:
+    """Add vectors, leaves (c, ...), each of global L2 norm at most `bound`, which is finite.
 
-    def scaled(leaf):
+    The bound is () or one for each leaf, a pytree of (), of which the leaf's unit is a share.
+    """
+
+    def scaled(leaf, bound):
         wide = jnp.promote_types(leaf.dtype, jnp.float32)
-        return leaf.astype(wide) * scale.astype(wide)
+        return leaf.astype(wide) * (2.0 ** (total.bits - total.shift) / bound).astype(wide)
 
     def added(word, terms):
         return jax.tree.map(
             lambda old, new: old + jnp.sum(_truncated(new), axis=0, dtype=jnp.int32), word, terms
         )
 
-    terms = jax.tree.map(scaled, vectors)
+    terms = jax.tree.map(scaled, vectors, _for_leaves(bound, vectors))
     words = [added(total.words[0], terms)]
     if total.shift:  # what truncation leaves is exact in floats
         rest = jax.tree.map(lambda leaf: (leaf - jnp.trunc(leaf)) * 2.0**total.shift, terms)
@@ -86,15 +88,15 @@ def add(total: IntegerSum, vectors: PyTree, bound: jax.Array) -> IntegerSum:
     return dataclasses.replace(total, words=tuple(words))
 
 
-def plus(total: IntegerSum, noise: PyTree, bound: jax.Array) -> PyTree:
+def plus(total: IntegerSum, noise: PyTree, bound: PyTree) -> PyTree:
     """Return the sum plus noise as floats, rounded by as much as the noise is and once after it.
 
     Rounded before the noise, a large sum would move by more than its vectors do. So the noise is
     added to the lowest bits of the sum, which floats hold exactly, and then the others are.
     """
-    unit = bound * 2.0**-total.bits
 
-    def number(noise, high, *low):
+    def number(noise, bound, high, *low):
+        unit = bound * 2.0**-total.bits
         wide = jnp.promote_types(noise.dtype, jnp.float32)
         scale, value = 2.0**total.shift, noise.astype(wide) / unit.astype(wide)
         if low:  # The carry first: the words of a small sum may be large, and of opposite sign.
@@ -105,7 +107,14 @@ def plus(total: IntegerSum, noise: PyTree, bound: jax.Array) -> PyTree:
         value = value + (high - middle).astype(wide) * scale
         return (value * unit.astype(wide)).astype(noise.dtype)
 
-    return jax.tree.map(number, noise, *total.words)
+    return jax.tree.map(number, noise, _for_leaves(bound, noise), *total.words)
+
+
+def _for_leaves(bound: PyTree, tree: PyTree) -> PyTree:
+    """Return the bound of each leaf, in the structure of the tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    bounds = jax.tree.leaves(bound)
+    return jax.tree.unflatten(structure, bounds * len(leaves) if len(bounds) == 1 else bounds)
 
 
 @jax.custom_jvp

@@ -100,6 +100,22 @@ def test_what_is_released_follows_from_the_sum_plus_noise_alone(data):
     assert released(units, noise) == np.float32((units + noise) * 2.0**-total.bits)
 
 
+def test_leaves_with_bounds_of_their_own_keep_their_precision():
+    vectors = {"update": jnp.full((3, 1000), 1e-4), "steps": jnp.array([90.0, -20.0, 7.0])}
+    shapes = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], vectors))
+    bounds = {"update": jnp.float32(4e-3), "steps": jnp.float32(100)}
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+    worst = []
+    for bound in (bounds, jnp.float32(100)):
+        total = integer_sums.add(integer_sums.zero(shapes, 4096), vectors, bound)
+        value = integer_sums.plus(total, nothing, bound)
+        worst.append(np.max(np.abs(value["update"] / 3e-4 - 1)))
+        np.testing.assert_allclose(value["steps"], 77.0, rtol=1e-4)
+    # Units are C·2⁻¹⁸: 1.5e-8 of the update's own bound, and 3.8e-4 of the steps' bound.
+    assert worst[0] < 2e-4
+    assert worst[1] == 1.0
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_noise_meets_the_low_bits_alone_and_one_rounding_follows(data):

@@ -43,7 +43,8 @@ class Statistic(NamedTuple):
     Attributes:
       kind: name in `SOUND`.
       zero: `(message, m) -> total` of no messages; the message is a pytree of shapes.
-      add: `(total, messages, ids, C) -> total`, of bounded `Messages` of norm at most C.
+      add: `(total, messages, ids, C) -> total`, of bounded `Messages`; C is that of the whole
+        message, or one for each leaf.
       plus: `(total, noise, C) -> value`.
       like: `(total) -> pytree` with the shapes of the noise.
       normal: `(key, like, scale) -> noise`, isotropic in the norm in which messages are bounded.
@@ -55,8 +56,8 @@ class Statistic(NamedTuple):
 
     kind: str
     zero: Callable[[PyTree, int], PyTree]
-    add: Callable[[PyTree, Messages, jax.Array, jax.Array], PyTree]
-    plus: Callable[[PyTree, PyTree, jax.Array], PyTree]
+    add: Callable[[PyTree, Messages, jax.Array, PyTree], PyTree]
+    plus: Callable[[PyTree, PyTree, PyTree], PyTree]
     like: Callable[[PyTree], PyTree]
     normal: Callable[[jax.Array, PyTree, PyTree], PyTree]
     coordinates: Callable[[PyTree], int]
@@ -88,9 +89,9 @@ class Bound(NamedTuple):
       kind: name in `SOUND`.
       norm: `(state, hparams) -> C`, (), a bound on the norm of a whole message.
       clip: `(messages, mask, state, hparams) -> Bounded`.
-      scales: `(like, hparams) -> c`, a pytree of (), one for each leaf, whose noise has standard
-        deviation z·c; None for C in all of them. If a message moves leaf g by at most C_g, then
-        Σ (C_g/c_g)² ≤ 1.
+      norms: `(paths, hparams) -> bounds` on the norm of each leaf; None for C.
+      scales: `(paths, hparams) -> c`, one for each leaf, whose noise has standard deviation z·c;
+        None for C in all of them. If a message moves part g by at most C_g, then Σ (C_g/c_g)² ≤ 1.
       init: `(hparams) -> state`, public.
       hyperparameters: records of the hyperparameters read.
       clips: names of those that are clip norms.
@@ -102,7 +103,8 @@ class Bound(NamedTuple):
     kind: str
     norm: Callable[[PyTree, Hyperparameters], jax.Array]
     clip: Callable[[Messages, jax.Array, PyTree, Hyperparameters], Bounded]
-    scales: Callable[[PyTree, Hyperparameters], PyTree] | None = None
+    norms: Callable[[list[str], Hyperparameters], list[Any]] | None = None
+    scales: Callable[[list[str], Hyperparameters], list[Any]] | None = None
     init: Callable[[Hyperparameters], PyTree] = lambda hparams: ()
     hyperparameters: Records = ()
     clips: tuple[str, ...] = ()
@@ -188,6 +190,11 @@ def mechanism_of(
     share = 1.0 if shares is None or max_weight is not None else float(shares.mean())
     adaptation, counts = bound.adaptation, divisor == "cohort" or bound.adaptation is not None
 
+    def norms_of(paths, state, hparams):
+        if bound.norms is None:
+            return bound.norm(state, hparams)
+        return bound.norms(paths, hparams)
+
     def zero(message, num_clients):
         bound.fits(message)
         total = statistic.zero(message, num_clients)
@@ -200,7 +207,7 @@ def mechanism_of(
         if shares is not None:
             terms = terms.scale(jnp.asarray(shares, dtype=float)[ids])
         total, count = accumulator.total if counts else (accumulator.total, jnp.zeros(()))
-        total = statistic.add(total, terms, ids, bound.norm(state, hparams))
+        total = statistic.add(total, terms, ids, norms_of(messages.paths(), state, hparams))
         if adaptation is not None:
             more = adaptation.tally(bounded)
         else:
@@ -218,8 +225,9 @@ def mechanism_of(
             key, count_key = jax.random.split(key)
             noised = count + base.noise_like(count_key, count, adaptation.noise(hparams))
             state_after = adaptation.step(state, noised / denominator, hparams)
-        norm, like = bound.norm(state, hparams), statistic.like(total)
-        scales = norm if bound.scales is None else bound.scales(like, hparams)
+        like = statistic.like(total)
+        paths, scales = paths_of(like), bound.norm(state, hparams)
+        scales = scales if bound.scales is None else bound.scales(paths, hparams)
         scales = jax.tree.map(lambda c: base.noise_scale(of_sum, c, statistic.degree), scales)
         if divisor == "cohort":
             scales = jax.tree.map(lambda scale: scale * jnp.sqrt(count), scales)
@@ -227,7 +235,7 @@ def mechanism_of(
             drawn = _zeros(like)
         else:
             drawn = noise.draw(statistic, key, like, scales, round_)
-        value = statistic.plus(total, drawn, norm)
+        value = statistic.plus(total, drawn, norms_of(paths, state, hparams))
         if shift is not None:
             value = value + shift(scales, like)
         if divisor == "expected":
@@ -341,15 +349,19 @@ def _layer(path: str) -> str:
     return path.rpartition("/")[0]
 
 
+def _norms_of_layers(paths: list[str], hparams: Hyperparameters) -> list[Any]:
+    return [hparams.clip / math.sqrt(len({*map(_layer, paths)}))] * len(paths)
+
+
 def _clip_layers(
     messages: Messages, mask: jax.Array, state: PyTree, hparams: Hyperparameters
 ) -> Bounded:
     layers = [_layer(path) for path in messages.paths()]
-    norms: dict[str, Any] = dict.fromkeys(layers, hparams.clip / math.sqrt(len({*layers})))
-    return messages.bound_parts(layers, norms, mask)
+    norms = zip(layers, _norms_of_layers(messages.paths(), hparams), strict=True)
+    return messages.bound_parts(layers, dict(norms), mask)
 
 
-LAYERS = CLIP._replace(kind="layers", clip=_clip_layers)
+LAYERS = CLIP._replace(kind="layers", clip=_clip_layers, norms=_norms_of_layers)
 """Each of G layers has norm at most C/√G, so that of a message is at most C."""
 
 
@@ -373,7 +385,10 @@ def parts_bound(parts: Sequence[str], records: Records) -> Bound:
     def clip(messages, mask, state, hparams):
         return messages.bound_parts(_parts_of(messages.paths(), parts), norms(hparams), mask)
 
-    def scales(like, hparams):
+    def norms_of_leaves(paths, hparams):
+        return [norms(hparams)[part] for part in _parts_of(paths, parts)]
+
+    def scales(paths, hparams):
         given = [getattr(hparams, name) for name in shares]
         every = sum(given[1:], start=jnp.asarray(given[0]))
         # C_g/c_g = √share_g, and shares add up to 1.
@@ -381,13 +396,21 @@ def parts_bound(parts: Sequence[str], records: Records) -> Bound:
             part: c * jnp.sqrt(every / share)
             for (part, c), share in zip(norms(hparams).items(), given, strict=True)
         }
-        return [of_part[part] for part in _parts_of(paths_of(like), parts)]
+        return [of_part[part] for part in _parts_of(paths, parts)]
 
     def fits(message):
         _parts_of(paths_of(message), parts)
 
-    clip_names = tuple(clips)
-    return Bound("parts", norm, clip, scales, hyperparameters=records, clips=clip_names, fits=fits)
+    return Bound(
+        "parts",
+        norm,
+        clip,
+        norms_of_leaves,
+        scales,
+        hyperparameters=records,
+        clips=tuple(clips),
+        fits=fits,
+    )
 
 
 def _parts_of(paths: Sequence[str], parts: Sequence[str]) -> list[str]:
