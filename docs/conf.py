@@ -6,7 +6,10 @@ Notebooks have their outputs, which the site shows; the tests run them.
 project = "fedjaxsim"
 author = copyright = "The fedjaxsim authors"
 root_doc = "index"
-include_patterns = ["[iR]*.md", "[CS]*.md", "docs/**", "notebooks/**", "*/*/README.md", "experiments/*.md", "benchmarks/*.md"]
+include_patterns = [
+    "[iR]*.md", "[CS]*.md", "docs/**", "notebooks/**", "*/*/README.md", "experiments/*.md",
+    "benchmarks/*.md",
+]  # fmt: skip
 exclude_patterns = [".venv", "build"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "sphinx_book_theme"
