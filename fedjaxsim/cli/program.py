@@ -34,7 +34,8 @@ from fedjaxsim.store import release
 _FILES = {
     "run": ("run", "resume", "export"), "sweep": ("sweep", "demo"), "tune": ("tune",),
     "predict": ("predict", "coefficients"),
-    "compare": ("compare",), "data": ("data",), "plan": ("plan",), "privacy": ("privacy",),
+    "compare": ("compare",), "ls": ("ls",),
+    "data": ("data",), "plan": ("plan",), "privacy": ("privacy",),
     "audit": ("audit",), "bench": ("bench",),
 }  # fmt: skip
 COMMANDS = {name: f"fedjaxsim.cli.{file}:{name}" for file, of in _FILES.items() for name in of}

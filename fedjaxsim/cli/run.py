@@ -16,6 +16,8 @@ def run(
     overwrite: bool = False,
     from_: Path | None = None,
     seeds: Count | None = None,
+    name: str | None = None,
+    tags: tuple[str, ...] = (),
     course: Course,
     machines: Machines,
 ) -> Work:
@@ -27,9 +29,12 @@ def run(
       overwrite: Replace the run in the directory.
       from_: Start from the state of the run in this directory, on its data, settings and charges.
       seeds: Runs with seeds from --seed on, each in a directory in --out; then their mean.
+      name: Name of the run in tables, in place of its directory's.
+      tags: Words by which `fedjaxsim ls` finds it.
       course: Report, progress and checkpoints.
       machines: Devices.
     """
+    labels = ({} if name is None else {"name": name}) | ({"tags": list(tags)} if tags else {})
     if settings.streamed and (machines.count or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
     # In a process whose JAX has started, a streamed run takes the first of the devices.
@@ -41,9 +46,9 @@ def run(
     if seeds is not None:
         if out is None or from_ is not None or machines.processes or machines.cluster:
             raise ValueError("seeds needs out, and excludes from and several processes")
-        return prepare_seeds(settings, out, seeds, course, overwrite=overwrite)
+        return prepare_seeds(settings, out, seeds, course, labels, overwrite=overwrite)
     return in_all_processes(
-        lambda: prepare_run(settings, out, from_, course, overwrite), machines.count
+        lambda: prepare_run(settings, out, from_, course, overwrite, labels), machines.count
     )
 
 

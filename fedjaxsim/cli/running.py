@@ -2,7 +2,9 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,6 +39,7 @@ from fedjaxsim.runs.directory import (
 )
 from fedjaxsim.runs.execute import (
     FIXED,
+    NO_LABELS,
     Executed,
     Stage,
     about,
@@ -62,7 +65,12 @@ _ANEW = "begin anew with another seed and --out"
 
 
 def prepare_run(
-    config: RunConfig, out: Path | None, start: Path | None, course: Course, overwrite: bool
+    config: RunConfig,
+    out: Path | None,
+    start: Path | None,
+    course: Course,
+    overwrite: bool,
+    labels: Mapping[str, Any] = NO_LABELS,
 ) -> Work:
     """Check all input of a run, or of a stage after that in `start`; return the work."""
     if start is not None:
@@ -91,7 +99,7 @@ def prepare_run(
     if out is not None:
         directory = RunDirectory.create(out, overwrite=overwrite)
     _agree_on_files(directory)
-    stage = Stage(experiment, directory, config.rounds, begin, earlier)
+    stage = Stage(experiment, directory, config.rounds, begin, earlier, labels)
     doubted = doubts(config, experiment.simulation.population)
 
     def work() -> int:
@@ -106,7 +114,13 @@ def prepare_run(
 
 
 def prepare_seeds(
-    config: RunConfig, out: Path, seeds: int, course: Course, *, overwrite: bool
+    config: RunConfig,
+    out: Path,
+    seeds: int,
+    course: Course,
+    labels: Mapping[str, Any],
+    *,
+    overwrite: bool,
 ) -> Work:
     """Check the input of runs with seeds from that of `config` on; return the work."""
     if config.has_secret_seed:
@@ -116,12 +130,12 @@ def prepare_seeds(
         for seed in range(config.seed, config.seed + seeds)
     }
     (path, first), *others = runs.items()
-    begin = prepare_run(first, path, None, course, overwrite)
+    begin = prepare_run(first, path, None, course, overwrite, labels)
 
     def work() -> int:
         code = begin()
         for path, run in others:
-            code = code or prepare_run(run, path, None, course, overwrite)()
+            code = code or prepare_run(run, path, None, course, overwrite, labels)()
         if not code:
             print_comparison(compare(runs))
         return code
@@ -212,7 +226,8 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
             raise ValueError(f"rounds must be at most {config.rounds} with {why}, got {total}")
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)
-    stage = Stage(experiment, directory, total, earlier=earlier)
+    labels = tables.get("labels", {})
+    stage = Stage(experiment, directory, total, earlier=earlier, labels=labels)
 
     def work() -> int:
         if total > config.rounds and config.get("budget_epsilon") is None:

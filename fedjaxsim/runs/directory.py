@@ -170,18 +170,30 @@ def runs_of(directories: Mapping[str, RunDirectory]) -> list[Run]:
     found = []
     for name, each in directories.items():
         config, summary, rows = each.config(), each.summary(), each.metrics()
-        metrics = _metrics_in(config, each.path / CONFIG)
+        metrics = metrics_in(config, each.path / CONFIG)
         table = [
             {**row, "delta": summary["delta"], "failed": failed}
             for row, failed in zip(rows, failures(rows), strict=True)
         ]
         table[-1]["epsilon_replace"] = summary["epsilon_replace"]
         seed = number_of(config.get("seed", 0))
-        found.append(Run(name, without_seed(config), seed, table, config, summary, metrics))
+        label = config.get("labels", {}).get("name", name)
+        taken = any(label == run.name for run in found)
+        found.append(
+            Run(
+                name if taken else label,
+                without_seed(config),
+                seed,
+                table,
+                config,
+                summary,
+                metrics,
+            )
+        )
     return found
 
 
-def _metrics_in(config: Record, path: Path) -> Records:
+def metrics_in(config: Record, path: Path) -> Records:
     """Return the records of a run's metrics; the package's for a run of an earlier version."""
     try:
         return metrics_from_tables(config["resolved"]["metrics"])

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +50,7 @@ from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import Stop
 from fedjaxsim.simulation import Simulation
 
+NO_LABELS: Mapping[str, Any] = MappingProxyType({})
 FIXED = "settings", "data"
 """What a run keeps to its end."""
 
@@ -61,6 +63,7 @@ class Stage(NamedTuple):
       rounds: rounds at the end; None for those of the settings.
       begin: state before the first round, if this is a stage after others.
       earlier: the stages before, from `stage_of`.
+      labels: the name and the tags that the user gives it.
     """
 
     experiment: Experiment
@@ -68,6 +71,7 @@ class Stage(NamedTuple):
     rounds: int | None = None
     begin: SimulationState | None = None
     earlier: Sequence[Record] = ()
+    labels: Mapping[str, Any] = NO_LABELS
 
     @property
     def path(self) -> Path | None:
@@ -96,7 +100,7 @@ def execute(
 
     `stop` ends the run after the segment in flight, with all files.
     """
-    experiment, directory, rounds, begin, earlier = stage
+    experiment, directory, rounds, begin, earlier, labels = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
     state = with_public(experiment.init() if begin is None else begin, config.public)
@@ -111,7 +115,8 @@ def execute(
             tables, facts = experiment.resolved(), about(experiment)
             tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
             tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
-            directory.write_config(tables | ({"stages": list(earlier)} if earlier else {}))
+            tables |= {"stages": list(earlier)} if earlier else {}
+            directory.write_config(tables | ({"labels": dict(labels)} if labels else {}))
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
     history: Sequence[Segment] = ()

@@ -73,13 +73,19 @@ def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypa
 def test_several_seeds_are_runs_of_their_own_with_a_mean(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def prepare(config, out, start, course, overwrite):
+    def prepare(config, out, start, course, overwrite, labels):
+        assert labels == {"tags": ["a", "b"]}
         asked.append((config.seed, out.name))
         write_run(out, "pmtl", 0.5 + 0.1 * config.seed, seed=config.seed)
         return lambda: 0
 
     monkeypatch.setattr(running, "prepare_run", prepare)
-    assert main(["run", "--seed", "1", "--seeds", "2", "--out", str(tmp_path / "runs")]) == 0
+    assert (
+        main(
+            ["run", "--seed", "1", "--seeds", "2", "--tags", "a,b", "--out", str(tmp_path / "runs")]
+        )
+        == 0
+    )
     assert asked == [(1, "seed-1"), (2, "seed-2")]
     assert "0.650 ± 0.635" in capsys.readouterr().out  # by hand: 12.7 · 0.05
     for bad in ("--seeds 2", "--seeds 2 --seed secret --out x", "--seeds 2 --out x --from y"):

@@ -1,0 +1,38 @@
+"""`fedjaxsim ls`: what lies in a folder, from its files alone."""
+
+import pytest
+import tomli_w
+from written_runs import write_run
+
+
+def test_runs_sweeps_and_tunings_are_listed_and_found_by_tag(tmp_path, monkeypatch, ask, ask_json):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("a", 0.5), ("b", 0.25)):
+        write_run(tmp_path / "runs" / "one" / name, "fedavg", value)
+    labels = {"labels": {"name": "my best", "tags": ["paper", "ε"]}}
+    with (tmp_path / "runs/one/b/config.toml").open("ab") as file:
+        tomli_w.dump(labels, file)
+    begun = tmp_path / "runs" / "begun"
+    begun.mkdir()
+    (begun / "config.toml").write_text("rounds = 7\n")
+    (begun / "metrics.jsonl").write_text('{"round": 3}\n')
+    sweep = tmp_path / "runs" / "sweep"
+    sweep.mkdir()
+    (sweep / "sweep.toml").write_text("[resolved]\nruns = 4\n")
+    (sweep / "report.json").write_text('{"summary": {"finished": 3}}')
+    rows = ask_json("ls")
+    assert [(row["path"], row["kind"], row["rounds"]) for row in rows] == [
+        ("runs/begun", "run", "3 of 7"),
+        ("runs/one/a", "run", "4"),
+        ("runs/one/b", "run", "4"),
+        ("runs/sweep", "sweep", "3 of 4 runs"),
+    ]
+    [found] = ask_json("ls runs --tag paper")
+    assert (found["name"], found["metric"], found["algorithm"]) == ("my best", 0.25, "fedavg")
+    assert "runs/one/b (my best)" in ask("ls")
+    assert "my best" in ask("compare runs/one/a runs/one/b")
+
+
+@pytest.mark.parametrize("words", ["ls absent", "ls --tag"])
+def test_a_folder_that_is_not_there_is_refused(refused, words):
+    refused(words)
