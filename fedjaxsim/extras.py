@@ -12,6 +12,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "plots": ("matplotlib",),
     "tables": ("pandas", "pyarrow"),
     "tpu": ("libtpu",),
+    "verify": ("dp_accounting",),
 }
 """The modules that the package imports of each extra."""
 _OTHERS = {"jax_cuda12_plugin": "jax_cuda13_plugin"}

@@ -60,7 +60,7 @@ def without(libraries, commands, folder):
 
 DISTRIBUTIONS = {
     "PIL": "pillow", "jax_cuda12_plugin": "jax[cuda12]",
-    "libtpu": "jax[tpu]",
+    "libtpu": "jax[tpu]", "dp_accounting": "dp-accounting",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
+from fedjaxsim.extras import require
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import (
     MOST_ROUNDS,
@@ -27,6 +28,7 @@ def privacy(
     capacity: int | None = None,
     adjacency: Adjacency | None = None,
     noise_schedule: str | None = None,
+    verify: bool = False,
     json: bool = False,
 ) -> Work:
     """Compute the ε of a plan, or the noise, rounds or sampling rate that meets an ε.
@@ -48,8 +50,11 @@ def privacy(
       adjacency: Adjacency of the target; by default zero_out.
       noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
         z is then the constant noise of the same total cost. Constant where rounds are solved for.
+      verify: Recompute ε with Google's dp_accounting and print both; they must agree to 1 %.
       json: Print JSON instead of text.
     """
+    if verify:
+        require("verify")
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
     if sampling == "poisson":
         plan["sampling_rate"] = sampling_rate
@@ -94,17 +99,24 @@ def privacy(
 
         charged = PrivacySpend(scheme, GAUSSIAN, schedule.entries(z, p, T))
         made = report([charged], delta).assuming(assumed)
+        opinions = made.verify() if verify else ()
 
     def work() -> int:
         from fedjaxsim.report.files import print_json
 
         if json:
             nested = made.to_json()
+            if verify:
+                nested["dp_accounting"] = {each.adjacency: each.second for each in opinions}
             print_json({**solved, "guarantee": nested} if solved else nested)
         else:
             for name, value in solved.items():
                 print(f"{name.replace('_', ' ')}: {value}")
             print(made)
+            if opinions:
+                print("verified:")
+            for opinion in opinions:
+                print(f"  {opinion}")
         return 0
 
     return work

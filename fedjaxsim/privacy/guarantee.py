@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjaxsim.privacy import filter as filters
+from fedjaxsim.privacy import second_opinion
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.assumptions import (
     KNOWN_SEED,
@@ -36,6 +37,7 @@ from fedjaxsim.privacy.entries import (
     drawn_twice,
 )
 from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.second_opinion import SecondOpinion
 from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons, round_up
 
 _FEW = 64
@@ -136,6 +138,25 @@ class Report:
             for each in self.guarantees
         ]
         return dataclasses.replace(self, guarantees=tuple(changed))
+
+    def verify(self) -> tuple[SecondOpinion, ...]:
+        """Recompute the joint-DP ε of clients with dp_accounting (extra `verify`); return both.
+
+        Raises:
+          ValueError: if they differ by more than 1 %, if dp_accounting does not describe the
+            releases, or if the report, as one read from a file, has no charges.
+        """
+        if self.charges == () and any(each.epsilon for each in self.guarantees):
+            raise ValueError("the report has no charges: take it from a run, not from a file")
+        costly, opinions = _costly(self.charges, "client"), []
+        for each in self.guarantees:
+            if (each.unit, each.view) == ("client", "joint_dp") and each.epsilon is not None:
+                second = second_opinion.epsilon(costly, each.delta, each.adjacency)
+                opinion = SecondOpinion(each.adjacency, each.delta, each.epsilon, second)
+                if not opinion.agrees:
+                    raise ValueError(f"two accountants differ by more than 1 %: {opinion}")
+                opinions.append(opinion)
+        return tuple(opinions)
 
     def short(self) -> str:
         """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""

@@ -46,7 +46,7 @@ from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import NothingTestedError, check_billboard
 
-_PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "dp-accounting", "numpy")
+_PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "numpy", "scipy")
 
 
 @dataclasses.dataclass(frozen=True)

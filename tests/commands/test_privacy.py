@@ -191,3 +191,10 @@ def test_the_ledger_is_that_of_the_numbers_typed(ask_json):
     plan = f"--sampling full --noise-multiplier 5.1 --rounds 3 --delta {delta}"
     found = only(ask_json(f"privacy {plan}"), "zero_out")
     assert found["epsilon"] == pytest.approx(1, rel=1e-9)
+
+
+def test_a_plan_is_verified_with_another_accountant(ask, ask_json):
+    text = ask(f"privacy {FULL} --verify")
+    assert "zero_out: ε 3.3414, and by dp_accounting 3.3414 (δ = 1e-05)" in text
+    second = ask_json(f"privacy {FULL} --verify")["dp_accounting"]
+    assert second["replace"] == pytest.approx(7.5113, abs=6e-4)

@@ -207,6 +207,11 @@ def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: bool) -> 
     return losses.profile(groups)
 
 
+def grid(met: Sequence[_Rounds], adjacency: Adjacency) -> float:
+    """Return a grid of losses, in nats, that suits rounds if each is composed on it."""
+    return _interval(0.0, met, adjacency, False) if met else INTERVAL
+
+
 def _interval(mu: float, rest: Sequence[_Rounds], adjacency: Adjacency, coarse: bool) -> float:
     """Choose the grid, a power of two times INTERVAL: fine for every round, with room for all.
 

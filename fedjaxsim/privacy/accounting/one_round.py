@@ -1,7 +1,7 @@
 """The cost of one round, by its event: nothing else asks an event for a cost.
 
 An event may be a user's own. A cost that is not a number of at least 0 counts as ∞, which is an
-unknown cost, and ∞ stays ∞ in every mixture and sum. An event is told the client's probability to
+unknown cost, and ∞ stays ∞ in every mixture and sum. An event gets the client's probability to
 be in the cohort only if it says that it `amplifies`; otherwise the client is in for certain.
 """
 
