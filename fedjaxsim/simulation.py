@@ -173,6 +173,7 @@ class Simulation:
                 self.minibatches,
                 self.chunk_size,
                 self.chunk_map,
+                self.devices,
             ),
             AllClients(m),
             self.accounts,

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,6 +16,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.shape_bytes import bytes_of, products_in
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend, products
+from fedjaxsim.kernels.backend import Backend
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.tasks.task import Task
@@ -101,6 +102,7 @@ class Workload:
     A user may have given `chunk_size` and `chunk_map`; `model_bytes` are those of one client.
 
     Attributes:
+      backend: the devices that the program is traced for, whatever else the process has.
       linear: whether the model is linear, so that rows of clients who share it are one product.
       one_by_one: whether a CPU runs the clients of a single run one after another.
       useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
@@ -125,6 +127,7 @@ class Workload:
     rematerialize: bool = False
     most_rows: int | None = None
     narrow_rows: bool = False
+    backend: Backend = dataclasses.field(default_factory=backend.current)
 
     def __post_init__(self):
         if self.chunk_size is not None:
@@ -148,7 +151,7 @@ class Workload:
         slots: int = 0,
         memory: Callable[[], tuple[int, int]] | None = None,
     ) -> Layout:
-        """Choose the layout on the default backend, given what is known of the work.
+        """Choose the layout, given what is known of the work.
 
         `runs` settings are one program, in which a client's personal states have `row_bytes`;
         `message` are the shapes of what it sends. If `alike`, all clients have the same parameters.
@@ -156,7 +159,7 @@ class Workload:
         and those of one client of a batch, as from `bytes_of_work`.
         """
         single = runs == 1
-        if backend.platform() != "cpu":
+        if self.backend.platform != "cpu":
             kind, size = self._on_accelerator(slots, memory, capped=self.capped or not single)
         elif self.chosen or not single:
             # Models of all settings of a client are one batch in any case. Clients run one after
@@ -196,7 +199,8 @@ class Workload:
             return kind, size
         held, client = memory()
         most = size if capped else MOST_AT_ONCE
-        return kind, at_once(device_memory() - held, client, slots, most)
+        free = (self.backend.memory or DEFAULT_MEMORY) - held
+        return kind, at_once(free, client, slots, most)
 
 
 def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
@@ -210,11 +214,6 @@ def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int
     return max(2, -(-slots // max(1, chunks)))
 
 
-def device_memory() -> int:
-    """Return the bytes that JAX may allocate on the first device, by default `DEFAULT_MEMORY`."""
-    return backend.memory() or DEFAULT_MEMORY
-
-
 def workload_of(
     task: Task,
     population: Population,
@@ -222,8 +221,9 @@ def workload_of(
     minibatches: Minibatches,
     chunk_size: int | None = None,
     chunk_map: ChunkMap | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Workload:
-    """Return the workload of a run on the default backend.
+    """Return the workload of a run on some devices, by default the first one.
 
     It follows from public numbers alone, or a client's rounding would follow from other clients'
     numbers of rows: their logarithms are taken as spread evenly up to the population's bound. A CPU
@@ -236,13 +236,13 @@ def workload_of(
     if minibatches.epochs is not None:
         most_steps = -(-population.bound("train") // minibatches.size)
     uneven = most_steps > 1
-    fields = population.fields.values()
+    fields, on = population.fields.values(), backend.current(devices)
     narrow = any(field.ndim == 2 and field.shape[1] in NARROW for field in fields)
     known = Workload(
         chunk_size, chunk_map, model, task.linear is not None, sorts=uneven,
-        narrow_rows=narrow and backend.platform() == "cpu",
+        narrow_rows=narrow and on.platform == "cpu", backend=on,
     )  # fmt: skip
-    if known.chosen or backend.platform() != "cpu":
+    if known.chosen or on.platform != "cpu":
         return known
     m = population.num_clients
     # Few are long: this costs equal clients some per cent, and long tails far less than others.

@@ -5,9 +5,10 @@
 time goes, and `server_update`.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches, UnprotectedError, loss_of, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import Account, costs_of
+from fedjaxsim.engine.factorizations import factorize_one_by_one
 from fedjaxsim.engine.layout import Layout, Workload
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
@@ -30,6 +32,7 @@ from fedjaxsim.hyperparameters import (
     client_values,
     server_values,
 )
+from fedjaxsim.kernels.backend import planning_for
 from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
@@ -89,6 +92,17 @@ class Functions(NamedTuple):
     evaluate: Callable[..., ClientMetrics]
 
 
+def traced_for_its_devices(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a program's method, traced for the devices of its workload."""
+
+    @functools.wraps(method)
+    def traced(self: "Program", *args: Any, **kwargs: Any) -> Any:
+        with self.tracing():
+            return method(self, *args, **kwargs)
+
+    return traced
+
+
 def run_key(key: jax.Array) -> jax.Array:
     """Return the key that the rounds of a run draw from, given the key of `init`."""
     return keys.stream(key, Stream.RUN)
@@ -136,8 +150,16 @@ class Program:
         """Return the attributes by name, for the program of a transform."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Program)}
 
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace for the devices of the workload in a `with` block, whatever the process has."""
+        factorize_one_by_one()
+        with planning_for(self.workload.backend):
+            yield
+
     # --- the four functions -----------------------------------------------------------------------
 
+    @traced_for_its_devices
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """Return the state before the first round."""
         self._check_shapes(hparams)
@@ -157,6 +179,7 @@ class Program:
             consumed=jnp.zeros(len(ids), jnp.int32) if consumes else None,
         )
 
+    @traced_for_its_devices
     def step(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
     ) -> tuple[SimulationState, Metrics]:
@@ -166,6 +189,7 @@ class Program:
         """
         return self.drawn_round(state, hparams, rows, self.draw(state, hparams))
 
+    @traced_for_its_devices
     def drawn_round(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
     ) -> tuple[SimulationState, Metrics]:
@@ -187,12 +211,14 @@ class Program:
         after = self._charged(state, hparams, drawn, release.noise_multiplier)
         return jax.lax.cond(allows(limit, after), run, lambda state: (state, no_metrics), state)
 
+    @traced_for_its_devices
     def rounds(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, rounds: int
     ) -> tuple[SimulationState, Metrics]:
         """Run `rounds` rounds; return the last state and all metrics, each (rounds, ...)."""
         return jax.lax.scan(lambda state, _: self.step(state, hparams, rows), state, length=rounds)
 
+    @traced_for_its_devices
     def evaluate(
         self,
         state: SimulationState,
@@ -231,6 +257,7 @@ class Program:
 
         return self.partition.total(jax.tree.map(gathered, found))
 
+    @traced_for_its_devices
     def predict(
         self,
         state: SimulationState,
@@ -270,6 +297,7 @@ class Program:
 
     # --- the three parts of a round ---------------------------------------------------------------
 
+    @traced_for_its_devices
     @jax.named_scope("draw")
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
         """Draw a round from the run's key and the round alone, so rounds can be drawn ahead."""
@@ -292,6 +320,7 @@ class Program:
             noise=noise,
         )
 
+    @traced_for_its_devices
     @jax.named_scope("work")
     def work(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
@@ -341,6 +370,7 @@ class Program:
 
         return client
 
+    @traced_for_its_devices
     @jax.named_scope("server")
     def server_update(
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: CohortResult
@@ -431,6 +461,7 @@ class Program:
         choose = functools.partial(self.workload.layout, runs, row_bytes=row_bytes)
         return functools.partial(choose, evaluates=evaluates, alike=alike)
 
+    @traced_for_its_devices
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
         """Estimate from shapes the bytes that one client of a batch needs at once."""
         key = keys.seed_key(0)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.batch import batch
 from fedjaxsim.engine.processes import SAME, across, placed
-from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.program import Program, traced_for_its_devices
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import (
     AllClients,
@@ -101,18 +101,22 @@ class Sharded(Program):
 
     mesh: Mesh = dataclasses.field(kw_only=True)
 
+    @traced_for_its_devices
     def init(self, key, hparams):
         specs = self.specs(jax.eval_shape(Program(**self.parts()).init, key, hparams))
         whole = across(self._local().init, self.mesh, (SAME, self._hparams), specs)
         return map_clients_leaves(self._unpadded, whole(key, hparams))
 
+    @traced_for_its_devices
     def step(self, state, hparams, rows):
         return self._advance(self._local().step, state, hparams, rows, ())
 
+    @traced_for_its_devices
     def rounds(self, state, hparams, rows, rounds):
         several = functools.partial(self._local().rounds, rounds=rounds)
         return self._advance(several, state, hparams, rows, (None,))
 
+    @traced_for_its_devices
     def evaluate(self, state, hparams, rows, clients=None):
         inputs = (self.specs(state), self._hparams, specs_of_rows(rows), SAME)
         outputs = self._spec(StatePart("clients", varies=True))

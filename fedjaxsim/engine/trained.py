@@ -90,7 +90,8 @@ def predictions_of(
 
         return jax.lax.map(one, (fields, clients), batch_size=size)
 
-    said = jax.jit(all_rows)(_on_host(state), hparams, rows, fields, clients)
+    with program.tracing():
+        said = jax.jit(all_rows)(_on_host(state), hparams, rows, fields, clients)
     predicted = {name: np.asarray(value) for name, value in said.items()}
     y = trained.columns.get("y")
     if y is not None and y.scaled:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.minibatches import PASS_SIZE
-from fedjaxsim.engine.factorizations import factorize_one_by_one
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
@@ -28,8 +27,6 @@ from fedjaxsim.privacy.messages import Messages, along_clients, wide_type
 PyTree = Any
 INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
 """The shape of a client's id, a round and a number of rows."""
-
-factorize_one_by_one()
 
 
 class CohortSlots(NamedTuple):

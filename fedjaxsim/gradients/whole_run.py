@@ -156,6 +156,10 @@ def hypergradient(
 
     differentiate = mode.differentiate(value)
 
+    def differentiated(*args):
+        with program.tracing():
+            return differentiate(*args)
+
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
         _check(simulation, hparams, rounds, epsilon)
@@ -166,7 +170,7 @@ def hypergradient(
             epsilon = jnp.asarray(epsilon, float)
         if EPSILON in names:
             chosen[EPSILON], epsilon = epsilon, None
-        return differentiate(chosen, rows, objective, epsilon, key, hparams)
+        return differentiated(chosen, rows, objective, epsilon, key, hparams)
 
     return function
 

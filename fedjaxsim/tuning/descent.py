@@ -21,7 +21,6 @@ from fedjaxsim.engine.processes import SAME, across, mesh_of
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse
 from fedjaxsim.gradients.whole_run import check_names, hypergradient, mean_metric
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.kernels import backend
 from fedjaxsim.report.results import Estimate, estimate
 from fedjaxsim.simulation import Simulation
 
@@ -131,7 +130,7 @@ class SeedGradient:
                 return run(key, hparams)
 
             # On a CPU a batch of whole runs takes S times the memory for no gain.
-            on_cpu = backend.platform() == "cpu"
+            on_cpu = simulation.program.workload.backend.platform == "cpu"
             return jax.lax.map(one, keys) if on_cpu else jax.vmap(one)(keys)
 
         count = math.gcd(len(keys), len(jax.devices()))

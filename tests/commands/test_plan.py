@@ -1,7 +1,6 @@
 """`fedjaxsim plan`: memory counted by hand, what arrays take, and devices that are not there."""
 
 import dataclasses
-import functools
 import json
 import os
 import subprocess
@@ -142,7 +141,10 @@ def test_the_command_prints_the_table_or_its_numbers(capsys):
 
 def test_layouts_are_those_of_the_device_that_is_planned_for():
     experiment = experiment_of(algorithm="ditto", model="mlp", clip=1.0, noise_multiplier=1.0)
-    two_settings = functools.partial(Workload(model_bytes=10**6).layout, 2)
+
+    def two_settings():
+        return Workload(model_bytes=10**6).layout(2)
+
     assert two_settings().scans
     with planning_for(Backend("gpu", 10**9)):
         assert not two_settings().scans

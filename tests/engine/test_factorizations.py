@@ -11,6 +11,7 @@ from several import start
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.factorizations import factorize_one_by_one
+from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.simulation_batch import SimulationBatch
 
 LIMIT = 300
@@ -89,6 +90,32 @@ def compute(name):
     print("settings end", flush=True)
 
 
+@pytest.fixture
+def in_program():
+    """As while a program is traced."""
+    factorize_one_by_one()
+    with planning_for(Backend("cpu", None)):
+        yield
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="calls of LAPACK end there")
+def test_only_programs_map_factorizations_one_by_one():
+    """A user's own `jax.vmap` of the same function keeps JAX's rule, before and after."""
+    factorize_one_by_one()
+    many = jnp.broadcast_to(jnp.eye(3), (4, 3, 3))
+
+    def loops():
+        return "scan" in str(jax.make_jaxpr(jax.vmap(jnp.linalg.cholesky))(many))
+
+    def in_a_program():
+        with planning_for(Backend("cpu", None)):
+            return loops()
+
+    assert [loops(), in_a_program(), loops(), in_a_program()] == [False, True, False, True]
+    with planning_for(Backend("gpu", None)):
+        assert not loops()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FACTORIZATIONS)
 def test_factorizations_of_clients_servers_and_settings_end_on_two_devices(name):
@@ -110,8 +137,7 @@ def test_factorizations_of_clients_servers_and_settings_end_on_two_devices(name)
         for name in FACTORIZATIONS
     ],
 )
-def test_a_mapped_factorization_is_that_of_each_matrix(name):
-    factorize_one_by_one()
+def test_a_mapped_factorization_is_that_of_each_matrix(name, in_program):
     function, many = (
         FACTORIZATIONS[name],
         jax.vmap(positive)(jax.random.split(jax.random.key(0), 3)),
@@ -124,8 +150,7 @@ def test_a_mapped_factorization_is_that_of_each_matrix(name):
     np.testing.assert_allclose(found[1], wanted(many[1, :4, :4]), rtol=1e-3, atol=1e-4)
 
 
-def test_one_operand_may_be_the_same_for_all():
-    factorize_one_by_one()
+def test_one_operand_may_be_the_same_for_all(in_program):
     a, right = positive(jax.random.key(0))[:3, :3], jnp.arange(12.0).reshape(4, 3)
     found = jax.vmap(jnp.linalg.solve, (None, 0))(a, right)
     np.testing.assert_allclose(found @ a.T, right, rtol=1e-4, atol=1e-5)

@@ -1,5 +1,6 @@
 """How many clients an accelerator runs at once: by arithmetic, which a CPU can pretend to need."""
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -10,18 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from problems import classification, read_by, simulation_of
+from problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine import layout
 from fedjaxsim.engine.layout import (
     DEFAULT_MEMORY,
     Layout,
     Workload,
     at_once,
-    device_memory,
     expected_lengths,
     multiplications,
     steps_of,
@@ -29,6 +28,7 @@ from fedjaxsim.engine.layout import (
 )
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes, products_in
 from fedjaxsim.engine.work import CohortSlots, _chunks
+from fedjaxsim.kernels.backend import Backend, current, planning_for, platform
 from fedjaxsim.models import cnn, gru, mlp
 from fedjaxsim.models import linear as linear_model
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -47,14 +47,10 @@ VALUES = {
 
 
 @pytest.fixture
-def pretend(monkeypatch):
+def pretend():
     """Has programs laid out as for an accelerator with so many bytes, on this CPU."""
-
-    def accelerator(memory):
-        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        monkeypatch.setattr(layout, "device_memory", lambda: memory)
-
-    return accelerator
+    with contextlib.ExitStack() as stack:
+        yield lambda memory: stack.enter_context(planning_for(Backend("gpu", memory)))
 
 
 @pytest.mark.parametrize(
@@ -118,17 +114,43 @@ def test_a_cpu_has_sizes_of_its_own_and_so_has_whoever_asks(pretend):
 
 
 class Device:
+    platform, process_index = "gpu", 0
+
     def __init__(self, stats):
         self.memory_stats = lambda: stats
 
 
 @pytest.mark.parametrize(
     ("stats", "memory"),
-    [({"bytes_limit": 5}, 5), ({"bytes_in_use": 5}, DEFAULT_MEMORY), (None, DEFAULT_MEMORY)],
+    [({"bytes_limit": 500}, 500), ({"bytes_in_use": 5}, DEFAULT_MEMORY), (None, DEFAULT_MEMORY)],
 )
-def test_a_device_that_does_not_tell_has_a_stated_memory(stats, memory, monkeypatch):
-    monkeypatch.setattr(jax, "local_devices", lambda: [Device(stats)])
-    assert device_memory() == memory
+def test_a_device_that_does_not_tell_has_a_stated_memory(stats, memory):
+    workload = Workload(backend=current([Device(stats)]))
+    client = memory // 100  # so a quarter of the memory holds 25
+    assert workload.layout(slots=100, memory=lambda: (0, client)).chunk_size == 25
+
+
+def test_a_program_is_laid_out_and_traced_for_its_own_devices():
+    """On a host with a card, a run on the CPU is a CPU's, and the other way round."""
+    seen, (population, task) = [], least_squares([4, 5])
+    base = fedavg(task)
+
+    def client(*args):
+        seen.append(platform())
+        return base.client(*args)
+
+    algorithm = base._replace(client=client)
+    for card in ("gpu", "cpu"):
+        with planning_for(Backend(card, 2**30)):
+            sim = Simulation(algorithm, population, poisson(0.5), Minibatches(2, steps=1))
+        assert sim.program.workload.backend.platform == card
+        hparams = read_by(sim, **VALUES).as_arrays()
+        state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+        seen.clear()
+        jax.make_jaxpr(sim.program.step)(state, hparams, sim.rows["train"])
+        assert {*seen} == {card}
+        assert platform() == "cpu"
+    assert current(jax.devices()[:1]).platform == "cpu"
 
 
 def shapes_of(jaxpr):
@@ -277,6 +299,7 @@ def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem
     client = sim.program.client_bytes(hparams, rows)
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     pretend(four_at_once(sim))
+    sim = of_problem(problem, "pmtl")
     several = jax.jit(
         lambda state: sim.program.rounds(state, hparams, rows, 2)[0], donate_argnums=0
     )
