@@ -35,6 +35,12 @@ def round_up(value: float) -> float:
     return math.ceil(value / unit) * unit
 
 
+_GRIDS = 64
+"""Number of profiles whose grids of losses stay in memory, up to some 50 MB each."""
+_NUMBERS = 65536
+"""Number of values of ε and δ that stay in memory."""
+
+
 class Minibatches(NamedTuple):
     """T minibatches of expected size b of one client with n rows, n public.
 
@@ -69,7 +75,7 @@ class Minibatches(NamedTuple):
         return composition.overflow_probability([spent]) if self.rate < 1 else 0.0
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=_GRIDS)
 def profile(
     taken: tuple[Minibatches, ...], adjacency: Adjacency, released: tuple[PrivacySpend, ...] = ()
 ) -> Profile:
@@ -94,6 +100,16 @@ def profile(
         lambda delta: e if (e := tight.epsilon(delta)) < math.inf else bound.epsilon(delta),
     )
     return with_failure(either, min(1.0, math.fsum(each.overflow() for each in taken)))
+
+
+@functools.lru_cache(maxsize=_NUMBERS)
+def _epsilon(taken: Any, adjacency: Adjacency, released: Any, delta: float) -> float:
+    return profile(taken, adjacency, released).epsilon(delta)
+
+
+@functools.lru_cache(maxsize=_NUMBERS)
+def _delta(taken: Any, adjacency: Adjacency, released: Any, epsilon: float) -> float:
+    return profile(taken, adjacency, released).delta(epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +169,12 @@ def epsilons(
     each: dict[Adjacency, np.ndarray] = {}
     largest: dict[Adjacency, tuple[float, float]] = {}
     for adjacency in ADJACENCIES:
-        of_all = [profile(taken, adjacency, also) for taken in spent]
-        found = [one.epsilon(own) for one, own in zip(of_all, deltas.tolist(), strict=True)]
-        each[adjacency], epsilon = np.array(found), max(found)
-        together = (profile(kind, adjacency, also).delta(epsilon) for kind in {*spent})
+        of_clients = [
+            _epsilon(taken, adjacency, also, own)
+            for taken, own in zip(spent, deltas.tolist(), strict=True)
+        ]
+        each[adjacency], epsilon = np.array(of_clients), max(of_clients)
+        together = (_delta(kind, adjacency, also, epsilon) for kind in {*spent})
         largest[adjacency] = epsilon, max(together) if epsilon < math.inf else 1.0
     return ExampleEpsilons(counts, deltas, each["zero_out"], each["replace"], largest)
 

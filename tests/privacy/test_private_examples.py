@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import math
 
 import dp_accounting
@@ -29,6 +30,7 @@ from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.keys import Stream, stream
 from fedjaxsim.models.model import Dense, Model
 from fedjaxsim.privacy import silos as of_silos
+from fedjaxsim.privacy.accounting import losses
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import ADJACENCIES, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
@@ -981,3 +983,18 @@ def test_canary_examples_bound_epsilon_from_below(z, refuted):
     claimed = of_silos.profile(taken, "zero_out").epsilon(1e-3)
     bound = of_scores(-np.asarray(gradient), np.asarray(present) > 0, 1e-3)
     assert (bound.epsilon > claimed) == refuted
+
+
+@pytest.mark.thorough
+def test_epsilons_of_many_kinds_of_clients_keep_few_grids_in_memory():
+    """Each profile holds the losses of a run on a grid; numbers alone are kept of most."""
+    counts = tuple(range(10, 110))
+    event = Examples(silos=Silos(counts, 5, 40, 1, 2, None))
+    m = len(counts)
+    charge = PrivacySpend(SamplingScheme("full", m, m), event, (Entry(2.0, 1.0, 3),))
+    of_silos.profile.cache_clear()
+    found = of_silos.epsilons([charge])
+    assert len(found.zero_out) == m
+    gc.collect()
+    grids = [each for each in gc.get_objects() if isinstance(each, losses._Sum)]
+    assert len(grids) <= 2 * (of_silos._GRIDS + 16)
