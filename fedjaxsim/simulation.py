@@ -154,9 +154,9 @@ class Simulation:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
         self._lawful: set[str] = set()
-        unprotected = UNCHECKED if self.unchecked else "; ".join(self.population.unprotected)
+        no_epsilon = UNCHECKED if self.unchecked else "; ".join(self.population.voids_epsilon)
         self.accounts = accounts.accounts_of(
-            algorithm, mechanism, self.sampler, self.examples, unprotected
+            algorithm, mechanism, self.sampler, self.examples, no_epsilon
         )
         self._traced: dict[Any, TracedRound] = {}
         self._noises: dict[Any, PlannedNoise] = {}
@@ -237,7 +237,7 @@ class Simulation:
             raise ValueError(
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
-        alike = population.unprotected == self.population.unprotected
+        alike = population.voids_epsilon == self.population.voids_epsilon
         if not alike or row_shapes(population.fields) != row_shapes(self.population.fields):
             return dataclasses.replace(self, population=population)
         other = copy.copy(self)

@@ -78,7 +78,7 @@ class SimulationBatch:
         self._check(simulation, settings)
         if len(settings) > self.capacity:
             raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
-        if simulation.population.unprotected != self.simulation.population.unprotected:
+        if simulation.population.voids_epsilon != self.simulation.population.voids_epsilon:
             padded = [*settings, *[settings[-1]] * (self.capacity - len(settings))]
             devices = list(self.program.mesh.devices.flat)
             new = SimulationBatch(simulation, padded, devices, self._axes)

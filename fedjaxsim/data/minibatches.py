@@ -85,7 +85,7 @@ def value_and_gradient(task: Any, params: PyTree, batch: Batch) -> tuple[jax.Arr
     return jax.value_and_grad(loss)(params)
 
 
-class UnprotectedError(ValueError):
+class ExampleLeakError(ValueError):
     """A use of a client's rows that noise in gradients does not protect."""
 
 
@@ -124,10 +124,10 @@ class ProtectedBatch:
         """Compute `Task.gradient`.
 
         Raises:
-          UnprotectedError: elsewhere than directly in the step that got the minibatch.
+          ExampleLeakError: elsewhere than directly in the step that got the minibatch.
         """
         if current_trace() != self._trace:
-            raise UnprotectedError(
+            raise ExampleLeakError(
                 "a gradient of protected examples must be taken directly in the step of data.fold, "
                 "where it is counted once: not inside jit, checkpoint, vmap, grad, cond or a loop "
                 "(a loop over one minibatch is a Python loop)"
@@ -142,7 +142,7 @@ class ProtectedBatch:
         def __getattr__(self, name):
             if name.startswith("__"):
                 raise AttributeError(name)
-            raise UnprotectedError(
+            raise ExampleLeakError(
                 f"a minibatch of protected examples has no {name!r}: its one use is "
                 "task.gradient(params, batch), and the engine reports the loss"
             )
@@ -346,11 +346,11 @@ class ClientData:
 
         Raises:
           ValueError: if there are steps, not epochs, or `epochs` is no such number.
-          UnprotectedError: if examples are protected, elsewhere than directly in the client.
+          ExampleLeakError: if examples are protected, elsewhere than directly in the client.
         """
         here, noted = current_trace() == self._trace, []
         if self._protection is not None and not here:
-            raise UnprotectedError(
+            raise ExampleLeakError(
                 "protected examples are folded over directly in the client, where gradients are "
                 "counted: not inside jit, checkpoint, vmap, grad, a loop or another fold"
             )
@@ -464,10 +464,10 @@ class ClientData:
         The number of batches depends on the client, and reverse mode needs `most_rows`.
 
         Raises:
-          UnprotectedError: if examples are protected.
+          ExampleLeakError: if examples are protected.
         """
         if self._protection is not None:
-            raise UnprotectedError(
+            raise ExampleLeakError(
                 "a pass over all of a client's rows (full_pass) has no noise: examples cannot be "
                 "private; take task.gradient of the minibatches of data.fold"
             )
@@ -511,7 +511,7 @@ def view_here(
 ) -> ClientData:
     """Return a client's view made in the current trace; its gradients may protect examples."""
     if data._protection is not None:
-        raise UnprotectedError("a view that protects examples has no other view: use it directly")
+        raise ExampleLeakError("a view that protects examples has no other view: use it directly")
     minibatches = data.minibatches if minibatches is None else minibatches
     return ClientData(
         data._read, data.count, data._key, minibatches, data._consumed, data._orders,

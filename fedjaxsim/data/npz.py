@@ -174,7 +174,7 @@ def _arrays_of(population: Population) -> dict[str, np.ndarray]:
     arrays = {"counts": population.counts, **population.fields}
     if not np.array_equal(population.names, np.arange(population.num_clients)):
         arrays["names"] = population.names
-    about = {name: getattr(population, name) for name in ("public", "unprotected", "categories")}
+    about = {name: getattr(population, name) for name in ("public", "voids_epsilon", "categories")}
     columns = {field: dataclasses.asdict(each) for field, each in population.columns.items()}
     about |= {"columns": columns, "max_rows": population.max_rows}
     about_bytes = json.dumps(about).encode()
@@ -229,7 +229,7 @@ def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         return {}
     with reading("JSON of attributes (about)"):
         found = json.loads(arrays["about"].tobytes())
-        sentences = {name: (*map(str, found[name]),) for name in ("public", "unprotected")}
+        sentences = {name: (*map(str, found[name]),) for name in ("public", "voids_epsilon")}
         columns = {field: Columns(**each) for field, each in found["columns"].items()}
         names = {field: (*map(str, each),) for field, each in found["categories"].items()}
         most = {"max_rows": found.get("max_rows")}

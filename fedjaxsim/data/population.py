@@ -58,7 +58,7 @@ class Population:
         There may be more than occur.
       columns: names and units of the columns, by field: of features "x", and of the target "y".
         Fields (N,) and (N, d) without names get x0, x1, …; others have none.
-      unprotected: sentences on results of all clients' data, such as the ranges of columns, that
+      voids_epsilon: sentences on results of all clients' data, such as the ranges of columns, that
         no ε covers: no run on the population has one.
       held_out: clients that take no part in a run, as a population of their own; None if there
         are none.
@@ -79,7 +79,7 @@ class Population:
     public: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     columns: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
-    unprotected: tuple[str, ...] = ()
+    voids_epsilon: tuple[str, ...] = ()
     held_out: "Population | None" = None
     source_row: np.ndarray | None = None
     max_rows: int | None = None

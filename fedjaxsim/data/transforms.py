@@ -2,7 +2,7 @@
 
 Changes that depend on all clients' data, such as which columns are constant, are the curator's
 preprocessing: they spend no privacy budget, and `Population.public` names them. Public ranges cost
-nothing. No ε covers the ranges of all rows, as `Population.unprotected` says.
+nothing. No ε covers the ranges of all rows, as `Population.voids_epsilon` says.
 """
 
 import dataclasses
@@ -188,7 +188,7 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
         ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
         each = zip(names, columns.bound, map(tuple, ends.T.tolist()), strict=True)
         ranges[field] = {name: both for name, bound, both in each if bound == math.inf}
-    return noted(_mapped(population, ranges), unprotected=(_READ,))
+    return noted(_mapped(population, ranges), voids_epsilon=(_READ,))
 
 
 def _mapped(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -> Population:
@@ -219,14 +219,14 @@ def _mapped(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -
     return dataclasses.replace(population, fields=fields, columns=named, held_out=held_out)
 
 
-def noted(population: Population, *public: str, unprotected: tuple[str, ...] = ()) -> Population:
-    """Return the population with more of `public` and `unprotected`, held-out clients, too."""
+def noted(population: Population, *public: str, voids_epsilon: tuple[str, ...] = ()) -> Population:
+    """Return the population with more of `public` and `voids_epsilon`, held-out clients, too."""
     held_out = population.held_out
     return dataclasses.replace(
         population,
         public=tuple(dict.fromkeys((*population.public, *public))),
-        unprotected=tuple(dict.fromkeys((*population.unprotected, *unprotected))),
-        held_out=held_out and noted(held_out, *public, unprotected=unprotected),
+        voids_epsilon=tuple(dict.fromkeys((*population.voids_epsilon, *voids_epsilon))),
+        held_out=held_out and noted(held_out, *public, voids_epsilon=voids_epsilon),
     )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.data.minibatches import ClientData, Minibatches, UnprotectedError, reader, view_here
+from fedjaxsim.data.minibatches import ClientData, ExampleLeakError, Minibatches, reader, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -17,7 +17,7 @@ from fedjaxsim.keys import seed_key
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import SamplingScheme
-from fedjaxsim.privacy.events import EXAMPLE, Examples, PrivacyEvent, Silos, Unchecked
+from fedjaxsim.privacy.events import EXAMPLE, ChecksSkipped, Examples, PrivacyEvent, Silos
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
@@ -32,18 +32,18 @@ def accounts_of(
     mechanism: Mechanism,
     sampler: Sampler,
     examples: PrivacyEvent | None = None,
-    unprotected: str = "",
+    no_epsilon: str = "",
 ) -> tuple[Account, ...]:
     """Return the accounts that a run is charged to: that of clients, and of examples if protected.
 
-    `examples` is the event of a task that protects examples; `unprotected` says why no ε holds.
+    `examples` is the event of a task that protects examples; `no_epsilon` says why there is none.
     """
     m = sampler.scheme.clients
-    release = Unchecked(reason=unprotected) if unprotected else mechanism.event
+    release = ChecksSkipped(reason=no_epsilon) if no_epsilon else mechanism.event
     event = EXAMPLE if algorithm.example_epsilon is not None else examples
     if event is None:
         return ((sampler.scheme, release),)
-    own = dataclasses.replace(release, of_protected=not unprotected)
+    own = dataclasses.replace(release, of_protected=not no_epsilon)
     # Whoever sees a client's message knows that it took part.
     return (sampler.scheme, own), (SamplingScheme("full", m, m), event)
 
@@ -101,7 +101,7 @@ def gradients_of(
     The task is from `private_examples`; `rows` may be shapes.
     """
     if algorithm.predict_with_data is not None:
-        raise UnprotectedError(
+        raise ExampleLeakError(
             "the algorithm predicts with a client's own rows (predict_with_data), which noise in "
             "gradients does not protect: examples cannot be private"
         )
@@ -122,7 +122,7 @@ def gradients_of(
 
     jax.eval_shape(a_round, rows.fields, hparams, *[integer] * 3)
     if not tickets[-1]:
-        raise UnprotectedError("the algorithm takes no gradient that could protect examples")
+        raise ExampleLeakError("the algorithm takes no gradient that could protect examples")
     return tickets[-1]
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
-from fedjaxsim.data.minibatches import ClientData, Minibatches, UnprotectedError, loss_of, view_here
+from fedjaxsim.data.minibatches import ClientData, ExampleLeakError, Minibatches, loss_of, view_here
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import Account, costs_of
 from fedjaxsim.engine.factorizations import factorize_one_by_one
@@ -511,7 +511,7 @@ def algorithm_of_run(
         own = client_values(records, hparams, context.client_id)
         returned = algorithm.client(shared, personal, view, own, context)
         if silos is not None and view.tickets > silos.gradients:
-            raise UnprotectedError(
+            raise ExampleLeakError(
                 f"the algorithm takes {view.tickets} gradients of a minibatch with hyperparameters "
                 f"of these shapes, and {silos.gradients} with numbers: examples cannot be private"
             )

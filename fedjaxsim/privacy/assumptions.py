@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import PrivacySpend, Unchecked
+from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 
 TRUSTED_SERVER = (
     "A trusted server clips, sums and noises; clients see only what it publishes and their own."
@@ -155,7 +155,7 @@ def _of_sampling(charged: PrivacySpend) -> str:
 def no_guarantee(charged: PrivacySpend) -> str:
     """Return why no ε exists for rounds of one kind, or an empty string."""
     noise = [entry.noise_multiplier for entry in charged.entries]
-    if isinstance(charged.event, Unchecked):
+    if isinstance(charged.event, ChecksSkipped):
         return charged.event.reason
     if charged.redrawn:
         return (

@@ -27,11 +27,11 @@ from fedjaxsim.privacy.entries import (
 )
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
+    ChecksSkipped,
     PrivacyEvent,
     PrivacyLimit,
     PrivacySpend,
     Silos,
-    Unchecked,
 )
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule
 from fedjaxsim.privacy.silos import Minibatches, delta_of, profile
@@ -48,7 +48,7 @@ def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     check_delta(delta)
     if not event.known:
         known = f"{event.kind!r} releases have no known cost"
-        why = event.reason if isinstance(event, Unchecked) else known
+        why = event.reason if isinstance(event, ChecksSkipped) else known
         raise ValueError(f"noise cannot be calibrated: {why}")
 
 

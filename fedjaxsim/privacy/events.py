@@ -241,19 +241,19 @@ class NoRelease(PrivacyEvent):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unprotected(PrivacyEvent):
+class NoKnownCost(PrivacyEvent):
     """A release without a known guarantee."""
 
-    kind = "unprotected"
+    kind = "no_known_cost"
 
 
 @dataclasses.dataclass(frozen=True)
-class Unchecked(PrivacyEvent):
+class ChecksSkipped(PrivacyEvent):
     """Rounds without an ε, from before the first one, for a `reason`."""
 
     reason: str
 
-    kind = "unchecked"
+    kind = "checks_skipped"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,10 @@ from fedjaxsim import checks, keys
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
+    ChecksSkipped,
     PrivacyEvent,
     PrivacyLimit,
     PrivacySpend,
-    Unchecked,
     in_order,
 )
 
@@ -97,7 +97,7 @@ def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Char
         noise_multiplier=jnp.zeros(places),
         sampling_rate=jnp.zeros(places),
         rounds=jnp.zeros(places, jnp.int32),
-        overflowed=jnp.full((), isinstance(event, Unchecked)),  # no ε from the start
+        overflowed=jnp.full((), isinstance(event, ChecksSkipped)),  # no ε from the start
         next_round=jnp.zeros((), jnp.int32) if in_order(scheme, event) else None,
     )
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.profile import (
+    NO_PRIVACY,
     NOTHING,
-    UNPROTECTED,
     Profile,
     with_failure,
 )
@@ -88,9 +88,9 @@ def profile(
     if not taken and not released:
         return NOTHING
     if any(each.noise_multiplier <= 0 for each in taken):
-        return UNPROTECTED
+        return NO_PRIVACY
     if not all(each.event.known for each in released):
-        return UNPROTECTED
+        return NO_PRIVACY
     spends = [*(each.spend() for each in taken), *released]
     found, _ = composition.profiles(spends, adjacency, coarse=True)
     tight = next(iter(found.values()))

@@ -166,7 +166,7 @@ def _has_minibatches(part: Part, *_: Any) -> bool:
 
 
 def _protects(part: Part, hyperparameters: Collection[str], event: str) -> bool:
-    return event != "unprotected"
+    return event != "no_known_cost"
 
 
 def _is_own(part: Part, *_: Any) -> bool:

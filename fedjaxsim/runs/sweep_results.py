@@ -37,7 +37,7 @@ from fedjaxsim.metrics import (
     metrics_to_tables,
 )
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.events import PrivacySpend, Unchecked
+from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label, value_label
@@ -356,7 +356,7 @@ def write_report(
         one = experiments[run]
         simulation, z = one.simulation, np.float32(one.noise_multiplier).item()
         scheme = simulation.sampler.scheme
-        lost = (PrivacySpend(scheme, Unchecked(reason=_NO_LEDGER), (), overflowed=True),)
+        lost = (PrivacySpend(scheme, ChecksSkipped(reason=_NO_LEDGER), (), overflowed=True),)
         public = (*one.config.public, *simulation.public, *simulation.assumed_of(one.hparams))
         charges = ledgers.get(run, lost)
         key = (charges, z, one.delta, public, simulation.num_clients)

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 import fedjaxsim as fjs
 from fedjaxsim.audit.bounds import of_scores
-from fedjaxsim.data.minibatches import UnprotectedError
+from fedjaxsim.data.minibatches import ExampleLeakError
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
@@ -175,7 +175,7 @@ def test_a_gradient_compiled_beside_the_algorithm_is_refused():
     def client(shared, personal, data, hparams, context):
         return data.fold(lambda w, batch: gradient(w, batch), personal), (), {}
 
-    with pytest.raises((UnprotectedError, TypeError), match=r"ProtectedBatch|protected examples"):
+    with pytest.raises((ExampleLeakError, TypeError), match=r"ProtectedBatch|protected examples"):
         run(client, task)
 
 

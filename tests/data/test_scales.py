@@ -90,7 +90,7 @@ def test_clients_held_out_are_mapped_by_the_same_ranges(population):
     scaled = data.scale_by_rows(dataclasses.replace(left, held_out=new))
     assert scaled.held_out is not None
     assert scaled.held_out.columns["x"] == scaled.columns["x"]
-    assert scaled.held_out.unprotected == scaled.unprotected
+    assert scaled.held_out.voids_epsilon == scaled.voids_epsilon
     back = scaled.columns["x"].original(scaled.held_out.fields["x"])[:, 1]
     inside = np.abs(scaled.held_out.fields["x"][:, 1]) < 1
     np.testing.assert_allclose(back[inside], new.fields["x"][:, 1][inside], rtol=1e-6)
@@ -170,5 +170,5 @@ def test_what_was_adapted_to_rows_stays_so_on_disk(population, tmp_path):
     data.save_npz(tmp_path / "p.npz", scaled)
     data.save_folder(tmp_path / "folder", scaled)
     for found in (data.load_npz(tmp_path / "p.npz"), data.load_folder(tmp_path / "folder")):
-        assert found.unprotected == scaled.unprotected != ()
-        assert found.of_clients([1, 2]).unprotected == scaled.unprotected
+        assert found.voids_epsilon == scaled.voids_epsilon != ()
+        assert found.of_clients([1, 2]).voids_epsilon == scaled.voids_epsilon

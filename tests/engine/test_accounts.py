@@ -116,8 +116,8 @@ def test_another_sampler_does_not_make_charges_cheaper(full, fixed, poisson):
 
 
 def test_rounds_of_a_mechanism_without_guarantee_have_none_for_any_reader(full):
-    unprotected = simulation(fjs.full_participation(), client_noise())
-    state = run(unprotected, begin(unprotected), 1)
+    without_cost = simulation(fjs.full_participation(), client_noise())
+    state = run(without_cost, begin(without_cost), 1)
     found = full.guarantee(state, DELTA).find("zero_out")
     assert found.epsilon is None
     assert "no guarantee is known" in found.reason

@@ -20,14 +20,14 @@ from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
+    ChecksSkipped,
     Correlated,
     Cost,
     Gaussian,
+    NoKnownCost,
     NoRelease,
     PrivacyEvent,
     Pure,
-    Unchecked,
-    Unprotected,
     event_from,
 )
 
@@ -124,7 +124,7 @@ def test_events_are_validated(arguments, message):
 
 
 def test_events_are_written_and_read():
-    unknown = Unprotected(), Unchecked(reason="not checked")
+    unknown = NoKnownCost(), ChecksSkipped(reason="not checked")
     for event in (GAUSSIAN, PURE, Correlated(bands=3), NoRelease(), OwnLaplace(), *unknown):
         assert event_from(event.to_dict()) == event
     with pytest.raises(ValueError, match="import the module"):
@@ -132,7 +132,7 @@ def test_events_are_written_and_read():
     with pytest.raises(ValueError, match="other fields"):
         event_from({"kind": "pure", "bands": 3})
     with pytest.raises(ValueError, match="reason"):  # without one a charge would look harmless
-        event_from({"kind": "unchecked"})
+        event_from({"kind": "checks_skipped"})
 
 
 def test_overflow_is_a_union_bound_over_rounds():

@@ -14,7 +14,7 @@ from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import in_loop, randomized_response, rdp
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme
-from fedjaxsim.privacy.events import Gaussian, NoRelease, PrivacyEvent, Pure, Unprotected
+from fedjaxsim.privacy.events import Gaussian, NoKnownCost, NoRelease, PrivacyEvent, Pure
 from fedjaxsim.privacy.ledger import charge, entries
 
 POISSON = SamplingScheme("poisson", 1000, 1000)
@@ -98,13 +98,13 @@ def test_no_guarantee_is_infinite():
     full = account((1.0, 0.5, 1))
     full = dataclasses.replace(full, overflowed=jnp.ones((), bool))
     assert float(epsilon_of_poisson(full, 1e-5)) == np.inf
-    unprotected, closed = (
-        account((1.0, 0.5, 1), event=event) for event in (Unprotected(), NoRelease())
+    without_cost, closed = (
+        account((1.0, 0.5, 1), event=event) for event in (NoKnownCost(), NoRelease())
     )
-    assert float(jax.jit(epsilon_of)(unprotected, 1e-5)) == np.inf
+    assert float(jax.jit(epsilon_of)(without_cost, 1e-5)) == np.inf
     assert float(jax.jit(epsilon_of)(closed, 1e-5)) == 0
     # Whatever is charged besides.
-    both = ledgers.Ledger((account((9.0, 0.5, 1)), unprotected))
+    both = ledgers.Ledger((account((9.0, 0.5, 1)), without_cost))
     assert float(jax.jit(rdp_epsilon_in_jit)(both, 1e-5)) == np.inf
 
 

@@ -13,10 +13,10 @@ from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
     Gaussian,
+    NoKnownCost,
     NoRelease,
     PrivacyEvent,
     PrivacySpend,
-    Unprotected,
 )
 
 POISSON = SamplingScheme("poisson", 205, 205)
@@ -250,8 +250,8 @@ class TestSecants:
 
 def test_a_plan_that_releases_nothing_is_free_and_one_without_a_guarantee_costs_infinity():
     assert spent(0.0, 1.0, 5, 1e-5, POISSON, NoRelease()) == 0
-    unprotected = Unprotected()
-    assert spent(1.0, 1.0, 5, 1e-5, POISSON, unprotected) == math.inf
+    without_cost = NoKnownCost()
+    assert spent(1.0, 1.0, 5, 1e-5, POISSON, without_cost) == math.inf
 
 
 @pytest.mark.parametrize(

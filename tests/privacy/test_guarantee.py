@@ -17,10 +17,10 @@ from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     Correlated,
     Gaussian,
+    NoKnownCost,
     NoRelease,
     PrivacySpend,
     Pure,
-    Unprotected,
 )
 from fedjaxsim.privacy.guarantee import rdp_epsilon, report, tight_epsilon
 from fedjaxsim.privacy.samplers import poisson
@@ -118,7 +118,7 @@ def test_a_weak_delta_is_called_weak():
         (rounds_of(POISSON, GAUSSIAN, (1.0, 0.5, 3), (0.0, 0.5, 1)), "no noise was added"),
         (rounds_of(EVERYONE, Pure(), (0.0, 1.0, 3)), "no noise was added"),
         (rounds_of(POISSON, GAUSSIAN, (float("nan"), 0.5, 3)), "not a number"),
-        (rounds_of(POISSON, Unprotected(), (1.0, 0.5, 3)), "no guarantee is known"),
+        (rounds_of(POISSON, NoKnownCost(), (1.0, 0.5, 3)), "no guarantee is known"),
         (rounds_of(POISSON, GAUSSIAN, (1.0, 0.5, 3), overflowed=True), "ledger overflowed"),
     ],
 )

@@ -64,7 +64,7 @@ EACH = [
     for name in MECHANISMS
 ]
 PROTECTED = [
-    name for name, mechanism in MECHANISMS.items() if mechanism.event.kind != "unprotected"
+    name for name, mechanism in MECHANISMS.items() if mechanism.event.kind != "no_known_cost"
 ]
 
 

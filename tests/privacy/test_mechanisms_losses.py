@@ -184,7 +184,7 @@ def test_noise_at_the_clients_adds_up_over_the_realised_cohort():
     noise = np.asarray(releases(mechanism, accumulator).value) - [1.0, 0, 0]
     # The mean of two messages with noise of zC each.
     assert scipy.stats.kstest(noise.ravel() / (Z * C / math.sqrt(2)), "norm").pvalue > ALARM
-    assert mechanism.event.kind == "unprotected"
+    assert mechanism.event.kind == "no_known_cost"
 
 
 @pytest.mark.thorough
@@ -214,7 +214,7 @@ def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
         impossible = np.count_nonzero(np.linalg.eigvalsh(released - np.outer(w, w))[:, 0] < 0)
         test = scipy.stats.binomtest(impossible, DRAWS, -math.expm1(-epsilon))
         assert test.pvalue > ALARM / len(epsilons)
-    assert mechanism.event.kind == "unprotected"
+    assert mechanism.event.kind == "no_known_cost"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import fedjaxsim as fjs
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.audit.bounds import of_scores
-from fedjaxsim.data.minibatches import UnprotectedError, view_here
+from fedjaxsim.data.minibatches import ExampleLeakError, view_here
 from fedjaxsim.engine.accounts import gradients_of, require_protection
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
@@ -239,7 +239,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("leak", REFUSED, ids=lambda leak: leak.__name__)
 def test_other_ways_of_rows_are_refused(leak):
-    with pytest.raises(UnprotectedError, match=r"examples|no noise") as caught:
+    with pytest.raises(ExampleLeakError, match=r"examples|no noise") as caught:
         gradients(own(leak))
     assert "task.gradient" in str(caught.value) or "directly" in str(caught.value)
 
@@ -251,7 +251,7 @@ def test_an_example_does_not_leave_the_function_of_its_loss():
 
 def test_a_jax_that_cannot_tell_traces_refuses(monkeypatch):
     monkeypatch.delattr(jax.extend.core, "get_opaque_trace_state")
-    with pytest.raises(UnprotectedError, match="directly"):
+    with pytest.raises(ExampleLeakError, match="directly"):
         gradients(fjs.fedavg(PRIVATE))
 
 
@@ -301,7 +301,7 @@ def asks_for_a_plain_view(w, data):
     ids=lambda leak: leak.__name__,
 )  # fmt: skip
 def test_tickets_losses_and_plain_views_are_out_of_reach(leak):
-    with pytest.raises((AttributeError, UnprotectedError), match=r"have no|keeps|changed|view"):
+    with pytest.raises((AttributeError, ExampleLeakError), match=r"have no|keeps|changed|view"):
         gradients(own(leak))
 
 
@@ -366,7 +366,7 @@ def test_gradients_of_folds_that_fail_are_charged():
 
 
 def test_an_algorithm_without_gradients_is_refused():
-    with pytest.raises(UnprotectedError, match="no gradient"):
+    with pytest.raises(ExampleLeakError, match="no gradient"):
         gradients(own(lambda w, data: zeros(w)))
 
 
@@ -389,7 +389,7 @@ def test_gradients_are_counted_with_the_hyperparameters_of_the_run():
     known = (*algorithm.hyperparameters, NOISE_MULTIPLIER)
     sim = simulation(algorithm._replace(client=client, hyperparameters=known))
     hparams = values(sim, noise_multiplier=jnp.ones(3), clip=1.0)
-    with pytest.raises(UnprotectedError, match="takes 3 gradients"):
+    with pytest.raises(ExampleLeakError, match="takes 3 gradients"):
         sim.init(0, hparams)
 
 
@@ -433,7 +433,7 @@ def test_every_system_is_protected_or_refused(name):
     steps = 1 if system.one_minibatch else STEPS
     minibatches = fjs.Minibatches(SIZE, steps=steps)
     if name not in COUNTS:
-        with pytest.raises(UnprotectedError, match=r"examples cannot be private|no noise"):
+        with pytest.raises(ExampleLeakError, match=r"examples cannot be private|no noise"):
             gradients(algorithm, minibatches, population)
         return
     counted = []

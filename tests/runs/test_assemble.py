@@ -61,7 +61,7 @@ def test_every_mechanism_has_a_flag(name):
     kinds = dict.fromkeys(gaussian, "gaussian")
     kinds |= {"pure": "pure", "pure-gram": "pure", "no-release": "no_release"}
     kinds |= {"correlated": "correlated"}
-    assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
+    assert found.simulation.mechanism.event.kind == kinds.get(name, "no_known_cost")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
     clip = "clip_bias" if name == "per-part" else "clip"
     assert np.all(np.isfinite(found.hparams.get(clip, math.inf))) == bool(noise)

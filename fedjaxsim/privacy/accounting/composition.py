@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, losses, one_round, rdp
-from fedjaxsim.privacy.accounting.profile import UNPROTECTED, Profile
+from fedjaxsim.privacy.accounting.profile import NO_PRIVACY, Profile
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
@@ -145,7 +145,7 @@ def profiles(
     """
     met = tuple(met_by_one_client(charges))
     if any(each.entry.noise_multiplier < one_round.LEAST_NOISE for each in met):
-        return {accountant or "pld": UNPROTECTED}, "exact"
+        return {accountant or "pld": NO_PRIVACY}, "exact"
     mu, rest = _closed(met, adjacency)
     if accountant != "rdp" and not rest:
         unknown = any(scheme.groups and len(entries) > 1 for scheme, _, entries, *_ in charges)
@@ -195,12 +195,12 @@ def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: bool) -> 
     mu, rest = _closed(met, adjacency)
     interval = _interval(mu, rest, adjacency, coarse)
     if math.isinf(interval):
-        return UNPROTECTED
+        return NO_PRIVACY
     groups = []
     for each in rest:
         one = each.losses(adjacency, interval)
         if one is None:
-            return UNPROTECTED
+            return NO_PRIVACY
         groups.append((one, each.entry.rounds))
     if mu > 0:
         groups.append((gaussian.sampled(1 / mu, 1.0, False, interval), 1))

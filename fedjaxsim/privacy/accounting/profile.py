@@ -35,7 +35,7 @@ class Profile:
 
 NOTHING = Profile(delta=lambda epsilon: 0.0, epsilon=lambda delta: 0.0)
 """The profile of nothing released."""
-UNPROTECTED = Profile(delta=lambda epsilon: 1.0, epsilon=lambda delta: math.inf)
+NO_PRIVACY = Profile(delta=lambda epsilon: 1.0, epsilon=lambda delta: math.inf)
 """The profile of data released as they are."""
 
 

@@ -18,7 +18,7 @@ from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, Records, on_host
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.privacy.accounting.gaussian import coefficients
-from fedjaxsim.privacy.events import Correlated, Gaussian, PrivacyEvent, Pure, Unprotected
+from fedjaxsim.privacy.events import Correlated, Gaussian, NoKnownCost, PrivacyEvent, Pure
 from fedjaxsim.privacy.mechanisms import protocol as base
 from fedjaxsim.privacy.messages import Bounded, Messages, paths_of
 from fedjaxsim.privacy.noise import radius
@@ -125,7 +125,7 @@ class Noise(NamedTuple):
 
     kind: str
     draw: Callable[[Statistic, jax.Array, PyTree, PyTree, jax.Array], PyTree] | None
-    event: Callable[[float], PrivacyEvent] = lambda replace: Unprotected()
+    event: Callable[[float], PrivacyEvent] = lambda replace: NoKnownCost()
     hyperparameters: Records = ()
 
 
@@ -151,7 +151,7 @@ def event_of(
 ) -> PrivacyEvent:
     """Return the cost of one release; raise ValueError if the choices do not fit together."""
     if divisor == "cohort" or noise.kind not in SOUND:
-        return Unprotected()
+        return NoKnownCost()
     by_bound = SOUND[noise.kind]
     if statistic.kind not in by_bound.get(bound.kind, ()):
         fitting = [kind for kind, statistics in by_bound.items() if statistic.kind in statistics]
