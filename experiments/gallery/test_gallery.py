@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
+from scipy.stats import norm as normal
 
 import fedjaxsim as fjs
 from fedjaxsim.models import linear, mlp
@@ -18,7 +20,8 @@ from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
 NAMES = (
-    "fedbabu", "feddbe", "fedexp", "fedlesam", "fedmuon", "fednova", "fedproto", "fedrod",
+    "fedbabu", "feddbe", "fedexp", "fedfomo", "fedlesam", "fedmuon", "fednova", "fedproto",
+    "fedrod",
     "fedsam", "fedspeed", "lg_fedavg", "mime_lite", "moon", "pfedhn",
 )  # fmt: skip
 OTHERS = {
@@ -55,9 +58,12 @@ def factory(name):
 
 def simulation(name):
     population = fjs.Population.from_clients(clients())
-    algorithm = factory(name)(softmax(mlp((4,), CLASSES, (5,)), CLASSES))
-    batches = fjs.Minibatches(5, epochs=EPOCHS)
-    return fjs.Simulation(algorithm, population, fjs.full_participation(), batches)
+    task, batches = softmax(mlp((4,), CLASSES, (5,)), CLASSES), fjs.Minibatches(5, epochs=EPOCHS)
+    if name == "fedfomo":
+        algorithm, mechanism = factory(name)(task, num_clients=2), fjs.privacy.every_row()
+    else:
+        algorithm, mechanism = factory(name)(task), fjs.gaussian()
+    return fjs.Simulation(algorithm, population, fjs.full_participation(), batches, mechanism)
 
 
 def features(w, x):
@@ -189,6 +195,22 @@ class ByHand:
             )  # fmt: skip
             moved.append(offset - 0.05 * phi["in"] @ back)
         return plus(phi, mean(gradients), -0.05), moved
+
+    def fedfomo(self, rows, own):
+        moved = []
+        for c, theta in zip(clients(), own, strict=True):
+            models = [jax.tree.map(lambda leaf, n=n: leaf[n], rows) for n in range(2)]
+            here, gains = loss(theta, c["x"], c["y"]), []
+            for model in models:
+                far = norm(plus(model, theta, -1))
+                gain = max(0.0, here - loss(model, c["x"], c["y"]))
+                gains.append(gain / far if far > 0 else 0.0)
+            start = theta
+            for gain, model in zip(gains, models, strict=True):
+                if gain > 0:
+                    start = plus(start, plus(model, theta, -1), gain / sum(gains))
+            moved.append(trained(start, c["x"], c["y"]))
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *moved), moved
 
     def fedexp(self, pair, own):
         w = pair[0]
@@ -478,7 +500,7 @@ def test_fedmuon_is_that_of_its_authors_but_for_their_additions(additions):
 
 def test_its_files_use_public_names_only():
     files = sorted(pathlib.Path(__file__).parent.glob("[!t]*.py"))
-    assert {*NAMES, "own_lambda"} == {file.stem for file in files}
+    assert {*NAMES, "own_lambda", "privacy_levels"} == {file.stem for file in files}
     for file in files:
         text = file.read_text()
         assert re.findall(r"^ *(?:from|import) +(fedjaxsim.*)", text, re.M) == ["fedjaxsim as fjs"]
@@ -487,6 +509,38 @@ def test_its_files_use_public_names_only():
             for part in name.split(".")[1:]:
                 assert part in dir(found), f"{file}: fjs{name}"
                 found = getattr(found, part)
+
+
+@pytest.mark.thorough
+def test_each_group_has_the_bound_and_the_epsilon_of_its_own_level():
+    make = factory("privacy_levels")
+    population = fjs.Population.from_clients(clients())
+    shares, clip_norm, z = (1.0, 0.25), 0.05, 3.0
+    task, batches = softmax(mlp((4,), CLASSES, (5,)), CLASSES), fjs.Minibatches(5, epochs=EPOCHS)
+    sim = fjs.Simulation(make(task), population, fjs.full_participation(), batches)
+    hparams = sim.hyperparameters(
+        learning_rate=ETA, clip=clip_norm, noise_multiplier=0.0, clip_share=np.array(shares)
+    )
+    state = sim.init(0, hparams)
+    w = state.shared.params
+    sent = []
+    for c, share in zip(clients(), shares, strict=True):
+        update = plus(trained(w, c["x"], c["y"]), w, -1)
+        factor = share * clip_norm / norm(update)
+        assert factor < 1
+        sent.append(jax.tree.map(lambda leaf, factor=factor: factor * leaf, update))
+    state, _ = sim.round(state, hparams)
+    for one, two in zip(
+        jax.tree.leaves(state.shared.params), jax.tree.leaves(plus(w, mean(sent))), strict=True
+    ):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+    noised, delta = hparams.replace(noise_multiplier=z), 1e-3
+    found = sys.modules[make.__module__].reports(sim, noised, shares, rounds=4, delta=delta)
+    for share, report in found.items():  # Gaussian DP of μ = √4 s/z, exactly
+        epsilon, mu = report.find("zero_out").epsilon, 2 * share / z
+        first, second = normal.cdf(-epsilon / mu + mu / 2), normal.cdf(-epsilon / mu - mu / 2)
+        assert first - np.exp(epsilon) * second == pytest.approx(delta, rel=1e-3)
 
 
 @pytest.mark.thorough
