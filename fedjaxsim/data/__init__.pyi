@@ -3,6 +3,7 @@ from .arrays import Ranges as Ranges
 from .columns import Columns as Columns
 from .handwritten_digits import digits as digits
 from .hugging_face import from_hf as from_hf
+from .images import from_sequence as from_sequence
 from .leaf import load_leaf as load_leaf
 from .load import load as load
 from .matlab import load_matlab as load_matlab

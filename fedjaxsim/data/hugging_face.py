@@ -1,13 +1,14 @@
 """Data sets of Hugging Face's `datasets` library, in memory or by name."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from fedjaxsim.data.arrays import SPLITS, split_called, unit_pixels
+from fedjaxsim.data.arrays import SPLITS, split_called
 from fedjaxsim.data.files import in_file, reading
+from fedjaxsim.data.images import CenterCrop, Resize, stack_images
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.table import (
     Client,
@@ -23,9 +24,6 @@ from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
-    from PIL.Image import Image
-
-_GREY = ("1", "L", "LA")
 
 
 def from_hf(
@@ -67,6 +65,8 @@ def read_name(
     split: Annotated[
         str | None, "Rows, as in train+test or train[:5000]; with --partition train if left out."
     ] = None,
+    resize: Resize = None,
+    center_crop: CenterCrop = None,
 ) -> Source:
     """Read a data set of Hugging Face by its name on the hub, or a folder of its layout."""
     with importing("hf"):
@@ -77,10 +77,12 @@ def read_name(
     with in_file(path):
         with reading("Hugging Face data set"):
             found = datasets.load_dataset(path, subset, split=split)
-        return _source_of(found, Roles(client, target, None, one_hot, drop, x))
+        return _source_of(found, Roles(client, target, None, one_hot, drop, x), resize, center_crop)
 
 
-def _source_of(dataset: Any, roles: Roles) -> Source:
+def _source_of(
+    dataset: Any, roles: Roles, resize: int | None = None, center_crop: int | None = None
+) -> Source:
     """Return the rows of a data set, or of its splits."""
     with importing("hf"):
         import datasets
@@ -122,7 +124,8 @@ def _source_of(dataset: Any, roles: Roles) -> Source:
                 f"column {images[0]!r} holds images, so no other may be a feature: name it as x, "
                 f"of the columns {', '.join(features)}"
             )
-        pixels = _stacked(dataset[images[0]], images[0])
+        places = [f"column {images[0]!r}, row {number}" for number in range(1, len(dataset) + 1)]
+        pixels = stack_images(dataset[images[0]], places, resize, center_crop)
         dataset = dataset.remove_columns(images)
         roles = roles._replace(x=None)
     table: Any = dataset.with_format("arrow")[:]
@@ -140,38 +143,3 @@ def _source_of(dataset: Any, roles: Roles) -> Source:
         names = {**found.about["categories"], "y": (*kind.names,)}
         found = dataclasses.replace(found, about={**found.about, "categories": names})
     return found
-
-
-def _stacked(images: Iterable["Image | None"], column: str) -> np.ndarray:
-    """Stack images of one size, (N, height, width, channels) float32 in [0, 1]."""
-    pixels: list[np.ndarray] = []
-    for number, image in enumerate(images, 1):
-        with in_file(f"column {column!r}, row {number}"):
-            if image is None:
-                raise ValueError("there is no image: leave out such rows")
-            pixels.append(_pixels_of(image))
-    for number, picture in enumerate(pixels, 1):
-        if picture.shape != pixels[0].shape:
-            raise ValueError(
-                f"column {column!r}: images must have one size and colour, but row {number} has "
-                f"{_size(picture)} and row 1 {_size(pixels[0])}"
-            )
-    whole = np.stack(pixels)
-    pixels.clear()  # they are in memory once as bytes, and once as float32
-    return unit_pixels(whole)
-
-
-def _size(picture: np.ndarray) -> str:
-    """Format the size and the colour of an image."""
-    height, width, channels = picture.shape
-    return f"{width} × {height}, {'grey' if channels == 1 else 'colour'}"
-
-
-def _pixels_of(image: "Image") -> np.ndarray:
-    """Return a Pillow image as (height, width, 1) or (height, width, 3) uint8."""
-    if image.mode.startswith(("I", "F")):
-        bits = 16 if ";16" in image.mode else 32
-        raise ValueError(f"it must have 8 bits a channel, got {bits} (mode {image.mode})")
-    if image.mode in _GREY:
-        return np.asarray(image.convert("L"))[:, :, None]
-    return np.asarray(image.convert("RGB"))

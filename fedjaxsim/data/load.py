@@ -38,9 +38,9 @@ def load(
 
     Args:
       spec: csv:PATH, digits, folder:PATH (see `save_folder`), hf:NAME (see `from_hf`),
-        leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, random (see `random_rows`), synthetic,
-        synthetic-low-rank or synthetic-group-sparse, which have test rows (see
-        `low_rank_regression`), or synthetic-stream (see `regression_stream`).
+        images:PATH (see `read_images`), leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, random (see
+        `random_rows`), synthetic, synthetic-low-rank or synthetic-group-sparse, which have test
+        rows (see `low_rank_regression`), or synthetic-stream (see `regression_stream`).
       partition: a name from `readers.PARTITIONS`; by default dirichlet.
       seed: seed of the partition, the split and synthetic data; a non-negative integer.
       validation: fraction of each client's training rows, in [0, 1).
@@ -79,8 +79,6 @@ def load(
             f"{kind} needs --target, the column to predict, and --client, the column with the "
             "client of each row, or --partition for rows without clients"
         )
-    if kind in ("csv", "parquet") and "split" in given and "client" not in given:
-        raise ValueError("--split needs --client: rows without clients are dealt to clients")
     supplied = given | {"seed": seed}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
     if isinstance(found, tuple):
@@ -88,18 +86,18 @@ def load(
     if isinstance(found, Mapping):
         found = Source(found)
     if isinstance(found, Source) and found.client is None:
-        if partition is None and kind == "npz":
+        if partition is None and kind in ("npz", "images"):
+            named = "the array `client`, (N,)," if kind == "npz" else "their folders or column"
             raise ValueError(
-                f"{path} holds no client of its rows: save the array `client`, (N,), with it, or "
-                "give --partition, such as --partition dirichlet"
+                f"{path} holds no client of its rows: save {named} with it, or give --partition, "
+                "such as --partition dirichlet"
             )
-        supplied |= {"min_rows": _MIN_ROWS}
-        dealt, about = make(PARTITIONS[how], found.fields, supplied=supplied), found.about
-        public = (*dealt.public, *about.get("public", ()))
-        population = dataclasses.replace(dealt, **{**about, "public": public})
-        if found.source_row is not None:
-            rows = found.source_row[population.source_row]
-            population = dataclasses.replace(population, source_row=rows)
+        dealt = make(PARTITIONS[how], found.fields, supplied=supplied | {"min_rows": _MIN_ROWS})
+        client = np.zeros(dealt.num_rows, np.int64)
+        client[dealt.source_row] = np.repeat(np.arange(dealt.num_clients), dealt.counts.sum(axis=1))
+        about = {**found.about, "public": (*dealt.public, *found.about.get("public", ()))}
+        found = dataclasses.replace(found, client=client, names=dealt.names, about=about)
+        population = found.population(path)
     elif partition is not None:
         raise ValueError(f"{spec} has its own clients: partition must be None, got {partition!r}")
     else:

@@ -19,6 +19,7 @@ IN_FILES = {
     "csv": f"{_DATA}.table:read_file",
     "folder": f"{_DATA}.npz:load_folder",
     "hf": f"{_DATA}.hugging_face:read_name",
+    "images": f"{_DATA}.images:read_images",
     "leaf": f"{_DATA}.leaf:load_leaf",
     "mat": f"{_DATA}.matlab:load_matlab",
     "npz": f"{_DATA}.npz:read_npz",

@@ -36,10 +36,6 @@ class Source:
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source_row: np.ndarray | None = None
 
-    def __post_init__(self):
-        if self.split is not None and self.client is None:
-            raise ValueError("split needs client: rows without clients are dealt to clients")
-
     def population(self, path: str | os.PathLike[str] | None = None) -> Population:
         """Make the population; leave clients without training rows out; errors name the file."""
         with in_file(path):

@@ -60,10 +60,10 @@ class Roles(NamedTuple):
     def with_split(self, names: list[str], values: Callable[[str], np.ndarray]) -> "Roles":
         """Return the roles with the column `split` as the split, if it holds names of splits.
 
-        Another role of the column, or none for it without clients, leaves the roles as they are.
+        Another role of the column leaves the roles as they are.
         """
         others = {self.split, self.target, self.x, *self.one_hot, *self.drop}
-        if self.client is None or self.split or _SPLIT in others or _SPLIT not in names:
+        if self.split or self.client == _SPLIT or _SPLIT in others or _SPLIT not in names:
             return self
         distinct = {*values(_SPLIT).tolist()}
         is_split = all(split_called(value) is not None for value in distinct)
@@ -116,7 +116,7 @@ def read_file(
     *,
     target: Target,
     client: Client = None,
-    split: Annotated[str | None, "Column with train, validation or test; needs --client."] = None,
+    split: Annotated[str | None, "Column with train, validation or test."] = None,
     one_hot: OneHot = (),
     drop: Drop = (),
     x: OnlyFeature = None,

@@ -273,6 +273,8 @@ def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
             return given.get("partition") is not None
     if kind in ("csv", "hf", "parquet"):
         return given.get("client") is None
+    if kind == "images":  # folders may say the clients
+        return given.get("partition") is not None
     return kind == "digits"
 
 

@@ -241,5 +241,7 @@ def test_a_folder_of_images_has_the_splits_of_its_table(tmp_path):
 def test_images_of_another_size_are_named():
     sizes = [Image.new("RGB", (4, 5)), Image.new("RGB", (4, 5)), Image.new("L", (6, 5))]
     pictures = made({"who": [1, 1, 2], "y": [0, 1, 1], "image": sizes}, image=datasets.Image())
-    with pytest.raises(ValueError, match="row 3 has 6 × 5, grey and row 1 4 × 5, colour"):
+    with pytest.raises(
+        ValueError, match=r"row 3: all must have one size and colour, but its shape is \(5, 6, 1\)"
+    ):
         from_hf(pictures, **NAMES)

@@ -104,7 +104,7 @@ def test_reserved_names_are_not_saved(tmp_path):
         ({"x": X, "counts": np.array([1, 3]), "names": np.array("a")}, "names"),
         ({"x": X, "counts": np.array([1, 3]), "names": np.array(["a", "a"])}, "names"),
         ({"x": X, "counts": np.array([4]), "split": Y}, "'split' may not be given with"),
-        ({"x": X, "split": Y * 0}, "split needs client"),
+        ({"x": X, "split": Y * 0}, "rows need their clients"),
         ({"x": X, "client": Y * 0, "split": Y}, "split must hold 0, 1 or 2"),
         ({"x": X, "client": Y * 0, "split": Y * 0 + 1}, "no client has training rows"),
         (

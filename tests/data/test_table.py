@@ -277,10 +277,6 @@ def test_a_missing_file_is_not_found(tmp_path):
             {"target": "y", "client": "who", "drop": ["part"], "partition": "iid"},
             "has its own clients",
         ),
-        (
-            {"target": "y", "split": "part", "drop": ["who"], "partition": "iid"},
-            "--split needs --client",
-        ),
     ],
 )
 def test_a_table_needs_a_target_and_clients_or_a_partition(tmp_path, arguments, message):
@@ -434,3 +430,15 @@ def test_repeated_nines_at_the_end_of_a_column_are_named(values, number):
     if number is not None:
         count = values.count(number)
         assert f"column 'x' holds {number} in {count} rows" in said[0]
+
+
+def test_a_partition_keeps_the_splits_of_a_table(tmp_path):
+    rng, rows = np.random.default_rng(0), 40
+    split = rng.choice(["train", "test"], rows)
+    frame = pd.DataFrame({"age": np.arange(rows), "y": rng.integers(0, 2, rows), "part": split})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    arguments: dict[str, Any] = {"partition": "iid", "num_clients": 3, "split": "part"}
+    found = load(f"csv:{tmp_path}/a.csv", target="y", **arguments)
+    for name in ("train", "test"):
+        ages = found.fields["x"][found.splits[name].all_rows(), 0]
+        assert sorted(ages) == sorted(frame.age[split == name])
