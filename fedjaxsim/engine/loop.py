@@ -338,9 +338,10 @@ class RunLoop:
         It has `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the local
         losses of the segment, each participation with equal weight; absent without any), the
         evaluation's summary, `nonfinite` (messages that were not finite and counted as zero, if
-        any), `private_` and the name of a metric (the released mean, if any), and `epsilon`, an
-        upper bound on what was spent (zero-out, joint DP; inf without a guarantee): by RDP, which
-        is fast, and the tight value after the last planned round.
+        any), `private_` and the name of a metric (the released mean, if any), and `epsilon`
+        (zero-out, joint DP; inf without a guarantee). `epsilon_tight` says which it is: True for
+        the accountant's value, after the last planned round; False for the larger bound by RDP.
+        With a budget it is that of the whole budget, and `epsilon_spent` bounds what was spent.
         """
         if self._recorded is not segment:
             columns: Record = {"round": segment.round}
@@ -352,10 +353,19 @@ class RunLoop:
                 columns["nonfinite"] = nonfinite
             if segment.private is not None:
                 columns[f"private_{segment.private.name}"] = segment.private.mean
-            tight = segment.round == self.rounds
-            columns["epsilon"] = self.tight_epsilon(state) if tight else self.rdp_epsilon(state)
+            columns |= self._epsilons(state, segment.round == self.rounds)
             self._recorded, self._records = segment, rows_of(columns, self.size)
         return self._records
+
+    def _epsilons(self, state: SimulationState, last: bool) -> Record:
+        """Return the columns of ε."""
+        limit = state.privacy.limit
+        if limit is None:
+            epsilon = self.tight_epsilon(state) if last else self.rdp_epsilon(state)
+            return {"epsilon": epsilon, "epsilon_tight": last}
+        spent, whole = self.rdp_epsilon(state), tight_epsilon(limit.planned, self.delta)
+        epsilon = [math.inf if math.isinf(each) else whole for each in spent]
+        return {"epsilon": epsilon, "epsilon_tight": True, "epsilon_spent": spent}
 
     def tight_epsilon(
         self, state: SimulationState, adjacency: Adjacency = "zero_out"

@@ -87,6 +87,7 @@ LIMITED = (
     "The noise and the number of rounds may follow from what was released: ε is that of the whole "
     "budget, spent or not, which allows {}."
 )
+_LARGE_DELTA = 1e-3
 _NOT_AMPLIFIED = (
     "Sampled {} releases cost as much as with all clients: their event does not say what sampling "
     "hides (`amplifies`)."
@@ -135,6 +136,11 @@ def of_charges(
         sentences.append(
             f"δ = {delta:.3g} is above 1/(10 m) = {default_delta(m):.3g}: publishing the data of "
             f"one random client would meet δ = 1/m = {1 / m:.3g}."
+        )
+    if delta > _LARGE_DELTA:
+        sentences.append(
+            f"δ = {delta:.3g} is large: with this probability the guarantee may fail altogether. "
+            f"{m} clients alone have so large a default, 1/(10 m); give a smaller δ."
         )
     return (*sentences, HYPERPARAMETERS, *assumed, METRICS, KNOWN_SEED, SIMULATION)
 

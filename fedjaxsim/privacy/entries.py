@@ -132,6 +132,14 @@ def least_count(tail: float, trials: int, probability: float) -> int:
     )
 
 
+def round_up(value: float) -> float:
+    """Round ε or δ up to five significant digits."""
+    if value == 0 or math.isinf(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
+    return math.ceil(value / unit) * unit
+
+
 def check_delta(delta: float) -> None:
     """Raise ValueError unless δ lies in (0, 1)."""
     checks.in_range("(0, 1)", delta=delta)

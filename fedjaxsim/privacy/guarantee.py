@@ -35,10 +35,11 @@ from fedjaxsim.privacy.entries import (
     View,
     check_delta,
     drawn_twice,
+    round_up,
 )
 from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.second_opinion import SecondOpinion
-from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons, round_up
+from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons
 
 _FEW = 64
 """Number of different rounds that `rdp_epsilon` prices one by one; more are merged."""

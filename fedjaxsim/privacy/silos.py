@@ -23,17 +23,8 @@ from fedjaxsim.privacy.accounting.profile import (
     with_failure,
 )
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.entries import ADJACENCIES, Adjacency, Entry, SamplingScheme
+from fedjaxsim.privacy.entries import ADJACENCIES, Adjacency, Entry, SamplingScheme, round_up
 from fedjaxsim.privacy.events import GAUSSIAN, Dominated, PrivacySpend, Silos
-
-
-def round_up(value: float) -> float:
-    """Round ε or δ up to five significant digits."""
-    if value == 0 or math.isinf(value):
-        return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
-    return math.ceil(value / unit) * unit
-
 
 _GRIDS = 64
 """Number of profiles whose grids of losses stay in memory, up to some 50 MB each."""

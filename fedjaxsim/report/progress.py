@@ -61,6 +61,8 @@ def in_words(
     if record.get(SAMPLED):
         parts.append(f"of {record[SAMPLED]:,} sampled clients")
     parts.append(f"ε {'' if spent is None else '≤ '}{epsilon_text(spent)}")
+    if spent is not None and record.get("epsilon_spent") is not None:
+        parts[-1] += f" (budget; {epsilon_text(record['epsilon_spent'])} spent)"
     if record.get("nonfinite"):
         parts.append(f"{record['nonfinite']} messages not finite")
     if rounds_per_second is not None:

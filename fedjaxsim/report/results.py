@@ -29,6 +29,7 @@ from fedjaxsim.metrics import (
     require_direction,
     table_metrics,
 )
+from fedjaxsim.privacy.entries import round_up
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, ends, short_name
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
@@ -36,6 +37,8 @@ from fedjaxsim.report.tables import Table
 
 SPENT = ("epsilon", "epsilon_replace", "delta")
 """The columns of ε and δ."""
+TIGHT = "epsilon_tight"
+"""The column that says whether ε is the accountant's value, not the larger bound by RDP."""
 _EPSILONS = {
     "epsilon": "ε\nzero-out", "epsilon_replace": "ε\nreplace",
     "example_epsilon": "example ε\nzero-out", "example_epsilon_replace": "example ε\nreplace",
@@ -420,6 +423,11 @@ def table_of_runs(
     ]
     columns += [
         ("δ", [number(row["delta"]) for row in rows]),
+    ]
+    if any("example_delta" in row for row in rows):
+        deltas = [row.get("example_delta") for row in rows]
+        columns.append(("example\nδ", ["–" if d is None else f"{round_up(d):.5g}" for d in deltas]))
+    columns += [
         ("rounds", [_rounds(row) for row in rows]),
         ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),
     ]

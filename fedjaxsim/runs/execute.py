@@ -145,7 +145,8 @@ def execute(
         report = report.assuming([f"{audit}."])
     rows = recorded.rows if is_first() else []
     last = from_all(_judged(rows) if rows else None)[0]
-    last.pop("round")
+    for name in ("round", "epsilon_tight"):
+        last.pop(name)
     if last.pop(SAMPLED, None) is not None:
         last |= _of_all(simulation, state, hparams, evaluation, last)
     out_of_patience = patience is not None and patience.exhausted
@@ -366,6 +367,8 @@ def _epsilons(report: Report) -> Record:
         if each.unit == "example" or each.view == "joint_dp":
             of = "example_" * (each.unit == "example")
             found[f"{of}epsilon{'_replace' * (each.adjacency == 'replace')}"] = each.epsilon
+        if each.unit == "example":
+            found["example_delta"] = max(each.delta, found.get("example_delta", 0.0))
     return found
 
 

@@ -44,6 +44,7 @@ from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
 from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 from fedjaxsim.report.results import (
     SPENT,
+    TIGHT,
     Run,
     default_metric,
     envelope,
@@ -188,7 +189,7 @@ class SweepDirectory:
         both = [self.results(), tidy(self.sweep, rows)]
         table = pa.concat_tables(both, promote_options="default")
         # A metric that earlier runs lack has come last.
-        last = (*SPENT, "failed")
+        last = (*SPENT, TIGHT, "failed")
         table = table.select([*(n for n in table.column_names if n not in last), *last])
         table = table.sort_by([("run", "ascending"), ("round", "ascending")])
         records = json.dumps(metrics_to_tables(self.metrics))
@@ -234,7 +235,8 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
     Its columns are `run`; every swept key by its field name (`target_epsilon` for ε), null where a
     run's table does not set it; `round`; `train_loss`; the evaluation's metrics; `epsilon` and
     `epsilon_replace`, spent up to this round (joint DP, zero-out and replace; null without a
-    guarantee) at `delta`; and `failed`, from `divergence.failures`. `rows` hold them from each
+    guarantee) at `delta`; `epsilon_tight`, whether `epsilon` is the accountant's value and not
+    the larger bound by RDP; and `failed`, from `divergence.failures`. `rows` hold them from each
     run's first evaluation on; `train_loss` is None if no client took part since the last one.
     """
     ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
@@ -245,9 +247,10 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
             columns[name] = pa.array([values[name] for values in swept])
     columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
     names = dict.fromkeys(itertools.chain(["train_loss"], *ordered))
-    metrics = [name for name in names if name not in (*columns, *SPENT)]
+    metrics = [name for name in names if name not in (*columns, *SPENT, TIGHT)]
     for name in (*metrics, *SPENT):
         columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
+    columns[TIGHT] = pa.array([row.get(TIGHT) for row in ordered], pa.bool_())
     by_run = (list(alike) for _, alike in itertools.groupby(ordered, key=lambda row: row["run"]))
     columns["failed"] = pa.array(itertools.chain(*map(failures, by_run)), pa.bool_())
     return pa.table(columns)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from plans import POISSON, charged, profile_of
 from scipy.optimize import linear_sum_assignment
 from scipy.special import ndtr
 
+from fedjaxsim.engine.loop import RunLoop
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger as ledgers
@@ -238,6 +241,32 @@ def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():
     tight = [each.epsilon or math.nan for each in found]
     assert 1.9 < tight[1] <= shown[1] == 2.0
     assert tight[0] < 2.0 < tight[2] < shown[2]
+
+
+def test_a_record_has_the_epsilon_of_its_guarantee_and_what_was_spent_of_the_budget():
+    most, done = 40, 3
+    limit = PrivacyLimit(4.0, 1e-5, (charged(FULL, GAUSSIAN, (6.0, 1.0, most)),))
+    account = dataclasses.replace(
+        ledgers.no_charges(FULL, GAUSSIAN, 1),
+        noise_multiplier=jnp.array([6.0]),
+        sampling_rate=jnp.ones(1),
+        rounds=jnp.array([done]),
+    )
+    key = jax.random.key(0)
+    drawn = ledgers.drew(ledgers.with_key(ledgers.Ledger((account,), limit=limit), key), key, done)
+    state = SimulationState(jnp.int32(done), (), (), (), drawn, key)
+    run: Any = RunLoop(lambda *_: None, lambda *_: None, most, 1e-5)  # type: ignore[arg-type]
+    columns = run._epsilons(state, last=False)
+    whole = report([charged(FULL, GAUSSIAN, (6.0, 1.0, done))], 1e-5, limit=limit).find("zero_out")
+    assert columns["epsilon"] == [whole.epsilon]
+    # Three rounds alone cost what a Gaussian release with z = 6/√3 does; RDP is above it.
+    alone = gaussian.epsilon(1e-5, math.sqrt(done) / 6)
+    assert alone <= columns["epsilon_spent"][0] <= 1.35 * alone < whole.epsilon
+    free = dataclasses.replace(state, privacy=dataclasses.replace(drawn, limit=None))
+    assert run._epsilons(free, last=False)["epsilon_tight"] is False
+    assert run._epsilons(free, last=True) == {
+        "epsilon": [pytest.approx(alone)], "epsilon_tight": True,
+    }  # fmt: skip
 
 
 def test_the_report_is_of_the_budget_and_not_of_the_rounds():

@@ -9,11 +9,11 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from fedjaxsim.privacy import guarantee, silos
+from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import gaussian, rdp
 from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
+from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme, round_up
 from fedjaxsim.privacy.events import (
     Correlated,
     Gaussian,
@@ -80,7 +80,7 @@ def test_text_says_what_it_rests_on_once():
 
 def test_in_one_line():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
-    replaced = silos.round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
+    replaced = round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
     assert found.short() == (
         f"ε = 3.3415 zero-out, ε = {replaced:.5g} replace, δ = 1e-05 (joint DP, exact)"
     )
@@ -106,6 +106,9 @@ def test_a_weak_delta_is_called_weak():
     groups = [(4.0, 1.0, 10)]
     at_default = report(rounds_of(EVERYONE, GAUSSIAN, *groups), default_delta(1000))
     assert "random client" not in str(at_default)
+    few = report(rounds_of(SamplingScheme("full", 3, 3), GAUSSIAN, *groups), default_delta(3))
+    assert "δ = 0.0333 is large" in str(few)
+    assert "is large" not in str(at_default)
     assert "δ = 0.001 is above 1/(10 m)" in str(
         report(rounds_of(EVERYONE, GAUSSIAN, *groups), 1e-3)
     )

@@ -100,13 +100,16 @@ def test_the_table_has_the_epsilon_of_examples_where_some_run_protects_them(caps
         "epsilon": None, "epsilon_replace": None, "delta": 1e-3, "rounds": 3,
         "rounds_per_second": 2.0, "test_accuracy": 0.94,
     }  # fmt: skip
-    protected = {"example_epsilon": 1.0, "example_epsilon_replace": 2.5}
+    protected = {
+        "example_epsilon": 1.0, "example_epsilon_replace": 2.5, "example_delta": 0.100001,
+    }  # fmt: skip
     print_table([{"run": "a", **row}, {"run": "b", **row, **protected}])
     above, header, _, first, second = capsys.readouterr().out.splitlines()
     assert above.split()[:6] == ["ε", "ε", "example", "ε", "example", "ε"]
-    assert header.split()[4:8] == ["zero-out", "replace", "zero-out", "replace"]
-    assert first.split()[4:8] == ["∞", "∞", "∞", "∞"]
-    assert second.split()[4:8] == ["∞", "∞", "1.000", "2.500"]
+    assert header.split()[4:10] == ["zero-out", "replace", "zero-out", "replace", "δ", "δ"]
+    # The δ of clients is not that of examples, which is rounded up.
+    assert first.split()[4:10] == ["∞", "∞", "∞", "∞", "0.001", "–"]
+    assert second.split()[4:10] == ["∞", "∞", "1.000", "2.500", "0.001", "0.10001"]
 
 
 def test_below_the_table_is_who_has_no_value(capsys):

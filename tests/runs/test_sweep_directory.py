@@ -47,7 +47,8 @@ def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
         {"run": 4, "round": 0, "train_loss": None, "test_loss": math.nan, "epsilon": 0.0,
          "epsilon_replace": 0.0, "delta": 0.01},
         {"run": np.int64(1), "round": np.int32(5), "train_loss": np.float32(0.5),
-         "test_accuracy": 0.25, "epsilon": math.inf, "epsilon_replace": None, "delta": 0.01},
+         "test_accuracy": 0.25, "epsilon": math.inf, "epsilon_replace": None, "delta": 0.01,
+         "epsilon_tight": False},
     ]  # fmt: skip
     table = tidy(PLAN, rows)
     expected = {
@@ -55,7 +56,7 @@ def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
         "target_epsilon": pa.float64(), "local_steps": pa.int64(), "round": pa.int32(),
         "train_loss": pa.float64(), "test_accuracy": pa.float64(), "test_loss": pa.float64(),
         "epsilon": pa.float64(), "epsilon_replace": pa.float64(), "delta": pa.float64(),
-        "failed": pa.bool_(),
+        "epsilon_tight": pa.bool_(), "failed": pa.bool_(),
     }  # fmt: skip
     assert {field.name: field.type for field in table.schema} == expected
     assert table.column_names[:7] == list(expected)[:7]
@@ -65,7 +66,7 @@ def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
         "run": 1, "algorithm": "pmtl", "lam": 0.1, "target_epsilon": math.inf,
         "local_steps": None, "round": 5, "train_loss": 0.5, "test_accuracy": 0.25,
         "test_loss": None, "epsilon": None, "epsilon_replace": None, "delta": 0.01,
-        "failed": False,
+        "epsilon_tight": False, "failed": False,
     }  # fmt: skip
     assert (second["run"], second["lam"], second["local_steps"]) == (4, None, 2)
     assert math.isnan(second["test_loss"])
@@ -111,7 +112,7 @@ def test_results_are_sorted_by_run_and_round(tmp_path):
     assert table["round"].to_pylist() == [0, 5, 10] * 3
     assert table["test_nmse"].to_pylist() == [2.0] * 3 + [None] * 6
     assert table.column_names[-5:] == [
-        "test_nmse", "epsilon", "epsilon_replace", "delta", "failed",
+        "epsilon", "epsilon_replace", "delta", "epsilon_tight", "failed",
     ]  # fmt: skip
 
 
