@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -371,6 +372,56 @@ class MetricsFile(Callback):
 
 
 Recorded = Records | MetricsFile
+
+
+class Log(Callback):
+    """Forward the record of each evaluation to a tracker, `write(record, step)`.
+
+    The record has numbers alone: losses, metrics, ε if there is one, and the seconds of each phase
+    so far. The step is the round. A logger that fails is warned of once, and the run goes on.
+
+    Args:
+      write: the writer; `fedjaxsim.runs.loggers` has factories.
+      path: file that keeps the last step, so that a run that resumes writes none twice; None keeps
+        it in memory.
+    """
+
+    initial = True
+
+    def __init__(self, write: Callable[[Record, int], Any], path: Path | None = None):
+        self._write, self._path, self._last, self._fails = write, path, _NONE, False
+
+    def start(self, state: SimulationState) -> None:
+        """Read the last step that was written."""
+        self._last = _NONE
+        if self._path is not None and self._path.exists():
+            self._last = int(self._path.read_text("utf-8"))
+        close = getattr(self._write, "close", None)
+        if close is not None and is_first():
+            self.run.closing.callback(close)
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Write an evaluation that was not written before."""
+        [record, *_] = strict(self.run.records(state, segment))
+        step = record.pop("round")
+        if step <= self._last or self._fails or not is_first():
+            return
+        seconds = {f"seconds/{name}": value for name, value in self.run.clock.seconds.items()}
+        values = {name: value for name, value in (record | seconds).items() if value is not None}
+        try:
+            self._write(values, step)
+        except Exception as error:
+            self._fails = True
+            warnings.warn(
+                f"the logger fails, and the run goes on without it: {type(error).__name__}: "
+                f"{error}",
+                stacklevel=2,
+            )
+            return
+        self._last = step
+        if self._path is not None:
+            store.make_folder(self._path.parent)
+            store.write(self._path, str(step).encode())
 
 
 class RunsReport(NamedTuple):

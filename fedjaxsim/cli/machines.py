@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import re
+from pathlib import Path
+from typing import Literal
 
 from fedjaxsim import checks
 from fedjaxsim.factories import Count
@@ -18,12 +20,18 @@ class Course:
         minute, in at most a twentieth of the time.
       no_client_table: Write no table of metrics per client.
       quiet: Print the result and errors only.
+      logger: Trackers of the run's records: wandb, mlflow, tensorboard, trackio or MODULE:FACTORY.
+      profile: Directory for a profile of the rounds by JAX, as for TensorBoard.
+      format: Format of the picture of its curves.
     """
 
     explain: bool = False
     checkpoint_every: Count | None = None
     no_client_table: bool = False
     quiet: bool = False
+    logger: tuple[str, ...] = ()
+    profile: Path | None = None
+    format: Literal["png", "pdf", "svg"] = "png"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,6 +49,7 @@ from fedjaxsim.runs.execute import (
     spent_in_all,
     start_from,
 )
+from fedjaxsim.runs.loggers import find_logger
 from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
@@ -96,6 +97,7 @@ def prepare_run(
     elif experiment.simulation.algorithm.warm_start.required:
         raise ValueError(f"algorithm {config.algorithm} starts from another run: give --from DIR")
     directory = None
+    _check_loggers(course, out)
     if out is not None:
         directory = RunDirectory.create(out, overwrite=overwrite)
     _agree_on_files(directory)
@@ -111,6 +113,14 @@ def prepare_run(
         return _run(stage, course)
 
     return work
+
+
+def _check_loggers(course: Course, out: Path | None) -> None:
+    """Check that the loggers can be made."""
+    if course.logger and out is None:
+        raise ValueError("logger needs out, the directory that keeps what was logged")
+    for name in course.logger:
+        find_logger(name)
 
 
 def prepare_seeds(
@@ -176,6 +186,7 @@ def _show(directory: RunDirectory, course: Course) -> int:
 def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
     """Check that a run can resume, to a total of `rounds`; return the work."""
     directory = RunDirectory(path)
+    _check_loggers(course, path)
     tables = directory.config()
     if processes.is_first():
         store.hold(path)
@@ -284,7 +295,11 @@ def _run(stage: Stage, course: Course) -> int:
         return f"round {rounds[-1]} is kept; {again} continues"
 
     with stoppable(kept) as stop:
-        how = {"quiet": course.quiet, "client_table": not course.no_client_table}
+        how: dict[str, Any] = {
+            "quiet": course.quiet, "client_table": not course.no_client_table,
+            "loggers": {name: find_logger(name) for name in course.logger},
+            "profile": course.profile, "picture_format": course.format,
+        }  # fmt: skip
         done = execute(stage, stop, checkpoint_every=course.checkpoint_every, **how)
     print_results(stage, done, explain=course.explain)
     if path is not None:

@@ -9,7 +9,8 @@ A run directory holds
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
     public/         what may be handed on, if a guarantee covers it; see `runs/public.py`
-    curves.png      loss, quality and ε over rounds
+    curves.png      loss, quality and ε over rounds; or .pdf, .svg
+    loggers/        what trackers of experiments keep; see `loggers.py`
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε without a guarantee.
 """
@@ -38,6 +39,7 @@ from fedjaxsim.report.files import (
     write_tables,
 )
 from fedjaxsim.report.results import Run, without_seed
+from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.seeds import number_of
 from fedjaxsim.runs.settings_files import CONFIG
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 METRICS = "metrics.jsonl"
 GUARANTEE = "guarantee.json"
 SUMMARY = "summary.json"
-CURVES = "curves.png"
+CURVES = "curves"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 _TEXTS = ("algorithm", "data", "model")
@@ -76,8 +78,8 @@ class RunDirectory:
         """
         from fedjaxsim.engine.processes import is_first
 
-        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, PUBLIC)
-        pictures = [CURVES]
+        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, PUBLIC, LOGS)
+        pictures = [f"{CURVES}.{ending}" for ending in ("png", "pdf", "svg")]
         if is_first():
             make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)
         return cls(path)

@@ -1,6 +1,8 @@
 """Execute one run, or a stage after another run: from a built experiment to its files."""
 
 import collections
+import contextlib
+import functools
 import shlex
 import sys
 import warnings
@@ -44,7 +46,10 @@ from fedjaxsim.runs.directory import (
     fingerprint_of,
     settings_digest,
 )
+from fedjaxsim.runs.loggers import FOLDER as LOGS
+from fedjaxsim.runs.loggers import Factory
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
+from fedjaxsim.runs.parts import calling
 from fedjaxsim.runs.public import PUBLIC, is_covered, write_public
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import Stop
@@ -95,10 +100,21 @@ def execute(
     quiet: bool = False,
     client_table: bool = True,
     checkpoint_every: int | None = None,
+    loggers: Mapping[str, Factory] = NO_LABELS,
+    profile: Path | None = None,
+    picture_format: str = "png",
 ) -> Executed:
     """Run an experiment, and write its files from the first of several processes.
 
-    `stop` ends the run after the segment in flight, with all files.
+    Args:
+      stage: the run.
+      stop: ends the run after the segment in flight, with all files.
+      quiet: whether no progress is shown.
+      client_table: whether the table of clients is written.
+      checkpoint_every: rounds between checkpoints; see `callbacks.Checkpoints`.
+      loggers: factories of trackers by name, for a run with a directory.
+      profile: directory for JAX's profile of the rounds.
+      picture_format: format of the picture.
     """
     experiment, directory, rounds, begin, earlier, labels = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
@@ -119,10 +135,13 @@ def execute(
             directory.write_config(tables | ({"labels": dict(labels)} if labels else {}))
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
+        if is_first():
+            watching += _logging(stage, loggers)
     history: Sequence[Segment] = ()
     first, clock = int(state.round), Clock()
     if first < rounds:
-        with warnings.catch_warnings(action="ignore", category=DivergingWarning):
+        traced = contextlib.nullcontext() if profile is None else jax.profiler.trace(str(profile))
+        with traced, warnings.catch_warnings(action="ignore", category=DivergingWarning):
             state, history = simulation.run(
                 state,
                 hparams,
@@ -182,11 +201,25 @@ def execute(
                 noise = f"z = {number(z)}" if z else "no noise"
                 title = f"{experiment.title}, {simulation.num_clients} clients, {noise}"
                 picture = figures.run_figure(strict(rows), title, experiment.metrics)
-                plots.save(picture, files.path / CURVES)
+                plots.save(picture, files.path / f"{CURVES}.{picture_format}")
     summary |= {f"{phase}_seconds": value for phase, value in clock.seconds.items()}
     if files is not None:
         write_json(files.path / SUMMARY, summary)  # after all other files
     return Executed(strict(summary), report, state, audit)
+
+
+def _logging(stage: Stage, loggers: Mapping[str, Factory]) -> list[callbacks.Log]:
+    """Return the callbacks that forward the records of a run; a secret seed stays here."""
+    config, path = stage.experiment.config, stage.path
+    assert path is not None
+    settings = config.settings()
+    if config.has_secret_seed:
+        settings = {name: value for name, value in settings.items() if "seed" not in name}
+    made = []
+    for name, factory in loggers.items():
+        write = calling(f"logger {name}", functools.partial(factory, settings, path))
+        made.append(callbacks.Log(write, path / LOGS / f"{name.replace(':', '.')}.step"))
+    return made
 
 
 def _watching(

@@ -290,7 +290,7 @@ def absolute(data: str) -> str:
 
 _TAKES = {
     "algorithm": "task", "model": "shape, outputs", "loss": "model, outputs", "mechanism": "",
-    "sampling": "", "availability": "",
+    "sampling": "", "availability": "", "logger": "settings, path",
 }  # fmt: skip
 """Positional arguments of factories."""
 _PACKAGES: set[str] = set()

@@ -1,0 +1,157 @@
+"""Trackers of experiments: fakes in place of their packages, and a run that resumes."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedjaxsim.callbacks import Log
+from fedjaxsim.cli import main
+from fedjaxsim.runs import loggers
+
+SETTINGS = {"algorithm": "pmtl", "lam": 0.1, "range": []}
+
+
+class Fake(types.ModuleType):
+    """A package that notes what is called, and with what."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.calls: list[tuple[str, tuple, dict]] = []
+
+    def __getattr__(self, name) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args, **kwargs):
+            self.calls.append((name, args, kwargs))
+            return self
+
+        return call
+
+    @property
+    def info(self):
+        """A run of MLflow has its id here."""
+        return types.SimpleNamespace(run_id="run-1")
+
+    def of(self, name):
+        """The calls of one function."""
+        return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    def install(package):
+        module = Fake(package)
+        monkeypatch.setitem(sys.modules, package, module)
+        return module
+
+    return install
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_gets_settings_and_records_under_one_name(fake, tmp_path, name):
+    package = fake(name)
+    for _ in range(2):  # the second time it resumes
+        write: Any = loggers.find_logger(name)(SETTINGS, tmp_path)
+        write({"test_accuracy": 0.5}, 3)
+        write.close()
+    [(_, first), (_, second)] = package.of("init")
+    assert first == second
+    assert (first["config"], first["resume"]) == (SETTINGS, "allow")
+    assert package.of("log")[0] == (({"test_accuracy": 0.5},), {"step": 3})
+    assert len(package.of("finish")) == 2
+
+
+def test_mlflow_goes_on_with_the_run_that_it_began(fake, tmp_path):
+    package = fake("mlflow")
+    for _ in range(2):
+        write: Any = loggers.find_logger("mlflow")(SETTINGS, tmp_path)
+        write({"test_accuracy": 0.5}, 3)
+        write.close()
+    assert [kwargs["run_id"] for _, kwargs in package.of("start_run")] == [None, "run-1"]
+    [((params,), _)] = package.of("log_params")
+    assert params == {"algorithm": "pmtl", "lam": "0.1", "range": "[]"}
+    [(args, kwargs), _] = package.of("log_metrics")
+    assert (args, kwargs["step"]) == (({"test_accuracy": 0.5},), 3)
+
+
+def test_tensorboard_gets_a_scalar_for_each_number(fake, tmp_path):
+    package = fake("tensorboardX")
+    write: Any = loggers.find_logger("tensorboard")(SETTINGS, tmp_path)
+    write({"test_accuracy": 0.5, "epsilon": 1.25}, 3)
+    write.close()
+    scalars = [args for args, _ in package.of("add_scalar")]
+    assert scalars == [("test_accuracy", 0.5, 3), ("epsilon", 1.25, 3)]
+    assert package.of("SummaryWriter") == [((str(tmp_path / "loggers"),), {})]
+    assert len(package.of("close")) == 1
+
+
+def test_a_logger_without_its_package_or_name_is_refused_before_a_run(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "run")]
+    for name, said in (("wandbb", "wandb, mlflow"), ("wandb", "pip install wandb")):
+        if name in sys.modules:
+            continue
+        assert main(["run", "--logger", name, *out]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["run", "--logger", "wandb"]) == 2
+    assert not (tmp_path / "run").exists()
+
+
+MINE = """
+import json
+
+def tracker(settings, path):
+    def write(record, step):
+        with open("log.jsonl", "a") as file:
+            file.write(json.dumps({"step": step, "seed": settings.get("seed"), **record}) + chr(10))
+    return write
+
+def broken(settings, path):
+    def write(record, step):
+        raise OSError("no network")
+    return write
+"""
+
+
+def test_a_run_that_resumes_writes_no_record_twice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_tracker.py").write_text(MINE)
+    small = "--clients 6 --eval-every 1 --local-steps 1 --noise-multiplier 1 --quiet"
+    mine = "--logger my_tracker:tracker,my_tracker:broken"
+    command = f"run {small} --rounds 2 --seed secret {mine} --format svg --profile trace --out run"
+    with pytest.warns(UserWarning, match="goes on without it: OSError: no network"):
+        assert main(command.split()) == 0
+    assert (
+        main(["resume", "run", "--rounds", "3", "--quiet", "--logger", "my_tracker:tracker"]) == 0
+    )
+    rows = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    own = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    for row, record in zip(rows, own, strict=True):
+        assert row["seed"] is None  # a secret seed leaves no trace elsewhere
+        assert row["epsilon"] == record["epsilon"]
+        assert row["test_accuracy"] == record["test_accuracy"]
+        assert row["seconds/rounds"] >= 0
+    assert Path("run/curves.svg").exists()
+    assert any(path.is_file() for path in Path("trace").rglob("*"))  # JAX's profile
+
+
+def test_a_step_that_was_written_before_a_kill_is_not_written_again(tmp_path):
+    """The checkpoint is older than the log: its rounds are computed again, and logged once."""
+    written = []
+    log = Log(lambda record, step: written.append(step), tmp_path / "x.step")
+    (tmp_path / "x.step").write_text("4")
+    log.run = types.SimpleNamespace(  # type: ignore[assignment]
+        records=lambda state, segment: [{"round": segment, "test_loss": 1.0}],
+        clock=types.SimpleNamespace(seconds={}),
+        closing=None,
+    )
+    log.start(None)  # type: ignore[arg-type]
+    for round_ in (2, 4, 6):
+        log.segment(None, round_)  # type: ignore[arg-type]
+    assert written == [6]
+    assert (tmp_path / "x.step").read_text() == "6"
