@@ -93,15 +93,15 @@ class Hyperparameter:
 
     def check_shape(self, value: Any, clients: int | None = None) -> None:
         """Check shape and type of a value, which may be traced, for m `clients` if known."""
-        several = self.schedule or self.per_client
+        may_differ = self.schedule or self.per_client
         of_each = "round" if self.schedule else "client" + (f" ({clients})" if clients else "")
-        wanted = f"a number or one number per {of_each}" if several else "one number"
+        wanted = f"a number or one number per {of_each}" if may_differ else "one number"
         dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
         if not jnp.issubdtype(dtype, jnp.floating) and dtype.kind not in "iub":
             raise ValueError(f"{self.name} must be {wanted}, got {value!r}")
         shape = np.shape(value)
         wrong = self.per_client and clients is not None and shape not in ((), (clients,))
-        if wrong or len(shape) > several or 0 in shape:
+        if wrong or len(shape) > may_differ or 0 in shape:
             raise ValueError(f"{self.name} must be {wanted}, got shape {shape}")
 
     def allows(self, value: Any) -> Any:
@@ -229,31 +229,31 @@ def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Recor
     """Return the records that `reads` declares for a factory with these arguments."""
     call = inspect.signature(factory).bind_partial(*args, **kwargs)
     call.apply_defaults()
-    found: list[Hyperparameter] = []
+    declared: list[Hyperparameter] = []
     for record in getattr(factory, "declared", ()):
-        found += [record] if isinstance(record, Hyperparameter) else record(**call.arguments)
-    return tuple(dict.fromkeys(found))
+        declared += [record] if isinstance(record, Hyperparameter) else record(**call.arguments)
+    return tuple(dict.fromkeys(declared))
 
 
 def ever_declared_by(factory: Callable[..., Any]) -> Records:
     """Return the records that `reads` declares for any values of a factory's settings."""
-    found = dict.fromkeys(declared_by(factory))
+    records = dict.fromkeys(declared_by(factory))
     for setting in settings_of(factory).values():
         for value in setting.values:
-            found |= dict.fromkeys(declared_by(factory, **{setting.name: value}))
-    return tuple(found)
+            records |= dict.fromkeys(declared_by(factory, **{setting.name: value}))
+    return tuple(records)
 
 
 def compose(parts: Iterable[Records]) -> dict[str, Hyperparameter]:
     """Join the hyperparameters of several parts into one namespace."""
-    found: dict[str, Hyperparameter] = {}
+    by_name: dict[str, Hyperparameter] = {}
     for record in (record for records in parts for record in records):
-        if found.setdefault(record.name, record) != record:
+        if by_name.setdefault(record.name, record) != record:
             raise ValueError(
                 f"two parts of the simulation declare hyperparameter {record.name!r} differently: "
-                f"{found[record.name]} and {record}"
+                f"{by_name[record.name]} and {record}"
             )
-    return found
+    return by_name
 
 
 def per_client(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> tuple[str, ...]:
@@ -264,8 +264,10 @@ def per_client(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> t
 def client_values(records: Records, hparams: Hyperparameters, client_id: Any) -> Hyperparameters:
     """Return one client's hyperparameters, () each but for schedules."""
     values = {name: jnp.asarray(getattr(hparams, name)) for name in per_client(records, hparams)}
-    own = {name: each.at[client_id].get(mode="clip") for name, each in values.items()}
-    return hparams.having(**own)
+    of_client = {
+        name: of_clients.at[client_id].get(mode="clip") for name, of_clients in values.items()
+    }
+    return hparams.having(**of_client)
 
 
 def server_values(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> Hyperparameters:
@@ -301,9 +303,9 @@ def fill(
             complete[name] = np.asarray(complete[name])
     derived = {name: value for name, value in complete.items() if isinstance(value, Default)}
     if derived:
-        rest = Hyperparameters(**{n: v for n, v in complete.items() if n not in derived})
-        p = rest.sampling_rate if "sampling_rate" in rest else rate(rest)
-        eta = step(rest)
+        independent = Hyperparameters(**{n: v for n, v in complete.items() if n not in derived})
+        p = independent.sampling_rate if "sampling_rate" in independent else rate(independent)
+        eta = step(independent)
         complete |= {n: eta if kind is Default.STEP else p for n, kind in derived.items()}
     for name, value in complete.items():
         records[name].check(value, clients)

@@ -35,7 +35,7 @@ def check_pure(traced: Any) -> list[Captured]:
             f"{line_of(equation)} reads or writes an array that clients and rounds share "
             f"({equation.primitive}); return what lasts as a state"
         )
-    return [(np.asarray(value), line_of(each)) for value, each in _constants(traced)]
+    return [(np.asarray(value), line_of(equation)) for value, equation in _constants(traced)]
 
 
 def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray]) -> None:
@@ -54,7 +54,7 @@ def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray
 
 def _with_effects(jaxpr: Any) -> Any:
     """Return the innermost first equation with an effect."""
-    equation = next(each for each in jaxpr.eqns if each.effects)
+    equation = next(candidate for candidate in jaxpr.eqns if candidate.effects)
     inside = (inner for inner in inner_jaxprs(equation) if inner.effects)
     deeper = next(inside, None)
     return equation if deeper is None else _with_effects(deeper)
@@ -87,13 +87,13 @@ _ASSUMED = (
 
 def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler) -> tuple[str, ...]:
     """Return what a guarantee assumes of users' functions; nothing if there are none."""
-    found = []
+    sentences = []
     if sampler.availability is not None:
-        found.append(
+        sentences.append(
             "Whether a drawn client answers, and how many local steps it takes, does not follow "
             "from data; whoever is drawn is charged, and who answers is as secret as who is drawn."
         )
     for part, sentence in zip((algorithm, mechanism, sampler), _ASSUMED, strict=True):
         if modules := own_modules(part):
-            found.append(sentence.format(", ".join(modules)))
-    return tuple(found)
+            sentences.append(sentence.format(", ".join(modules)))
+    return tuple(sentences)

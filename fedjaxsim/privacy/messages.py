@@ -81,8 +81,8 @@ class Messages(Opaque):
         def present(leaf):
             return jnp.where(along_clients(finite, leaf), leaf, 0)
 
-        whole = products.rescale(present, jax.tree.unflatten(structure, leaves))
-        return Bounded(Messages(whole), clipped & finite, finite)
+        zeroed = products.rescale(present, jax.tree.unflatten(structure, leaves))
+        return Bounded(Messages(zeroed), clipped & finite, finite)
 
     def map(self, function: Callable[[PyTree], PyTree]) -> "Messages":
         """Apply a function of one client's message to each, as a pytree of arrays."""

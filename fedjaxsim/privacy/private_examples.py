@@ -158,19 +158,25 @@ class GradientNoise(NamedTuple):
             )
             fixed = jax.lax.stop_gradient(gradients)
             exact = integer_sums.add(exact, fixed, jax.lax.stop_gradient(self.clip_norm))
-            plus = jax.tree.map(lambda old, new: old + jnp.sum(new, axis=0), total, gradients)
+            plus = jax.tree.map(
+                lambda summed, terms: summed + jnp.sum(terms, axis=0), total, gradients
+            )
             return value + more, plus, exact
 
         if isinstance(rows, Batch):
-            each = jax.tree.map(lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), rows)
-            value = jax.eval_shape(functools.partial(sums, task), params, _first(each), bound)[0]
+            microbatches = jax.tree.map(
+                lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), rows
+            )
+            value = jax.eval_shape(
+                functools.partial(sums, task), params, _first(microbatches), bound
+            )[0]
 
             def maybe(carry, batch):
                 # Examples come first, so a microbatch whose first place is empty has none.
                 return jax.lax.cond(batch.weight[0] > 0, add, lambda c, _: c, carry, batch), None
 
             start = jnp.zeros((), value.dtype), like, nothing
-            (value, total, exact), _ = jax.lax.scan(maybe, start, each)
+            (value, total, exact), _ = jax.lax.scan(maybe, start, microbatches)
         else:
             read = rows
 
@@ -259,8 +265,8 @@ def _gradients_of_examples(task, params, batch, bound):
     """Sum losses of a microbatch, and compute the clipped gradients, leaves (k, …)."""
 
     def of_example(fields, key):
-        one = jax.tree.map(lambda leaf: leaf[None], (fields, jnp.ones(()), key))
-        value, gradient = value_and_gradient(task, params, Batch(*one))
+        alone = jax.tree.map(lambda leaf: leaf[None], (fields, jnp.ones(()), key))
+        value, gradient = value_and_gradient(task, params, Batch(*alone))
         return value, clip_by_global_norm(widened(gradient), bound).messages
 
     def present(leaf):
@@ -282,9 +288,9 @@ def _sums_of_layers(task, params, batch, bound):
     dtype = jax.tree.leaves(wide)[0].dtype
 
     def loss(shifts, fields):
-        one = jax.tree.map(lambda leaf: leaf[None], fields)
-        outputs, inputs = dense.apply(wide, one["x"], shifts)
-        return layers.losses(outputs, one)[0], inputs
+        alone = jax.tree.map(lambda leaf: leaf[None], fields)
+        outputs, inputs = dense.apply(wide, alone["x"], shifts)
+        return layers.losses(outputs, alone)[0], inputs
 
     # Each example by itself, so that no layer or loss can mix them.
     shifts = [jnp.zeros((1, width), dtype) for width in dense.widths]
@@ -392,8 +398,8 @@ class PrivateExamples:
         if noise:
             counts, values = map(np.array, zip(*noise, strict=True))
             # Numbers of rows that are not in the table get noise without bound.
-            found = jnp.asarray(counts) == count
-            z = jnp.where(jnp.any(found), jnp.sum(jnp.where(found, values, 0)), jnp.inf)
+            matches = jnp.asarray(counts) == count
+            z = jnp.where(jnp.any(matches), jnp.sum(jnp.where(matches, values, 0)), jnp.inf)
         else:
             z = jnp.asarray(hparams.get("example_noise_multiplier", 1.0))
         clip_norm = jnp.asarray(hparams.example_clip)

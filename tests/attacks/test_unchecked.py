@@ -99,7 +99,7 @@ def test_no_report_of_its_states_has_an_epsilon(state, tmp_path):
     ],
 )
 def test_nothing_is_planned_for_an_epsilon(ask):
-    with pytest.raises(ValueError, match="unchecked|checks_skipped"):
+    with pytest.raises(ValueError, match=r"unchecked|checks_skipped"):
         ask()
 
 

@@ -173,11 +173,11 @@ def noise_like(key: jax.Array, tree: PyTree, scale: PyTree) -> PyTree:
         return tree
     scales = jax.tree.leaves(scale)
     scales = scales * len(leaves) if len(scales) == 1 else scales
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    draws = normal(key, (int(ends[-1]),), jnp.result_type(*leaves))
+    offsets = np.cumsum([leaf.size for leaf in leaves])
+    draws = normal(key, (int(offsets[-1]),), jnp.result_type(*leaves))
     parts = [
         scale.astype(leaf.dtype) * part.reshape(leaf.shape).astype(leaf.dtype)
-        for leaf, part, scale in zip(leaves, jnp.split(draws, ends[:-1]), scales, strict=True)
+        for leaf, part, scale in zip(leaves, jnp.split(draws, offsets[:-1]), scales, strict=True)
     ]
     return jax.tree.unflatten(structure, parts)
 

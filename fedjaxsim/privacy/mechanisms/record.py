@@ -389,12 +389,12 @@ def parts_bound(parts: Sequence[str], records: Records) -> Bound:
         return [norms(hparams)[part] for part in _parts_of(paths, parts)]
 
     def scales(paths, hparams):
-        given = [getattr(hparams, name) for name in shares]
-        every = sum(given[1:], start=jnp.asarray(given[0]))
+        by_part = [getattr(hparams, name) for name in shares]
+        every = sum(by_part[1:], start=jnp.asarray(by_part[0]))
         # C_g/c_g = √share_g, and shares add up to 1.
         of_part = {
             part: c * jnp.sqrt(every / share)
-            for (part, c), share in zip(norms(hparams).items(), given, strict=True)
+            for (part, c), share in zip(norms(hparams).items(), by_part, strict=True)
         }
         return [of_part[part] for part in _parts_of(paths, parts)]
 
@@ -446,7 +446,7 @@ def _gaussian(statistic, key, like, scale, round_):
 def _pure(statistic, key, like, scale, round_):
     radius_key, normal_key = jax.random.split(key)
     size = radius(radius_key, statistic.coordinates(like))
-    return statistic.normal(normal_key, like, jax.tree.map(lambda each: each * size, scale))
+    return statistic.normal(normal_key, like, jax.tree.map(lambda of_leaf: of_leaf * size, scale))
 
 
 def correlated_noise(bands: int, power: float) -> Noise:

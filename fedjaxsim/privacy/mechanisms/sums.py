@@ -98,8 +98,11 @@ def _records_of(parts: Sequence[str]) -> Records:
     names = [re.sub(r"\W", "_", part) for part in parts]
     if len(set(names)) < len(names):
         raise ValueError(f"parts must have different names, got {', '.join(parts)}")
-    pairs = ((record, name) for record in (CLIP_OF_PART, SHARE_OF_PART) for name in names)
-    return tuple(dataclasses.replace(each, name=f"{each.name}_{name}") for each, name in pairs)
+    return tuple(
+        dataclasses.replace(of_part, name=f"{of_part.name}_{name}")
+        for of_part in (CLIP_OF_PART, SHARE_OF_PART)
+        for name in names
+    )
 
 
 @reads(lambda parts=(), **_: _records_of(parts), base.NOISE_MULTIPLIER)

@@ -52,9 +52,9 @@ class Encoded:
 
 
 class EncodedState(NamedTuple):
-    """The mechanism's own state, and the number of releases, from which public keys follow."""
+    """The mechanism's state, and the number of releases, from which public keys follow."""
 
-    own: PyTree
+    inner: PyTree
     releases: jax.Array
 
 
@@ -94,14 +94,14 @@ def transformed(
         inner = mechanism.add(
             accumulator._replace(total=encoded.total),
             messages.map(lambda message: transform.encode(message, key)),
-            mask, ids, state.own, hparams,
+            mask, ids, state.inner, hparams,
         )  # fmt: skip
         return inner._replace(total=dataclasses.replace(encoded, total=inner.total))
 
     def release(accumulator, denominator, key, state, hparams, round_):
         encoded, public = accumulator.total, key_of(state)
         inner = accumulator._replace(total=encoded.total)
-        out = mechanism.release(inner, denominator, key, state.own, hparams, round_)
+        out = mechanism.release(inner, denominator, key, state.inner, hparams, round_)
         wanted = jax.eval_shape(transform.encode, encoded.message, public)
         if _shapes(out.value) != _shapes(wanted):
             raise ValueError(

@@ -282,8 +282,8 @@ def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | No
         return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32)
 
     def check(hparams):
-        found = on_host(hparams.sampling_rate)
-        for p in [] if found is None else np.ravel(found).tolist():
+        rates = on_host(hparams.sampling_rate)
+        for p in [] if rates is None else np.ravel(rates).tolist():
             if p * 2.0**32 < 1:
                 raise ValueError(f"sampling_rate must be at least 2^-32, got {p}")
             if (often := excess(slots, num_clients, p)) > _MOST_EXCESS:
@@ -442,5 +442,5 @@ def work_of(
     availability: Availability, key: jax.Array, round_: jax.Array, client_id: jax.Array
 ) -> jax.Array:
     """Return the share of one client, (), from the round's key for clients."""
-    own = keys.stream(key, Stream.AVAILABILITY, client_id)
-    return availability.work(own, round_, client_id)
+    client_key = keys.stream(key, Stream.AVAILABILITY, client_id)
+    return availability.work(client_key, round_, client_id)
