@@ -46,6 +46,13 @@ SAMPLE = 1000
 """Clients whom evaluations before the last one sample by default."""
 
 
+class Pool(NamedTuple):
+    """Statistics of clients, (m, k, ...) or, of S runs, (m, S, k, ...); see `StreamingMetric`."""
+
+    statistics: np.ndarray
+    pool: Callable[[np.ndarray], Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Per-client metrics on one split, and their summaries.
@@ -64,6 +71,7 @@ class Evaluation:
       records: the record of each metric, decided once by `resolve_metrics`.
       clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
         `values` are then (k,); None for all clients.
+      pools: by name, the statistics of clients of which a metric of all their rows is made.
     """
 
     split: str
@@ -72,6 +80,7 @@ class Evaluation:
     streaming: Collection[str] = ()
     records: Records = dataclasses.field(default_factory=lambda: METRICS)
     clients: np.ndarray | None = None
+    pools: Mapping[str, Pool] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def failed(self) -> np.ndarray:
@@ -90,6 +99,20 @@ class Evaluation:
         For a mean over rows this is the mean over examples, for nMSE the pooled nMSE.
         """
         return self._over_clients(name, lambda v, rows: np.average(v, weights=rows, axis=0))
+
+    def pooled(self, name: str) -> Any:
+        """Return a metric of the rows of all clients together; NaN if a client has failed.
+
+        Without statistics it is the mean weighted by rows.
+        """
+        if name not in self.pools:
+            return self.weighted_mean(name)
+        statistics, pool = self.pools[name]
+        statistics, values = np.asarray(statistics)[self.count > 0], self.values[name]
+        of_runs = [statistics] if values.ndim == 1 else [*np.moveaxis(statistics, 1, 0)]
+        found = [float(pool(each)) if len(each) else np.nan for each in of_runs]
+        pooled = np.where(np.any(self.failed, axis=0), np.nan, np.array(found))
+        return pooled[0] if values.ndim == 1 else pooled
 
     def worst_tenth(self, name: str) -> Any:
         """Return the mean over the worst ⌈k/10⌉ of k clients; ValueError without a direction."""
@@ -122,8 +145,9 @@ class Evaluation:
         for name in np.unique(names):
             inside = names == name
             values = {metric: each[inside] for metric, each in self.values.items()}
+            pools = {n: Pool(p.statistics[inside], p.pool) for n, p in self.pools.items()}
             found[str(name)] = dataclasses.replace(
-                self, count=self.count[inside], values=values, clients=ids[inside]
+                self, count=self.count[inside], values=values, clients=ids[inside], pools=pools
             )
         return found
 
@@ -137,11 +161,11 @@ class Evaluation:
         for name, values in self.values.items():
             key = f"{self.split}_{name}"
             record = find_metric(name, self.records)
-            mean, weighted = self.mean(name), self.weighted_mean(name)
+            mean = self.mean(name)
             if record.pooled:
-                result |= {key: weighted, f"{key}_unweighted": mean}
+                result |= {key: self.pooled(name), f"{key}_unweighted": mean}
             else:
-                result |= {key: mean, f"{key}_weighted": weighted}
+                result |= {key: mean, f"{key}_weighted": self.weighted_mean(name)}
             found = self._over_clients(name, lambda v, _: np.percentile(v, PERCENTILES, axis=0))
             found = np.broadcast_to(found, (len(PERCENTILES), *values.shape[1:]))
             result |= {f"{key}_p{q}": found[place] for place, q in enumerate(PERCENTILES)}
@@ -240,7 +264,12 @@ def summary_of(
             # Without variance it is undefined, which is no failure of a client.
             names += [] if variance else ["nmse"]
             found["nmse"] = found["squared_error"] / (variance or np.nan)
-        return Evaluation(split, chosen, found, tuple(names), records, clients)
+        pools = {
+            name: Pool(statistics, pool)
+            for name, statistics in measured.statistics.items()
+            if (pool := task.streaming_metrics[name].pool) is not None
+        }
+        return Evaluation(split, chosen, found, tuple(names), records, clients, pools)
 
     return summarize
 
@@ -292,7 +321,9 @@ def measure_with(task: Task) -> Callable[[PyTree, ClientData], ClientMetrics]:
         sums = {name: jnp.zeros((), wide_type(leaf)) for name, leaf in shapes.items()}
         carries = {name: each.start(data.most_rows) for name, each in streaming.items()}
         sums, carries = data.full_pass(add, (sums, carries))
-        return ClientMetrics(sums, {name: streaming[name].value(carries[name]) for name in carries})
+        values = {name: streaming[name].value(carries[name]) for name in carries}
+        makers = {name: each.statistics for name, each in streaming.items() if each.statistics}
+        return ClientMetrics(sums, values, {n: make(carries[n]) for n, make in makers.items()})
 
     return measure
 

@@ -65,11 +65,13 @@ class ClientMetrics(NamedTuple):
     """Metrics of clients by name, each () of one client, (m,) or, of S runs, (m, S).
 
     `sums` are the task's metrics, summed over each client's rows; `values` its streaming metrics,
-    NaN for a client that has none.
+    NaN for a client that has none. `statistics`, (k, ...) or (m, S, k, ...), are those of which
+    pooled metrics are made.
     """
 
     sums: dict[str, jax.Array]
     values: dict[str, jax.Array]
+    statistics: dict[str, jax.Array]
 
 
 class Runs(NamedTuple):

@@ -230,6 +230,8 @@ def _task(config: RunConfig, population: Population) -> Task:
         task = tasks.softmax_sequence(model, outputs)
     if config.loss in ("softmax", "logistic") and (name := rare_class(population)) is not None:
         task = _judged_by_loss(task, name)
+    if named := config.get("metrics"):
+        task = tasks.with_metrics(task, named)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
 

@@ -122,6 +122,11 @@ RUN = (
         "Clients whom evaluations before the last one sample.", least=1, most=_INT32,
     ),
     Setting(
+        "metrics", tuple[str, ...], (),
+        "More metrics of classes: f1, balanced-accuracy, precision, recall, top-5, ece, log-loss, "
+        "auc-pooled.",
+    ),
+    Setting(
         "patience", int, None,
         "Evaluations without a better validation metric before a stop; no ε covers that.",
         shown="all rounds", least=1,

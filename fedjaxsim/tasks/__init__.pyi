@@ -1,4 +1,5 @@
 # The public names of `fedjaxsim.tasks`, for type checkers and `lazy_loader`.
+from .named_metrics import with_metrics as with_metrics
 from .regressions import ordinal as ordinal
 from .regressions import poisson as poisson
 from .regressions import quantile as quantile

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjaxsim.data.minibatches import Batch
 
@@ -19,11 +20,16 @@ class StreamingMetric(NamedTuple):
         the rows of every client, the padding of the last batch included. See `Population.max_rows`.
       add: `(carry, params, batch) -> carry`. Rows of weight 0 are padding and must not count.
       value: `(carry) -> ()`, after the last batch; NaN if undefined for this client.
+      statistics: `(carry) -> (k, ...)`, numbers of one client of which `pool` makes the metric of
+        the rows of several clients; None if there is no such metric.
+      pool: `(statistics (n, k, ...)) -> ()`, of numpy arrays.
     """
 
     start: Callable[[int], PyTree]
     add: Callable[[PyTree, PyTree, Batch], PyTree]
     value: Callable[[PyTree], jax.Array]
+    statistics: Callable[[PyTree], jax.Array] | None = None
+    pool: Callable[[np.ndarray], Any] | None = None
 
 
 def area_under_roc(

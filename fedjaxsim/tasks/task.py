@@ -47,6 +47,22 @@ class Layers(NamedTuple):
     losses: Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 
 
+class Classes(NamedTuple):
+    """The scores of a classification, for metrics by name.
+
+    Attributes:
+      number: number of classes c.
+      scores: `(params, fields) -> (b, c)`, of which the largest is the predicted class.
+      labels: `(fields) -> (b,)`, classes 0, 1, …
+      probabilistic: whether scores are logits, whose softmax are probabilities.
+    """
+
+    number: int
+    scores: Callable[[PyTree, Mapping[str, jax.Array]], jax.Array]
+    labels: Callable[[Mapping[str, jax.Array]], jax.Array]
+    probabilistic: bool
+
+
 class Task(NamedTuple):
     """A learning task as pure functions, from this module or a user's own.
 
@@ -86,6 +102,7 @@ class Task(NamedTuple):
       layers: the form of the loss on dense layers, for speed only; else None.
       curvature: `(bound) -> L`: the largest curvature of the loss in the parameters, if features of
         rows have ‖x‖² ≤ bound; None if it has no bound.
+      classes: the scores of a classification with one label per row, for `with_metrics`; else None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -108,6 +125,7 @@ class Task(NamedTuple):
     examples: Any = None
     layers: Layers | None = None
     curvature: Callable[[float], float] | None = None
+    classes: Classes | None = None
 
     def gradient(self, params: PyTree, batch: Batch | ProtectedBatch) -> PyTree:
         """Compute the gradient of the loss at a minibatch, like `params`.
@@ -143,6 +161,7 @@ class Task(NamedTuple):
             streaming_metrics=found.streaming_metrics,
             divergence=found.divergence,
             predict=found.predict,
+            classes=found.classes,
         )
 
     def tracked(self, params: PyTree, moved: PyTree, batch: Batch) -> PyTree:
@@ -337,7 +356,7 @@ def _of_classes(
     """Make a classification in which the largest of c outputs wins."""
     checks.count(2, num_classes=num_classes)
     score = (lambda outputs: outputs[:, 1] - outputs[:, 0]) if num_classes == 2 else None
-    return task_of_outputs(
+    task = task_of_outputs(
         name, model, num_classes, {"loss": losses, "accuracy": _largest},
         functools.partial(_class_said, probabilities),
         f"{name} needs integer labels y (n,), as y.argmax(axis=1) of one-hot ones; squared takes "
@@ -345,6 +364,13 @@ def _of_classes(
         lambda y: np.issubdtype(y.dtype, np.integer) and y.ndim == 1,
         score=score, divergence=divergence, labels=(range(num_classes),),
     )  # fmt: skip
+    classes = Classes(
+        num_classes,
+        lambda params, fields: model.apply(params, fields["x"]),
+        lambda fields: fields["y"],
+        probabilities is not None,
+    )
+    return task._replace(classes=classes)
 
 
 def _class_said(
@@ -546,6 +572,13 @@ def logistic(model: Model, prior: float | None = None) -> Task:
         score=lambda logits: logits[:, 0], divergence=_of_coins, labels=((-1, 1), (0, 1)),
         curvature=_curvature(model, 1 / 4),
     )  # fmt: skip
+
+    def scores(params, fields):
+        odds = model.apply(params, fields["x"])
+        return jnp.concatenate([jnp.zeros_like(odds), odds], axis=1)
+
+    classes = Classes(2, scores, lambda fields: (fields["y"] > 0).astype(jnp.int32), True)
+    task = task._replace(classes=classes)
     return task if prior is None else task._replace(public=(*task.public, PRIOR))
 
 
