@@ -60,6 +60,8 @@ def refuse(error: Exception) -> int:
     if is_out_of_memory(error):
         found = _ALLOCATION.search(said)
         said = f"out of memory{'' if found is None else f' at {found[0]}'}; {_SMALLER}"
+    if kind == "TracerBoolConversionError":
+        said = "`if` or `while` asks for a value that compiled code alone knows: use jnp.where"
     if line is not None:
         said = f"your code fails at {line}: {kind}{said and f': {said}'}"
     elif error.__cause__ is not None and (line := own_line(error.__cause__)) and line not in said:

@@ -147,6 +147,7 @@ def _a_round(
     """Run one client's round, checking each result; return its message."""
     algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
     shared, personal = _several("init", algorithm.init(key, hparams, client_id), "shared, personal")
+    _require_arrays("init", "a server state", shared, numbers=True)
     _require_arrays("init", "personal states", personal)
     context = Context(round_, key, client_id, m, jnp.ones(()))
     returned = algorithm.client(shared, personal, data, hparams, context)
@@ -190,7 +191,15 @@ def _a_round(
                 f"work must return the share of a client's steps, a float, got {_shape(share)}"
             )
     release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
-    served = algorithm.server(shared, release, hparams, round_)
+    try:
+        served = algorithm.server(shared, release, hparams, round_)
+    except ValueError as error:
+        if "pytree" not in str(error) or jax.tree.structure(release) == jax.tree.structure(shared):
+            raise
+        raise ValueError(
+            f"server fails on a release of the message's structure, {jax.tree.structure(release)}: "
+            f"its state has {jax.tree.structure(shared)}, and client must send what server reads"
+        ) from error
     _require_alike("server", "a server state", shared, served, cast=True)
     return message
 
@@ -205,12 +214,16 @@ def _several(function: str, returned: Any, names: str) -> Any:
     return returned
 
 
-def _require_arrays(function: str, what: str, tree: PyTree) -> None:
+def _require_arrays(function: str, what: str, tree: PyTree, *, numbers: bool = False) -> None:
+    """Check that a result holds arrays alone, or Python's `numbers`, too."""
     for path, leaf in tree_leaves_with_path(tree):
-        if not isinstance(leaf, (jax.Array, np.ndarray, products.Sealed)):
-            raise ValueError(
-                f"{function} must return {what} of arrays, got {described(leaf)}{_at(path)}"
-            )
+        is_number = isinstance(leaf, (bool, int, float))
+        if isinstance(leaf, (jax.Array, np.ndarray, products.Sealed)) or (numbers and is_number):
+            continue
+        hint = "" if is_number else ": a class becomes a pytree by jax.tree_util.register_dataclass"
+        raise ValueError(
+            f"{function} must return {what} of arrays, got {described(leaf)}{_at(path)}{hint}"
+        )
 
 
 def _require_alike(

@@ -401,6 +401,13 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
             "all columns: bring them to [-1, 1] by public ranges (--range; `fedjaxsim data show` "
             "lists them)"
         )
+    if labels is not None and config.loss not in LOSSES and config.get("outputs") is None:
+        classes = len(np.unique(labels)) if labels.dtype.kind in "iu" and labels.ndim == 1 else 0
+        if 2 < classes <= _FEW and "y" not in population.categories:
+            found.append(
+                f"the model of loss {config.loss} has 1 output, and labels have {classes} values: "
+                f"if they are classes, give --outputs {int(labels.max()) + 1}"
+            )
     if config.loss in ("softmax", "logistic") and (name := rare_class(population)) is not None:
         found.append(
             f"class {name!r} has less than {RARE:.0%} of the rows, of which accuracy says little: "

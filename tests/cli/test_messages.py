@@ -2,6 +2,7 @@
 
 import contextlib
 
+import jax
 import pytest
 
 from fedjaxsim.cli import process
@@ -101,3 +102,10 @@ def test_a_long_message_loses_its_end(capsys):
     assert line.startswith("fedjaxsim: error: word-0 word-1 word-2")
     assert line.endswith(" …\n")
     assert 380 < len(line.removeprefix("fedjaxsim: error: ")) <= 401
+
+
+def test_a_branch_on_a_traced_value_is_told_the_remedy(capsys):
+    with pytest.raises(jax.errors.TracerBoolConversionError) as raised:
+        jax.jit(lambda x: 1 if x > 0 else 2)(1.0)
+    assert refuse(raised.value) == 2
+    assert "use jnp.where" in capsys.readouterr().err

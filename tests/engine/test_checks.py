@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import classification
@@ -11,6 +12,7 @@ import fedjaxsim as fjs
 from fedjaxsim import models
 
 POPULATION, TASK = classification([4, 5, 6, 7])
+X = jnp.zeros(3)
 GOOD, MECHANISM = fjs.fedavg(TASK), fjs.gaussian()
 
 
@@ -60,3 +62,27 @@ def test_parts_of_another_kind():
     nothing: Any = fjs.Sampling(lambda num_clients: None)  # pyright: ignore[reportArgumentType]
     assert refusal(sampling=nothing).startswith("sampler")
     assert of_population(POPULATION.fields).endswith("got a dict")
+
+
+class Mine:
+    """A state that JAX knows nothing of."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            GOOD._replace(init=lambda *given: (Mine(), ())),
+            "init must return a server state of arrays, got a Mine: a class becomes a pytree by",
+        ),
+        (
+            GOOD._replace(client=lambda shared, personal, *rest: (personal, {"w": X}, {})),
+            "server fails on a release of the message's structure, PyTreeDef({'w': *}): its state",
+        ),
+    ],
+)
+def test_states_and_messages_of_another_structure_are_shown(changed, message):
+    sim = simulation(changed)
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        sim.init(0, sim.hyperparameters(clip=1.0, noise_multiplier=1.0))
+    assert str(refused.value).startswith(message)
