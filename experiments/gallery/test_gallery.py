@@ -20,11 +20,12 @@ from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
 NAMES = (
-    "fedbabu", "feddbe", "fedexp", "fedfomo", "fedlesam", "fedmuon", "fednova", "fedproto",
+    "fedas", "fedbabu", "feddbe", "fedexp", "fedfomo", "fedlesam", "fedmuon", "fednova", "fedproto",
     "fedrod",
     "fedsam", "fedspeed", "lg_fedavg", "mime_lite", "moon", "pfedhn",
 )  # fmt: skip
 OTHERS = {
+    "fedas": {"alignment_rate": 0.2},
     "fedbabu": {"tuning_rate": 0.2},
     "feddbe": {"kappa": 0.8, "mean_rate": 0.6},
     "fedexp": {"damping": 1e-3},
@@ -195,6 +196,30 @@ class ByHand:
             )  # fmt: skip
             moved.append(offset - 0.05 * phi["in"] @ back)
         return plus(phi, mean(gradients), -0.05), moved
+
+    def fedas(self, shared, own):
+        moved, traces = [], []
+        for c, w in zip(clients(), own, strict=True):
+            x, y = c["x"], c["y"]
+            z = features(w, x)
+            means = {k: jnp.mean(z[y == k], axis=0) for k in np.unique(y)}
+
+            def distance(v, x=x, y=y, means=means):
+                z = features(v, x)
+                return sum(jnp.mean((z[y == k] - mean) ** 2) for k, mean in means.items())
+
+            v = shared | {"Dense_1": w["Dense_1"]}
+            for _ in range(steps_of(x)):
+                v = plus(v, jax.grad(distance)(v), -0.2)
+            v = trained(v, x, y)
+            slopes = [GRADIENT(v, x[k : k + 1], y[k : k + 1]) for k in range(len(y))]
+            traces.append(np.mean([norm(slope) ** 2 for slope in slopes]))
+            moved.append(v)
+        shared = jax.tree.map(
+            lambda *leaves: np.average(leaves, axis=0, weights=traces),
+            *[{"Dense_0": v["Dense_0"]} for v in moved],
+        )
+        return shared, moved
 
     def fedfomo(self, rows, own):
         moved = []
