@@ -119,7 +119,7 @@ class Comparison:
 
     @functools.cached_property
     def sentences(self) -> list[str]:
-        """What the guarantees assume, and say of single examples, with the runs concerned."""
+        """The assumptions of the guarantees, and those of single examples, with their runs."""
         said: dict[str, list[str]] = {}
         for each in self.runs:
             for sentence in (*_of_examples(each.guarantee), *each.guarantee["assumed"]):

@@ -34,7 +34,7 @@ from fedjaxsim.report import progress
         ("run --devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
         ("bench --devices none", "devices must be all or a positive number, got 'none'"),
         ("compare absent", "no directory absent"),
-        ("compare absent --out a.gif", "must be a .png, .pdf, .svg, .html file, got a.gif"),
+        ("compare absent --out a.gif", "must be a .png, .pdf, .svg, .html, .tex, .csv file, got a.gif"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, command, sentence):
@@ -45,7 +45,7 @@ def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, com
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("sweep absent.toml --out s", "checking the runs of absent.toml"),
+        ("sweep --lam 1,2 --data npz:absent.npz --out s", "checking the runs of s"),
         ("tune --wrt mu --out t", "checking the tuning"),
         ("plan --data npz:absent.npz", "reading npz:absent.npz"),
         ("audit --data npz:absent.npz", "reading npz:absent.npz"),
