@@ -38,6 +38,11 @@ class Metric(NamedTuple):
     power: int = 0
     in_tables: tuple[str, ...] = ("",)
 
+    @property
+    def averaging(self) -> str:
+        """How its plain value is averaged; clients without a value are in no mean over clients."""
+        return "pooled" if self.pooled else "client mean"
+
 
 Records = Mapping[str, Metric]
 """Records by the names of metrics; runs are judged by the first that they have."""

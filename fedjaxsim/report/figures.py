@@ -110,8 +110,7 @@ def _within(metric: Metric, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _label(column: str, rows: Rows, records: Records) -> str:
-    pooled = column_metric(column, records).pooled
-    over = "pooled over clients" if pooled else "mean over clients"
+    over = "pooled over clients" if column_metric(column, records).pooled else "mean over clients"
     counts = {row["seeds"] for row in rows if row["half"] is not None}
     seeds = "mean and range of two seeds" if counts == {2} else "mean over seeds, 95 %"
     seeds += " (range of two)" if 2 in counts and len(counts) > 1 else ""

@@ -414,7 +414,7 @@ def table_of_runs(
         columns.append(("data", data))
     for key, metric in shown:
         for end in metric.in_tables:
-            heading = end[1:] or metric.title + "\npooled" * metric.pooled
+            heading = end[1:] or f"{metric.title}\n{metric.averaging}"
             columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
     columns += [
         (heading, [epsilon_text(row.get(key)) for row in rows])

@@ -97,7 +97,7 @@ class Sweep:
 
     @property
     def remark(self) -> str:
-        """What the user should know before it runs, in a sentence; or ""."""
+        """A sentence that the user should read before it runs; or ""."""
         return "" if self.chooses else self.plan.remark
 
     def run(self, stop: Event) -> SweepResult:
@@ -153,7 +153,7 @@ class SearchedSweep(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """What the user should know before it runs; nothing is known yet of the chosen runs."""
+        """No sentence: nothing is known yet of the chosen runs."""
         return ""
 
     def run(self, stop: Event) -> SweepResult:

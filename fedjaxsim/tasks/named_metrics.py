@@ -102,7 +102,7 @@ def _check_k(k: int, number: int) -> None:
 
 
 def _within_largest(classes: Classes, k: int, params: Any, batch: Batch) -> jax.Array:
-    """Return 1 if the label is among the k largest scores, of equal ones the first, else 0, (b,)."""
+    """Return 1 if the label is among the k largest scores, of equal ones the first, else 0."""
     scores, labels = classes.scores(params, batch.fields), classes.labels(batch.fields)
     chosen = jnp.take_along_axis(scores, labels[:, None], axis=1)
     earlier = jnp.arange(classes.number) < labels[:, None]

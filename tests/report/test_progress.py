@@ -87,8 +87,8 @@ def test_the_table_has_the_columns_of_what_was_measured(capsys):
     above, header, _, first, second = (
         line.split() for line in capsys.readouterr().out.splitlines()
     )
-    assert above == ["nMSE", "ε", "ε", "rounds"]
-    quality = ["accuracy", "p10", "p90", "pooled", "p10", "p90"]
+    assert above == ["accuracy", "nMSE", "ε", "ε", "rounds"]
+    quality = ["client", "mean", "p10", "p90", "pooled", "p10", "p90"]
     assert header == ["run", *quality, "zero-out", "replace", "δ", "rounds", "per", "s"]
     assert first == ["a", "0.500", "0.250", "–", "–", "–", "–", "∞", "∞", "0.001", "3", "2"]
     assert second[4] == "2.000"
@@ -105,8 +105,8 @@ def test_the_table_has_the_epsilon_of_examples_where_some_run_protects_them(caps
     }  # fmt: skip
     print_table([{"run": "a", **row}, {"run": "b", **row, **protected}])
     above, header, _, first, second = capsys.readouterr().out.splitlines()
-    assert above.split()[:6] == ["ε", "ε", "example", "ε", "example", "ε"]
-    assert header.split()[4:10] == ["zero-out", "replace", "zero-out", "replace", "δ", "δ"]
+    assert above.split()[:7] == ["accuracy", "ε", "ε", "example", "ε", "example", "ε"]
+    assert header.split()[5:11] == ["zero-out", "replace", "zero-out", "replace", "δ", "δ"]
     # The δ of clients is not that of examples, which is rounded up.
     assert first.split()[4:10] == ["∞", "∞", "∞", "∞", "0.001", "–"]
     assert second.split()[4:10] == ["∞", "∞", "1.000", "2.500", "0.001", "0.10001"]
@@ -119,8 +119,9 @@ def test_below_the_table_is_who_has_no_value(capsys):
     }  # fmt: skip
     row |= {"test_auc_undefined": 19}
     print_table([{"run": "a", **row}, {"run": "b", **row}])
-    *_, header, _, _, _, last = capsys.readouterr().out.splitlines()
-    assert header.split()[:5] == ["run", "accuracy", "p10", "p90", "aAUC"]
+    *_, above, header, _, _, _, last = capsys.readouterr().out.splitlines()
+    assert above.split()[:2] == ["accuracy", "aAUC"]
+    assert header.split()[:7] == ["run", "client", "mean", "p10", "p90", "client", "mean"]
     assert last == "clients left out of aAUC: 19"
     other = row | {"test_auc_undefined": 5, "test_accuracy": None, "test_failed": 2}
     print_table([{"run": "a", **row}, {"run": "b", **other}])

@@ -140,7 +140,8 @@ def test_runs_progress_tables_and_pictures_have_it(mine, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "reduction" in out.splitlines()[1]  # a line of progress
     summary = json.loads((mine / "one" / "summary.json").read_text())
-    heading = next(line for line in out.splitlines() if line.startswith("run "))
+    above = next(k for k, line in enumerate(out.splitlines()) if line.startswith("run "))
+    heading = out.splitlines()[above - 1]
     for title in ("accuracy", "reduction", "certainty", "plain"):
         assert title in heading
     assert f"{summary['test_loss_reduction']:.3f}" in out
