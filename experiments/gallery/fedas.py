@@ -9,6 +9,7 @@ the same noise. The authors' code takes F_i over batches, where the paper has ro
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import fedjaxsim as fjs
 
@@ -64,8 +65,7 @@ def fedas(task: fjs.Task) -> fjs.Algorithm:
 
         def squares(fields):
             row = fjs.Batch(jax.tree.map(lambda value: value[None], fields), jnp.ones(1))
-            slope = jax.grad(task.loss)(v, row)
-            return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(slope))
+            return jnp.square(optax.tree.norm(jax.grad(task.loss)(v, row)))
 
         trace = fjs.mean_over_rows(lambda batch: batch.mean(jax.vmap(squares)(batch.fields)), data)
         update = {name: jax.tree.map(jnp.subtract, v[name], shared[name]) for name in shared}

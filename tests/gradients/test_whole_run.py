@@ -63,7 +63,7 @@ def case(name):
     that are drawn and everyone.
     """
     population, task = regression(name in ("fedavg", "fedprox"))
-    epochs = name in ("pmtl", "fedavg", "local")
+    epochs = name in ("pmtl", "fedavg", "local", "scaffold")
     sends = SYSTEMS[name].sends
     sim = simulation_of(
         name,
