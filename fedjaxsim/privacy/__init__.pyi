@@ -34,6 +34,7 @@ from .mechanisms.sums import per_part as per_part
 from .mechanisms.sums import plain_mean as plain_mean
 from .mechanisms.sums import pure as pure
 from .mechanisms.transforms import Transform as Transform
+from .mechanisms.transforms import chosen_coordinates as chosen_coordinates
 from .mechanisms.transforms import quantization as quantization
 from .mechanisms.transforms import random_coordinates as random_coordinates
 from .mechanisms.transforms import random_projection as random_projection

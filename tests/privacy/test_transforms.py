@@ -1,5 +1,7 @@
 """Public transforms of messages before a mechanism bounds them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping, every_row, per_layer
 from fedjaxsim.privacy.mechanisms.transforms import (
     EncodedState,
+    chosen_coordinates,
     quantization,
     random_coordinates,
     random_projection,
@@ -26,6 +29,7 @@ HPARAMS = Hyperparameters(
 TRANSFORMS = {
     "projection": random_projection(2),
     "coordinates": random_coordinates(3),
+    "chosen": chosen_coordinates([3, 1]),
     "quantization": quantization(0.25),
 }
 V = {"a": np.array([[0.5, -0.25], [0.0, 1.0], [3e8, 3e8]], np.float32),
@@ -103,6 +107,11 @@ def test_each_release_draws_a_new_transform_and_rounding_is_to_the_step():
         state = out.state
     assert int(state.releases) == 6
     assert len(found) > 1
+    chosen, v = chosen_coordinates([2, 0]), jnp.array([5.0, 6.0, 7.0])
+    encoded = chosen.encode(v, jax.random.key(0))
+    np.testing.assert_array_equal(encoded, [7.0, 5.0])
+    shapes = jax.ShapeDtypeStruct((3,), v.dtype)
+    np.testing.assert_array_equal(chosen.decode(encoded, shapes, jax.random.key(0)), [5.0, 0, 7.0])
     rounded = quantization(0.5).encode(jnp.array([0.3, -0.8, 0.2]), jax.random.key(0))
     np.testing.assert_array_equal(rounded, [0.5, -1.0, 0.0])
 
@@ -112,8 +121,12 @@ def test_a_mechanism_whose_release_is_no_message_is_refused():
     for inner in (gaussian_gram(), every_row()):
         with pytest.raises(ValueError, match="looks like one message"):
             round_of(transformed(inner, quantization(0.1)), row, np.ones(3, bool))
-    with pytest.raises(ValueError, match="at most the message's 2 numbers"):
+    with pytest.raises(ValueError, match="at least 3 numbers, got 2"):
         round_of(transformed(fjs.gaussian(), random_coordinates(3)), row, np.ones(3, bool))
+    bad: list[Any] = [[1, 1], [-1], [], [0.5], [[1]]]
+    for indices in bad:
+        with pytest.raises(ValueError, match="distinct positions"):
+            chosen_coordinates(indices)
     with pytest.raises(ValueError, match="step"):
         quantization(0.0)
 

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
+from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -72,7 +74,8 @@ def transformed(
 
     Args:
       mechanism: A mechanism whose release looks like one message.
-      transform: `random_projection`, `random_coordinates`, `quantization`, or a `Transform`.
+      transform: `random_projection`, `random_coordinates`, `chosen_coordinates`,
+        `quantization`, or a `Transform`.
       seed: Public seed of the transform's randomness, no secret: unlike the seed of a run.
     """
 
@@ -156,6 +159,22 @@ def random_projection(size: int) -> Transform:
     return Transform(encode, decode)
 
 
+def chosen_coordinates(indices: ArrayLike) -> Transform:
+    """Send a message's numbers at public positions, as of its flattened leaves; others become 0.
+
+    The positions may be those of the largest changes of a model that was published, or that was
+    trained on public data: they may not follow from the clients' rows in another way.
+
+    Args:
+      indices: Distinct positions, (k,) integers.
+    """
+    positions = np.asarray(indices)
+    valid = positions.ndim == 1 and positions.size > 0 and positions.dtype.kind in "iu"
+    if not valid or np.any(positions < 0) or np.unique(positions).size < positions.size:
+        raise ValueError(f"indices must be distinct positions (k,) from 0 on, got {indices!r}")
+    return _of_coordinates(int(positions.max()) + 1, lambda count, key: positions)
+
+
 def random_coordinates(size: int) -> Transform:
     """Send `size` of a message's d numbers, the same ones of all clients, drawn anew each round.
 
@@ -163,19 +182,25 @@ def random_coordinates(size: int) -> Transform:
     rounds on average.
     """
     checks.count(size=size)
+    return _of_coordinates(
+        size, lambda count, key: jnp.argsort(threefry.bits(key, (count,)))[:size]
+    )
 
-    def places(count: int, key: jax.Array) -> jax.Array:
-        if size > count:
-            raise ValueError(f"size must be at most the message's {count} numbers, got {size}")
-        return jnp.argsort(threefry.bits(key, (count,)))[:size]
+
+def _of_coordinates(least: int, places: Callable[[int, jax.Array], Any]) -> Transform:
+    """Send the numbers at `places(size, key)` of messages of at least `least` numbers."""
 
     def encode(message, key):
         vector = _flat(message)
+        if vector.size < least:
+            raise ValueError(
+                f"the transform needs messages of at least {least} numbers, got {vector.size}"
+            )
         return vector[places(vector.size, key)]
 
     def decode(encoded, message, key):
         count = sum(leaf.size for leaf in jax.tree.leaves(message))
-        vector = jnp.zeros(count, encoded.dtype).at[places(count, key)].set(encoded)
+        vector = jnp.zeros(count, encoded.dtype).at[jnp.asarray(places(count, key))].set(encoded)
         return _unflat(vector, message)
 
     return Transform(encode, decode)
