@@ -88,7 +88,7 @@ def computed(algorithm: str, **changed: Any) -> str:
     assert start is not None
 
     def work(rows, published, own):
-        begun = start(hparams, published, own)
+        begun = start(key, hparams, published, own)
         state = program.init(key, hparams)
         state, metrics = program.rounds(state, hparams, rows["train"], 2)
         return begun, state, metrics, program.evaluate(state, hparams, rows["test"])
