@@ -185,7 +185,7 @@ def columns_of(
         check_names(table.column_names, len(table), roles)
     named: dict[str | None, str] = {roles.target: "target"}
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
-    named |= {roles.exposure: "exposure"}
+    named |= {roles.exposure: "exposure", roles.row_weights: "row-weights"}
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
     return [
         _facts(name, column, named.get(name, "feature"), scaled is None or name in scaled)

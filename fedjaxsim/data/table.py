@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _FEW_ODD = 3
 """Distinct texts among numbers that may stand for missing values."""
 _MOST_NINES = 1e8
+_LARGEST = float(np.finfo(np.float32).max)
 _SPLIT = "split"
 """The column that is read as the split, if it holds names of splits."""
 _FEW = 20
@@ -36,6 +37,7 @@ Client = Annotated[str | None, "Column with the client of each row; without it, 
 OneHot = Annotated[tuple[str, ...], "Columns to replace by one column of 0 and 1 per value."]
 Drop = Annotated[tuple[str, ...], "Columns that are no features."]
 Exposure = Annotated[str | None, "Column of exposures, such as years at risk, of loss poisson."]
+RowWeights = Annotated[str | None, "Column of weights of rows in the loss, above 0 and at most 1."]
 OnlyFeature = Annotated[str | None, "The only column of features; text becomes its characters."]
 
 
@@ -50,11 +52,12 @@ class Roles(NamedTuple):
     x: str | None = None
     exposure: str | None = None
     drop_missing: bool = False
+    row_weights: str | None = None
 
     @property
     def taken(self) -> list[str]:
-        """The columns of clients, the target, splits and exposures."""
-        named = (self.client, self.target, self.split, self.exposure)
+        """The columns of clients, the target, splits, exposures and weights."""
+        named = (self.client, self.target, self.split, self.exposure, self.row_weights)
         return [name for name in named if name is not None]
 
     def with_split(self, names: list[str], values: Callable[[str], np.ndarray]) -> "Roles":
@@ -81,6 +84,7 @@ def from_dataframe(
     x: str | None = None,
     exposure: str | None = None,
     drop_missing: bool = False,
+    row_weights: str | None = None,
 ) -> Population:
     """Make a population of a table with one row per example: pandas, polars, a pyarrow table.
 
@@ -102,12 +106,13 @@ def from_dataframe(
       exposure: column of positive exposures, such as years at risk, for `tasks.poisson`.
       drop_missing: whether rows with a missing value are left out, with a warning that counts them;
         else they are refused.
+      row_weights: column of the weights of rows in the loss of training, in (0, 1].
 
     Raises:
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing)
+    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights)
     return source_of(frame, roles).population()
 
 
@@ -121,6 +126,7 @@ def read_file(
     drop: Drop = (),
     x: OnlyFeature = None,
     exposure: Exposure = None,
+    row_weights: RowWeights = None,
     drop_missing: Annotated[bool, "Leave out rows with a missing value; else they are refused."] = (
         False
     ),
@@ -134,7 +140,7 @@ def read_file(
     written. In a column of numbers an empty cell, NA, NaN, null and `missing` cells are missing; in
     text only an empty one is.
     """
-    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing)
+    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights)
     with in_file(path):
         return source_of(read_table(path, client, missing, sep, decimal), roles)
 
@@ -233,7 +239,10 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         )
     fields = {"x": x, **labels}
     if roles.exposure is not None:
-        fields["exposure"] = _exposures(roles.exposure, table[roles.exposure])
+        fields["exposure"] = _positive("exposure", roles.exposure, table[roles.exposure])
+    if roles.row_weights is not None:
+        column = table[roles.row_weights]
+        fields["row_weight"] = _positive("row-weights", roles.row_weights, column, most=1.0)
     names, client = np.zeros(0), None
     if roles.client is not None:
         names, client = numbered(texts(table[roles.client]), by_number=True)
@@ -296,8 +305,8 @@ def check_names(names: list[str], rows: int, roles: Roles) -> None:
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(
-            "a column is either the client, the target, the split, the exposure, x, one-hot or "
-            f"dropped, but {twice!r} is named twice"
+            "a column is either the client, the target, the split, the exposure, the row-weights, "
+            f"x, one-hot or dropped, but {twice!r} is named twice"
         )
     if "" in names:
         raise ValueError(
@@ -514,15 +523,14 @@ def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, .
     return y, names
 
 
-def _exposures(name: str, column: "ChunkedArray") -> np.ndarray:
-    """Return the array exposure, (N,) float32."""
+def _positive(role: str, name: str, column: "ChunkedArray", most: float = _LARGEST) -> np.ndarray:
+    """Return a column of positive numbers, (N,) float32."""
     if kind_of(column.type) != "number":
-        raise ValueError(f"the exposure {name!r} must hold numbers, got {column.type}")
+        raise ValueError(f"the {role} {name!r} must hold numbers, got {column.type}")
     values = to_float32(column.to_numpy())
-    if not (allowed := (values > 0) & (values < np.inf)).all():
+    if not (allowed := (values > 0) & (values <= most)).all():
         row = int(np.argmin(allowed))
-        raise ValueError(
-            f"the exposure {name!r} must be positive and finite, got {values[row]:g} in row "
-            f"{row + 1}"
-        )
+        bound = "finite" if most == _LARGEST else f"at most {most:g}"
+        got = f"{values[row]:g} in row {row + 1}"
+        raise ValueError(f"the {role} {name!r} must be positive and {bound}, got {got}")
     return values

@@ -1,4 +1,4 @@
-"""What one constant predicts, beside which the models of a run should look well."""
+"""Predictions of one constant, which the models of a run should beat, and rare classes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -28,6 +28,9 @@ OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
 """(outputs (b, c), labels or other outputs) -> (b,)."""
 Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
 _ROUNDING = 1e-6
+ROW_WEIGHT = "row_weight"
+"""The field with the weight of each row in the loss, (N,) in (0, 1], so that curvature is bounded
+as without."""
 PRIOR = "The prior at which intercepts start is given and taken as public."
 Augment = Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
 """(key, fields of an example) -> its fields in this step."""
@@ -268,7 +271,8 @@ def task_of_outputs(
     `says` makes predictions of outputs, `suits` judges labels y, of which `wanted` is the rule,
     `score` of two classes is larger for the positive one, (b,), `exposure` is a field whose
     logarithm is added to the outputs if rows have it, and `more` are other attributes, among them
-    the `divergence` of outputs.
+    the `divergence` of outputs. If rows have the field "row_weight", it multiplies their losses in
+    training; metrics count each row once.
     """
     model = _with_checks(name, model, num_outputs, per_token=targets is not None)
     features, dense, between = model.features, model.dense, more.pop("divergence", None)
@@ -279,6 +283,12 @@ def task_of_outputs(
         y = fields["y"]
         if not suits(y):
             raise ValueError(f"{wanted}, got {y.dtype} {y.shape}")
+
+    def losses_of(outputs, fields):
+        losses = metrics["loss"](exposed(outputs, fields), fields["y"])
+        if ROW_WEIGHT not in fields:
+            return losses
+        return losses * fields[ROW_WEIGHT].astype(losses.dtype)
 
     def exposed(outputs, fields):
         if exposure not in fields:
@@ -294,7 +304,7 @@ def task_of_outputs(
         return model.train(params, batch.fields["x"], batch.weight, batch.keys)
 
     def loss(outputs, batch):
-        losses = metrics["loss"](exposed(outputs, batch.fields), batch.fields["y"])
+        losses = losses_of(outputs, batch.fields)
         if targets is None:
             return batch.mean(losses)
         count = batch.sum(targets(batch.fields).astype(losses.dtype))
@@ -322,9 +332,7 @@ def task_of_outputs(
         )
     layers = None
     if dense is not None and dense.of is model.apply and model.train is None:
-        layers = Layers(
-            loss_of, dense, lambda outputs, f: metrics["loss"](exposed(outputs, f), f["y"])
-        )
+        layers = Layers(loss_of, dense, losses_of)
     assumed = "The weights that the model starts from hold nothing of the clients' data."
     return Task(
         model.init,

@@ -442,3 +442,12 @@ def test_a_partition_keeps_the_splits_of_a_table(tmp_path):
     for name in ("train", "test"):
         ages = found.fields["x"][found.splits[name].all_rows(), 0]
         assert sorted(ages) == sorted(frame.age[split == name])
+
+
+def test_weights_of_rows_are_a_field_and_bounded():
+    frame = pd.DataFrame({"who": [1, 1, 2], "x": [1.0, 2, 3], "y": [0, 1, 1], "w": [0.5, 1, 0.25]})
+    found = from_dataframe(frame, client="who", target="y", row_weights="w")
+    np.testing.assert_array_equal(found.fields["row_weight"], frame.w)
+    assert found.columns["x"].names == ("x",)
+    with pytest.raises(ValueError, match="'w' must be positive and at most 1, got 2 in row 2"):
+        from_dataframe(frame.assign(w=frame.w * 2), client="who", target="y", row_weights="w")

@@ -8,12 +8,12 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 from scipy.stats import logistic as logistic_distribution
 from scipy.stats import poisson as poisson_distribution
-from sklearn.linear_model import PoissonRegressor, QuantileRegressor
+from sklearn.linear_model import LinearRegression, PoissonRegressor, QuantileRegressor
 from sklearn.metrics import mean_pinball_loss, mean_poisson_deviance
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.models import linear
-from fedjaxsim.tasks import logistic, ordinal, poisson, quantile, softmax
+from fedjaxsim.tasks import logistic, ordinal, poisson, quantile, softmax, squared
 
 N = 60
 
@@ -131,3 +131,24 @@ def test_a_prior_is_what_models_predict_first():
         softmax(linear((2,), 3), 3, prior=(0.1, 0.2))
     with pytest.raises(ValueError, match="a prior needs a model with 1 intercept"):
         logistic(linear((2,), 1, bias=False), prior=0.1)
+
+
+def test_weights_of_rows_are_the_sample_weights_of_scikit_learn():
+    rng = np.random.default_rng(4)
+    weight = rng.uniform(0.05, 1, N).astype(np.float32)
+    y = rng.normal(size=N).astype(np.float32)
+    batch = batch_of(rng, y, row_weight=jnp.asarray(weight))
+    x, task = np.asarray(batch.fields["x"]), squared(linear((2,), 1))
+    params = best(task, batch)
+    want = LinearRegression().fit(x, y, sample_weight=weight)
+    np.testing.assert_allclose(params["kernel"][0], want.coef_, atol=1e-3)
+    np.testing.assert_allclose(params["bias"][0], want.intercept_, atol=1e-3)
+    # Metrics count each row once.
+    error = np.mean((y - want.predict(x)) ** 2)
+    assert np.mean(task.metrics(params, batch)["squared_error"]) == pytest.approx(error, rel=1e-3)
+    # Gradients of single examples are weighted, too.
+    assert task.layers is not None
+    outputs = jnp.zeros((N, 1))
+    np.testing.assert_allclose(
+        task.layers.losses(outputs, batch.fields), weight * y**2 / 2, rtol=1e-5
+    )
