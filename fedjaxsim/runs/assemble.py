@@ -41,6 +41,8 @@ TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-ro
 _OF_CLASSES = ("softmax", "one-vs-all")
 """Losses with an output for each class."""
 _COUNTS_CLASSES = (*_OF_CLASSES, "ordinal")
+_OF_TARGETS = ("multilabel", "squared-targets")
+"""Losses of several targets per row, with an output for each."""
 """Losses made for a number of classes."""
 _NUMBERS = ("squared", "poisson", "quantile")
 """Losses whose targets are numbers."""
@@ -201,6 +203,9 @@ def _task(config: RunConfig, population: Population) -> Task:
         targets = fields["y"].shape[1] if fields["y"].ndim == 2 else 1
         outputs = config.get("outputs") or (targets if classes is None else len(classes))
         made_for = (outputs,)
+    elif config.loss in _OF_TARGETS:
+        outputs = fields["y"].shape[1]
+        made_for = (outputs,)
     elif config.loss in _COUNTS_CLASSES:
         num_classes = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
         outputs, made_for = num_classes if config.loss in _OF_CLASSES else 1, (num_classes,)
@@ -316,6 +321,13 @@ def check_data(config: RunConfig, population: Population) -> None:
     if labels is None:
         return
     known = config.loss in LOSSES
+    if config.loss in _OF_TARGETS:
+        if labels.ndim != 2:
+            raise ValueError(
+                f"loss {config.loss} needs several targets per row, y (n, t), got shape "
+                f"{labels.shape}"
+            )
+        return
     if known and _are_one_hot(labels):
         raise ValueError(
             f"the labels y {labels.shape} are one-hot: give their numbers, y.argmax(axis=1)"

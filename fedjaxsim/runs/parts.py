@@ -39,6 +39,8 @@ LOSSES = {
     "ordinal": "fedjaxsim.tasks.regressions:ordinal",
     "poisson": "fedjaxsim.tasks.regressions:poisson",
     "quantile": "fedjaxsim.tasks.regressions:quantile",
+    "multilabel": "fedjaxsim.tasks.several_targets:multilabel",
+    "squared-targets": "fedjaxsim.tasks.several_targets:squared_targets",
 }
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""

@@ -3,6 +3,8 @@ from .named_metrics import with_metrics as with_metrics
 from .regressions import ordinal as ordinal
 from .regressions import poisson as poisson
 from .regressions import quantile as quantile
+from .several_targets import multilabel as multilabel
+from .several_targets import squared_targets as squared_targets
 from .streaming_metrics import StreamingMetric as StreamingMetric
 from .task import Metric as Metric
 from .task import Task as Task

@@ -406,13 +406,13 @@ def _of_categories(logits: jax.Array, others: jax.Array) -> jax.Array:
     return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1)
 
 
-def _of_coins(logits: jax.Array, others: jax.Array) -> jax.Array:
+def divergence_of_coins(logits: jax.Array, others: jax.Array) -> jax.Array:
     """Compute the divergence of independent Bernoulli variables with these log-odds, (b,)."""
     p, q = jax.nn.sigmoid(logits), jax.nn.sigmoid(others)
     return jnp.sum((p - q) * (logits - others), axis=-1)
 
 
-def _of_normals(means: jax.Array, others: jax.Array) -> jax.Array:
+def divergence_of_normals(means: jax.Array, others: jax.Array) -> jax.Array:
     """Compute the divergence of independent normal variables of variance 1, (b,)."""
     return jnp.sum(jnp.square(means - others), axis=-1)
 
@@ -480,7 +480,7 @@ def softmax(model: Model, num_classes: int, prior: Sequence[float] | None = None
         public=task.public if prior is None else (*task.public, PRIOR),
         model=model,
         on_model=lambda other: softmax(other, num_classes),
-        curvature=_curvature(model, 1 / 2),  # of diag(p) − p pᵀ
+        curvature=curvature_of(model, 1 / 2),  # of diag(p) − p pᵀ
     )
 
 
@@ -535,11 +535,11 @@ def one_vs_all(model: Model, num_classes: int) -> Task:
         one_hot = jax.nn.one_hot(labels, num_classes, dtype=outputs.dtype)
         return jnp.sum(optax.losses.l2_loss(outputs, one_hot - 0.1), axis=-1)
 
-    task = _of_classes("one_vs_all", model, num_classes, losses, _of_normals, None)
-    return task._replace(curvature=_curvature(model))
+    task = _of_classes("one_vs_all", model, num_classes, losses, divergence_of_normals, None)
+    return task._replace(curvature=curvature_of(model))
 
 
-def _curvature(model: Model, of_outputs: float = 1.0) -> Callable[[float], float] | None:
+def curvature_of(model: Model, of_outputs: float = 1.0) -> Callable[[float], float] | None:
     """Return the bound on a linear model's curvature as a function of the bound on ‖x‖².
 
     `of_outputs` bounds the curvature of the loss in the outputs.
@@ -577,8 +577,8 @@ def logistic(model: Model, prior: float | None = None) -> Task:
     task = task_of_outputs(
         "logistic", model, 1, {"loss": losses, "accuracy": correct}, says,
         "logistic needs one label per row, y (n,)", lambda y: y.ndim == 1,
-        score=lambda logits: logits[:, 0], divergence=_of_coins, labels=((-1, 1), (0, 1)),
-        curvature=_curvature(model, 1 / 4),
+        score=lambda logits: logits[:, 0], divergence=divergence_of_coins, labels=((-1, 1), (0, 1)),
+        curvature=curvature_of(model, 1 / 4),
     )  # fmt: skip
 
     def scores(params, fields):
@@ -604,7 +604,7 @@ def squared(model: Model) -> Task:
         },
         lambda outputs: {"prediction": outputs[:, 0]},
         "squared needs one target per row, y (n,)", lambda y: y.ndim == 1,
-        divergence=_of_normals, curvature=_curvature(model),
+        divergence=divergence_of_normals, curvature=curvature_of(model),
     )  # fmt: skip
 
 

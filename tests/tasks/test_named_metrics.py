@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +49,10 @@ def evaluated(classes):
 def by_sklearn(y, p):
     """The same metrics by scikit-learn; the calibration error bin by bin."""
     classes, said, confidence = p.shape[1], p.argmax(axis=1), p.max(axis=1)
-    how = {"average": "binary" if classes == 2 else "macro", "zero_division": np.nan}
+    how: dict[str, Any] = {
+        "average": "binary" if classes == 2 else "macro",
+        "zero_division": np.nan,
+    }
     error = 0.0
     for low in np.arange(15) / 15:
         inside = (confidence > low) & (confidence <= low + 1 / 15)
@@ -60,9 +64,7 @@ def by_sklearn(y, p):
         "f1": metrics.f1_score(y, said, **how),
         "precision": metrics.precision_score(y, said, **how),
         "recall": metrics.recall_score(y, said, **how),
-        "balanced_accuracy": metrics.recall_score(
-            y, said, labels=np.unique(y), average="macro", zero_division=0
-        ),
+        "balanced_accuracy": metrics.recall_score(y, said, labels=np.unique(y), average="macro"),
         "log_loss": metrics.log_loss(y, p, labels=range(classes)),
         "ece": error,
         "auc_pooled": metrics.roc_auc_score(y, p[:, 1]) if both and classes == 2 else np.nan,
@@ -78,7 +80,7 @@ def test_pooled_metrics_are_those_of_scikit_learn_on_all_rows(classes):
     wanted, summary = by_sklearn(y, probabilities), evaluation.summary()
     if classes > 2:  # a class that does not occur among predictions has a precision of 0 there
         said = probabilities.argmax(axis=1)
-        wanted["precision"] = metrics.precision_score(y, said, average="macro", zero_division=0)
+        wanted["precision"] = metrics.precision_score(y, said, average="macro")
     for name in NAMES[classes]:
         name = name.replace("-", "_")
         assert summary[f"train_{name}"] == pytest.approx(wanted[name], abs=2e-6), name
