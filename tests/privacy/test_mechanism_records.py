@@ -19,6 +19,7 @@ from problems import classification, numbers
 import fedjaxsim as fjs
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.factories import make, resolve
+from fedjaxsim.gradients.whole_run import check_names
 from fedjaxsim.hyperparameters import Hyperparameters, declared_by
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
@@ -272,6 +273,23 @@ def mechanism_scales(mechanism, hparams, one):
     assert float(release.noise_multiplier) == Z
     unit = noise_like(key, one, jnp.float32(1))
     return jax.tree.map(lambda a, u: float(a[0] / u[0]), release.value, unit)
+
+
+def test_the_noise_of_parts_has_a_derivative():
+    mechanism, key = per_part(parts=PARTS), jax.random.key(7)
+    zero = mechanism.zero({"update": jnp.zeros(2), "steps": jnp.zeros(())}, M)
+
+    def value(z, share):
+        hparams = HPARAMS.replace(noise_multiplier=z, share_steps=share)
+        return mechanism.release(zero, 1.0, key, (), hparams, jnp.int32(0)).value["steps"]
+
+    unit = noise_like(key, {"update": jnp.zeros(2), "steps": jnp.zeros(())}, jnp.float32(1))
+    # 5 z √((3 + s)/s) at s = 1: by z it is 10, by s −(5 z/2) (3/s²)/√((3 + s)/s) = −15 z/4.
+    slopes = np.array(jax.grad(value, (0, 1))(Z, 1.0)) / unit["steps"]
+    np.testing.assert_allclose(slopes, [10.0, -15 * Z / 4], rtol=1e-5)
+    check_names(["noise_multiplier"], HPARAMS)
+    without = {name: HPARAMS.get(name) for name in HPARAMS if name != "clip"}
+    check_names(["noise_multiplier"], Hyperparameters(**without))
 
 
 def test_adaptive_clipping_sums_exactly():
