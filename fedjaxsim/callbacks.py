@@ -24,8 +24,9 @@ from fedjaxsim.engine.loop import RunLoop as RunLoop
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
+from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.files import lines, strict
-from fedjaxsim.report.progress import Bar, epsilon_text, in_words, number
+from fedjaxsim.report.progress import Bar, in_words, number
 from fedjaxsim.report.results import SPENT, Run, System, cells, compared, headings
 from fedjaxsim.signals import stop_on_signal
 

@@ -20,8 +20,9 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
       tag: List only runs with this tag.
       json: Print JSON instead of a table.
     """
+    from fedjaxsim.privacy.entries import epsilon_text
     from fedjaxsim.report.files import print_json
-    from fedjaxsim.report.progress import decimals, epsilon_text, print_rows
+    from fedjaxsim.report.progress import decimals, print_rows
 
     for folder in folders:
         if not folder.is_dir():

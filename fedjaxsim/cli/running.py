@@ -21,9 +21,9 @@ from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.assumptions import NO_RELEASE
-from fedjaxsim.privacy.entries import MOST_ROUNDS
+from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
 from fedjaxsim.report.labels import short_name
-from fedjaxsim.report.progress import epsilon_text, number, print_guarantee, warn_if_no_matplotlib
+from fedjaxsim.report.progress import number, print_guarantee, warn_if_no_matplotlib
 from fedjaxsim.report.results import print_table
 from fedjaxsim.runs.assemble import doubts
 from fedjaxsim.runs.baseline import worse_than_constant

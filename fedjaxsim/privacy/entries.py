@@ -140,6 +140,11 @@ def round_up(value: float) -> float:
     return math.ceil(value / unit) * unit
 
 
+def epsilon_text(value: float | None) -> str:
+    """Format ε, rounded up to five significant digits; ∞ for None, which is no guarantee."""
+    return "∞" if value is None or math.isinf(value) else f"{round_up(value):.5g}"
+
+
 def check_delta(delta: float) -> None:
     """Raise ValueError unless δ lies in (0, 1)."""
     checks.in_range("(0, 1)", delta=delta)

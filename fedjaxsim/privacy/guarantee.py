@@ -35,6 +35,7 @@ from fedjaxsim.privacy.entries import (
     View,
     check_delta,
     drawn_twice,
+    epsilon_text,
     round_up,
 )
 from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
@@ -86,7 +87,7 @@ class Guarantee:
         """The relation and ε, rounded up, as in `≤ 1.234`; `∞` without a guarantee."""
         if self.epsilon is None:
             return "∞"
-        return f"{_STATUS_TEXT[self.status]} {round_up(self.epsilon):.5g}"
+        return f"{_STATUS_TEXT[self.status]} {epsilon_text(self.epsilon)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,13 @@ from fedjaxsim.privacy.accounting.profile import (
     with_failure,
 )
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.entries import ADJACENCIES, Adjacency, Entry, SamplingScheme, round_up
+from fedjaxsim.privacy.entries import (
+    ADJACENCIES,
+    Adjacency,
+    Entry,
+    SamplingScheme,
+    epsilon_text,
+)
 from fedjaxsim.privacy.events import GAUSSIAN, Dominated, PrivacySpend, Silos
 
 _GRIDS = 64
@@ -132,7 +138,7 @@ class ExampleEpsilons:
         lines = []
         for adjacency in ADJACENCIES:
             ends = self.summary(adjacency).items()
-            ends = ", ".join(f"{round_up(value):.5g} ({name})" for name, value in ends)
+            ends = ", ".join(f"{epsilon_text(value)} ({name})" for name, value in ends)
             lines.append(f"{adjacency}: ε of clients {ends}")
         return lines
 

@@ -6,7 +6,8 @@ from pathlib import PurePath
 from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.report.progress import epsilon_text, number
+from fedjaxsim.privacy.entries import epsilon_text
+from fedjaxsim.report.progress import number
 
 Combination = tuple[Any, ...]
 """Values of several keys; None where a run's table does not set one."""
@@ -41,7 +42,7 @@ def epsilon_label(epsilon: float | None) -> str:
     """Format the ε spent, rounded up; None is ∞."""
     if not epsilon or math.isinf(epsilon):
         return "ε = 0" if epsilon == 0 else "ε = ∞"
-    return f"ε ≤ {epsilon_text(epsilon).rstrip('0').rstrip('.')}"
+    return f"ε ≤ {epsilon_text(epsilon)}"
 
 
 def ends(value: Any) -> Any:

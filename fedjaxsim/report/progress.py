@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fedjaxsim.extras import missing
 from fedjaxsim.metrics import METRICS, SAMPLED, Records, table_metrics
+from fedjaxsim.privacy.entries import epsilon_text
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -43,11 +44,6 @@ def bytes_text(count: float | None) -> str:
         return "–"
     power = min(5, int(math.log10(count) // 3)) if count >= 1 else 0
     return f"{number(count / 1000**power)} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
-
-
-def epsilon_text(value: float | None) -> str:
-    """Format ε, rounded up; None, no guarantee, is ∞."""
-    return "∞" if value is None else f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
 def in_words(

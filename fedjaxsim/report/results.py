@@ -29,10 +29,10 @@ from fedjaxsim.metrics import (
     require_direction,
     table_metrics,
 )
-from fedjaxsim.privacy.entries import round_up
+from fedjaxsim.privacy.entries import epsilon_text, round_up
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, ends, short_name
-from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
+from fedjaxsim.report.progress import decimals, number, print_rows
 from fedjaxsim.report.tables import Table
 
 SPENT = ("epsilon", "epsilon_replace", "delta")

@@ -37,11 +37,12 @@ from fedjaxsim.metrics import (
     metrics_to_tables,
 )
 from fedjaxsim.privacy.assumptions import SHARED_SEED
+from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label, value_label
-from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
+from fedjaxsim.report.progress import decimals, number, print_rows
 from fedjaxsim.report.results import (
     SPENT,
     TIGHT,

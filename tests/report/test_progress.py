@@ -7,12 +7,12 @@ import pytest
 
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.metrics import METRICS
+from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report import progress
 from fedjaxsim.report.progress import (
     Bar,
     bytes_text,
     doing,
-    epsilon_text,
     in_words,
 )
 from fedjaxsim.report.results import print_table
@@ -21,12 +21,14 @@ RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1
 
 
 def test_an_evaluation_in_words():
-    assert in_words(RECORD, 12.5) == "loss 0.5123  accuracy 0.75  ε ≤ 1.235  12.5 rounds/s"
+    assert in_words(RECORD, 12.5) == "loss 0.5123  accuracy 0.75  ε ≤ 1.2341  12.5 rounds/s"
     record = {"round": 0, "train_loss": None, "test_nmse": 1.25, "epsilon": None}
     assert in_words(record, None) == "loss –  nMSE 1.25  ε ∞"
 
 
-@pytest.mark.parametrize(("epsilon", "text"), [(0.0, "0.000"), (1.0001, "1.001"), (None, "∞")])
+@pytest.mark.parametrize(
+    ("epsilon", "text"), [(0.0, "0"), (1.00001, "1.0001"), (0.99949, "0.99949"), (None, "∞")]
+)
 def test_epsilon_is_never_rounded_down(epsilon, text):
     assert epsilon_text(epsilon) == text
 
@@ -54,8 +56,8 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
     output = capsys.readouterr()
     assert output.out.splitlines() == [
         "pmtl  compiling …",
-        "pmtl  5/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235",
-        "pmtl  10/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235  3 rounds/s",
+        "pmtl  5/10  loss 0.5123  accuracy 0.75  ε ≤ 1.2341",
+        "pmtl  10/10  loss 0.5123  accuracy 0.75  ε ≤ 1.2341  3 rounds/s",
     ]
     assert output.err == ""
 
@@ -109,7 +111,7 @@ def test_the_table_has_the_epsilon_of_examples_where_some_run_protects_them(caps
     assert header.split()[5:11] == ["zero-out", "replace", "zero-out", "replace", "δ", "δ"]
     # The δ of clients is not that of examples, which is rounded up.
     assert first.split()[4:10] == ["∞", "∞", "∞", "∞", "0.001", "–"]
-    assert second.split()[4:10] == ["∞", "∞", "1.000", "2.500", "0.001", "0.10001"]
+    assert second.split()[4:10] == ["∞", "∞", "1", "2.5", "0.001", "0.10001"]
 
 
 def test_below_the_table_is_who_has_no_value(capsys):

@@ -13,7 +13,7 @@ from scipy.stats import norm
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.data import save_npz
-from fedjaxsim.report.progress import epsilon_text
+from fedjaxsim.privacy.entries import epsilon_text
 
 SMALL = (
     "run --data synthetic --loss squared --clients 4 --rounds 2 --eval-every 2 --local-steps 2 "
