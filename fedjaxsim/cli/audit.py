@@ -1,7 +1,7 @@
 """`fedjaxsim audit`."""
 
 from fedjaxsim.cli.flags import UNEVALUATED, Work, without
-from fedjaxsim.cli.machines import Machines
+from fedjaxsim.cli.machines import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import end_on_signal
@@ -26,7 +26,7 @@ def audit(
       quiet: Print the result and errors only.
     """
     quiet = quiet or json
-    Machines().start(quiet=quiet)
+    Devices().start(quiet=quiet)
     import dataclasses
 
     from fedjaxsim.audit import bounds

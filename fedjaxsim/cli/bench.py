@@ -1,7 +1,7 @@
 """`fedjaxsim bench`."""
 
 from fedjaxsim.cli.flags import UNEVALUATED, Work, without
-from fedjaxsim.cli.machines import Machines
+from fedjaxsim.cli.machines import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -28,7 +28,7 @@ def bench(
       json: Print JSON, with all numbers and the machine, instead of a table.
       quiet: Print the result and errors only.
     """
-    machines = Machines(devices=devices)
+    machines = Devices(devices=devices)
     quiet = quiet or json
     machines.start(quiet=quiet)
     from fedjaxsim.bench.measure import Spread, machine, measure

@@ -35,7 +35,7 @@ class Course:
 
 
 @dataclasses.dataclass(frozen=True)
-class Machines:
+class Devices:
     """The devices of a run, of this process or of several.
 
     Attributes:

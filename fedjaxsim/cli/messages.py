@@ -9,7 +9,7 @@ import traceback
 from fedjaxsim.cli.flags import USUAL
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.parts import FOUND, ROLES, SETTINGS, own_line
+from fedjaxsim.runs.parts import FOUND, ROLES, SETTINGS, user_code_location
 from fedjaxsim.runs.settings import static_keys
 from fedjaxsim.store import StorageError
 
@@ -45,7 +45,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_expected(error: BaseException) -> bool:
     """Return whether an error needs no traceback: of files, memory, or a user's own code."""
     known = isinstance(error, StorageError) or is_out_of_memory(error)
-    return known or own_line(error) is not None
+    return known or user_code_location(error) is not None
 
 
 def refuse(error: Exception) -> int:
@@ -54,7 +54,7 @@ def refuse(error: Exception) -> int:
     The line names the place of an error in a user's own code; the traceback follows if JAX's
     variable asks for it.
     """
-    said, line, kind, end = one_line(error), own_line(error), type(error).__name__, ""
+    said, line, kind, end = one_line(error), user_code_location(error), type(error).__name__, ""
     if line is None:
         said = in_flags(said)
     if is_out_of_memory(error):
@@ -64,7 +64,11 @@ def refuse(error: Exception) -> int:
         said = "`if` or `while` asks for a value that compiled code alone knows: use jnp.where"
     if line is not None:
         said = f"your code fails at {line}: {kind}{said and f': {said}'}"
-    elif error.__cause__ is not None and (line := own_line(error.__cause__)) and line not in said:
+    elif (
+        error.__cause__ is not None
+        and (line := user_code_location(error.__cause__))
+        and line not in said
+    ):
         end = f" (at {line})"
     whole = line is not None and os.environ.get(_FILTERING) == "off"
     if line is not None and not whole:

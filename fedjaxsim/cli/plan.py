@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim.cli.flags import UNEVALUATED, Work, without
-from fedjaxsim.cli.machines import Machines
+from fedjaxsim.cli.machines import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -34,7 +34,7 @@ def plan(
     if settings.streamed and (devices or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {devices}")
     wanted = devices if device is None else None
-    Machines(str(wanted or "all")).start(quiet=json)
+    Devices(str(wanted or "all")).start(quiet=json)
     from fedjaxsim.cli.process import checked
     from fedjaxsim.engine.processes import require
     from fedjaxsim.report.files import print_json

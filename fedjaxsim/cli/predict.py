@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Machines
+from fedjaxsim.cli.machines import Devices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,7 @@ def predict(
       quiet: Print errors only.
     """
     _check(out)
-    Machines("1").start(quiet=quiet)
+    Devices("1").start(quiet=quiet)
     import numpy as np
 
     from fedjaxsim.report.progress import doing
@@ -65,7 +65,7 @@ def coefficients(directory: Path, *, out: Path | None = None, quiet: bool = Fals
       quiet: Print errors only.
     """
     _check(out)
-    Machines("1").start(quiet=quiet)
+    Devices("1").start(quiet=quiet)
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.finished import load_run
 

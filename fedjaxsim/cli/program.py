@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjaxsim.cli.flags import HELP, Command, Work, show, show_commands, split
-from fedjaxsim.cli.machines import Machines
+from fedjaxsim.cli.machines import Devices
 from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
@@ -150,9 +150,9 @@ def _start_for_own(parts: Mapping[str, Sequence[str]], flags: Mapping[str, Any])
     """Start JAX if parts are the user's, whose code may use it."""
     if not any(ROLES[role].own and any(map(is_own, names)) for role, names in parts.items()):
         return
-    names = settings_of(Machines)
+    names = settings_of(Devices)
     quiet = "true" in {str(flags.get(name)).lower() for name in ("quiet", "json")}
-    machines = Machines(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
+    machines = Devices(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
     machines.start(quiet=quiet)
 
 

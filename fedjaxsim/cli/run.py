@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Course, Machines
+from fedjaxsim.cli.machines import Course, Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -19,7 +19,7 @@ def run(
     name: str | None = None,
     tags: tuple[str, ...] = (),
     course: Course,
-    machines: Machines,
+    machines: Devices,
 ) -> Work:
     """Run one federated simulation.
 
@@ -57,7 +57,7 @@ def resume(
     *,
     rounds: int | None = None,
     course: Course,
-    machines: Machines,
+    machines: Devices,
 ) -> Work:
     """Resume an interrupted or killed run, or extend a finished one.
 
@@ -81,7 +81,7 @@ def export(directory: Path, *, out: Path | None = None) -> Work:
       directory: Directory of the run.
       out: Directory of that part; by default public in the run's.
     """
-    Machines("1").start()
+    Devices("1").start()
     from fedjaxsim.report.progress import doing, print_guarantee
     from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
     from fedjaxsim.runs.execute import exportable, publish

@@ -25,7 +25,7 @@ from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number, print_guarantee, warn_if_no_matplotlib
 from fedjaxsim.report.results import print_table
-from fedjaxsim.runs.assemble import doubts
+from fedjaxsim.runs.assemble import data_warnings
 from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, check_own_code, versions
 from fedjaxsim.runs.comparison import compare
@@ -102,7 +102,7 @@ def prepare_run(
         directory = RunDirectory.create(out, overwrite=overwrite)
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier, labels)
-    doubted = doubts(config, experiment.simulation.population)
+    doubted = data_warnings(config, experiment.simulation.population)
 
     def work() -> int:
         for doubt in doubted:

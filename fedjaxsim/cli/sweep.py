@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Machines
+from fedjaxsim.cli.machines import Devices
 from fedjaxsim.factories import Count
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def sweep(
     if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
         others = "score-noise and score-largest need select-privately"
         raise ValueError(f"select-privately needs score-noise, and {others}")
-    machines = Machines(devices)
+    machines = Devices(devices)
     machines.start(quiet=quiet)
     from fedjaxsim.engine.processes import require
     from fedjaxsim.report.progress import doing
@@ -87,7 +87,7 @@ def demo(
       overwrite: Replace the results in the directory.
       quiet: Print the result and errors only.
     """
-    Machines().start(quiet=quiet)
+    Devices().start(quiet=quiet)
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.sweep_runs import read_plan
     from fedjaxsim.runs.sweeping import prepare_sweep

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fedjaxsim.cli.flags import Work, without
-from fedjaxsim.cli.machines import Machines
+from fedjaxsim.cli.machines import Devices
 from fedjaxsim.commands import NOT_TUNED
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
@@ -57,7 +57,7 @@ def tune(
       quiet: Print the result and errors only.
       options: What is tuned, and how.
     """
-    Machines().start(quiet=quiet)
+    Devices().start(quiet=quiet)
     from fedjaxsim.cli.messages import say
     from fedjaxsim.cli.process import stoppable
     from fedjaxsim.privacy.assumptions import SHARED_SEED

@@ -45,7 +45,7 @@ def epsilon_label(epsilon: float | None) -> str:
     return f"ε ≤ {epsilon_text(epsilon)}"
 
 
-def ends(value: Any) -> Any:
+def format_range(value: Any) -> Any:
     """Return the least and the largest of clients' numbers in words, and other values unchanged."""
     if not (value and isinstance(value, list) and all(isinstance(x, float) for x in value)):
         return value
@@ -54,7 +54,7 @@ def ends(value: Any) -> Any:
 
 def value_label(key: str, value: Any) -> str:
     """Format a value; infinite noise has its meaning beside it."""
-    value = ends(value)
+    value = format_range(value)
     if value is None:
         return "not set"
     if key == "algorithm":

@@ -31,7 +31,7 @@ from fedjaxsim.metrics import (
 )
 from fedjaxsim.privacy.entries import epsilon_text, round_up
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import Combination, data_label, ends, short_name
+from fedjaxsim.report.labels import Combination, data_label, format_range, short_name
 from fedjaxsim.report.progress import decimals, number, print_rows
 from fedjaxsim.report.tables import Table
 
@@ -144,7 +144,10 @@ def systems(runs: Sequence[Run]) -> list[System]:
             key: value for key, value in first.settings.items()
             if any(one.settings.get(key) != value for one in alike)
         }  # fmt: skip
-        parts = [short_name(algorithm), *(f"{key} {ends(value)}" for key, value in differs.items())]
+        parts = [
+            short_name(algorithm),
+            *(f"{key} {format_range(value)}" for key, value in differs.items()),
+        ]
         label = ", ".join(parts) if len(group) > 1 else first.name
         found.append(System(label, algorithm, group, differs))
     return found

@@ -31,7 +31,7 @@ from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.baseline import RARE, rare_class
-from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, calling, is_own
+from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, is_own, run_user_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.regressions import EXPOSURE
@@ -399,7 +399,7 @@ def _check_classes(config: RunConfig, population: Population, labels: np.ndarray
         )
 
 
-def doubts(config: RunConfig, population: Population) -> list[str]:
+def data_warnings(config: RunConfig, population: Population) -> list[str]:
     """Return warnings of settings and data that are possible, and seldom meant."""
     labels = population.fields.get("y")
     found = [
@@ -458,7 +458,7 @@ def check_model(path: str, model: Any, x: np.ndarray, outputs: int) -> None:
         params = model.init(key)
         return params, model.apply(params, jnp.zeros(rows, dtype))
 
-    params, found = calling(name, lambda: jax.eval_shape(tried, jax.random.key(0)))
+    params, found = run_user_code(name, lambda: jax.eval_shape(tried, jax.random.key(0)))
     for place, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(place, simple=True, separator=".")

@@ -49,7 +49,7 @@ from fedjaxsim.runs.directory import (
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
-from fedjaxsim.runs.parts import calling
+from fedjaxsim.runs.parts import run_user_code
 from fedjaxsim.runs.public import PUBLIC, is_covered, write_public
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import Stop
@@ -163,7 +163,7 @@ def execute(
     if audit is not None:
         report = report.assuming([f"{audit}."])
     rows = recorded.rows if is_first() else []
-    last = from_all(_judged(rows) if rows else None)[0]
+    last = from_all(_last_record(rows) if rows else None)[0]
     for name in ("round", "epsilon_tight"):
         last.pop(name)
     if last.pop(SAMPLED, None) is not None:
@@ -217,7 +217,7 @@ def _logging(stage: Stage, loggers: Mapping[str, Factory]) -> list[callbacks.Log
         settings = {name: value for name, value in settings.items() if "seed" not in name}
     made = []
     for name, factory in loggers.items():
-        write = calling(f"logger {name}", functools.partial(factory, settings, path))
+        write = run_user_code(f"logger {name}", functools.partial(factory, settings, path))
         made.append(callbacks.Log(write, path / LOGS / f"{name.replace(':', '.')}.step"))
     return made
 
@@ -263,7 +263,7 @@ def _progress(
     }
 
 
-def _judged(rows: Sequence[Record]) -> Record:
+def _last_record(rows: Sequence[Record]) -> Record:
     """Return the last record, with what all of them say of divergence, messages and samples."""
     nonfinite = sum(row.get("nonfinite", 0) for row in rows)
     sampled = max(row.get(SAMPLED, 0) for row in rows)

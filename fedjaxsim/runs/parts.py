@@ -186,7 +186,7 @@ class Part:
             raise ValueError(
                 f"{name} must take ({_TAKES[self.role]}) and settings after *, but takes {takes}"
             ) from None
-        made = calling(name, lambda: self.factory(*args, **settings))
+        made = run_user_code(name, lambda: self.factory(*args, **settings))
         if self.role == "model":
             from fedjaxsim.models.model import require_model  # needs JAX, as the factory does
 
@@ -323,7 +323,7 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        module = calling(name, lambda: importlib.import_module(module_name))
+        module = run_user_code(name, lambda: importlib.import_module(module_name))
     except ValueError as error:
         missing = getattr(error.__cause__, "name", None)
         absent = isinstance(error.__cause__, ModuleNotFoundError) and missing is not None
@@ -344,17 +344,17 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
     return found
 
 
-def calling(name: str, function: Callable[[], Any]) -> Any:
+def run_user_code(name: str, function: Callable[[], Any]) -> Any:
     """Call a user's code; an error names its line."""
     try:
         return function()
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        place = own_line(error) or f"{last.filename}:{last.lineno}"
+        place = user_code_location(error) or f"{last.filename}:{last.lineno}"
         raise ValueError(f"{name} fails at {place}: {type(error).__name__}: {error}") from error
 
 
-def own_line(error: BaseException) -> str | None:
+def user_code_location(error: BaseException) -> str | None:
     """Return the last line of a user's code that an error passed, as FILE:LINE; else None."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
