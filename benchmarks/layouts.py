@@ -40,6 +40,7 @@ SYSTEMS = {
 MODELS = {
     "softmax 64": ((64,), 10, lambda: fjs.models.linear((64,), 10)),
     "softmax 784": ((784,), 10, lambda: fjs.models.linear((784,), 10)),
+    "softmax 784-62": ((784,), 62, lambda: fjs.models.linear((784,), 62)),
     "mlp 64-64-10": ((64,), 10, lambda: fjs.models.mlp((64,), 10)),
     "mlp 784-100-62": ((784,), 62, lambda: fjs.models.mlp((784,), 62, (100,))),
     "cnn": ((28, 28), 62, lambda: fjs.models.cnn((28, 28), 62)),
@@ -64,6 +65,7 @@ def _workloads() -> list[Workload]:
     sizes = {
         "softmax 64": [(100, 0.1), (1000, 0.1), (1000, 1.0)],
         "softmax 784": [(1000, 0.1)],
+        "softmax 784-62": [(500, 0.1), (500, 1.0)],
         "mlp 64-64-10": [(100, 0.1), (1000, 0.1), (10_000, 0.01)],
         "mlp 784-100-62": [(100, 0.1), (100, 1.0)],
     }

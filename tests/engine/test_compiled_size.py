@@ -48,7 +48,7 @@ def largest(jaxpr) -> int:
     """The number of elements of the largest array."""
     inner = (largest(code) for eqn in jaxpr.eqns for code in jaxprs_in_params(eqn.params))
     here = (math.prod(out.aval.shape) for eqn in jaxpr.eqns for out in eqn.outvars)
-    return max(0, *here, *inner)
+    return max([0, *here, *inner])
 
 
 def operations_of(

@@ -14,6 +14,7 @@ from jax.extend.core import jaxprs_in_params
 from problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import (
@@ -29,6 +30,7 @@ from fedjaxsim.engine.layout import (
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes, products_in
 from fedjaxsim.engine.work import CohortSlots, _chunks
 from fedjaxsim.kernels.backend import Backend, current, planning_for, platform
+from fedjaxsim.kernels.primitives import equations
 from fedjaxsim.models import cnn, gru, mlp
 from fedjaxsim.models import linear as linear_model
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -463,3 +465,25 @@ def test_rounds_on_narrow_rows_compile_at_another_level():
     ]
     first, second = (state.shared for state in states)
     chex.assert_trees_all_close(first, second, rtol=1e-5, atol=1e-7)
+
+
+def test_a_batch_of_all_clients_is_in_a_branch_on_a_cpu_alone():
+    """Outside of one, XLA computes a step again for each use: PMTL's rounds took four times."""
+    population, task = least_squares([4] * 8)
+    branches = {}
+    for card in ("cpu", "gpu"):
+        with planning_for(Backend(card, 2**30)):
+            sim = Simulation(
+                pmtl(task), population, full_participation(), Minibatches(2, steps=1),
+                chunk_map="vmap", chunk_size=4,
+            )  # fmt: skip
+        hparams = read_by(sim, **VALUES).as_arrays()
+        state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+        work = jax.make_jaxpr(sim.program.step)(state, hparams, sim.rows["train"])
+        # What a branch returns of the four clients: their models.
+        branches[card] = sum(
+            equation.primitive.name == "cond"
+            and any(v.aval.shape == (4, 1, 3) for v in equation.outvars)
+            for equation in equations(work.jaxpr)
+        )
+    assert branches == {"cpu": 1, "gpu": 0}
