@@ -268,9 +268,12 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
         order = np.argsort(-values if metric.larger_is_better is False else values)
         worst = order[: -(-len(order) // 10)]
         dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.6}
-        axes.plot(rows, values, color=COLOURS[0], **dots)
+        rest = np.setdiff1d(order, worst)
+        axes.plot(rows[rest], values[rest], color=COLOURS[0], **dots)
         axes.plot(rows[worst], values[worst], color=COLOURS[1], label="worst tenth", **dots)
-        axes.set(title=name, xscale="log", xlabel="training rows", ylabel=metric.title)
+        axes.set(title=name, xscale="log", xlabel="training rows")
+    for axes in every[::across]:
+        axes.set_ylabel(metric.title)
     handles, labels = every[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center")
     return figure
