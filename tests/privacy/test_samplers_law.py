@@ -59,11 +59,11 @@ LIARS = {
     ),
     "two cohorts in turn": (
         POISSON._replace(draw=lambda key, round_, hparams: POISSON.draw(key, round_ % 2, hparams)),
-        "a client never takes part",
+        "a client (never )?takes part",
     ),
     "cohorts of one size": (
         POISSON._replace(draw=FIXED.draw),
-        "two clients take part together",
+        "take part together",
     ),
     "neighbours together": (POISSON._replace(draw=together), "neighbours take part together"),
     "a fifth more often": (
