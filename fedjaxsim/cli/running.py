@@ -56,10 +56,6 @@ from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
-_LESS_NOISE = (
-    "with noise, try a smaller --clip, a larger --sampling-rate or --epsilon, or --algorithm "
-    "local, which sends nothing"
-)
 _MORE_STEPS = "try more --rounds, another --learning-rate, or ranges of columns (--range)"
 _SAME_NOISE = "and would draw the same noise again"
 _ANEW = "begin anew with another seed and --out"
@@ -362,10 +358,25 @@ def _warn_of(stage: Stage, done: Executed) -> None:
     population = stage.experiment.simulation.population
     if (worse := worse_than_constant(population, summary)) is not None:
         noise = stage.experiment.noise_multiplier > 0
-        _warn(f"the models are of no use yet: {worse}; {_LESS_NOISE if noise else _MORE_STEPS}")
+        remedy = _less_noise(stage.experiment) if noise else _MORE_STEPS
+        _warn(f"the models are of no use yet: {worse}; {remedy}")
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
         _warn_above(asked, summary["epsilon"], f"all {of} together spend")
+
+
+def _less_noise(experiment: Experiment) -> str:
+    """Say how to lose less to noise; on bounded rows a step's bound suggests a clip norm."""
+    simulation, hparams = experiment.simulation, experiment.hparams
+    clip = ""
+    if simulation.bounds_steps and experiment.config.loss == "squared":
+        # A first step of 1/L moves a model from 0 by at most √L/L, if targets are in [-1, 1].
+        bound = float(np.sqrt(np.min(simulation.step_size(hparams))))
+        clip = f" such as {bound:.2g}" if bound < np.min(hparams.get("clip", 0.0)) else ""
+    return (
+        f"with noise, try a smaller --clip{clip}, a larger --sampling-rate or --epsilon, or "
+        "--algorithm local, which sends nothing"
+    )
 
 
 def _warn_above(asked: float, spent: float, who: str) -> None:

@@ -99,3 +99,14 @@ def test_steps_of_losses_on_bounded_rows_are_bounded_by_default():
     rare = experiment("status", "--loss", "logistic", "--algorithm", "fedavg", "--prior", "0.01")
     start = rare.simulation.task.init(jax.random.key(0))
     np.testing.assert_allclose(start["bias"], [np.log(0.01 / 0.99)])
+
+
+@pytest.mark.thorough
+def test_a_run_that_noise_makes_useless_names_a_clip_norm(capsys):
+    noise = ["--noise-multiplier", "50", "--algorithm", "fedavg", "--sampling", "full", "--quiet"]
+    scaled = ["--loss", "squared", "--range", "days=0:40", *noise]
+    assert main(flags("days", *scaled)) == 0
+    told = capsys.readouterr().err
+    assert "the models are of no use yet: nMSE" in told
+    # L = 1 + 1 for one column in [-1, 1] and an intercept: 1/√2.
+    assert "a smaller --clip such as 0.71" in told
