@@ -46,12 +46,13 @@ from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.planned_noise import PlannedNoise
 from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, algorithm_of_run, mechanism_of_run
-from fedjaxsim.engine.purity import assumptions_of, check_captured
+from fedjaxsim.engine.purity import assumptions_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
+from fedjaxsim.engine.traced_once import TracedOnce
 from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of, published_metrics
 from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
 from fedjaxsim.keys import Stream
@@ -152,6 +153,7 @@ class Simulation:
             require_devices(self.devices)
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
+        once = self._once = TracedOnce(self.task.frozen, unchecked=self.unchecked)
         self._use(self.population)
         self._lawful: set[str] = set()
         no_epsilon = UNCHECKED if self.unchecked else "; ".join(self.population.voids_epsilon)
@@ -161,10 +163,12 @@ class Simulation:
         self._traced: dict[Any, TracedRound] = {}
         self._noises: dict[Any, PlannedNoise] = {}
         self.program = Program(
-            algorithm_of_run(algorithm, self.sampler, self.population.fields, self.examples),
-            mechanism_of_run(mechanism, self.records.values()),
-            self.sampler,
-            measure_with(self.task),
+            once.algorithm(
+                algorithm_of_run(algorithm, self.sampler, self.population.fields, self.examples)
+            ),
+            once.mechanism(mechanism_of_run(mechanism, self.records.values())),
+            once.sampler(self.sampler),
+            once.of(measure_with(self.task)),
             self.minibatches,
             workload_of(
                 self.task,
@@ -201,7 +205,7 @@ class Simulation:
             )
         self.population = population
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
-        self._checked: set[Any] = set()
+        self._once.watch(population)
         self._summaries: dict[str, Callable[[ClientMetrics, Any], Evaluation]] = {}
         for cached in ("rows", "placed"):
             self.__dict__.pop(cached, None)
@@ -450,7 +454,8 @@ class Simulation:
         else:
             if self.algorithm.warm_start.start is None:
                 raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
-            warm_start, predict = earlier.algorithm.warm_start, earlier.program.algorithm.predict
+            before_it = earlier.program.algorithm
+            warm_start, predict = before_it.warm_start, before_it.predict
             before = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
 
             @jax.jit
@@ -464,10 +469,14 @@ class Simulation:
                 if published is None:
                     published = self.task.init(keys.stream(key, Stream.INIT))
                 return trained.first_states(
-                    self.algorithm, self.population, key, hparams, published, state.personal,
+                    self.program.algorithm,
+                    self.population,
+                    key,
+                    hparams,
+                    published,
+                    state.personal,
                     lambda personal, client_id: predict(state.shared, personal, before, client_id),
-                    unchecked=self.unchecked,
-                )  # fmt: skip
+                )
 
             shared, personal = begin(key, hparams, state, before)
         new = self._begun(key, hparams, shared, personal, state.privacy)
@@ -502,7 +511,7 @@ class Simulation:
                 "an ε of examples is about the silos of one run: new clients may follow no rounds "
                 "that protect examples, and protect none"
             )
-        published = earlier.algorithm.warm_start.published(state.shared)
+        published = earlier.program.algorithm.warm_start.published(state.shared)
         if self.algorithm.warm_start.start is None or published is None:
             raise ValueError(
                 "new clients start from the model that the stage before published, as FedAvg's w "
@@ -512,7 +521,7 @@ class Simulation:
         key = keys.stream(trained.stage_key(state.key, state.round), Stream.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
         shared, personal = trained.first_states(
-            self.algorithm, self.population, key, hparams, jax.tree.map(jnp.copy, published)
+            self.program.algorithm, self.population, key, hparams, jax.tree.map(jnp.copy, published)
         )
         privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
         return self._begun(key, hparams, shared, personal, privacy)
@@ -691,7 +700,7 @@ class Simulation:
         Protected examples are charged for all of T `planned` rounds, to be given if the time to
         stop may follow from releases; so are charges of `later` releases.
         """
-        if not self._checked:  # the state may come from `program` alone
+        if not self._traced:  # the state may come from `program` alone
             hparams = Hyperparameters(**dict.fromkeys(self.records, jnp.zeros(())))
             self.message_shapes(keys.seed_key(0), hparams)
         privacy = self.with_account(state).privacy
@@ -743,7 +752,9 @@ class Simulation:
     ) -> Evaluation:
         """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
         if split not in self._summaries:
-            self._summaries[split] = summary_of(self.population, split, self.task, measured.sums)
+            self._summaries[split] = summary_of(
+                self.population, split, self.program.algorithm.task, measured.sums
+            )
         return self._summaries[split](to_host(measured), clients)
 
     def with_account(
@@ -829,7 +840,7 @@ class Simulation:
         """Return the key and, as arrays, the hyperparameters with which a run may start."""
         key = require_key(key)
         hparams = self.check(hparams)
-        check_own(self.sampling, self.sampler, hparams, self._lawful)
+        check_own(self.sampling, self.program.sampling, hparams, self._lawful)
         self.message_shapes(key, hparams)
         return key, hparams
 
@@ -904,9 +915,6 @@ class Simulation:
             self._traced[kind] = trace_round(
                 self.program, rows, key, hparams, pure=not self.unchecked
             )
-        if kind not in self._checked:
-            check_captured(self._traced[kind].captured, self.population.fields)
-            self._checked.add(kind)
         return self._traced[kind]
 
     def _require_own(self, state: SimulationState, hparams: Hyperparameters) -> None:

@@ -245,7 +245,7 @@ def _metrics(
     """Return the facts of some clients' metrics and numbers of targets."""
     rows, arrays = simulation.placed[split], hparams.as_arrays()
     measured = simulation.compiled.evaluate(state, arrays, rows, None)
-    targets = targets_of(simulation.population, split, simulation.task)
+    targets = targets_of(simulation.population, split, simulation.program.algorithm.task)
     return _bytes("metrics", measured, clients) | _bytes("targets", targets, clients)
 
 

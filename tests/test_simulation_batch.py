@@ -23,6 +23,7 @@ from fedjaxsim import pmtl, ppsgd
 from fedjaxsim.callbacks import Records
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.engine.shard import CLIENTS, RUNS
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.guarantee import compose_reports
@@ -294,7 +295,7 @@ def test_one_setting_over_two_devices_is_its_run_alone(name, rate):
         sim = simulation_of(name, task, population, sampling, Minibatches(4, epochs=2))
         settings = [read_by(sim, **SETTINGS[2])]
         many = SimulationBatch(sim, settings)
-        assert dict(many.program.mesh.shape) == {"runs": 1, "clients": 2}
+        assert dict(many.program.mesh.shape) == {RUNS: 1, CLIENTS: 2}
         state, history = many.run(many.init(7), 6, eval_every=3)
         assert many.program.choose_layout(state)() == sim.layout
         if name == "pmtl":
@@ -319,7 +320,7 @@ def over_eight_devices():
     sim = simulation_of("pmtl", task, population, poisson(0.6), Minibatches(4, steps=2))
     settings = [read_by(sim, **BASE | {"learning_rate": 0.01 * k}) for k in range(1, 5)]
     many = SimulationBatch(sim, settings)
-    assert dict(many.program.mesh.shape) == {"runs": 4, "clients": 2}
+    assert dict(many.program.mesh.shape) == {RUNS: 4, CLIENTS: 2}
     state, history = many.run(many.init(7), 4, eval_every=2)
     run_alone = functools.partial(_alone, seed=7, rounds=4, eval_every=2)
     agree(many, state, history, run_alone, sim, settings)

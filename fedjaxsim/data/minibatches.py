@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from fedjaxsim import checks, keys
 from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.kernels.permutation import Order, random_order
+from fedjaxsim.kernels.read_rows import read_rows
 from fedjaxsim.kernels.traces import current_trace, note, noted_losses
 from fedjaxsim.keys import Stream
 
@@ -64,13 +65,28 @@ class Batch(NamedTuple):
         return gradient
 
     def sum(self, values: jax.Array) -> jax.Array:
-        """Sum per-example `values` (b,) over the real examples, ()."""
+        """Sum per-example `values` (b,) over the real examples, (); ValueError for other shapes."""
+        values = self.per_example(values)
         weight = self.weight.astype(values.dtype)
         return jnp.sum(jnp.where(weight > 0, weight * values, 0))
 
     def mean(self, values: jax.Array) -> jax.Array:
-        """Average per-example `values` (b,) over the real examples, () (0 if none)."""
-        return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
+        """Average per-example `values` (b,) over the real examples, () (0 if none).
+
+        Raises:
+          ValueError: for values of other shapes, against which weights would broadcast.
+        """
+        total = self.sum(values)
+        return total / jnp.maximum(jnp.sum(self.weight), 1.0).astype(total.dtype)
+
+    def per_example(self, values: jax.Array, what: str = "values") -> jax.Array:
+        """Return `values` if they are one number for each example, (b,)."""
+        if jnp.shape(values) != self.weight.shape:
+            raise ValueError(
+                f"{what} must be one number per example, of shape {self.weight.shape}, got "
+                f"{jnp.shape(values)}: take [:, 0] of a single column, or sum over the other axes"
+            )
+        return jnp.asarray(values)
 
 
 def value_and_gradient(task: Any, params: PyTree, batch: Batch) -> tuple[jax.Array, PyTree]:
@@ -197,17 +213,22 @@ class Minibatches:
                 checks.count(**{f"local {name}": value})
 
 
-def reader(fields: Mapping[str, jax.Array], start: jax.Array, count: jax.Array) -> Reader:
-    """Return the function that reads the rows `start : start + count`, and no others.
+class RowReader(NamedTuple):
+    """A function that reads `length` rows from `start` on of all clients' `fields`, no others.
 
-    `fields` are all clients' rows. Without rows, row `start` stands in for padding.
+    A trace in which the arrays serve anything else is refused; see `kernels/read_rows.py`.
     """
 
-    def read(position):
-        rows = start + jnp.maximum(jnp.minimum(position, count - 1), 0)
-        return {name: field[rows] for name, field in fields.items()}
+    fields: Mapping[str, jax.Array]
+    start: jax.Array
+    length: jax.Array
 
-    return read
+    def __call__(self, position: jax.Array) -> dict[str, jax.Array]:
+        """Read the rows at positions (b,), which are clamped; each field is (b, ...)."""
+        names = sorted(self.fields)
+        values = [self.fields[name] for name in names]
+        rows = read_rows(position, values, self.start, self.length)
+        return dict(zip(names, rows, strict=True))
 
 
 class ClientData:
@@ -504,6 +525,31 @@ def loss_of(data: ClientData) -> dict[str, jax.Array]:
     For the engine: it has no noise, so a view does not give it to its client.
     """
     return {} if data._loss is None else {"loss": data._loss}
+
+
+class ViewParts(NamedTuple):
+    """The arrays of a client's view, of which those of its reader come first."""
+
+    read: RowReader
+    key: jax.Array
+    consumed: jax.Array | None
+    order: jax.Array | None
+    share: jax.Array | None
+
+
+def parts_of_view(data: ClientData) -> tuple[ViewParts, tuple[Any, ...]]:
+    """Return the arrays of a view of a round, and its settings; for the engine."""
+    settings = data.minibatches, data._generate, data._options, data.most_rows
+    return ViewParts(data._read, data._key, data._consumed, data._orders, data._share), settings
+
+
+def view_of_parts(parts: ViewParts, settings: tuple[Any, ...]) -> ClientData:
+    """Return the view of some parts, in the current trace."""
+    minibatches, generate, options, most_rows = settings
+    read, key, consumed, order, share = parts
+    return ClientData(
+        read, read.length, key, minibatches, consumed, order, generate, options, share, most_rows
+    )
 
 
 def view_here(

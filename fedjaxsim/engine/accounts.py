@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.data.minibatches import ClientData, ExampleLeakError, Minibatches, reader, view_here
+from fedjaxsim.data.minibatches import (
+    ClientData,
+    ExampleLeakError,
+    Minibatches,
+    RowReader,
+    view_here,
+)
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -113,7 +119,7 @@ def gradients_of(
 
     def a_round(fields, hparams, count, round_, client_id):
         key = seed_key(0)
-        data = ClientData(reader(fields, count, count), count, key, minibatches)
+        data = ClientData(RowReader(fields, count, count), count, key, minibatches)
         view = view_here(data, examples.of_client(count, minibatches.size, hparams, ()))
         shared, personal = algorithm.init(key, hparams)
         context = Context(round_, key, client_id, num_clients, jnp.ones(()))

@@ -17,9 +17,8 @@ from fedjaxsim.algorithms.layers import paths_of
 from fedjaxsim.checks import described
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.program import Program
-from fedjaxsim.engine.purity import Captured, check_pure
+from fedjaxsim.engine.purity import check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import INTEGER
@@ -86,29 +85,29 @@ def require_key(key: Any) -> jax.Array:
 
 
 class TracedRound(NamedTuple):
-    """Shapes of one client's message and of a run's first state, and the arrays closed over."""
+    """Shapes of one client's message and of a run's first state."""
 
     message: PyTree
     state: SimulationState
-    captured: list[Captured]
 
 
 def trace_round(
     program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters, *, pure: bool = True
 ) -> TracedRound:
-    """Check all functions of one client and their results, and return what they are made of.
+    """Check the results of all functions of one client, and return what they are made of.
 
-    They are traced without rows: a function that looks for rows in other ways than by its view
-    finds shapes alone. If `pure`, they must have no way to other clients.
+    They are traced with `rows` as shapes. If `pure`, they must have no way to other clients, and
+    the traces of `TracedOnce` are those that a round on one device evaluates.
     """
     messages = []
 
-    def a_round(key, hparams, count, round_, client_id):
-        data = _view(program, rows, key, count)
+    def a_round(key, hparams, rows, round_, client_id):
+        data = _view(program, rows, key, round_, client_id)
         messages.append(_a_round(program, key, hparams, data, round_, client_id))
 
-    traced = jax.make_jaxpr(a_round)(key, hparams, *[INTEGER] * 3)
-    captured = check_pure(traced) if pure else []
+    traced = jax.make_jaxpr(a_round)(key, hparams, rows, *[INTEGER] * 2)
+    if pure:
+        check_pure(traced)
     try:
         state = jax.eval_shape(program.init, key, hparams)
     except ValueError as error:
@@ -119,21 +118,23 @@ def trace_round(
             f"init must return a server state that depends on no client: {names} has a value for "
             "each, which only the personal state may follow"
         ) from error
-    return TracedRound(messages[0], state, captured)
+    return TracedRound(messages[0], state)
 
 
-def _view(program: Program, rows: Rows, key: jax.Array, count: jax.Array) -> ClientData:
-    """Return the view of a client with zeros in place of rows."""
-    fields = {name: (field.shape[1:], field.dtype) for name, field in rows.fields.items()}
-
-    def read(position):
-        return {n: jnp.zeros((*position.shape, *row), kind) for n, (row, kind) in fields.items()}
-
-    options, zero = Layout(2, "vmap").reading, jnp.int32(0)
-    return ClientData(
-        read, count, key, program.minibatches, zero, key, rows.generate, options,
-        most_rows=rows.most_rows,
-    )  # fmt: skip
+def _view(
+    program: Program, rows: Rows, key: jax.Array, round_: jax.Array, client_id: jax.Array
+) -> ClientData:
+    """Return the view of a client in a round."""
+    consumed = jnp.int32(0) if program.consumes else None
+    availability, share = program.sampling.availability, None
+    if availability is not None:
+        share = work_of(availability, key, round_, client_id)
+        if jnp.shape(share) != () or not jnp.issubdtype(_dtype(share), jnp.floating):
+            raise ValueError(
+                f"work must return the share of a client's steps, a float, got {_shape(share)}"
+            )
+    layout = program.workload.layout()
+    return rows.of(client_id, key, program.minibatches, layout, consumed, key, share)
 
 
 def _a_round(
@@ -184,12 +185,6 @@ def _a_round(
         _require_alike("add", "an accumulator", zero, added)
     if own_modules(program.sampling.draw):
         program.sampling.draw(key, round_, hparams)
-    if (availability := program.sampling.availability) is not None:
-        share = work_of(availability, key, round_, client_id)
-        if jnp.shape(share) != () or not jnp.issubdtype(_dtype(share), jnp.floating):
-            raise ValueError(
-                f"work must return the share of a client's steps, a float, got {_shape(share)}"
-            )
     release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
     try:
         served = algorithm.server(shared, release, hparams, round_)

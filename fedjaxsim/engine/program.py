@@ -148,6 +148,11 @@ class Program:
         """The number of clients m, on all devices together."""
         return self.partition.num_clients
 
+    @property
+    def consumes(self) -> bool:
+        """Return whether clients count the minibatches that they took in earlier rounds."""
+        return self.minibatches.passes is not None or self.examples is not None
+
     def parts(self) -> dict[str, Any]:
         """Return the attributes by name, for the program of a transform."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Program)}
@@ -170,7 +175,6 @@ class Program:
         # `out_axes` raises where the server's state depends on a client's hyperparameters.
         of_clients = jax.vmap(self.algorithm.init, (None, None, 0), (None, 0))
         shared, personal = of_clients(init_key, hparams, ids)
-        consumes = self.minibatches.passes is not None or self.examples is not None
         return SimulationState(
             round=jnp.zeros((), jnp.int32),
             shared=shared,
@@ -178,7 +182,7 @@ class Program:
             mechanism=self.mechanism.init(hparams),
             privacy=ledger.with_key(ledger.Ledger(self.no_charges(hparams)), key),
             key=key,
-            consumed=jnp.zeros(len(ids), jnp.int32) if consumes else None,
+            consumed=jnp.zeros(len(ids), jnp.int32) if self.consumes else None,
         )
 
     @traced_for_its_devices

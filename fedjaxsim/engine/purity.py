@@ -5,6 +5,7 @@ batches sees the clients of a chunk, a collective those of all devices, a refere
 rounds, and an array that a function closes over may hold anybody's rows.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.contained_rows import contained_rows
@@ -38,6 +40,76 @@ def check_pure(traced: Any) -> list[Captured]:
     return [(np.asarray(value), line_of(equation)) for value, equation in _constants(traced)]
 
 
+def check_repeats(first: Any, again: Any) -> None:
+    """Check that two traces of a function are one.
+
+    A number that the host drew, counted or read from a clock is a constant of a trace, and so the
+    same in all rounds and of all clients.
+    """
+    pairs = itertools.zip_longest(equations(first.jaxpr), equations(again.jaxpr))
+    for one, two in pairs:
+        if one is None or two is None or _settings_of(one) != _settings_of(two):
+            raise _changing(one or two)
+    constants = itertools.zip_longest(_constants(first), _constants(again))
+    for one, two in constants:
+        if one is None or two is None or _bytes(one[0]) != _bytes(two[0]):
+            raise _changing(next(each[1] for each in (one, two) if each is not None))
+
+
+def _changing(equation: Any) -> ImpureError:
+    return ImpureError(
+        f"{line_of(equation)} gives other numbers each time it is traced, and one of them in all "
+        "rounds when it runs: draw random numbers with jax.random from context.key, and count in "
+        "a state; numpy.random, clocks and counters are read while a function is traced"
+    )
+
+
+def _settings_of(equation: Any) -> tuple[Any, ...]:
+    """Return an equation's primitive, and the plain values among its parameters."""
+    plain = bool, int, float, str, tuple
+    values = {k: v for k, v in equation.params.items() if isinstance(v, plain)}
+    return equation.primitive, repr(values) if "<" not in repr(values) else None
+
+
+def _bytes(value: Any) -> tuple[tuple[int, ...], bytes]:
+    return np.shape(value), np.asarray(value).tobytes()
+
+
+def with_own_constants(closed: Any) -> Any:
+    """Return a closed jaxpr whose constants, those inside it too, are copies."""
+    jaxpr, changed = closed.jaxpr, []
+    for equation in jaxpr.eqns:
+        params = {name: _with_copies(value) for name, value in equation.params.items()}
+        same = all(params[name] is value for name, value in equation.params.items())
+        changed.append(equation if same else equation.replace(params=params))
+    if any(new is not old for new, old in zip(changed, jaxpr.eqns, strict=True)):
+        jaxpr = jaxpr.replace(eqns=changed)
+    if jaxpr is closed.jaxpr and not closed.consts:
+        return closed
+    return ClosedJaxpr(jaxpr, [_copied(value) for value in closed.consts])
+
+
+def _with_copies(value: Any) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return with_own_constants(value)
+    if isinstance(value, tuple) and any(isinstance(each, ClosedJaxpr) for each in value):
+        return tuple(map(_with_copies, value))
+    return value
+
+
+def _copied(value: Any) -> Any:
+    """Return a constant that nobody else can change."""
+    if isinstance(value, Tracer):
+        raise ImpureError(
+            f"a function closes over {value.aval}, a value of another trace: give it as a state or "
+            "a hyperparameter"
+        )
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return value
+    with jax.ensure_compile_time_eval():
+        return jnp.array(np.array(value))
+
+
 def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray]) -> None:
     """Check that no captured array holds rows of clients, `fields` by name, each (N, ...).
 
@@ -60,19 +132,27 @@ def _with_effects(jaxpr: Any) -> Any:
     return equation if deeper is None else _with_effects(deeper)
 
 
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is an array of numbers; keys are none."""
+    if not hasattr(value, "dtype") or isinstance(value, Tracer):
+        return False
+    return not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+
+
 def _constants(traced: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the arrays that a traced function closes over, each with an equation that uses it."""
+    """Yield arrays that a traced function closes over, with an equation that uses each, or None."""
     variables = traced.jaxpr.constvars if hasattr(traced, "consts") else ()
     held = dict(zip(map(id, variables), getattr(traced, "consts", ()), strict=True))
     for equation in traced.eqns:
         for operand in equation.invars:
             value: Any = getattr(operand, "val", held.get(id(operand)))
-            # Keys are no numbers.
-            plain = hasattr(value, "dtype") and not isinstance(value, Tracer)
-            if plain and not jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            if _is_plain(value):
                 yield value, equation
         for inner in inner_jaxprs(equation):
             yield from _constants(inner)
+    for result in getattr(traced, "jaxpr", traced).outvars:
+        if (value := held.get(id(result))) is not None and _is_plain(value):
+            yield value, None
 
 
 _ASSUMED = (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.data.minibatches import PASS_SIZE, ClientData, Generate, Minibatches, reader
+from fedjaxsim.data.minibatches import PASS_SIZE, ClientData, Generate, Minibatches, RowReader
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.kernels import backend
@@ -122,7 +122,7 @@ class Rows:
         index = self._index(client_id)
         count = self._count(index)
         return ClientData(
-            reader(self.fields, self.start[index], count),
+            RowReader(self.fields, self.start[index], count),
             count,
             key,
             minibatches,

@@ -33,8 +33,23 @@ from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.privacy.samplers import Cohort
 
 PyTree = Any
-CLIENTS, RUNS = "clients", "runs"
-"""Names of the mesh axes."""
+
+
+class _Axis(str):
+    """The name of a mesh axis, equal to itself alone: no function of a client can guess it."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+
+CLIENTS, RUNS = _Axis("clients"), _Axis("runs")
+"""The mesh axes."""
 _LARGEST_UNIT = 4096
 """The most rows by which a device's piece may be longer than it must be."""
 
@@ -85,8 +100,11 @@ def shard(program: Program, mesh: Mesh) -> "Sharded":
     States keep their shapes, (m, ...) for the clients' parts, on any number of devices. If it does
     not divide m, each call pads the clients' axis and divides it anew, at the cost of a copy.
     """
-    if set(mesh.axis_names) not in ({CLIENTS}, {CLIENTS, RUNS}):
-        raise ValueError(f"the mesh must have axes {CLIENTS!r} and {RUNS!r}, got {mesh.axis_names}")
+    axes = {str(axis): axis for axis in (CLIENTS, RUNS)}
+    names = [*map(str, mesh.axis_names)]
+    if sorted(names) not in (sorted(axes), ["clients"]):
+        raise ValueError(f"the mesh must have axes 'clients' and 'runs', got {mesh.axis_names}")
+    mesh = Mesh(mesh.devices, [axes[name] for name in names], axis_types=mesh.axis_types)
     runs, along = program.runs, mesh.shape.get(RUNS, 1)
     if runs is None and along > 1:
         raise ValueError(f"a single run cannot be divided over {along} devices: batch it first")

@@ -13,7 +13,6 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program
-from fedjaxsim.engine.purity import check_captured, check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
@@ -230,8 +229,6 @@ def first_states(
     published: PyTree,
     personal: PyTree = (),
     model_of: Callable[[PyTree, jax.Array], PyTree] | None = None,
-    *,
-    unchecked: bool = False,
 ) -> tuple[PyTree, PyTree]:
     """Return the server state and personal states (m, ...) that start from models.
 
@@ -252,8 +249,6 @@ def first_states(
 
     ids = jnp.arange(population.num_clients, dtype=jnp.int32)
     first = jax.tree.map(lambda leaf: leaf[0], (personal, ids))
-    if model_of is not None and not unchecked:
-        check_captured(check_pure(jax.make_jaxpr(of_one)(*first)), population.fields)
     model = jax.tree.map(jnp.zeros_like, own_model(*first)) if model_of else published
     shared, _ = start(key, client_values(algorithm.hyperparameters, hparams, 0), published, model)
     # `out_axes` raises where the server state depends on a client's model.

@@ -46,7 +46,7 @@ def mean_metric(
     """
     simulation.check_evaluated(split, None)
     rows, population = simulation.rows[split], simulation.population
-    counts = targets_of(population, split, simulation.task)
+    counts = targets_of(population, split, simulation.program.algorithm.task)
     present = int(np.sum(counts > 0))
     if present == 0:
         raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")

@@ -21,10 +21,17 @@ _DEVICES = ("shard_map", "pmap")  # collectives outside them find no axis
 """Parts of the names of primitives."""
 _MIXES = "its rule for batches could combine clients or examples; use threefry keys and plain JAX"
 _known: dict[int, Primitive] = {}
+_OURS: set[Primitive] = set()
+"""Primitives of the package."""
 
 
 class ImpureError(ValueError):
     """A refusal of what a function calls or closes over."""
+
+
+def register(primitive: Primitive) -> None:
+    """Let functions of clients use a primitive of the package."""
+    _OURS.add(primitive)
 
 
 def check_alone(of_example: Callable[..., Any], *args: Any) -> None:
@@ -69,6 +76,8 @@ def _is_known(equation: Any) -> bool:
         owners = (type(value).__module__.partition(".")[0] for value in equation.params.values())
         return {*owners} <= {"builtins", "jax", "jaxlib"}
     primitive = equation.primitive
+    if primitive in _OURS:
+        return True
     if id(primitive) not in _known:
         for name, module in list(sys.modules.items()):
             if module is not None and name.partition(".")[0] == "jax":
@@ -86,8 +95,9 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def inner_jaxprs(equation: Any) -> Iterator[Any]:
-    """Yield the jaxprs inside an equation, whatever its parameters are called."""
-    values = jax.tree.leaves(list(equation.params.values()))
+    """Yield the jaxprs inside an equation, or in its params, whatever these are called."""
+    params = equation if isinstance(equation, dict) else equation.params
+    values = jax.tree.leaves(list(params.values()))
     return (value for value in values if hasattr(value, "eqns"))
 
 

@@ -12,7 +12,7 @@ from problems import after, classification, coefficients, least_squares, noise_k
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms.ppsgd import Parametrization, Risk, ppsgd
-from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches, reader
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches, RowReader
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.keys import Stream, stream
@@ -333,7 +333,7 @@ def test_the_weighted_objective_uses_m_i_examples(minibatches):
     def message(client_id):
         fields = {"x": jnp.eye(5), "y": jnp.asarray(y)}
         count = jnp.int32(5)
-        rows = reader(fields, jnp.int32(0), count)
+        rows = RowReader(fields, jnp.int32(0), count)
         data = ClientData(rows, count, jax.random.key(1), minibatches)
         context = Context(jnp.int32(0), jax.random.key(2), client_id, 2, jnp.ones(()))
         return algorithm.client(shared, personal, data, hparams, context)[1]

@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from problems import classification, read_by, rows_of_all
 
 import fedjaxsim as fjs
-from fedjaxsim.data.minibatches import reader
+from fedjaxsim.data.minibatches import RowReader
 from fedjaxsim.engine.shard import CLIENTS as AXIS
 from fedjaxsim.privacy.assumptions import MOST_ROWS
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
@@ -283,7 +283,7 @@ def test_a_view_cannot_be_copied_into_another_clients():
     fields = {"x": jnp.arange(10.0)}
     count = jnp.int32(3)
     data: Any = fjs.ClientData(
-        reader(fields, jnp.int32(2), count),
+        RowReader(fields, jnp.int32(2), count),
         count,
         jax.random.key(0),
         fjs.Minibatches(2, steps=1),
@@ -315,23 +315,58 @@ def test_a_view_cannot_be_copied_into_another_clients():
     )
 
 
-def test_a_closure_holds_shapes_alone_when_functions_are_traced():
-    sim = simulation(lambda data, context: rows_of_all(data)["x"].mean())
-    with pytest.raises((AttributeError, TypeError)):
-        sim.check_start(0, given(sim))
+def other_start(data):
+    """The rows that begin where a loop of the client's own says."""
+    read = data._read
+
+    def further(start):
+        return start + data.count
+
+    def body(_, carry):
+        start, total = carry
+        rows = read._replace(start=start)(jnp.arange(2))
+        return further(start), total + rows["x"].sum()
+
+    return jax.lax.fori_loop(0, 3, body, (read.start, 0.0))[1]
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        lambda data: rows_of_all(data)["x"].mean(),
+        lambda data: rows_of_all(data)["x"][data._read.start + data.count, 0],
+        lambda data: data._read._replace(length=data.count + 5)(data.count + 1)["x"].sum(),
+        lambda data: data._read._replace(start=data._read.start + 1)(data.count)["x"].sum(),
+        lambda data: data._read._replace(start=jnp.int32(0))(jnp.arange(3))["x"].sum(),
+        lambda data: jax.lax.cond(
+            data.count > 3, lambda x: x.mean(), lambda x: 0.0, rows_of_all(data)["x"]
+        ),
+        lambda data: jax.jit(lambda x: x[0, 0])(rows_of_all(data)["x"]),
+        lambda data: jax.lax.scan(lambda t, x: (t + x[0], None), 0.0, rows_of_all(data)["x"])[0],
+        lambda data: jax.lax.scan(lambda x, _: (x, x[0, 0]), rows_of_all(data)["x"], None, 1)[1][0],
+        lambda data: jax.lax.while_loop(
+            lambda carry: carry[1] == 0, lambda carry: (carry[0], 1.0 + carry[0][0, 0]),
+            (rows_of_all(data)["x"], 0.0),
+        )[1],
+        lambda data: jax.vmap(lambda start: data._read._replace(start=start)(0)["x"][0])(
+            jnp.arange(5)
+        ).sum(),
+        other_start,
+    ],
+)  # fmt: skip
+def test_the_arrays_behind_a_view_serve_its_reads_alone(leak):
+    message = refusal(simulation(lambda data, context: leak(data)))
+    assert "uses the arrays behind a client's view" in message
+    assert __file__ in message
 
 
 def stealthy(data, context):
-    """A leak that hides from the trace: malice, which only the messages show."""
-    try:
-        return rows_of_all(data)["x"].mean()
-    except (AttributeError, TypeError):
-        return 0.0
+    return rows_of_all(data)["x"].mean()
 
 
 @pytest.mark.thorough
 def test_messages_that_depend_on_other_clients_are_found_for_the_last_client_too():
-    sim = simulation(stealthy)
+    sim = dataclasses.replace(simulation(stealthy), unchecked=True)
     with pytest.raises(AssertionError, match=r"round 1: `message` at \['bias'\] of client 0"):
         check_billboard(sim, given(sim), clients=[3], rounds=2)
     with pytest.raises(AssertionError, match=r"data of client 0 "):

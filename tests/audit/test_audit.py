@@ -18,6 +18,7 @@ import fedjaxsim as fjs
 from fedjaxsim.audit.bounds import audit, lower_bound, of_scores, result
 from fedjaxsim.audit.canaries import Directions, Watched, with_canaries
 from fedjaxsim.engine import program
+from fedjaxsim.engine.shard import CLIENTS
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import EXAMPLE, GAUSSIAN, Examples, PrivacySpend
@@ -149,7 +150,7 @@ def noise_per_shard(patch, share):
     def noised(*given, filled, work=program.work):
         worked = work(*given, filled=filled)
         leaves, structure = jax.tree.flatten(worked.accumulator.total)
-        key = jax.random.fold_in(told["key"], jax.lax.axis_index("clients"))
+        key = jax.random.fold_in(told["key"], jax.lax.axis_index(CLIENTS))
         own = jax.random.split(key, len(leaves))
         noise = [jax.random.normal(k, leaf.shape) for k, leaf in zip(own, leaves, strict=True)]
         total = [

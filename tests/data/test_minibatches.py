@@ -10,7 +10,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data.minibatches import ClientData, Minibatches, reader
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches, RowReader
+from fedjaxsim.tasks.streaming_metrics import area_under_roc
 
 TOTAL = 64  # rows of all clients together
 
@@ -22,7 +23,7 @@ def compiled(minibatches, epochs):
     @jax.jit
     def rows_seen(start, count, seed):
         key = jax.random.key(seed)
-        rows = reader({"row": jnp.arange(TOTAL)}, start, count)
+        rows = RowReader({"row": jnp.arange(TOTAL)}, start, count)
         data = ClientData(rows, count, key, minibatches)
 
         def step(carry, batch):
@@ -116,7 +117,7 @@ def test_passes_consume_every_own_row_once_a_pass_and_then_nothing():
     @jax.jit
     def a_round(taken, key):
         count, order = jnp.int32(7), jax.random.key(11)
-        rows = reader({"row": jnp.arange(20)}, jnp.int32(5), count)
+        rows = RowReader({"row": jnp.arange(20)}, jnp.int32(5), count)
         data = ClientData(rows, count, key, minibatches, taken, order)
 
         def step(seen, batch):
@@ -141,7 +142,7 @@ def test_passes_need_steps():
 
 
 def one_of_two_clients():
-    rows = reader({"x": jnp.arange(6.0)}, jnp.int32(2), jnp.int32(4))
+    rows = RowReader({"x": jnp.arange(6.0)}, jnp.int32(2), jnp.int32(4))
     return ClientData(rows, jnp.int32(4), jax.random.key(0), Minibatches(2, steps=1))
 
 
@@ -172,3 +173,20 @@ def test_the_shapes_of_a_batch_are_those_of_its_batches():
 
 def zeros_like_batch(data):
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), data.batch_shapes(2))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (3, 3), (1, 3), (2,)])
+def test_values_that_are_not_one_per_example_are_refused(shape):
+    batch = Batch({}, jnp.array([1.0, 1.0, 0.0]))
+    for function in (batch.mean, batch.sum):
+        with pytest.raises(ValueError, match=r"one number per example, of shape \(3,\)"):
+            function(jnp.ones(shape))
+    assert batch.mean(jnp.array([1.0, 3.0, 100.0])) == 2
+    assert batch.sum(jnp.array([1.0, 3.0, 100.0])) == 4
+
+
+def test_scores_in_a_column_are_refused():
+    batch = Batch({}, jnp.ones(3))
+    auc = area_under_roc(lambda params, batch: jnp.ones((3, 1)), lambda batch: jnp.ones(3) > 0)
+    with pytest.raises(ValueError, match=r"scores must be one number per example.*\(3, 1\)"):
+        auc.add(auc.start(16), None, batch)

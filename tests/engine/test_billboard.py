@@ -103,12 +103,11 @@ def with_client(change):
 
 def test_a_client_that_reads_the_rows_of_all_is_found():
     def peek(data, personal, message):
-        rows = rows_of_all(data)["x"]
-        mean = rows.mean() if hasattr(rows, "mean") else 0.0
+        mean = rows_of_all(data)["x"].mean()
         return personal | {"bias": personal["bias"] + mean}, message
 
     with pytest.raises(AssertionError, match=r"round 1: `personal` at \['bias'\]"):
-        check(build(with_client(peek)))
+        check(build(with_client(peek), unchecked=True))
 
 
 def made_of_data(function):

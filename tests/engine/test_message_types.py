@@ -12,7 +12,7 @@ from problems import LAWFUL, after, algorithm_of, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.data.minibatches import reader
+from fedjaxsim.data.minibatches import RowReader
 from fedjaxsim.engine.evaluation import measure_with
 from fedjaxsim.factories import make
 from fedjaxsim.models import linear
@@ -168,9 +168,10 @@ def test_sums_of_metrics_in_bfloat16_do_not_stick(problem):
     def ones(params, batch):
         return {"ones": jnp.ones(batch.weight.shape, jnp.bfloat16)}
 
-    read = reader({"x": jnp.zeros((count, 4))}, jnp.int32(0), jnp.int32(count))
-    data = fjs.ClientData(read, jnp.int32(count), jax.random.key(0), fjs.Minibatches(2, steps=1))
-    measured = measure_with(task._replace(metrics=ones))(task.init(jax.random.key(0)), data)
+    read = RowReader({"x": jnp.zeros((count, 4))}, jnp.int32(0), jnp.int32(count))
+    batches, key = fjs.Minibatches(2, steps=1), jax.random.key(0)
+    data = fjs.ClientData(read, jnp.int32(count), key, batches)
+    measured = measure_with(task._replace(metrics=ones))(task.init(key), data)
     assert float(measured.sums["ones"]) == count
 
     def client(shared, personal, data, hparams, context):

@@ -22,7 +22,7 @@ def test_a_primitive_made_of_an_object_belongs_to_the_owner_of_its_rules(rules, 
     equation = SimpleNamespace(
         primitive="call_hi_primitive", params={"_prim": rules}, invars=(), outvars=()
     )
-    jaxpr = SimpleNamespace(eqns=[equation])
+    jaxpr = SimpleNamespace(eqns=[equation], outvars=[])
     traced = SimpleNamespace(jaxpr=jaxpr, eqns=[equation], effects=set())
     if refused:
         with pytest.raises(ImpureError, match="call_hi_primitive"):

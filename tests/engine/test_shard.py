@@ -82,7 +82,7 @@ def noise_of_its_own(patch):
     def server_update(
         program, state, hparams, drawn, worked, *, server_update=Program.server_update
     ):
-        key = jax.random.fold_in(drawn.noise, jax.lax.axis_index("clients"))
+        key = jax.random.fold_in(drawn.noise, jax.lax.axis_index(CLIENTS))
         return server_update(program, state, hparams, drawn._replace(noise=key), worked)
 
     patch.setattr(Program, "server_update", server_update)

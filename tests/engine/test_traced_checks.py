@@ -168,13 +168,14 @@ def test_what_a_function_raises_itself_is_left_alone():
         refusal(lambda: build(pmtl(TASK)._replace(client=client)))
 
 
-def test_functions_are_traced_once_whatever_the_seed():
+def test_a_client_is_traced_twice_to_compare_and_never_again():
     algorithm = pmtl(TASK)
-    once = algorithm._replace(client=chex.assert_max_traces(algorithm.client, n=1))
+    once = algorithm._replace(client=chex.assert_max_traces(algorithm.client, n=2))
     simulation = build(once)
     for seed in (0, 1):
         hparams = read_by(simulation, **VALUES, learning_rate=0.1 * seed + 0.1)
         simulation.check_start(seed, hparams)
+        jax.eval_shape(simulation.round, simulation.init(seed, hparams), hparams.as_arrays())
     with pytest.raises(AssertionError, match="traced"):
         build(once).check_start(0, hparams)
 

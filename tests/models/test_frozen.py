@@ -75,9 +75,8 @@ def test_rows_of_clients_as_frozen_weights_are_refused():
     rows = np.array(POPULATION.rows(1)["x"][:CLASSES])
     params = {"kernel": rows, "bias": np.zeros(CLASSES)}
     part = trainable(linear((FEATURES,), CLASSES), lambda name: name == "bias", params)
-    sim = simulation(part)
     with pytest.raises(ValueError, match="with rows of the clients' 'x'"):
-        sim.init(0, sim.hyperparameters(**VALUES))
+        simulation(part)
 
 
 def test_the_guarantee_assumes_that_the_first_weights_hold_no_data():
