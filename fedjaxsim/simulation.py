@@ -792,8 +792,8 @@ class Simulation:
     ) -> PrivacySpend:
         """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule.
 
-        Their noise is that of the mechanism's own releases, on messages of zero: NaN, which has no
-        ε, if it follows from the mechanism's state, which releases change.
+        Their noise is that of the mechanism's own releases: NaN, which has no ε, if it follows from
+        messages or from the mechanism's state, which releases change.
         """
         scheme, event = self.accounts[0]
         hparams = hparams.as_arrays()

@@ -1,4 +1,4 @@
-"""The noise of planned rounds: z of the mechanism's own releases, on messages of zero.
+"""The noise of planned rounds: z of the mechanism's own releases, without messages.
 
 An accountant reads no hyperparameter: the mechanism says what its noise costs, before a run as in
 one.
@@ -31,8 +31,8 @@ class PlannedNoise:
       function: `(*leaves) -> [z]` of the hyperparameters' leaves and then, if `varies`, the round.
       leaves: which leaves of the hyperparameters it reads.
       varies: whether z follows from the round.
-      known: whether z follows from nothing else, such as the mechanism's state, that releases
-        change, or its random numbers.
+      known: whether z follows from nothing else: not from messages, the mechanism's state, that
+        releases change, or random numbers.
     """
 
     function: Any
@@ -46,15 +46,15 @@ class PlannedNoise:
         mechanism, sampling, m = program.mechanism, program.sampling, program.num_clients
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), message)
 
-        def noise_multiplier(hparams, round_, state, key):
+        def noise_multiplier(hparams, round_, total, state, key):
             expected = sampling.answer_rate(sampling.rate(hparams)) * m
-            total = mechanism.zero(shapes, m)
             release = mechanism.release(total, expected, key, state, hparams, round_)
             return jnp.asarray(release.noise_multiplier)
 
         key = jax.eval_shape(lambda: seed_key(0))
         state = jax.eval_shape(mechanism.init, hparams)
-        traced = jax.make_jaxpr(noise_multiplier)(hparams, INTEGER, state, key)
+        total = jax.eval_shape(lambda: mechanism.zero(shapes, m))
+        traced = jax.make_jaxpr(noise_multiplier)(hparams, INTEGER, total, state, key)
         jaxpr, reads = dce_jaxpr(traced.jaxpr, [True])
         number = len(jax.tree.leaves(hparams))
         leaves, varies, rest = tuple(reads[:number]), reads[number], reads[number + 1 :]

@@ -180,7 +180,7 @@ def no_guarantee(charged: PrivacySpend) -> str:
     if any(math.isnan(z) for z in noise):
         return (
             "the noise multiplier of some round is not a number, or follows from the mechanism's "
-            "state, so that no plan knows it, or a hyperparameter was out of "
+            "state or from messages, so that no plan knows it, or a hyperparameter was out of "
             "its range"
         )
     if charged.event.releases and 0 in noise:

@@ -26,8 +26,9 @@ WAYS = {
     "less and less": lambda z, state, round_, key: z / (1.0 + round_),
     "from its state": lambda z, state, round_, key: z * state,
     "at random": lambda z, state, round_, key: z * jax.random.uniform(key),
+    "from messages": lambda z, state, round_, key, total: z + jnp.sum(jnp.abs(total)),
 }
-UNKNOWN = "from its state", "at random"
+UNKNOWN = "from its state", "at random", "from messages"
 
 
 def simulation(way):
@@ -36,7 +37,9 @@ def simulation(way):
 
     def release(accumulator, denominator, key, state, hparams, round_):
         value = base.release(accumulator, denominator, key, (), hparams, round_).value
-        z = way(hparams.noise_multiplier, state, round_, key)
+        read = hparams.noise_multiplier, state, round_, key
+        messages = jax.tree.leaves(accumulator.total)[:1] * (way is WAYS["from messages"])
+        z = way(*read, *messages)
         return fjs.privacy.Release(value, state * 1.0, z)
 
     mechanism = base._replace(init=lambda hparams: jnp.float32(0.5), release=release)
@@ -131,3 +134,13 @@ def test_an_overflowed_ledger_says_what_makes_room():
     spends = [spends[0]._replace(redrawn=False)]
     reason = fjs.privacy.report(spends, DELTA).find("zero_out").reason
     assert "noise_multiplier of shape (T,)" in reason
+
+
+@pytest.mark.parametrize("name", ["gaussian", "adaptive_clipping", "pure", "client_noise"])
+def test_the_noise_of_our_mechanisms_is_known_before_a_run(name):
+    mechanism = getattr(fjs.privacy, name)()
+    sampling, batches = fjs.full_participation(), fjs.Minibatches(4, steps=1)
+    sim = fjs.Simulation(fjs.fedavg(TASK), POPULATION, sampling, batches, mechanism)
+    values = {"clip": 1.0, "noise_multiplier": Z, "count_noise": 9.0}
+    hparams = sim.hyperparameters(**{k: v for k, v in values.items() if k in sim.records})
+    assert sim.planned(hparams, 0, ROUNDS).entries == (Entry(Z, 1.0, ROUNDS),)
