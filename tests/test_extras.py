@@ -127,6 +127,7 @@ REFUSED = {
     "sweep sweep.toml --out swept": "tables",
     "run --data csv:t.csv --client k --target y --rounds 2 --out table": "tables",
     "run --data hf:ylecun/mnist --target label --partition iid --rounds 2": "hf",
+    "privacy --noise-multiplier 4 --rounds 9 --sampling-rate 1 --delta 1e-3 --verify": "verify",
 }
 """Commands that need a library, and its extra."""
 QUIET = " --clients 6 --rounds 2 --sampling-rate 1 --epsilon inf --quiet"
