@@ -38,19 +38,20 @@ def data(
         raise ValueError(f"out is for data convert, got {out}")
     from fedjaxsim.data.describe import TABLES, columns_in_words, columns_of, describe, in_words
     from fedjaxsim.data.npz import save_folder
+    from fedjaxsim.data.readers import DataSpec
     from fedjaxsim.data.transforms import ranges_of
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.assemble import population_of
 
-    source, _, path = settings.data.partition(":")
+    spec = DataSpec(settings.data)
     columns = None
     try:
         with doing(f"reading {settings.data}", quiet=json):
-            if what == "show" and source in TABLES and path:
+            if what == "show" and spec.kind in TABLES and spec.path:
                 public = settings.get("scale") != "all"
                 scaled = [*ranges_of(settings.get("range", ()))] if public else None
-                columns = columns_of(path, settings.arguments("data"), scaled)
+                columns = columns_of(spec.path, settings.arguments("data"), scaled)
             population = population_of(settings)
         found = describe(population)
         if what == "convert" and out is not None:

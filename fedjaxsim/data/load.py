@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
+from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS, DataSpec
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
 from fedjaxsim.data.windows import window_step
@@ -58,9 +58,9 @@ def load(
     """
     if not isinstance(spec, str):
         raise ValueError(f"load needs the name of data, as csv:PATH, got a {type(spec).__name__}")
-    kind, colon, path = spec.partition(":")
-    known = not colon if kind in GENERATED else kind in IN_FILES and path
-    if not known:
+    named = DataSpec(spec)
+    kind, path = named.kind, named.path
+    if not named.is_known:
         raise ValueError(
             f"data must be {', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path or "
             f"name, as in csv:PATH, got {spec!r}"

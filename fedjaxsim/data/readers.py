@@ -4,6 +4,8 @@ A new one is a file, and an entry here. Nothing heavy is imported, so that the c
 the names at once.
 """
 
+from pathlib import Path
+
 _DATA = "fedjaxsim.data"
 
 GENERATED = {
@@ -34,3 +36,31 @@ PARTITIONS = {
     "quantity": f"{_DATA}.partition:quantity",
 }
 """Factories of populations from rows without clients."""
+
+
+class DataSpec(str):
+    """The name of data: KIND, or KIND:PATH."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the reader."""
+        return self.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """The path, or a name on Hugging Face's hub; "" without one."""
+        return self.partition(":")[2]
+
+    @property
+    def is_known(self) -> bool:
+        """True if there is such a reader, with a path exactly if it reads one."""
+        known = self.kind in GENERATED and ":" not in self
+        return known or (self.kind in IN_FILES and bool(self.path))
+
+    @property
+    def file(self) -> Path | None:
+        """The file or folder that is read; None for names on the hub and data without files."""
+        if not self.path or self.kind not in IN_FILES:
+            return None
+        path = Path(self.path)
+        return None if self.kind == "hf" and not path.exists() else path

@@ -15,6 +15,7 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.data.splitting import hold_out
 from fedjaxsim.data.transforms import (
     BY_NUMBER,
@@ -303,7 +304,7 @@ def check_data(config: RunConfig, population: Population) -> None:
                 f"{flag(name)} needs rows to validate on, and no client has any: "
                 f"validation-fraction must be larger, got {config.get('validation_fraction')}"
             )
-    kind = config.data.partition(":")[0]
+    kind = DataSpec(config.data).kind
     numbers = [model for model in MODELS if model not in OF_TOKENS]
     if "x" in population.categories and config.model in numbers:
         raise ValueError(

@@ -18,6 +18,7 @@ from fedjaxsim import checks
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
 from fedjaxsim.engine.program import ClientMetrics, run_key
@@ -69,9 +70,9 @@ class Experiment:
     def title(self) -> str:
         """The algorithm, the model and the data, for people."""
         config = self.config
-        kind, _, path = config.data.partition(":")
+        spec = DataSpec(config.data)
         algorithm, model = short_name(config.algorithm), short_name(config.model)
-        return f"{algorithm} {model} on {Path(path).name or kind}"
+        return f"{algorithm} {model} on {Path(spec.path).name or spec.kind}"
 
     @property
     def noise_multiplier(self) -> float:

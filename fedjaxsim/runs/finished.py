@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjaxsim.data.load import load
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.data.table import Roles, read_table, source_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import importing
@@ -138,14 +139,14 @@ class FinishedRun:
     def _read(self, rows: Any, client: str | None) -> Population:
         """Read a data frame, or data by name, with the roles of columns that the run's data had."""
         settings = self.config.arguments("data")
-        kind, _, path = rows.partition(":") if isinstance(rows, str) else ("", "", "")
-        if isinstance(rows, str) and kind not in _TABLES:
-            alike = kind == self.config.data.partition(":")[0]
+        spec = DataSpec(rows if isinstance(rows, str) else "")
+        if isinstance(rows, str) and spec.kind not in _TABLES:
+            alike = spec.kind == DataSpec(self.config.data).kind
             return load(rows, test=0.0, **(settings if alike else {}))
         given: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
         roles = Roles(**{"client": None, "target": None, **given})
         client = client or roles.client
-        table = read_table(path, client) if kind else rows
+        table = read_table(spec.path, client) if spec else rows
         names = [*getattr(table, "column_names", getattr(table, "columns", ()))]
         unread = [*roles.drop, *(name for name in (roles.target, roles.split) if name)]
         dropped = [name for name in unread if name in names and name != client]
@@ -155,7 +156,7 @@ class FinishedRun:
         if source.client is None:
             n = len(next(iter(source.fields.values())))
             return Population.from_rows(source.fields, np.zeros(n, int), [NEW], **source.about)
-        return source.population(path or None)
+        return source.population(spec.path or None)
 
 
 def load_run(path: Path | str) -> FinishedRun:

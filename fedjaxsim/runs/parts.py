@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
-from fedjaxsim.data.readers import IN_FILES, PARTITIONS, READERS
+from fedjaxsim.data.readers import IN_FILES, PARTITIONS, READERS, DataSpec
 from fedjaxsim.factories import Setting, make, resolve, settings_of
 from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
 
@@ -255,7 +255,7 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
         "mechanism": texts.get("mechanism", system.mechanism),
         "sampling": texts.get("sampling", "full" if system.full_participation else "poisson"),
         "loss": texts.get("loss", "softmax"),
-        "data": texts.get("data", "digits").partition(":")[0],
+        "data": DataSpec(texts.get("data", "digits")).kind,
     }
     if "availability" in texts:
         names["availability"] = texts["availability"]
@@ -266,10 +266,11 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
 
 def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
     """Return whether a partition divides the data, since they have no clients."""
-    kind, _, path = data.partition(":")
+    spec = DataSpec(data)
+    kind = spec.kind
     if kind == "npz":
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(spec.path) as archive:
                 return not {"client.npy", "counts.npy"} & set(archive.namelist())
         except (OSError, ValueError, zipfile.BadZipFile):
             return given.get("partition") is not None
@@ -282,10 +283,8 @@ def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
 
 def absolute(data: str) -> str:
     """Return a source of data with an absolute path; a name on Hugging Face's hub stays."""
-    kind, _, path = data.partition(":")
-    if not path or kind not in IN_FILES or (kind == "hf" and not Path(path).exists()):
-        return data
-    return f"{kind}:{Path(path).absolute()}"
+    spec = DataSpec(data)
+    return data if spec.file is None else f"{spec.kind}:{spec.file.absolute()}"
 
 
 # --- users' parts ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjaxsim import store
-from fedjaxsim.data.readers import IN_FILES
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.report.files import Record, lines, write_json, write_tables
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def _public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in settings.items()
         if name not in _PRIVATE_SETTINGS and not isinstance(value, Mapping) and name != "stages"
     }
-    kind, _, path = str(found["data"]).partition(":")
-    if path and kind in IN_FILES:
-        found["data"] = f"{kind}:{Path(path).name}"
+    spec = DataSpec(found["data"])
+    if spec.file is not None:
+        found["data"] = f"{spec.kind}:{spec.file.name}"
     resolved = settings["resolved"]
     values = {name: resolved[name] for name in _RESOLVED if name in resolved}
     found["resolved"] = {k: v for k, v in values.items() if not isinstance(v, list)}
