@@ -40,7 +40,7 @@ class Metric(NamedTuple):
 
     @property
     def averaging(self) -> str:
-        """How its plain value is averaged; clients without a value are in no mean over clients."""
+        """Average of its plain value; clients without a value are in no mean over clients."""
         return "pooled" if self.pooled else "client mean"
 
 

@@ -1,4 +1,4 @@
-"""Whose code a part runs: assumptions, checks and tests of users' code follow from one answer."""
+"""The authors of a part's code: one answer for assumptions, checks and tests of users' code."""
 
 import contextlib
 import functools

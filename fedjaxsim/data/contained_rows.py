@@ -1,7 +1,7 @@
 """Rows of clients inside an array, found by hashes of consecutive numbers.
 
 What is found is an honest mistake: an array that was made of rows. Numbers computed from rows, such
-as twice a row, cannot be told from others.
+as twice a row, look like others.
 """
 
 from collections.abc import Mapping

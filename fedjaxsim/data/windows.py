@@ -71,7 +71,7 @@ def _may_be_windows(x: np.ndarray) -> bool:
 
 
 def _first(ranges: Ranges, client: int, most: int) -> np.ndarray:
-    """Return the first rows of a client, at most so many."""
+    """Return the first rows of a client, up to a limit."""
     start, count = int(ranges.start[client]), int(ranges.count[client])
     return np.arange(start, start + min(count, most))
 

@@ -38,7 +38,7 @@ _EXACT = (
 
 
 class Statistic(NamedTuple):
-    """What is summed over clients.
+    """Sum over clients that a mechanism releases.
 
     Attributes:
       kind: name in `SOUND`.
@@ -83,7 +83,7 @@ class Adaptation(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """How messages are bounded.
+    """Bound on messages.
 
     Attributes:
       kind: name in `SOUND`.
