@@ -166,7 +166,7 @@ def watched(folder):
 def test_a_run_that_is_killed_resumes_bit_for_bit(made, tmp_path, capsys):
     sim, hparams = made
     whole = run(made, 6, watched(tmp_path / "whole"))[0]
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
 
     def killing(state, segment):
         if segment.round == 4:
@@ -264,7 +264,7 @@ def test_messages_that_are_not_finite_are_counted_where_people_look(made, tmp_pa
     start, row = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert "nonfinite" not in start
     assert row["nonfinite"] == sent > 0
-    assert f"{sent} messages not finite" in capsys.readouterr().out
+    assert f"{sent} messages not finite" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_run_after_the_rounds_in_flight(made, capfd):

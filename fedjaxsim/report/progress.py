@@ -124,7 +124,7 @@ def doing(text: str, *, quiet: bool = False) -> Iterator[None]:
 
 
 class Bar:
-    """A bar on a terminal; elsewhere a line for each step; if quiet, nothing.
+    """A bar on a terminal, on stderr; elsewhere a line for each step; if quiet, nothing.
 
     With `only_last`, lines are at least half a minute apart, except for the last one.
     """
@@ -149,7 +149,7 @@ class Bar:
         if self._draws:
             self._bar.start()
         elif self._lines and not self._pause:
-            print(f"{self._title}  {COMPILING}", flush=True)
+            print(f"{self._title}  {COMPILING}", file=sys.stderr, flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,4 +163,4 @@ class Bar:
         due = completed == self._total or time.monotonic() - self._said >= self._pause
         if self._lines and words and due:
             self._said = time.monotonic()
-            print(f"{self._title}  {completed}/{self._total}  {words}", flush=True)
+            print(f"{self._title}  {completed}/{self._total}  {words}", file=sys.stderr, flush=True)

@@ -30,8 +30,8 @@ def ends(running):
 
 def interrupt(running, which, line="ε"):
     """Sends a signal to some processes once the first has printed a line of progress."""
-    assert running[0].stdout is not None
-    next(each for each in running[0].stdout if line in each and " 0/" not in each)
+    assert running[0].stderr is not None
+    next(each for each in running[0].stderr if line in each and " 0/" not in each)
     for index, number in which.items():
         running[index].send_signal(number)
 

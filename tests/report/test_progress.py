@@ -54,12 +54,12 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
         show(RECORD, None)
         show(RECORD | {"round": 10}, 3.0)
     output = capsys.readouterr()
-    assert output.out.splitlines() == [
+    assert output.err.splitlines() == [
         "pmtl  compiling …",
         "pmtl  5/10  loss 0.5123  accuracy 0.75  ε ≤ 1.2341",
         "pmtl  10/10  loss 0.5123  accuracy 0.75  ε ≤ 1.2341  3 rounds/s",
     ]
-    assert output.err == ""
+    assert output.out == ""
 
 
 def test_what_is_slow_is_said_without_a_terminal_too(capsys, monkeypatch):
@@ -142,11 +142,11 @@ def test_a_quiet_bar_prints_nothing(capsys):
     for quiet, printed in ((True, ""), (False, "run  compiling …\nrun  1/3  loss 2\n")):
         with Bar("run", 3, quiet=quiet) as bar:
             bar.show(1, "loss 2")
-        assert capsys.readouterr() == (printed, "")
+        assert capsys.readouterr() == ("", printed)
 
 
 def test_a_run_among_many_prints_its_last_line_alone(capsys):
     with Bar("runs 1–4", 3, only_last=True) as bar:
         for done in range(4):
             bar.show(done, "9 rounds/s")
-    assert capsys.readouterr().out == "runs 1–4  3/3  9 rounds/s\n"
+    assert capsys.readouterr().err == "runs 1–4  3/3  9 rounds/s\n"

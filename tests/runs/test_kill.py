@@ -330,7 +330,9 @@ KILLS = 3
 PRIVATE = ["--epsilon", "3"]
 
 
-def process(arguments: list[str], devices: int) -> subprocess.Popen[str]:
+def process(
+    arguments: list[str], devices: int, stderr: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
     script = (
         "import sys, jax; from fedjaxsim.engine import processes;"
         "processes.use_all_cores = lambda: None;"
@@ -340,7 +342,7 @@ def process(arguments: list[str], devices: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
     )
@@ -354,7 +356,7 @@ def finish(arguments: list[str], devices: int) -> None:
 
 def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> None:
     """Start a process, stop and continue it at each line of progress, and kill it after some."""
-    with process(arguments, devices) as running:
+    with process(arguments, devices, subprocess.STDOUT) as running:
         assert running.stdout is not None
         seen = 0
         for line in running.stdout:
