@@ -159,19 +159,19 @@ def cache_folder() -> Path:
 
 
 def _watch_files(folder: Path) -> None:
-    """Say warnings once, in one line each, and remove files of JAX that are broken.
+    """Say which files of JAX are broken, and remove them.
 
     JAX continues without a file that it cannot read, and never overwrites it.
     """
     usual, said = warnings.showwarning, set[str]()
 
-    def show(message, category, filename, lineno, file=None, line=None):
+    def show(message, *about):
         text, broken = one_line(message), _BROKEN.search(str(message))
         for path in folder.glob(f"{broken[1]}-*") if broken else ():
             path.unlink(missing_ok=True)
-        if not broken and not (issubclass(category, UserWarning) and "fedjaxsim" in filename):
-            usual(message, category, filename, lineno, file, line)
-        elif text not in said:  # a plan is checked before the run and at its start
+        if not broken:
+            usual(message, *about)
+        elif text not in said:
             said.add(text)
             say(f"warning: {text}")
 

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,17 +170,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _as_found() -> Iterator[None]:
-    """Print what the library logs, and leave the process's globals as they were."""
+    """Print what the library logs and warns of, and leave the process's globals as they were."""
     handler = _Lines(logging.WARNING)
     logger, stdout, shown = logging.getLogger("fedjaxsim"), sys.stdout, warnings.showwarning
     collected = gc.get_threshold()
     logger.addHandler(handler)
+    warnings.showwarning = _each_once(shown)
     try:
         yield
     finally:
         logger.removeHandler(handler)
         sys.stdout, warnings.showwarning = stdout, shown
         gc.set_threshold(*collected)
+
+
+def _each_once(usual: Callable[..., None]) -> Callable[..., None]:
+    """Return a `warnings.showwarning` that prints the package's warnings once, in one line each."""
+    said = set[str]()
+
+    def show(message, category, filename, *place):
+        if not (issubclass(category, UserWarning) and "fedjaxsim" in filename):
+            usual(message, category, filename, *place)
+        elif (text := one_line(message)) not in said:  # a plan is checked before and at its start
+            said.add(text)
+            say(f"warning: {text}")
+
+    return show
 
 
 class _Lines(logging.Handler):

@@ -105,3 +105,12 @@ def test_what_the_library_logs_is_a_line_of_the_program(capsys):
     with program._as_found():
         logging.getLogger("fedjaxsim.callbacks").warning("a checkpoint\nis %s", "damaged")
     assert capsys.readouterr().err == "fedjaxsim: warning: a checkpoint is damaged\n"
+
+
+def test_a_warning_of_the_package_is_one_line_said_once(capsys):
+    place = "fedjaxsim/simulation.py", 1
+    with program._as_found():
+        for text in ("one\nline", "one\nline", "two"):
+            warnings.showwarning(UserWarning(text), UserWarning, *place)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["fedjaxsim: warning: one line", "fedjaxsim: warning: two"]

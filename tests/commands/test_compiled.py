@@ -152,15 +152,6 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys
     assert error.count("\n") == 1
 
 
-def test_a_warning_is_said_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # and restored
-    process._watch_files(tmp_path)
-    for text in ("one", "one", "two"):
-        warnings.showwarning(UserWarning(text), UserWarning, "fedjaxsim/simulation.py", 1)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["fedjaxsim: warning: one", "fedjaxsim: warning: two"]
-
-
 def test_a_full_folder_begins_anew(tmp_path, monkeypatch):
     changed: dict[str, str] = {}
     monkeypatch.setattr(process, "jax", jax_without_cache(changed))

@@ -88,7 +88,6 @@ def test_commands_write_what_the_object_says(finished, run, capsys):
     ("line", "words"),
     [
         ("kind,x,who\nm,1,eve\n", "client 'eve' took no part"),
-        ("kind,x,who\nq,1,a\n", "'kind=q', which the models do not know"),
         ("kind,who\nm,a\n", "lack column 'x'"),
     ],
 )
