@@ -146,16 +146,21 @@ class FinishedRun:
         given: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
         roles = Roles(**{"client": None, "target": None, **given})
         client = client or roles.client
-        table = read_table(spec.path, client) if spec else rows
+        how = {k: v for k, v in settings.items() if k in ("missing", "sep", "decimal")}
+        table = read_table(spec.path, client, **how) if spec else rows
         names = [*getattr(table, "column_names", getattr(table, "columns", ()))]
-        unread = [*roles.drop, *(name for name in (roles.target, roles.split) if name)]
+        only_trained = roles.target, roles.split, roles.row_weights
+        unread = [*roles.drop, *filter(None, only_trained)]
         dropped = [name for name in unread if name in names and name != client]
-        roles = roles._replace(client=client, target=None, split=None)
+        roles = roles._replace(client=client, target=None, split=None, row_weights=None)
         roles = roles._replace(drop=() if roles.x else dropped)
         source = source_of(table, roles)
         if source.client is None:
             n = len(next(iter(source.fields.values())))
-            return Population.from_rows(source.fields, np.zeros(n, int), [NEW], **source.about)
+            clients, place = np.zeros(n, int), source.source_row
+            return Population.from_rows(
+                source.fields, clients, [NEW], source_row=place, **source.about
+            )
         return source.population(spec.path or None)
 
 
