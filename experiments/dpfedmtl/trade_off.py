@@ -1,6 +1,6 @@
 """Figure 3 of DPFedMTL: the trade-off curves of its settings, approximate and exact.
 
-python experiments/dpfedmtl/trade_off.py docs/figures/dpfedmtl-3.png
+python experiments/dpfedmtl/trade_off.py trade-off.png
 """
 
 import math
@@ -98,6 +98,7 @@ def main(path: Path) -> None:
             axes.set_xlabel("type I error (false alarm)")
         rows[0, 2].legend(loc="upper right")
     figure.savefig(path, dpi=120, pil_kwargs={"optimize": True})
+    print(f"drew {path}")
 
 
 if __name__ == "__main__":

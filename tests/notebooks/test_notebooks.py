@@ -1,5 +1,6 @@
 """The notebooks run from start to end, and show what they say they show."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -24,13 +25,15 @@ def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
             assert "image/png" in kinds
 
 
-def test_notebooks_say_what_one_learns_and_end_with_an_exercise():
+def test_tutorials_have_a_number_say_what_one_learns_and_end_with_an_exercise():
+    numbers = set()
     for path in NOTEBOOKS.glob("*.ipynb"):
         first, *_, last = nbformat.read(path, as_version=4).cells
-        assert first.source.startswith("# Notebook: ")
+        numbers |= set(re.findall(r"\A# Tutorial (\d): ", first.source))
         assert "You learn\n\n* " in first.source
         assert last.source.startswith("## Exercise\n")
         assert "<summary>Answer</summary>" in last.source
+    assert numbers == set("1234567")
 
 
 def test_there_are_notebooks():
