@@ -202,4 +202,4 @@ def test_a_process_that_is_lost_ends_the_other_and_the_last_checkpoint_resumes(
 
 
 def test_a_sweep_takes_the_flag_of_devices(refused):
-    assert "devices" in refused("sweep absent.toml --out out --devices 999")
+    assert "devices" in refused("sweep --lam 0.1,1 --out out --devices 999")
