@@ -176,13 +176,14 @@ def test_predictions_are_in_the_units_of_the_source():
         sim.predict(state, hparams, less)
 
 
-def test_an_encoded_value_that_does_not_occur_is_zero_and_an_unknown_one_is_refused():
+def test_an_encoded_value_that_does_not_occur_is_zero_and_an_unknown_one_counts_as_none():
     known = fjs.data.Columns(("sex=f", "sex=m", "age"), bound=(1, 1, np.inf))
     given = fjs.data.Columns(("age", "sex=m"))
     rows = np.array([[30.0, 1.0]])
     np.testing.assert_array_equal(known.aligned(rows, given), [[0, 1, 30]])
-    with pytest.raises(ValueError, match="'sex=x', which the models do not know"):
-        known.aligned(rows, fjs.data.Columns(("age", "sex=x")))
+    with pytest.warns(UserWarning, match=r"nothing of 'sex=x' \(1 rows\), which count as none"):
+        none = known.aligned(rows, fjs.data.Columns(("age", "sex=x")))
+    np.testing.assert_array_equal(none, [[0, 0, 30]])
 
 
 # --- the law: in the order and the units of the frame ---------------------------------------------
