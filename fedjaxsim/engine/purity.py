@@ -92,8 +92,9 @@ def with_own_constants(closed: Any) -> Any:
 def _with_copies(value: Any) -> Any:
     if isinstance(value, ClosedJaxpr):
         return with_own_constants(value)
-    if isinstance(value, tuple) and any(isinstance(each, ClosedJaxpr) for each in value):
-        return tuple(map(_with_copies, value))
+    if isinstance(value, tuple) and any(isinstance(part, ClosedJaxpr) for part in value):
+        copies = map(_with_copies, value)
+        return type(value)(*copies) if hasattr(value, "_fields") else tuple(copies)
     return value
 
 

@@ -112,6 +112,23 @@ def test_an_array_that_is_filled_after_the_check_is_the_copy_that_was_checked(in
     assert not np.any(state.shared)
 
 
+def test_an_array_inside_a_linear_solve_is_a_copy_too():
+    # Its four functions are one parameter of the equation.
+    scale = np.full(2, 2.0, np.float32)
+
+    def server(shared, release, hparams, round_):
+        of = jnp.ones_like(release)
+        return jax.lax.custom_linear_solve(
+            lambda v: v * scale, of, lambda matvec, b: b / jnp.asarray(scale)
+        )
+
+    sim = simulation(server=server)
+    state, hparams = begun(sim)
+    scale[...] = 4.0
+    state, _ = sim.round(state, hparams)
+    np.testing.assert_array_equal(state.shared, [0.5, 0.5])
+
+
 def test_no_value_hides_behind_a_tracer():
     def behind(total):
         values = [getattr(total, name, None) for name in ("val", "primal", "tangent")]
