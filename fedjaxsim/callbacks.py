@@ -399,7 +399,7 @@ class Log(Callback):
             self._last = int(self._path.read_text("utf-8"))
         close = getattr(self._write, "close", None)
         if close is not None and is_first():
-            self.run.closing.callback(close)
+            self.run.closing.callback(self._tried, close)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Write an evaluation that was not written before."""
@@ -409,20 +409,27 @@ class Log(Callback):
             return
         seconds = {f"seconds/{name}": value for name, value in self.run.clock.seconds.items()}
         values = {name: value for name, value in (record | seconds).items() if value is not None}
-        try:
-            self._write(values, step)
-        except Exception as error:
-            self._fails = True
-            warnings.warn(
-                f"the logger fails, and the run goes on without it: {type(error).__name__}: "
-                f"{error}",
-                stacklevel=2,
-            )
+        if not self._tried(self._write, values, step):
             return
         self._last = step
         if self._path is not None:
             store.make_folder(self._path.parent)
             store.write(self._path, str(step).encode())
+
+    def _tried(self, function: Callable[..., Any], *args: Any) -> bool:
+        """Call a function of the logger; return whether it worked. Warn of the first failure."""
+        try:
+            function(*args)
+        except Exception as error:
+            if not self._fails:
+                warnings.warn(
+                    f"the logger fails, and the run goes on without it: {type(error).__name__}: "
+                    f"{error}",
+                    stacklevel=3,
+                )
+            self._fails = True
+            return False
+        return True
 
 
 class RunsReport(NamedTuple):

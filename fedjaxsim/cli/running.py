@@ -34,7 +34,7 @@ from fedjaxsim.runs.directory import (
     GUARANTEE,
     RunDirectory,
     fingerprint_of,
-    runs_of,
+    read_run,
     settings_digest,
 )
 from fedjaxsim.runs.execute import (
@@ -171,7 +171,7 @@ def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
 
 def _show(directory: RunDirectory, course: Course) -> int:
     """Print the results of a finished run again."""
-    [run] = runs_of({directory.path.name: directory})
+    run = read_run(directory.path.name, directory)
     print_table([{"run": run.name, **run.summary}], metrics=run.metrics)
     print_guarantee(directory.report(), directory.path / GUARANTEE, explain=course.explain)
     done = f"the run in {directory.path} is finished"

@@ -189,13 +189,22 @@ def _found_below(folder: Path) -> Rows:
 
 def _listed_in(table: Path, client: str | None, target: str | None, x: str) -> Rows:
     """Read the files, classes, clients and splits of images from a table."""
-    from fedjaxsim.data.table import Roles, check_names, read_table, table_of, texts
+    from fedjaxsim.data.table import (
+        Roles,
+        check_names,
+        read_table,
+        require_complete,
+        table_of,
+        texts,
+    )
 
     rows = table_of(read_table(table, client))
     if target is None:
         raise ValueError("a table of images needs --target, the column with their classes")
     roles = Roles(client, target, x=x).with_split(rows.column_names, lambda name: texts(rows[name]))
     check_names(rows.column_names, len(rows), roles)
+    for name in (*roles.taken, x):
+        require_complete(name, rows[name])
     folder = table.parent.resolve()
     files = [folder / name for name in texts(rows[x]).tolist()]
     for file in files:

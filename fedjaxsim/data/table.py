@@ -209,7 +209,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     if roles.drop_missing:
         table, source_row = _without_missing(table, used)
     for name in used:
-        _require_complete(name, table[name])
+        require_complete(name, table[name])
     kinds = [kind_of(table[name].type) for name in features]
     public, categories, columns = [], {}, {}
     if pixels is not None:
@@ -335,7 +335,8 @@ def missing_values(column: "ChunkedArray") -> np.ndarray:
     return missing | (column.to_numpy() == "") if kind_of(column.type) == "text" else missing
 
 
-def _require_complete(name: str, column: "ChunkedArray") -> None:
+def require_complete(name: str, column: "ChunkedArray") -> None:
+    """Check that no value of a column is missing."""
     missing = missing_values(column)
     if missing.any():
         raise ValueError(

@@ -254,7 +254,8 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
 def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric: Metric) -> Figure:
     """Draw a metric of each client against its training rows, a panel for each run.
 
-    `clients` are (name of the run, rows (m,), values (m,)). The worst tenth is marked.
+    `clients` are (name of the run, rows (m,), values (m,)). The worst tenth is marked, if the
+    metric has a direction.
     """
     down = -(-len(clients) // 4)
     across = -(-len(clients) // down)
@@ -266,16 +267,18 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
         known = np.isfinite(values)
         rows, values = rows[known], values[known]
         order = np.argsort(-values if metric.larger_is_better is False else values)
-        worst = order[: -(-len(order) // 10)]
+        worst = order[: -(-len(order) // 10) * (metric.larger_is_better is not None)]
         dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.6}
         rest = np.setdiff1d(order, worst)
         axes.plot(rows[rest], values[rest], color=COLOURS[0], **dots)
-        axes.plot(rows[worst], values[worst], color=COLOURS[1], label="worst tenth", **dots)
+        if len(worst):
+            axes.plot(rows[worst], values[worst], color=COLOURS[1], label="worst tenth", **dots)
         axes.set(title=name, xscale="log", xlabel="training rows")
     for axes in every[::across]:
         axes.set_ylabel(metric.title)
     handles, labels = every[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center")
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center")
     return figure
 
 

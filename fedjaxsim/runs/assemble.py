@@ -42,9 +42,9 @@ TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-ro
 _OF_CLASSES = ("softmax", "one-vs-all")
 """Losses with an output for each class."""
 _COUNTS_CLASSES = (*_OF_CLASSES, "ordinal")
+"""Losses made for a number of classes."""
 _OF_TARGETS = ("multilabel", "squared-targets")
 """Losses of several targets per row, with an output for each."""
-"""Losses made for a number of classes."""
 _NUMBERS = ("squared", "poisson", "quantile")
 """Losses whose targets are numbers."""
 _DIVISOR = (
@@ -250,7 +250,12 @@ def _judged_by_loss(task: Task, rare: str) -> Task:
         return {"rare_class_loss": values["loss"], **values}
 
     sentence = f"That class {rare!r} is rare is read from all clients' labels and taken as public."
-    return task._replace(metrics=metrics, public=(*task.public, sentence))
+    again = task.on_model
+    return task._replace(
+        metrics=metrics,
+        public=(*task.public, sentence),
+        on_model=again and (lambda model: _judged_by_loss(again(model), rare)),
+    )
 
 
 def _algorithm(

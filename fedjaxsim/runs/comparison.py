@@ -1,5 +1,6 @@
 """ComparedRun runs side by side: those of folders, and those of sweeps."""
 
+import collections
 import csv
 import dataclasses
 import functools
@@ -26,7 +27,7 @@ from fedjaxsim.report.results import (
     without_seed,
 )
 from fedjaxsim.report.tables import Table
-from fedjaxsim.runs.directory import CLIENTS, RunDirectory, named, runs_of
+from fedjaxsim.runs.directory import CLIENTS, RunDirectory, named, read_run
 from fedjaxsim.runs.sweep_files import SWEEP
 
 
@@ -150,19 +151,36 @@ def compare(paths: Iterable[Path]) -> Comparison:
       FileNotFoundError: if a file of a run is missing.
       ValueError: if one is damaged, or there is no run.
     """
-    found = list[ComparedRun]()
+    found = list[tuple[str, ComparedRun]]()
     for name, directory in named(paths).items():
         if (directory.path / SWEEP).is_file():
-            found += _of_sweep(name, directory.path)
+            found += [(name, run) for run in _of_sweep(name, directory.path)]
         else:
-            found.append(_of_folder(name, directory))
+            found.append((name, _of_folder(name, directory)))
     if not found:
         raise ValueError("compare needs at least one run directory, got none")
-    return Comparison(tuple(found))
+    return Comparison(_with_distinct_names(found))
+
+
+def _with_distinct_names(found: Sequence[tuple[str, ComparedRun]]) -> tuple[ComparedRun, ...]:
+    """Return the runs, with the folder's name behind a name that several of them have."""
+    counts = collections.Counter(each.run.name for _, each in found)
+    return tuple(
+        dataclasses.replace(
+            each, run=dataclasses.replace(each.run, name=f"{each.run.name} ({folder})")
+        )
+        if counts[each.run.name] > 1
+        else each
+        for folder, each in found
+    )
 
 
 def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) -> Table:
-    """Return the spread of a metric over clients, its worst tenth first."""
+    """Return the spread of a metric over clients, its worst tenth first.
+
+    A metric without a direction has a lowest tenth.
+    """
+    ends = ("lowest", "highest") if metric.larger_is_better is None else ("worst", "best")
     lines = []
     for each in runs:
         values = (each.clients or {}).get(column, np.array([]))
@@ -173,13 +191,14 @@ def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) 
         tenth = -(-len(values) // 10)
         numbers = (worst_first[:tenth].mean(), np.median(values), worst_first[-tenth:].mean())
         lines.append([each.run.name, str(len(values)), *map(decimals, map(float, numbers))])
-    heads = ["run", "clients", "mean of the\nworst tenth", "median", "mean of the\nbest tenth"]
+    first, last = (f"mean of the\n{end} tenth" for end in ends)
+    heads = ["run", "clients", first, "median", last]
     return Table(f"{metric.title} of each client", heads, lines)
 
 
 def _of_folder(name: str, directory: RunDirectory) -> ComparedRun:
     """Return the run of a folder; one without a guarantee may be older than draws are."""
-    [run] = runs_of({name: directory})
+    run = read_run(name, directory)
     draws = () if run.summary["epsilon"] is None else directory.draws()
     return ComparedRun(run, directory.path, directory.guarantee(), draws)
 

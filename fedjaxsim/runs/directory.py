@@ -167,32 +167,17 @@ def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
     return {name: RunDirectory(path) for name, path in zip(names, paths, strict=True)}
 
 
-def runs_of(directories: Mapping[str, RunDirectory]) -> list[Run]:
-    """Read finished runs by their names."""
-    found = []
-    for name, each in directories.items():
-        config, summary, rows = each.config(), each.summary(), each.metrics()
-        metrics = metrics_in(config, each.path / CONFIG)
-        table = [
-            {**row, "delta": summary["delta"], "failed": failed}
-            for row, failed in zip(rows, failures(rows), strict=True)
-        ]
-        table[-1]["epsilon_replace"] = summary["epsilon_replace"]
-        seed = number_of(config.get("seed", 0))
-        label = config.get("labels", {}).get("name", name)
-        taken = any(label == run.name for run in found)
-        found.append(
-            Run(
-                name if taken else label,
-                without_seed(config),
-                seed,
-                table,
-                config,
-                summary,
-                metrics,
-            )
-        )
-    return found
+def read_run(name: str, directory: RunDirectory) -> Run:
+    """Read a finished run, by the name that the user gave it, or else by `name`."""
+    config, summary, rows = directory.config(), directory.summary(), directory.metrics()
+    table = [
+        {**row, "delta": summary["delta"], "failed": failed}
+        for row, failed in zip(rows, failures(rows), strict=True)
+    ]
+    table[-1]["epsilon_replace"] = summary["epsilon_replace"]
+    label, seed = config.get("labels", {}).get("name", name), number_of(config.get("seed", 0))
+    metrics = metrics_in(config, directory.path / CONFIG)
+    return Run(label, without_seed(config), seed, table, config, summary, metrics)
 
 
 def metrics_in(config: Record, path: Path) -> Records:

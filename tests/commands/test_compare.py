@@ -10,13 +10,18 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+import tomli_w
 from written_runs import write_run
 
 import fedjaxsim as fjs
+from fedjaxsim.metrics import Metric, metrics_to_tables
 from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.report.figures import clients_figure
 from fedjaxsim.report.page import page
 from fedjaxsim.report.tables import Table
+from fedjaxsim.runs.comparison import compare
 
 
 def test_a_page_has_what_the_files_hold_and_loads_nothing(tmp_path, monkeypatch, ask):
@@ -143,6 +148,35 @@ def test_files_for_papers_have_the_tables_and_all_digits(tmp_path, monkeypatch, 
         assert [float(row["test_accuracy"]) for row in csv.DictReader(file)] == [0.5, 1 / 3]
     ask("compare pmtl-0 pmtl-1 --out t.html")
     assert (tmp_path / "t.html").read_text().count("<img") == 2  # curves, and clients
+
+
+def test_runs_of_one_name_are_told_apart_and_draw_from_one_key(tmp_path):
+    for folder in ("a", "b"):
+        write_run(tmp_path / folder, "fedavg", 0.5)
+        with (tmp_path / folder / "config.toml").open("a") as file:
+            file.write('[labels]\nname = "best"\n')
+    found = compare([tmp_path / "a", tmp_path / "b"])
+    assert [each.run.name for each in found.runs] == ["best (a)", "best (b)"]
+    assert "best (a)" in found.drawn_twice
+
+
+@pytest.mark.parametrize(
+    ("larger_is_better", "ends"),
+    [(True, ("worst", "best")), (None, ("lowest", "highest"))],
+)
+def test_a_metric_without_a_direction_has_no_worst_clients(tmp_path, larger_is_better, ends):
+    write_run(tmp_path / "a", "fedavg", 0.5)
+    clients = "name,train_rows,test_rows,test_accuracy\na,9,3,0.25\nb,2,1,0.75\n"
+    (tmp_path / "a" / "clients.csv").write_text(clients)
+    record = Metric("accuracy", larger_is_better=larger_is_better)
+    with (tmp_path / "a" / "config.toml").open("ab") as file:
+        tomli_w.dump({"resolved": {"metrics": metrics_to_tables({"accuracy": record})}}, file)
+    found = compare([tmp_path / "a"])
+    [table] = [each for each in found.tables() if each.title == "accuracy of each client"]
+    assert (table.headings[2], table.headings[4]) == tuple(f"mean of the\n{x} tenth" for x in ends)
+    rows, values = np.array([9, 2]), np.array([0.25, 0.75])
+    figure = clients_figure([("a", rows, values)], record)
+    assert len(figure.axes[0].lines) == (1 if larger_is_better is None else 2)
 
 
 def test_what_promises_nothing_says_why(tmp_path, ask):

@@ -69,6 +69,9 @@ def test_a_table_lists_files_classes_clients_and_splits(tmp_path):
     (tmp_path / "t.csv").write_text("path,who,what\n../one.png,7,x")
     with pytest.raises(ValueError, match="leads out of the folder"):
         load(f"images:{tmp_path / 't.csv'}", **arguments)
+    (tmp_path / "t.csv").write_text("path,who,what\none.png,7,x\ntwo.png,7,")
+    with pytest.raises(ValueError, match="column 'what' has 1 missing values"):
+        load(f"images:{tmp_path / 't.csv'}", **arguments)
 
 
 def test_images_are_resized_by_the_shorter_side_and_cropped_at_the_centre():

@@ -1,12 +1,17 @@
 """What a constant predicts, by scikit-learn's dummies; rare classes."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import accuracy_score, log_loss, mean_poisson_deviance
 
 from fedjaxsim.data import Population
+from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.baseline import rare_class, worse_than_constant
+from fedjaxsim.runs.settings import run_config
 
 
 def population_of(train, test):
@@ -46,3 +51,16 @@ def test_a_class_is_rare_beside_a_common_one():
     assert rare_class(population_of(np.repeat(many, 3), many)) is None
     half = np.repeat([0, 1], [50, 50]).astype(np.int32)
     assert rare_class(population_of(half, half)) is None
+
+
+def test_runs_are_judged_by_log_loss_if_a_class_is_rare_on_other_models_too():
+    """k-NN models and others replace the task's outputs by `on_model`."""
+    y, x = np.repeat([0, 1], [97, 3]).astype(np.int32), np.zeros((100, 2), np.float32)
+    population = Population({"x": x, "y": y}, np.array([[100, 0, 0]]), np.array(["a"]))
+    task = parts_of(run_config(algorithm="fedavg"), population, 1).algorithm.task
+    assert task.on_model is not None
+    assert task.model is not None
+    batch = Batch({"x": jnp.asarray(x), "y": jnp.asarray(y)}, jnp.ones(100))
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    for each in (task, task.on_model(task.model)):
+        assert "rare_class_loss" in jax.eval_shape(each.metrics, params, batch)

@@ -1,5 +1,6 @@
 """Trackers of experiments: fakes in place of their packages, and a run that resumes."""
 
+import contextlib
 import json
 import sys
 import types
@@ -156,3 +157,18 @@ def test_a_step_that_was_written_before_a_kill_is_not_written_again(tmp_path):
         log.segment(None, round_)  # type: ignore[arg-type]
     assert written == [6]
     assert (tmp_path / "x.step").read_text() == "6"
+
+
+def test_a_logger_that_cannot_be_closed_ends_no_run(tmp_path):
+    def write(record, step):
+        pass
+
+    def close():
+        raise OSError("no network")
+
+    vars(write)["close"] = close
+    log, closing = Log(write), contextlib.ExitStack()
+    log.run = types.SimpleNamespace(closing=closing)  # type: ignore[assignment]
+    log.start(None)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="goes on without it: OSError: no network"):
+        closing.close()
