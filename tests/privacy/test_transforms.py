@@ -15,6 +15,7 @@ from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping, every_row, per_layer
 from fedjaxsim.privacy.mechanisms.transforms import (
     EncodedState,
+    Transform,
     chosen_coordinates,
     quantization,
     random_coordinates,
@@ -148,3 +149,45 @@ def test_a_run_behind_a_projection_costs_what_the_mechanism_costs():
         releases = getattr(state.mechanism, "releases", 0)
     assert costs[0] == costs[1]
     assert int(releases) == 2
+
+
+def test_encoded_messages_are_bounded_and_summed_in_float32():
+    # In float16 the sum of 4,096 messages of norm 1 is 2,048, and one message moves it by 0 or 2.
+    half = Transform(
+        lambda message, key: message.astype(jnp.float16),
+        lambda encoded, message, key: encoded.astype(message.dtype),
+    )
+    mechanism, messages = transformed(fjs.gaussian(), half), np.ones((4096, 1), np.float32)
+    hparams = HPARAMS.replace(clip=1.0)
+    state, zero = mechanism.init(hparams), mechanism.zero(messages[0], 4096)
+
+    def total(mask):
+        ids = jnp.arange(4096)
+        return mechanism.add(zero, Messages(messages), mask, ids, state, hparams).total.total
+
+    everybody = np.ones(4096, bool)
+    without = total(np.arange(4096) > 0)
+    assert without.dtype == jnp.float32
+    assert total(everybody) == pytest.approx(4096, rel=1e-4)
+    assert total(everybody) - without == pytest.approx(1, abs=1e-3)
+
+
+def test_encoded_messages_that_cannot_be_noised_are_refused():
+    whole = Transform(lambda message, key: message.astype(jnp.int32), lambda e, message, key: e)
+    with pytest.raises(ValueError, match="real floating numbers"):
+        transformed(fjs.gaussian(), whole).zero(V["a"][0], 3)
+
+
+def test_a_transform_with_a_rule_for_batches_is_refused():
+    # It would encode a client's message with those of its chunk.
+    @jax.custom_batching.custom_vmap
+    def encode(message, key):
+        return message
+
+    @encode.def_vmap
+    def everybody(size, batched, message, key):
+        return jnp.broadcast_to(message.sum(axis=0), message.shape), True
+
+    mixing = Transform(encode, lambda encoded, message, key: encoded)
+    with pytest.raises(ValueError, match="custom_vmap"):
+        transformed(fjs.gaussian(), mixing).zero(V["a"][0], 3)

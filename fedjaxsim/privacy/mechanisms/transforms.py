@@ -19,8 +19,10 @@ from numpy.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.primitives import check_alone
 from fedjaxsim.keys import seed_key
 from fedjaxsim.privacy.mechanisms import protocol as base
+from fedjaxsim.privacy.messages import widened
 
 PyTree = Any
 
@@ -68,7 +70,8 @@ def transformed(
         mechanism = transformed(gaussian(), random_projection(1000))
 
     Formal guarantees:
-      * Those of the mechanism, of messages that are encoded: what is bounded is what is summed.
+      * Those of the mechanism, of messages that are encoded: what is bounded is what is summed, in
+        float32 at least.
       * The transform follows from the seed and the number of releases, which are public, and from
         no client but the one whose message it encodes.
 
@@ -77,7 +80,13 @@ def transformed(
       transform: `random_projection`, `random_coordinates`, `chosen_coordinates`,
         `quantization`, or a `Transform`.
       seed: Public seed of the transform's randomness, no secret: unlike the seed of a run.
+
+    Raises:
+      ImpureError: from `zero`, if `encode` has a rule of its own for batches of clients.
     """
+
+    def encode(message: PyTree, key: jax.Array) -> PyTree:
+        return widened(transform.encode(message, key))
 
     def key_of(state: EncodedState) -> jax.Array:
         return threefry.fold_in(seed_key(seed), state.releases)
@@ -86,7 +95,8 @@ def transformed(
         return EncodedState(mechanism.init(hparams), jnp.zeros((), jnp.int32))
 
     def zero(message, num_clients):
-        like = jax.eval_shape(transform.encode, message, seed_key(seed))
+        check_alone(encode, message, seed_key(seed))
+        like = jax.eval_shape(encode, message, seed_key(seed))
         accumulator = mechanism.zero(like, num_clients)
         leaves, structure = jax.tree.flatten(message)
         shapes = tuple((tuple(leaf.shape), jnp.dtype(leaf.dtype)) for leaf in leaves)
@@ -96,7 +106,7 @@ def transformed(
         encoded, key = accumulator.total, key_of(state)
         inner = mechanism.add(
             accumulator._replace(total=encoded.total),
-            messages.map(lambda message: transform.encode(message, key)),
+            messages.map(lambda message: encode(message, key)),
             mask, ids, state.inner, hparams,
         )  # fmt: skip
         return inner._replace(total=dataclasses.replace(encoded, total=inner.total))
@@ -105,7 +115,7 @@ def transformed(
         encoded, public = accumulator.total, key_of(state)
         inner = accumulator._replace(total=encoded.total)
         out = mechanism.release(inner, denominator, key, state.inner, hparams, round_)
-        wanted = jax.eval_shape(transform.encode, encoded.message, public)
+        wanted = jax.eval_shape(encode, encoded.message, public)
         if _shapes(out.value) != _shapes(wanted):
             raise ValueError(
                 "a public transform needs a mechanism whose release looks like one message, as "
