@@ -36,7 +36,8 @@ def sweep(
 
     Args:
       plan: the file of a sweep, or settings of a run by name, in which a list is an axis, as in
-        {"data": "digits", "algorithm": ["pmtl", "ditto"], "lam": [0.1, 1.0]}.
+        {"data": "digits", "algorithm": ["pmtl", "ditto"], "lam": [0.1, 1.0]}. A list of a setting
+        that holds several values, such as `drop`, is one value, and a list of lists an axis.
       out: folder of the results. A sweep that was interrupted, or is finished, goes on there.
       seeds: number of seeds of each setting.
       overwrite: whether to replace the results in the folder.

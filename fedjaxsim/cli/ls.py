@@ -20,6 +20,7 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
       tag: List only runs with this tag.
       json: Print JSON instead of a table.
     """
+    from fedjaxsim.cli.messages import say
     from fedjaxsim.privacy.entries import epsilon_text
     from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import decimals, print_rows
@@ -48,6 +49,8 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
                 epsilon, ", ".join(row.get("tags", ())),
             ])  # fmt: skip
         print_rows(_HEADINGS, lines, left=4)
+        for problem in filter(None, (row.get("problem") for row in rows)):
+            say(f"warning: {problem}")
         return 0
 
     return work
@@ -105,5 +108,5 @@ def _sweep(path: Path) -> dict[str, Any]:
         report = path / "report.json"
         summary = format_json.loads(report.read_text("utf-8"))["summary"] if report.exists() else {}
     except (ValueError, KeyError) as error:
-        return row | {"rounds": "", "problem": str(error)}
+        return row | {"rounds": "", "problem": f"{path} is damaged: {error}"}
     return row | {"rounds": f"{summary.get('finished', '?')} of {runs} runs"}

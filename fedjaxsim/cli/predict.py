@@ -38,6 +38,7 @@ def predict(
     Devices("1").start(quiet=quiet)
     import numpy as np
 
+    from fedjaxsim.cli.messages import say
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.finished import load_run
 
@@ -47,7 +48,8 @@ def predict(
     def work() -> int:
         _print(table, out, quiet=quiet)
         if "clipped" in table and (count := np.count_nonzero(table["clipped"])):
-            print(f"{count} of {len(table)} rows have a feature beyond its range, and were clipped")
+            of = f"{count} of {len(table)} rows"
+            say(f"warning: {of} have a feature beyond its range, and were clipped")
         return 0
 
     return work

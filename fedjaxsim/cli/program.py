@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import gc
-import itertools
 import logging
 import os
 import sys
@@ -23,8 +22,8 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
-from fedjaxsim.factories import Setting, Word, flag, settings_of
-from fedjaxsim.runs.parts import ROLES, check_parts, is_own
+from fedjaxsim.factories import Word, flag, settings_of
+from fedjaxsim.runs.parts import ROLES, is_own
 from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown, unread
 from fedjaxsim.runs.settings_files import OUTPUT, read_raw, resolve
 from fedjaxsim.runs.sweep_files import SweepFile, SweepOptions, read_file
@@ -122,12 +121,7 @@ def _axes(
     }
     parts = {role: names for role, names in parts.items() if names}
     _start_for_own(parts, flags)
-    keys = dict[str, Setting]()
-    for names in itertools.product(*parts.values()):
-        run = dict(zip(parts, names, strict=True))
-        check_parts(run)
-        keys |= table_of({**file.base, **run}).keys
-    keys |= settings_of(SweepOptions)
+    keys = file.settings_of_runs(parts) | settings_of(SweepOptions)
     flags, others = split(words, keys | command.flags)
     own = {name: value for name, value in flags.items() if name in command.flags}
     axes = {}

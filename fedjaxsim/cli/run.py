@@ -83,11 +83,13 @@ def export(directory: Path, *, out: Path | None = None) -> Work:
     """
     Devices("1").start()
     from fedjaxsim.report.progress import doing, print_guarantee
-    from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
+    from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
     from fedjaxsim.runs.execute import exportable, publish
     from fedjaxsim.runs.public import PUBLIC
 
     to = directory / PUBLIC if out is None else out
+    if (to / CONFIG).exists():
+        raise ValueError(f"out must be a folder of its own, but {to} is the directory of a run")
     with doing(f"reading {directory}"):
         state, report = exportable(directory)
 

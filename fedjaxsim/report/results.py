@@ -254,7 +254,7 @@ def compared(found: Sequence[System], metric: str | None = None) -> list[Record]
     metric = metric or primary_metric(first.first.rows[-1], first.first.metrics) or "test_loss"
     for system in found:
         own = estimate(system.values(metric, sorted(system.runs)))
-        shared = sorted(set(system.runs) & set(first.runs)) if system.data == first.data else []
+        shared = [seed for seed in sorted(system.runs) if _share_data(system, first, seed)]
         tested = [] if system is first else shared
         minus = difference(*(each.values(metric, tested) for each in (system, first)))
         rows.append({
@@ -264,6 +264,17 @@ def compared(found: Sequence[System], metric: str | None = None) -> list[Record]
         })  # fmt: skip
     corrected = holm([row["p"] for row in rows])
     return [row | {"p": p} for row, p in zip(rows, corrected, strict=True)]
+
+
+def _share_data(system: System, other: System, seed: int) -> bool:
+    """Return whether both have a run of a seed on one data set, which may have moved."""
+    if seed not in other.runs or system.data != other.data:
+        return False
+    ours, theirs = (each.runs[seed].config for each in (system, other))
+    if ours.get("data") == theirs.get("data"):
+        return True
+    fingerprint, another = (of.get("resolved", {}).get("data_fingerprint") for of in (ours, theirs))
+    return fingerprint is not None and fingerprint == another
 
 
 def headings(rows: Sequence[Record], label: str) -> list[str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PUBLIC = "public"
 """The folder's name in the directory of a run."""
 MODEL = "model.npz"
+_FILES = (MODEL, "guarantee.json", "guarantee.txt", "settings.toml", "metrics.jsonl")
 _PRIVATE_SETTINGS = ("seed", "partition_seed")
 _RESOLVED = (
     "rounds", "clients", "capacity", "noise_multiplier", "noise_first", "noise_last", "clip",
@@ -69,6 +70,8 @@ def write_public(
       rows: its evaluations.
     """
     store.make_folder(path)
+    for name in _FILES:  # those of another run, or of an export that was interrupted
+        store.remove(path / name)
     write_model(path / MODEL, shared)
     guarantee = report.to_json()
     guarantee.pop("draws", None)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
-from fedjaxsim.factories import flag, settings_of
-from fedjaxsim.runs.parts import check_parts
+from fedjaxsim.factories import Setting, flag, settings_of
+from fedjaxsim.runs.parts import ROLES, check_parts
 from fedjaxsim.runs.settings import displaced, table_of
 from fedjaxsim.runs.settings_files import OUTPUT, content, entries
 
@@ -78,12 +78,18 @@ class SweepFile(NamedTuple):
     search: Any = None
 
     def changed(self, changes: Values) -> "SweepFile":
-        """Return the content with other settings and options; lists of settings are axes."""
+        """Return the content with other settings and options; lists of settings are axes.
+
+        A list of a setting that holds several values, such as columns, is one value.
+        """
         names = settings_of(SweepOptions).keys() & changes.keys()
         options = dataclasses.replace(self.options, **{name: changes[name] for name in names})
         changes = {name: value for name, value in changes.items() if name not in names}
         check_parts({k: v for k, v in changes.items() if not isinstance(v, list)})
-        axes = lists({k: of for k, of in changes.items() if isinstance(of, list)}, "the flags")
+        given = {k: of for k, of in changes.items() if isinstance(of, list)}
+        keys = self.settings_of_runs(changes) if given.keys() - {*ROLES, "seed"} else {}
+        whole = [k for k, of in given.items() if k in keys and _is_one_value(keys[k], of)]
+        axes = lists({k: of for k, of in given.items() if k not in whole}, "the flags")
         values = {name: value for name, value in changes.items() if name not in axes}
         base = dict(self.base)
         if "data" in values:
@@ -98,6 +104,17 @@ class SweepFile(NamedTuple):
         boxes = [rest(box) if isinstance(box, Mapping) else box for box in self.boxes]
         search = rest(self.search) if isinstance(self.search, Mapping) else self.search
         return SweepFile(rest(base) | values, options, tables, boxes, search)
+
+    def settings_of_runs(self, changes: Values) -> dict[str, Setting]:
+        """Return the settings that the parts of its runs have, with parts of `changes`."""
+        names = {role: changes.get(role, self.parts(role)) for role in ROLES}
+        parts = {role: of if isinstance(of, list) else [of] for role, of in names.items() if of}
+        found = dict[str, Setting]()
+        for combined in itertools.product(*parts.values()):
+            run = dict(zip(parts, combined, strict=True))
+            check_parts(run)
+            found |= table_of({**self.base, **run}).keys
+        return found
 
     def parts(self, role: str) -> list[str]:
         """Return the names of the parts that its settings give a role."""
@@ -128,6 +145,11 @@ def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
     above = "is an option of the sweep: write it above the tables"
     refused = dict.fromkeys(settings_of(SweepOptions), above) | REFUSED
     return [lists(dict(entries(table, refused, "[sweep]: ")), "[sweep]") for table in tables]
+
+
+def _is_one_value(setting: Setting, values: list[Any]) -> bool:
+    """Return whether a list is a value of a setting that holds several, and not some of them."""
+    return setting.item is not None and not any(isinstance(each, list | tuple) for each in values)
 
 
 def lists(table: Values, place: str) -> dict[str, list[Any]]:

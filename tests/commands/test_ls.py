@@ -4,6 +4,8 @@ import pytest
 import tomli_w
 from written_runs import write_run
 
+from fedjaxsim.cli import main
+
 
 def test_runs_sweeps_and_tunings_are_listed_and_found_by_tag(tmp_path, monkeypatch, ask, ask_json):
     monkeypatch.chdir(tmp_path)
@@ -31,6 +33,15 @@ def test_runs_sweeps_and_tunings_are_listed_and_found_by_tag(tmp_path, monkeypat
     assert (found["name"], found["metric"], found["algorithm"]) == ("my best", 0.25, "fedavg")
     assert "runs/one/b (my best)" in ask("ls")
     assert "my best" in ask("compare runs/one/a runs/one/b")
+
+
+def test_a_damaged_folder_is_listed_with_its_problem(tmp_path, capsys):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "sweep.toml").write_text("= 3")
+    assert main(["ls", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "broken" in shown.out
+    assert "is damaged" in shown.err
 
 
 @pytest.mark.parametrize("words", ["ls absent", "ls --tag"])

@@ -68,7 +68,7 @@ def test_commands_write_what_the_object_says(finished, run, capsys):
     new = pd.DataFrame({"kind": ["m", "m", "m"], "x": [1.0, 20.0, 2.0], "who": ["c", "a", "b"]})
     new.to_csv("new.csv", index=False)
     assert main(["predict", "run", "--data", "csv:new.csv", "--out", "said.parquet"]) == 0
-    assert "1 of 3 rows have a feature beyond its range" in capsys.readouterr().out
+    assert "1 of 3 rows have a feature beyond its range" in capsys.readouterr().err
     said = pd.read_parquet("said.parquet")
     assert [*said.client] == [*new.who]
     assert [*said.clipped] == [False, True, False]

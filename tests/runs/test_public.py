@@ -89,7 +89,12 @@ def test_all_bits_of_a_large_seed_count():
 
 
 def test_an_older_run_is_exported_and_one_without_an_epsilon_is_not(run, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metrics.jsonl").write_text("of another run")
     assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
+    whole = (run / "metrics.jsonl").read_bytes()
+    assert main(["export", str(run), "--out", str(run)]) == 2
+    assert (run / "metrics.jsonl").read_bytes() == whole
     for path in (run / "public").iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     capsys.readouterr()

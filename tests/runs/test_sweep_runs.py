@@ -180,6 +180,18 @@ def test_a_number_beside_words_is_a_word_and_beside_lists_of_clients_values_anot
     assert first != second
 
 
+def test_a_list_of_a_setting_of_several_values_is_one_value_and_a_list_of_lists_an_axis():
+    table = {"data": "csv:x.csv", "target": "y", "client": "who", "loss": "squared"}
+    table |= {"algorithm": ["pmtl", "fedavg"], "drop": ["a", "b"], "rounds": 1}
+    plan = read_sweep(None, table | {"range": ["c=0:1", "d=0:1"]})
+    assert plan.keys == ("algorithm",)
+    values = [(each.get("drop"), each.get("range")) for each in plan.runs]
+    assert values == [(("a", "b"), ("c=0:1", "d=0:1"))] * 2
+    plan = read_sweep(None, table | {"range": [["c=0:1"], ["c=0:1", "d=0:1"]]})
+    assert plan.keys == ("algorithm", "range")
+    assert len(plan.runs) == 4
+
+
 def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
     tables = [
         {
