@@ -307,11 +307,16 @@ def with_other_rows(population: Population, clients: Sequence[int], seed: int) -
 def with_other_counts(population: Population, client: int) -> Population:
     """Return the population with as many rows of a client, of which more or fewer are in training.
 
-    A client with a single row keeps it.
+    A client with a single row keeps it, and so does one whose splits are all full.
     """
     total, train = int(population.counts[client].sum()), int(population.counts[client, 0])
-    new = min(total, population.bound("train"))
-    new = max(1, total // 2) if train > total // 2 or new == train else new
+    most = population.bound("train")
+    high = min(total, most)
+    # The other two splits hold the rest.
+    low = min(high, max(1, total - 2 * most) if population.max_rows else 1)
+    half = min(max(total // 2, low), high)
+    new = half if train > half or train == high else high
+    new = low if new == train else new
     validation = (total - new + 1) // 2
     counts = population.counts.copy()
     counts[client] = new, validation, total - new - validation

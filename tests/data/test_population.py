@@ -1,9 +1,11 @@
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
 from fedjaxsim.data import Population, split
+from fedjaxsim.data.population import with_other_counts
 
 
 def test_clients_follow_one_another():
@@ -266,3 +268,17 @@ def test_integers_that_would_become_one_are_refused_and_others_stay():
             Population.from_flat(fields, [2, 2])
     kept = Population.from_flat({"x": features}, [2, 2]).fields["x"]
     np.testing.assert_array_equal(kept, features)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 6])
+def test_a_client_with_other_counts_keeps_its_rows_and_the_public_bound(most):
+    for counts in itertools.product(range(1, most + 1), range(most + 1), range(most + 1)):
+        total = sum(counts)
+        fields = {"x": np.zeros((total, 1), np.float32)}
+        population = Population(fields, np.array([counts]), np.array(["a"]), max_rows=most)
+        [new] = with_other_counts(population, 0).counts
+        assert new.sum() == total
+        assert 1 <= new[0] <= new.max() <= most
+        assert new.min() >= 0
+        possible = range(max(1, total - 2 * most), min(total, most) + 1)
+        assert (new[0] == counts[0]) == (len(possible) == 1)
