@@ -54,6 +54,8 @@ class Stream(enum.IntEnum):
     COINS = 0x8000_0021  # a coin for each client, or the number of points of each block
     POINTS = 0x8000_0022  # the points of blocks
     KEPT = 0x8000_0023  # the members that a cohort above its capacity keeps
+    PERIOD = 0x8000_0024  # a period of rounds
+    TURNS = 0x8000_0025  # each client's round of a period, of the period's key
     # Of the key of a round's clients.
     MINIBATCHES = 0x8000_0030
     CONTEXT = 0x8000_0031

@@ -136,6 +136,7 @@ def test_a_factory_declares_before_it_is_called_what_its_part_has(path):
     settings: Any = {
         "fixed_size": {"cohort": 2},
         "fixed_groups": {"groups": 2},
+        "random_allocation": {"every": 2},
         "per_part": {"parts": ("kernel", "bias")},
     }.get(path.split(":")[1], {})
     part = make(path, **settings)

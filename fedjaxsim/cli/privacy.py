@@ -22,10 +22,11 @@ def privacy(
     delta: float,
     noise_multiplier: float | None = None,
     rounds: int | None = None,
-    sampling: Literal["poisson", "fixed", "full"] = "poisson",
+    sampling: Literal["poisson", "fixed", "full", "allocation"] = "poisson",
     sampling_rate: float | None = None,
     clients: int | None = None,
     capacity: int | None = None,
+    every: int | None = None,
     adjacency: Adjacency | None = None,
     noise_schedule: str | None = None,
     verify: bool = False,
@@ -42,11 +43,14 @@ def privacy(
       delta: Total δ.
       noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
       rounds: T.
-      sampling: Sampling of cohorts: independent, of exactly q clients, or all. K passes of
-        fixed groups in turn cost what K rounds of all clients do.
+      sampling: Sampling of cohorts: independent, of exactly q clients, all, or each client in one
+        random round of every so many. K passes of fixed groups in turn cost what K rounds of all
+        clients do.
       sampling_rate: p (poisson).
       clients: m; ε depends on it only through a capacity.
-      capacity: Places in a cohort (poisson; by default enough for all), or its size (fixed).
+      capacity: Places in a cohort (poisson, allocation; by default enough for all), or its size
+        (fixed).
+      every: Rounds in which each client takes part once (allocation).
       adjacency: Adjacency of the target; by default zero_out.
       noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
         z is then the constant noise of the same total cost. Constant where rounds are solved for.
@@ -69,7 +73,7 @@ def privacy(
     if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
         sampling_rate = 1.0
     check_delta(delta)
-    scheme, share, assumed = _resolve(sampling, sampling_rate, clients, capacity, delta)
+    scheme, share, assumed = _resolve(sampling, sampling_rate, clients, capacity, every, delta)
     schedule = Schedule.parse(noise_schedule)
     check_noise_multiplier(noise_multiplier or 0.0, zero=True)
     checks.count(1, MOST_ROUNDS, rounds=1 if rounds is None else rounds)
@@ -123,13 +127,18 @@ def privacy(
 
 
 def _resolve(
-    kind: Literal["poisson", "fixed", "full"],
+    kind: Literal["poisson", "fixed", "full", "allocation"],
     p: float | None,
     m: int | None,
     capacity: int | None,
+    every: int | None,
     delta: float,
 ) -> tuple[SamplingScheme, float, tuple[str, ...]]:
     """Return scheme, rate, and sentences on values filled in: ε does not depend on them."""
+    if (kind == "allocation") != (every is not None):
+        raise ValueError("every must be given for allocation sampling, and for no other")
+    if every is not None and p is not None:
+        raise ValueError("allocation sampling takes every, and no sampling_rate")
     if kind == "fixed":
         if m is None or capacity is None or p is not None:
             raise ValueError("fixed sampling takes clients and capacity, and no sampling_rate")
@@ -142,11 +151,13 @@ def _resolve(
             raise ValueError(f"capacity must come with clients, got {capacity} alone")
         m = max(1, int(0.1 / max(delta, 1e-10) * (1 + 1e-12)))  # so that δ ≤ 1/(10 m), if possible
         assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
-    scheme = SamplingScheme(kind, m, m if capacity is None else capacity)
+    scheme = SamplingScheme(kind, m, m if capacity is None else capacity, period=every)
     if kind == "full":
         if p not in (None, 1):
             raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
         return scheme, 1.0, assumed
+    if every is not None:
+        p = 1 / every
     if p is None:
         raise ValueError("sampling_rate must be given for poisson sampling, got none")
     if scheme.capacity == m:

@@ -49,5 +49,6 @@ from .samplers import fixed_size as fixed_size
 from .samplers import full_participation as full_participation
 from .samplers import intermittent as intermittent
 from .samplers import poisson as poisson
+from .samplers import random_allocation as random_allocation
 
 __all__: list[str]

@@ -123,7 +123,11 @@ def of_charges(
         return (_NOTHING_SENT, METRICS)
     sentences = [TRUSTED_SERVER, *dict.fromkeys(map(_of_sampling, charges))]
     for charged in charges:
-        if charged.scheme.kind == "poisson" and charged.event.known and not charged.event.amplifies:
+        if (
+            charged.scheme.kind in ("poisson", "allocation")
+            and charged.event.known
+            and not charged.event.amplifies
+        ):
             sentences.append(_NOT_AMPLIFIED.format(charged.event.kind))
         overflow = composition.overflow_probability([charged])
         if overflow > 0:
@@ -154,6 +158,9 @@ def _of_sampling(charged: PrivacySpend) -> str:
         "participation reveals a client's own, so sampling hides nothing in joint_dp.",
         "groups": f"{scheme.groups} fixed groups of the {m} clients take part in turn; the groups "
         "are public, so sampling hides nothing.",
+        "allocation": f"Each of the {m} clients takes part in one round of every "
+        f"{scheme.period}, drawn uniformly and independently of all others and hidden from them; "
+        "every round counts as if it had the least noise, and an unfinished period as whole.",
         "full": f"All {m} clients take part in every round.",
     }[scheme.kind]
 

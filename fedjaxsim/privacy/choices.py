@@ -27,5 +27,6 @@ SAMPLERS = {
     "full": f"{_SAMPLERS}:full_participation",
     "fixed": f"{_SAMPLERS}:fixed_size",
     "groups": f"{_SAMPLERS}:fixed_groups",
+    "allocation": f"{_SAMPLERS}:random_allocation",
 }
 AVAILABILITIES = {"intermittent": f"{_SAMPLERS}:intermittent"}

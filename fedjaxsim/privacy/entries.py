@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from fedjaxsim import checks
 
-SchemeKind = Literal["poisson", "fixed", "groups", "full"]
+SchemeKind = Literal["poisson", "fixed", "groups", "allocation", "full"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 Unit = Literal["client", "example"]
@@ -23,6 +23,8 @@ ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 VIEWS: tuple[View, ...] = get_args(View)
 SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
 """Range of positive noise multipliers: squares, and products with clip norms, exist in float32."""
+LONGEST_PERIOD = 2**16 - 1
+"""Most rounds of a period: its rounds are drawn with 16-bit digits."""
 MOST_ROUNDS = 2**31 - 1
 """Largest count of a ledger, an int32."""
 
@@ -34,18 +36,22 @@ class SamplingScheme:
     Attributes:
       kind: "poisson": each client independently with the charged probability p; "fixed": a
         uniformly random cohort of exactly `capacity` clients; "groups": `groups` fixed groups of
-        clients in turn; "full": all clients, in every round.
+        clients in turn; "allocation": each client independently in one round of each period of
+        `period` rounds, drawn uniformly; "full": all clients, in every round.
       clients: m, the size of the population, public.
-      capacity: B, the largest cohort that a round can hold. A larger Poisson cohort loses uniformly
-        random members.
+      capacity: B, the largest cohort that a round can hold. A larger cohort that is Poisson or
+        allocated loses uniformly random members.
       groups: the number of groups of a "groups" scheme, whose clients take part in every
         `groups`-th round; None for every other kind.
+      period: t, the rounds of a period of an "allocation" scheme, from a round whose number is a
+        multiple of t on; None for every other kind.
     """
 
     kind: SchemeKind
     clients: int
     capacity: int
     groups: int | None = None
+    period: int | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(SCHEMES, kind=self.kind)
@@ -62,6 +68,34 @@ class SamplingScheme:
             )
         if self.groups is not None:
             checks.count(1, self.clients, groups=self.groups)
+        if (self.kind == "allocation") != (self.period is not None):
+            raise ValueError(
+                "period must be given for an allocation scheme and for no other, got "
+                f"{self.period} for kind {self.kind!r}"
+            )
+        if self.period is not None:
+            checks.count(1, LONGEST_PERIOD, period=self.period)
+
+    @property
+    def turns(self) -> int | None:
+        """The rounds in which a client takes part once; None if their number is not fixed."""
+        return self.groups if self.period is None else self.period
+
+    @property
+    def in_order(self) -> bool:
+        """Whether rounds follow a plan, so that each may be charged once, without a gap."""
+        return self.turns is not None
+
+    @property
+    def full_in_period(self) -> float:
+        """A bound on the probability that others fill some cohort of an allocation's period.
+
+        In such a period, what becomes of others may tell a client's round: it counts as known.
+        """
+        if self.period is None:
+            return 0.0
+        others = self.clients - 1
+        return min(1.0, self.period * excess(self.capacity - 1, others, 1 / self.period))
 
     def inclusions(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
         """Return (weight, p) of what others may know in a round, p a client's chance to be in then.

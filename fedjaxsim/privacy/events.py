@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
+from fedjaxsim.privacy.accounting import allocation, gaussian, losses, randomized_response, rdp
 from fedjaxsim.privacy.entries import UNITS, Adjacency, Entry, SamplingScheme, Unit
 
 _KINDS: "dict[str, type[PrivacyEvent]]" = {}
@@ -98,15 +98,16 @@ class PrivacyEvent:
 
         Of z, p and rounds, (L,) each, some rounds may be 0; by numpy or, inside jit, jax.numpy.
         """
-        groups = cost.scheme.groups
-        if groups is None:
+        turns = cost.scheme.turns
+        if turns is None:
             return cost
         order = xp.argsort(cost.noise_multiplier)
         z, p, rounds = (values[order] for values in cost[2:])
-        left = -(-xp.sum(rounds) // groups)
+        left = -(-xp.sum(rounds) // turns)
         return cost._replace(
             noise_multiplier=z,
-            sampling_rate=p,
+            # Which round of a period is a client's own hides nothing, unless an event says so.
+            sampling_rate=p if cost.scheme.period is None else xp.ones_like(p),
             rounds=xp.clip(left - (xp.cumsum(rounds) - rounds), 0, rounds),
         )
 
@@ -146,6 +147,57 @@ class Gaussian(PrivacyEvent):
     def mu(self, entry: Entry, adjacency: Adjacency) -> float | None:
         z = entry.noise_multiplier
         return self.sensitivity(adjacency) / z if z > 1e-100 else math.inf
+
+    def met(self, cost: "Cost", xp: Any) -> "Cost":
+        period = cost.scheme.period
+        if type(self) is not Gaussian or period is None or period == 1:
+            return super().met(cost, xp)
+        # Which period has the least noise may follow from releases: all count as such.
+        total = xp.sum(cost.rounds)
+        least = xp.min(xp.where(cost.rounds > 0, cost.noise_multiplier, math.inf))
+        least = xp.where(total > 0, least, 1.0)
+        full = cost.scheme.full_in_period
+        return cost._replace(
+            event=Allocated(replace=self.replace, unit=self.unit, period=period, full=full),
+            noise_multiplier=least[None],
+            sampling_rate=xp.ones(1),
+            rounds=-(-total // period)[None],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocated(PrivacyEvent):
+    """A `period` of Gaussian releases in which one round, a hidden one, is the client's.
+
+    With probability `full` the round counts as known: see `SamplingScheme.full_in_period`. A ledger
+    has no such event: `Gaussian.met` makes it.
+    """
+
+    period: int = 1
+    full: float = 0.0
+
+    kind = "allocated"
+
+    def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
+        z = entry.noise_multiplier
+        known = gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
+        if adjacency == "replace":  # RDP has a better bound
+            return known
+        hidden = allocation.losses(z, self.period, interval)
+        return losses.mixture([(1 - self.full, hidden), (self.full, known)], interval)
+
+    def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
+        z, distance = entry.noise_multiplier, self.sensitivity(adjacency)
+        if adjacency == "replace":
+            hidden = allocation.replaced(z, self.period, tuple(orders), distance, xp)
+        else:
+            hidden = allocation.rdp(z, self.period, tuple(orders), xp)
+        if self.full == 0:
+            return hidden
+        steps = np.asarray(orders, np.float64) - 1
+        known = xp.asarray(distance**2 * (steps + 1) / 2) / xp.asarray(z) ** 2
+        steps = xp.asarray(steps)
+        return xp.logaddexp(steps * hidden, math.log(self.full) + steps * known) / steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +281,8 @@ class Dominated(PrivacyEvent):
         self.release.check_scheme(scheme)
 
     def met(self, cost: "Cost", xp: Any) -> "Cost":
-        return self.release.met(cost, xp)
+        met = self.release.met(cost._replace(event=self.release), xp)
+        return met._replace(event=dataclasses.replace(self, release=met.event))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,4 +431,4 @@ class PrivacyLimit(NamedTuple):
 
 def in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
     """Return whether the cost of rounds depends on their order."""
-    return scheme.kind == "groups" or event.of_whole_run
+    return scheme.in_order or event.of_whole_run

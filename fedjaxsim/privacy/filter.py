@@ -8,7 +8,8 @@ as much: of the same sampling and mechanism, with no more noise and no smaller p
 Such a release is a function of the planned one's worst pair of outputs: noise is added, and with
 probability 1 − p/p₀ the client is left out. So the whole run, whose releases may follow from
 earlier ones, is a function of independent draws of all planned pairs, each used at most once, and
-costs at most what they cost together.
+costs at most what they cost together. Periods of random allocation are charged the least noise of
+all planned rounds, so each of them has such a pair, whatever noise its rounds get.
 """
 
 import functools

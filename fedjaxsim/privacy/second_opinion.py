@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.accounting import composition, randomized_response
 from fedjaxsim.privacy.entries import Adjacency, Entry
-from fedjaxsim.privacy.events import Correlated, Gaussian, PrivacyEvent, PrivacySpend, Pure
+from fedjaxsim.privacy.events import (
+    Allocated,
+    Correlated,
+    Gaussian,
+    PrivacyEvent,
+    PrivacySpend,
+    Pure,
+)
 
 LARGEST_DIFFERENCE = 0.01
 """Largest relative difference of two values of one ε."""
@@ -56,6 +63,10 @@ def epsilon(charges: Sequence[PrivacySpend], delta: float, adjacency: Adjacency)
                 "describes Gaussian and pure ones"
             )
     met = composition.met_by_one_client(charges)
+    if any(isinstance(rounds.event, Allocated) for rounds in met):
+        raise ValueError(
+            "there is no second opinion on random allocation, which dp_accounting does not describe"
+        )
     if any(rounds.entry.noise_multiplier <= 0 for rounds in met):
         return math.inf
     interval = composition.grid(met, adjacency)

@@ -88,6 +88,7 @@ SETTINGS = {"num_clients": "clients", "bias": "intercept"}
 _BOUNDED = ("clients", "cohort", "groups", "bands")
 _BOUNDS = {name: {"most": 2**31 - 1} for name in _BOUNDED} | {
     "hidden": {"least": 1, "most": 10**6}, "clusters": {"most": 10**4},
+    "every": {"most": 2**16 - 1},
 }  # fmt: skip
 """Limits of settings: sums over a run fit into int32; each cluster's first model is traced."""
 

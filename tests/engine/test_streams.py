@@ -29,6 +29,7 @@ from fedjaxsim.privacy.samplers import (
     fixed_size,
     intermittent,
     poisson,
+    random_allocation,
 )  # fmt: skip
 from fedjaxsim.simulation import Simulation
 
@@ -141,6 +142,9 @@ VARIANTS = {
     "protected examples of clients that answer at times": lambda: Simulation(
         local(private_examples(TASK)), POPULATION, available(fixed_size(cohort=2), intermittent()),
         Minibatches(2, steps=2), no_release(),
+    ),
+    "turns of random allocation": lambda: Simulation(
+        fedavg(TASK), POPULATION, random_allocation(every=2), Minibatches(2, steps=1)
     ),
     "fresh minibatches, and new clients": lambda: Simulation(
         finetune(TASK), POPULATION, fixed_size(cohort=2), Minibatches(2, steps=3), no_release()

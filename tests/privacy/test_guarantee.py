@@ -234,6 +234,9 @@ KINDS = {
     "full": rounds_of(EVERYONE, GAUSSIAN, (20.0, 1.0, 10)),
     "fixed": rounds_of(SamplingScheme("fixed", 1000, 100), GAUSSIAN, (8.0, 0.1, 40)),
     "groups": rounds_of(SamplingScheme("groups", 1000, 100, groups=10), GAUSSIAN, (9.0, 0.1, 30)),
+    "allocation": rounds_of(
+        SamplingScheme("allocation", 1000, 1000, period=10), GAUSSIAN, (2.0, 0.1, 30)
+    ),
     "pure": rounds_of(EVERYONE, Pure(), (50.0, 1.0, 5)),
     "correlated": rounds_of(EVERYONE, Correlated(bands=4), (5, 1, 9)),
     "nothing": rounds_of(EVERYONE, GAUSSIAN),

@@ -12,6 +12,7 @@ from fedjaxsim.privacy.samplers import (
     fixed_size,
     full_participation,
     poisson,
+    random_allocation,
 )
 from fedjaxsim.privacy.samplers.law import check_law
 
@@ -28,6 +29,7 @@ FIXED = fixed_size(cohort=5).for_clients(M)
         fixed_size(cohort=5),
         pytest.param(fixed_size(cohort=90), marks=pytest.mark.thorough),
         fixed_groups(groups=7),
+        random_allocation(every=7),
         pytest.param(full_participation(), marks=pytest.mark.thorough),
     ],
 )

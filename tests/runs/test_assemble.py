@@ -24,6 +24,7 @@ DELTA = ["--delta", "1e-3"]
 NEEDS = {
     "fixed": ["--cohort", "5"],
     "groups": ["--groups", "4"],
+    "allocation": ["--every", "4"],
 }
 
 
@@ -70,7 +71,10 @@ def test_every_mechanism_has_a_flag(name):
     assert found.hparams.get("count_noise") == count_noise
 
 
-@pytest.mark.parametrize(("name", "rate"), list(zip(SAMPLERS, (0.3, 1.0, 0.25, 0.25), strict=True)))
+RATES = zip(SAMPLERS, (0.3, 1.0, 0.25, 0.25, 0.25), strict=True)
+
+
+@pytest.mark.parametrize(("name", "rate"), list(RATES))
 def test_every_sampler_has_a_flag(name, rate):
     given = ["--sampling-rate", "0.3"] if name == "poisson" else NEEDS.get(name, [])
     found = experiment(*SMALL, "--sampling", name, *given, "--epsilon", "2")

@@ -36,12 +36,12 @@ _MOST_POINTS_OF_ONE_ROUND = 1e6
 
 
 def overflow_probability(charges: Sequence[PrivacySpend]) -> float:
-    """Compute τ, a bound on the probability that any Poisson cohort exceeded its capacity."""
+    """Compute τ, a bound on the probability that any random cohort exceeded its capacity."""
     often = (
         entry.rounds * excess(scheme.capacity, scheme.clients, entry.sampling_rate)
         for scheme, _, entries, *_ in charges
         for entry in entries
-        if scheme.kind == "poisson"
+        if scheme.kind in ("poisson", "allocation")
     )
     return min(1.0, math.fsum(often))
 
@@ -55,6 +55,11 @@ def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
         if scheme.kind == "full" and p != 1:
             raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
         fraction = scheme.capacity / scheme.clients
+        if scheme.period is not None and not math.isclose(p * scheme.period, 1, rel_tol=1e-6):
+            raise ValueError(
+                f"sampling_rate must be 1/{scheme.period} for periods of {scheme.period} rounds, "
+                f"got {p}"
+            )
         if scheme.kind == "fixed" and not math.isclose(p, fraction, rel_tol=1e-6):
             raise ValueError(
                 f"sampling_rate must be {fraction}, the cohort's share of the clients, for fixed "
@@ -148,7 +153,10 @@ def profiles(
         return {accountant or "pld": NO_PRIVACY}, "exact"
     mu, rest = _closed(met, adjacency)
     if accountant != "rdp" and not rest:
-        unknown = any(scheme.groups and len(entries) > 1 for scheme, _, entries, *_ in charges)
+        unknown = any(
+            scheme.turns and (len(entries) > 1 or scheme.period not in (None, 1))
+            for scheme, _, entries, *_ in charges
+        )
         return {"gaussian": gaussian.profile(mu)}, "upper_bound" if unknown else "exact"
     known = {}
     if accountant != "rdp":

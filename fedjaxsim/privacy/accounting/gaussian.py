@@ -107,7 +107,7 @@ def _log_mixture(exponent: float, p: float) -> float:
     return exponent if p == 1 else math.log1p(p * math.expm1(exponent))
 
 
-def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
+def cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
     """Return the mass of N(mean, 1) between edges, (n + 1,) -> (n,), exact in both tails."""
     x = edges - mean
     upper_half = x[:-1] > 0
@@ -154,7 +154,7 @@ def sampled(z: float, p: float, replace: bool, interval: float) -> Pair:
         last = math.ceil(top / interval)
         first = math.floor(_log_mixture(-_TAIL * shift - shift**2 / 2, p) / interval)
         edges = _edges_zero_out(interval * np.arange(first, last + 1), z, p)
-    absent, present = _cell_masses(edges, 0.0), _cell_masses(edges, shift)
+    absent, present = cell_masses(edges, 0.0), cell_masses(edges, shift)
     mixed = (1 - p) * absent + p * present
     above = (1 - p) * ndtr(-edges[-1]) + p * ndtr(shift - edges[-1])
     # Mass below the first cell has smaller losses, and is lifted to that cell.

@@ -91,7 +91,7 @@ def _rdp(charges: Charges, adjacency: Adjacency) -> jax.Array:
 
     def one_round(group):
         inclusions = scheme.inclusions_in_jit(group[1], jnp)
-        return mixed_rdp(event, group[0], inclusions, adjacency, INTEGER_ORDERS, jnp)
+        return mixed_rdp(met.event, group[0], inclusions, adjacency, INTEGER_ORDERS, jnp)
 
     groups = met.noise_multiplier, met.sampling_rate
     each = jax.lax.map(one_round, groups, batch_size=_BATCH).astype(z.dtype)

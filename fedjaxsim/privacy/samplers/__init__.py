@@ -31,7 +31,7 @@ from fedjaxsim.hyperparameters import (
 from fedjaxsim.kernels import backend, threefry
 from fedjaxsim.kernels.permutation import by_swaps
 from fedjaxsim.keys import Stream
-from fedjaxsim.privacy.entries import SamplingScheme, excess, least_count
+from fedjaxsim.privacy.entries import LONGEST_PERIOD, SamplingScheme, excess, least_count
 from fedjaxsim.privacy.samplers import blocks
 
 _FEW_CLIENTS = 2**13
@@ -256,24 +256,8 @@ def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | No
             ids, drawn, missed = blocks.draw(first, second, p, num_clients, largest)
         else:
             ids, drawn, missed = _coins(first, p, num_clients)
-        count = jnp.sum(drawn, dtype=jnp.int32)
-
-        def some(drawn):
-            """Keep a uniformly random part: those with the smallest random numbers."""
-            priority = jnp.where(drawn, threefry.bits(keep_key, drawn.shape), np.uint32(2**32 - 1))
-            return drawn & (priority <= jnp.sort(priority)[slots - 1])
-
-        if slots < drawn.shape[0]:
-            if backend.platform() == "gpu":  # whose host would wait for a branch; some may be all
-                drawn = some(drawn)
-            else:
-                drawn = jax.lax.cond(count > slots, some, lambda drawn: drawn, drawn)
-        kept = jnp.nonzero(drawn, size=slots, fill_value=ids.shape[0])[0]
-        return Cohort(
-            ids.at[kept].get(mode="fill", fill_value=num_clients),
-            jnp.arange(slots) < count,
-            jnp.maximum(count - slots, 0) + missed,
-        )
+        cohort = _in_slots(keep_key, ids, drawn, slots, num_clients)
+        return cohort._replace(overflow=cohort.overflow + missed)
 
     def rate(hparams):
         p = jax.lax.stop_gradient(jnp.asarray(hparams.get("sampling_rate", usual), float))
@@ -294,6 +278,30 @@ def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | No
                 )
 
     return Sampler(scheme, draw, rate, check=check)
+
+
+def _in_slots(
+    key: jax.Array, ids: jax.Array, drawn: jax.Array, slots: int, num_clients: int
+) -> Cohort:
+    """Put the drawn clients into slots, or a uniformly random part of them."""
+    count = jnp.sum(drawn, dtype=jnp.int32)
+
+    def some(drawn):
+        """Keep those with the smallest random numbers."""
+        priority = jnp.where(drawn, threefry.bits(key, drawn.shape), np.uint32(2**32 - 1))
+        return drawn & (priority <= jnp.sort(priority)[slots - 1])
+
+    if slots < drawn.shape[0]:
+        if backend.platform() == "gpu":  # whose host would wait for a branch; some may be all
+            drawn = some(drawn)
+        else:
+            drawn = jax.lax.cond(count > slots, some, lambda drawn: drawn, drawn)
+    kept = jnp.nonzero(drawn, size=slots, fill_value=ids.shape[0])[0]
+    return Cohort(
+        ids.at[kept].get(mode="fill", fill_value=num_clients),
+        jnp.arange(slots) < count,
+        jnp.maximum(count - slots, 0),
+    )
 
 
 def fixed_size(*, cohort: int) -> Sampling:
@@ -387,6 +395,64 @@ def fixed_groups(*, groups: int) -> Sampling:
         return Sampler(scheme, draw, lambda hparams: jnp.asarray(1 / groups))
 
     return Sampling(for_clients)
+
+
+def random_allocation(*, every: int) -> Sampling:
+    """Let each client take part in one round of every `every`, drawn uniformly (balls in bins).
+
+    Rounds form periods of `every` rounds. In each period each client draws its round independently
+    of all other clients and periods, so cohorts have Bin(m, 1/`every`) members. Sums are divided by
+    m/`every`. Every round of a period hashes all m ids.
+
+    A client surely takes part in each period, but the noise of all its rounds hides in which one:
+    ε for zero-out is below that of Poisson sampling with p = 1/`every` in the plans of
+    docs/privacy.md.
+
+    Formal guarantees:
+      * A client's round of a period has 64 random bits of the period's key and the client's id:
+        each round has probability 1/`every` within 2⁻⁶⁴. Clients and periods are independent.
+      * The rounds of all other clients say nothing of a client's own, unless a cohort is full. A
+        cohort has so many places that it is exceeded with probability at most 1e-30, and the cost
+        of full ones is part of the price; see `SamplingScheme.full_in_period`.
+      * A period is charged as a whole, with the least noise of the run; rounds out of order have no
+        ε. So a schedule of z costs as much as its least z in all rounds.
+      * Other releases than sums with independent Gaussian noise cost what they do in a known round
+        of each period. Correlated noise is refused.
+
+    Accountants: "pld" and "rdp" for zero-out, in both views. For a replacement there is a bound by
+    RDP, or that of known rounds, about twice the ε of zero-out or more.
+
+    Args:
+      every: t, the rounds of a period; at most 65,535. A number of rounds that is no multiple of t
+        costs as much as the next multiple.
+    """
+    checks.count(1, LONGEST_PERIOD, every=every)
+
+    def for_clients(num_clients: int) -> Sampler:
+        slots = default_capacity(num_clients, 1 / every)
+
+        def draw(key, round_, hparams):
+            round_ = jnp.asarray(round_)
+            period_key, keep_key = keys.streams(
+                key, (Stream.PERIOD, round_ // every), (Stream.KEPT, round_)
+            )
+            ids = jnp.arange(num_clients, dtype=jnp.int32)
+            turns = _multiple(*keys.words(period_key, Stream.TURNS, ids), every)
+            return _in_slots(keep_key, ids, turns == round_ % every, slots, num_clients)
+
+        scheme = SamplingScheme("allocation", num_clients, slots, period=every)
+        return Sampler(scheme, draw, lambda hparams: jnp.asarray(1 / every))
+
+    return Sampling(for_clients)
+
+
+def _multiple(high: jax.Array, low: jax.Array, factor: int) -> jax.Array:
+    """Return floor(u · factor/2⁶⁴) of numbers u of two uint32 words, for a factor below 2¹⁶."""
+    carry = jnp.zeros_like(low)
+    for word in (low, high):
+        for digit in (word & 0xFFFF, word >> 16):
+            carry = (digit * np.uint32(factor) + carry) >> 16
+    return carry.astype(jnp.int32)
 
 
 def available(sampling: Sampling, availability: Availability) -> Sampling:

@@ -58,12 +58,19 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
     scheme, rate = sampler.scheme, float(sampler.rate(hparams))
     m, kind = scheme.clients, scheme.kind
     checks.in_range("[0, 1]", **{"the sampler's rate": rate})
-    turns = 1 if kind == "full" else scheme.groups
+    turns = 1 if kind == "full" else scheme.turns
     rounds = min(_MOST_ROUNDS, max(2, math.ceil(1 / max(rate, 1e-9))), m + 2)
     rounds = 2 * turns if turns else rounds + rounds % 2
     keys = 2 * max(1, min(_MOST_KEYS, _DRAWN // (m * rounds)) // 2)
     drawn = _drawn(sampler, hparams, keys, rounds)
-    if turns:
+    if scheme.period is not None and np.any(
+        drawn.reshape(keys, 2, scheme.period, m).sum(axis=2) != 1
+    ):
+        raise ValueError(
+            "the sampler's scheme is 'allocation', but a client does not take part in one round of "
+            f"every {scheme.period}"
+        )
+    if turns and scheme.period is None:
         first, second = np.split(drawn, 2, axis=1)
         if np.any(first.sum(axis=1) != 1) or np.any(first != second):
             raise ValueError(
@@ -73,7 +80,8 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
         return
     if kind == "fixed" and np.any(drawn.sum(axis=2) != scheme.capacity):
         raise ValueError(f"the sampler's scheme is 'fixed', of {scheme.capacity}, but sizes vary")
-    for event, successes, trials, probability in _counts(drawn, scheme, rate):
+    counts = _counts if scheme.period is None else _counts_of_turns
+    for event, successes, trials, probability in counts(drawn, scheme, rate):
         # Both tails; `binom.sf` of the next smaller number is that of this one or more.
         tails = (
             binom.cdf(successes, trials, probability),
@@ -139,3 +147,29 @@ def _counts(
         for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
             event = f"a cohort has more than {size} clients"
             yield event, np.array([np.sum(sizes > size)]), sizes.size, excess(size, m, p)
+
+
+def _counts_of_turns(
+    drawn: np.ndarray, scheme: SamplingScheme, p: float
+) -> Iterator[tuple[str, np.ndarray, int, float]]:
+    """Yield the same of clients that take part in one round of each period."""
+    m = scheme.clients
+    turns = np.argmax(drawn.reshape(len(drawn), 2, -1, m), axis=2)
+    rounds = np.bincount(turns.ravel(), minlength=drawn.shape[1] // 2)
+    yield "a client takes part", rounds, turns.size, p
+    yield "a client takes part", np.sum(turns == 0, axis=(0, 1)), 2 * len(turns), p
+    even = turns[..., : m - m % 2]
+    mirrored = turns[..., m - m // 2 :][..., ::-1]
+    events = {
+        "neighbours take part together": even[..., ::2] == even[..., 1::2],
+        "two clients take part together": turns[..., : m // 2] == mirrored,
+        "a client has the same turn in two periods": turns[:, 0] == turns[:, 1],
+        "a client has the same turn with two keys": turns[::2] == turns[1::2],
+    }
+    for event, happened in events.items():
+        if happened.size:
+            yield event, np.array([np.sum(happened)]), happened.size, p
+    sizes, most = np.sum(turns == 0, axis=2), math.floor(m * p)
+    for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
+        event = f"a cohort has more than {size} clients"
+        yield event, np.array([np.sum(sizes > size)]), sizes.size, excess(size, m, p)
