@@ -1,4 +1,4 @@
-"""Docstrings are plain: a verb or a noun first, and none of the words that stood for grammar."""
+"""Docstrings and pages are plain: a verb or a noun first, and no word that stood for grammar."""
 
 import ast
 import re
@@ -8,6 +8,10 @@ import fedjaxsim
 
 PACKAGE = Path(fedjaxsim.__file__).parent
 OPENINGS = {"What", "Whether", "How", "Where", "Whose", "Which", "Who", "Of", "As", "That", "Those"}
+PAGE_PHRASES = re.compile(
+    r"\b(of which|those of|that of|of (one's|its|your|their) own|of oneself|as of)\b",
+    re.IGNORECASE,
+)
 WORDS = re.compile(r"\b(so many|likewise|told|doors?|as of `)", re.IGNORECASE)
 
 
@@ -29,6 +33,20 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
 
 def test_docstrings_use_the_names_of_things():
     found = [(place, WORDS.findall(text)) for place, text in docstrings() if WORDS.search(text)]
+    assert found == []
+
+
+def test_pages_have_a_noun_where_grammar_would_stand_for_it():
+    root = PACKAGE.parent
+    pages = [root / "README.md", root / "index.md"]
+    for folder in ("docs", "experiments", "benchmarks"):
+        pages += sorted((root / folder).rglob("*.md"))
+    found = [
+        f"{page.relative_to(root)}:{number}: {phrase[0]}"
+        for page in pages
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        for phrase in PAGE_PHRASES.findall(line)
+    ]
     assert found == []
 
 
