@@ -1,9 +1,11 @@
 """The authors of a part's code: one answer for assumptions, checks and tests of users' code."""
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import types
+from collections.abc import Mapping, Set
 from typing import Any
 
 _PACKAGES = {
@@ -27,15 +29,17 @@ def own_modules(part: Any) -> list[str]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, (tuple, list)):
+        if isinstance(value, (tuple, list, Set)):
             left += value
-        elif isinstance(value, dict):
+        elif isinstance(value, Mapping):
             left += value.values()
         else:
             module = _module_of(value)
             if module.partition(".")[0] not in _PACKAGES:
                 modules.add(module)
             names = _OF_PARTIAL if isinstance(value, functools.partial) else _INSIDE
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                names = [field.name for field in dataclasses.fields(value)]
             with contextlib.suppress(ValueError):  # an empty cell
                 left += [getattr(value, name, None) for name in names]
     return sorted(modules)

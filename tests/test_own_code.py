@@ -1,8 +1,10 @@
 """Whose code a part runs, however it is wrapped."""
 
 import functools
+from types import MappingProxyType
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -39,6 +41,9 @@ WRAPPED = {
     "method": Mine().add,
     "object": Mine(),
     "keyword": functools.partial(ADD, key=mine),
+    "mapping": functools.partial(ADD, key=MappingProxyType({"mine": mine})),
+    "set": functools.partial(ADD, key=frozenset([mine])),
+    "layers": nn.Sequential([nn.Dense(2), mine]).apply,
     "renamed": eval("lambda *args: args", {"__name__": ""}),
 }
 

@@ -53,7 +53,7 @@ def _batched(operands, axes):
 
 
 def _tangents(primals, tangents):
-    return jax.jvp(_rows, primals, [*map(ad.instantiate_zeros, tangents)])
+    return jax.jvp(_rows, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
 
 READ_ROWS.def_impl(jax.jit(_rows))
