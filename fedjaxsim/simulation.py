@@ -661,7 +661,8 @@ class Simulation:
         Returns:
           "client", its name; "row", the row's position in the source; "prediction", in a regression
           a number in the units of the target as read, in a classification a class (its name, if it
-          has one; None or −1 where the model gives NaN), with its "probability"; "clipped", for
+          has one; None or −1 where the model gives NaN), with its "probability", or after
+          `tasks.logistic` and `tasks.multilabel` that of the positive class; "clipped", for
           other rows than the run's, whether a feature was beyond its range and was clipped.
 
         Raises:

@@ -71,7 +71,8 @@ def check_billboard(
         checks.count(0, m - 1, client=client)
     simulation.check_rounds(hparams, 0, rounds, None)
     population = simulation.population
-    largest = population.max_rows or int(population.counts.max())
+    # With room for a row more, so that full splits may have other counts, too.
+    largest = population.max_rows or int(population.counts.max()) + 1
     population = dataclasses.replace(population, max_rows=largest)
     simulation = build(population) if build else simulation
     first = _with_tape(simulation, hparams, population)

@@ -25,7 +25,8 @@ def predict(
     """Predict rows by the personal models of a run, in the order of the rows.
 
     New rows need no target. Those of a client that took no part are predicted by the model that the
-    run published, if it did.
+    run published, if it did. The probability of a class is that of the predicted one, but after
+    loss logistic that of the positive class, the second one.
 
     Args:
       directory: Directory of the run.

@@ -32,9 +32,9 @@ def split(
     where no training row would be left, validation gives up rows first, then test. With both
     fractions 0 the population stays as it is.
 
-    By time, a client's last training rows are its test rows, and those before them its validation
-    rows. `gap` rows before either are left out, so that windows of a series, which overlap with
-    their neighbours, share nothing with those of another split.
+    By time, a client's last training rows, in the order of their source, are its test rows, and
+    those before them its validation rows. `gap` rows before either are left out, so that windows of
+    a series, which overlap with their neighbours, share nothing with those of another split.
 
     Args:
       population: clients with the training rows to divide.

@@ -195,7 +195,8 @@ GROUPS = {
         ),
         Setting(
             "split_by", Literal["random", "time"], None,
-            "Rows for testing and validation: random ones, or the last ones of each client.",
+            "Rows for testing and validation: random ones, or the last ones of each client in the "
+            "order of the source.",
             shown="time for overlapping windows, with a gap of a window; else random",
         ),
         Setting(

@@ -99,7 +99,8 @@ class Task(NamedTuple):
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
       predict: `(params, fields) -> {name: (b, ...)}`, which reads no labels: "prediction", and in a
-        classification its "probability"; class −1 if the model's outputs are NaN. Or None.
+        classification its "probability" (of `logistic` and `multilabel` that of the positive
+        class); class −1 if the model's outputs are NaN. Or None.
       examples: the protection of single examples by noise in `gradient`, from `private_examples`;
         None without.
       layers: the form of the loss on dense layers, for speed only; else None.
