@@ -83,7 +83,7 @@ class SamplingScheme:
 
     @property
     def in_order(self) -> bool:
-        """Whether rounds follow a plan, so that each may be charged once, without a gap."""
+        """Return whether rounds follow a plan, so that each may be charged once, without a gap."""
         return self.turns is not None
 
     @property
