@@ -4,7 +4,7 @@ What is found is an honest mistake: an array that was made of rows. Numbers comp
 as twice a row, look like others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,14 +15,23 @@ _RUNS = 2**20
 """Numbers of a field up to which all of its runs are hashed; of a larger one, some of each row."""
 _PLACES = 5
 """Evenly spread runs of each row of a larger field."""
+_AT_ONCE = 2**17
+"""Runs of a field that are hashed at once."""
+_FEWEST = 4
+"""Numbers below which an array is never a copy of rows."""
 _SHORT = 8
 """Distinct short rows of a field, of fewer than 4 numbers, that tell a copy."""
 _DETAIL = 2**12
 """A number that is no multiple of its own size over 2¹² is no round one."""
 _FACTORS = np.random.default_rng(0).integers(2**63, size=16, dtype=np.uint64) * 2 + 1
 
+FieldHashes = dict[tuple[str, int, np.dtype], np.ndarray]
+"""Sorted hashes of fields, by name, numbers in a run and the type that they were hashed as."""
 
-def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str | None:
+
+def contained_rows(
+    array: np.ndarray, fields: Mapping[str, np.ndarray], hashes: FieldHashes | None = None
+) -> str | None:
     """Return the name of a field, (N, ...), with rows, or long parts of rows, in an array; or None.
 
     Rows are found in any order of rows and axes and in other number types: by 4 consecutive real
@@ -30,8 +39,11 @@ def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str |
     they are real numbers of many digits, and 8 of them occur. Not found are shorter parts, other
     orders of columns, and rows of fewer than 16 whole numbers. Of a field of more than 2²⁰ numbers
     each row counts by five of its runs, and of an array of more than 2¹⁸ numbers 256 pieces of 2¹⁰.
+    Hashes of the fields are kept in `hashes`, for the next array.
     """
     array = np.atleast_1d(array)
+    if array.size < _FEWEST:
+        return None
     if array.dtype.kind not in "iuf" and array.dtype.name != "bfloat16":
         return None
     orders = [np.moveaxis(array, axis, -1).ravel() for axis in range(array.ndim)]
@@ -40,6 +52,7 @@ def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str |
         for order in orders
         for piece in np.array_split(order, max(1, min(_PIECES, len(order) // _SIZE)))
     ]
+    hashes = {} if hashes is None else hashes
     for name, values in fields.items():
         if array.dtype.kind in "iu" and values.dtype.kind == "f":
             continue
@@ -47,28 +60,41 @@ def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str |
         some = numbers[:4096]
         whole, repeats = np.all(some == np.floor(some)), len(np.unique(some)) <= len(some) // 2
         width = 16 if whole else 8 if repeats else 4
-        held = [_hashes(_runs(piece, width), array.dtype) for piece in pieces]
-        if any(map(len, held)):  # most constants are short
-            with np.errstate(over="ignore", invalid="ignore"):  # of narrower types
-                own = _hashes(_runs_of_rows(values, width), array.dtype)
-            if np.isin(np.concatenate(held), own).any():
+        held = np.concatenate([_hashes(_runs(piece, width), array.dtype) for piece in pieces])
+        if len(held):  # most constants are short
+            key = name, width, array.dtype
+            if key not in hashes:
+                hashes[key] = _sorted_hashes(_runs_of_rows(values, width), array.dtype)
+            if np.any(_are_in(held, hashes[key])):
                 return name
         size = numbers.size // max(1, len(values))
-        if not whole and size < width and _shares_short_rows(pieces, values, size, array.dtype):
-            return name
+        if whole or size >= width:
+            continue
+        held = np.concatenate([_detailed(_runs(piece, size), array.dtype) for piece in pieces])
+        held = np.unique(held)
+        if len(held) >= _SHORT:
+            key = name, size, array.dtype
+            if key not in hashes:
+                rows = values.reshape(len(values), size)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    hashes[key] = np.unique(_detailed(rows, array.dtype))
+            if np.sum(_are_in(held, hashes[key])) >= _SHORT:
+                return name
     return None
 
 
-def _shares_short_rows(
-    pieces: list[np.ndarray], values: np.ndarray, size: int, dtype: np.dtype
-) -> bool:
-    """Return whether pieces of an array hold many rows of `size` numbers, none of them round."""
-    held = np.concatenate([_detailed(_runs(piece, size), dtype) for piece in pieces])
-    if len(np.unique(held)) < _SHORT:
-        return False
-    with np.errstate(over="ignore", invalid="ignore"):
-        own = _detailed(values.reshape(len(values), size), dtype)
-    return len(np.intersect1d(held, own)) >= _SHORT
+def _sorted_hashes(blocks: Iterator[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """Return the distinct hashes of blocks of runs, sorted."""
+    with np.errstate(over="ignore", invalid="ignore"):  # of narrower types
+        return np.unique(np.concatenate([_hashes(runs, dtype) for runs in blocks]))
+
+
+def _are_in(hashes: np.ndarray, distinct: np.ndarray) -> np.ndarray:
+    """Return which hashes are among `distinct` ones, sorted."""
+    if not len(distinct):
+        return np.zeros(len(hashes), bool)
+    places = np.minimum(np.searchsorted(distinct, hashes), len(distinct) - 1)
+    return distinct[places] == hashes
 
 
 def _detailed(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -85,14 +111,18 @@ def _runs(numbers: np.ndarray, width: int) -> np.ndarray:
     return sliding_window_view(numbers, width)
 
 
-def _runs_of_rows(values: np.ndarray, width: int) -> np.ndarray:
-    """Return the runs of a field, or of a large one some of each row, (k, width)."""
+def _runs_of_rows(values: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """Yield the runs of a field, or of a large one some of each row, in blocks (k, width)."""
     rows = values.reshape(len(values), -1)
     size = rows.shape[1]
     if rows.size <= _RUNS or size < width:
-        return _runs(rows.ravel(), width)
-    places = np.unique(np.linspace(0, size - width, _PLACES).astype(int))
-    return np.concatenate([rows[:, place : place + width] for place in places])
+        parts = [_runs(rows.ravel(), width)]
+    else:
+        places = np.unique(np.linspace(0, size - width, _PLACES).astype(int))
+        parts = [rows[:, place : place + width] for place in places]
+    for part in parts:
+        for first in range(0, max(1, len(part)), _AT_ONCE):
+            yield part[first : first + _AT_ONCE]
 
 
 def _hashes(runs: np.ndarray, dtype: np.dtype) -> np.ndarray:

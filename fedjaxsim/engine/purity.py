@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.data.contained_rows import contained_rows
+from fedjaxsim.data.contained_rows import FieldHashes, contained_rows
 from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, line_of, refusal
 from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
@@ -111,13 +111,16 @@ def _copied(value: Any) -> Any:
         return jnp.array(np.array(value))
 
 
-def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray]) -> None:
+def check_captured(
+    captured: Iterable[Captured], fields: Mapping[str, np.ndarray], hashes: FieldHashes
+) -> None:
     """Check that no captured array holds rows of clients, `fields` by name, each (N, ...).
 
-    Numbers computed from rows, such as a mean, are like any others.
+    Numbers computed from rows, such as a mean, are like any others. `hashes` are the fields' own
+    so far; see `contained_rows`.
     """
     for array, place in captured:
-        name = contained_rows(array, fields)
+        name = contained_rows(array, fields, hashes)
         if name is not None:
             raise ImpureError(
                 f"{place} uses an array {array.dtype}{list(array.shape)} with rows of the clients' "

@@ -21,6 +21,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.data.contained_rows import FieldHashes
 from fedjaxsim.data.minibatches import ClientData, parts_of_view, view_of_parts
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.purity import (
@@ -65,13 +66,15 @@ class TracedOnce:
         weights = () if frozen is None or unchecked else jax.tree.leaves(frozen.weights)
         self.captured: list[Captured] = [(np.asarray(leaf), "the model") for leaf in weights]
         self._frozen, self._unchecked = frozen, unchecked
-        self._populations: weakref.WeakSet[Population] = weakref.WeakSet()
+        # Populations, with the hashes of their fields so far.
+        self._populations = weakref.WeakKeyDictionary[Population, FieldHashes]()
 
     def watch(self, population: Population) -> None:
         """Refuse traces, those so far included, that hold rows of a population."""
         if not self._unchecked:
-            check_captured(self.captured, population.fields)
-            self._populations.add(population)
+            hashes = self._populations.get(population, {})
+            check_captured(self.captured, population.fields, hashes)
+            self._populations[population] = hashes
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of arrays, views and static values that evaluates its own trace."""
@@ -139,8 +142,8 @@ class TracedOnce:
             check_repeats(made.jaxpr, _Trace.of(of_arrays, shapes).jaxpr)
         captured = check_pure(made.jaxpr)
         check_reads(made.jaxpr.jaxpr, parts.views)
-        for population in self._populations:
-            check_captured(captured, population.fields)
+        for population, hashes in list(self._populations.items()):
+            check_captured(captured, population.fields, hashes)
         self.captured += captured
         return made._replace(jaxpr=with_own_constants(made.jaxpr))
 

@@ -47,3 +47,17 @@ def test_each_row_of_a_large_field_counts():
 )
 def test_numbers_made_of_rows_are_not_told_from_others(array):
     assert contained_rows(array, {"x": X, "y": Y}) is None
+
+
+def test_a_field_is_hashed_once_for_all_arrays_of_a_type_whatever_the_blocks(monkeypatch):
+    monkeypatch.setattr("fedjaxsim.data.contained_rows._AT_ONCE", 7)
+    rows = RNG.normal(size=(50, 6)).astype(np.float32)
+    fields, hashes = {"x": rows}, {}
+    for _ in range(3):
+        assert contained_rows(RNG.normal(size=40).astype(np.float32), fields, hashes) is None
+    assert len(hashes) == 1
+    for row in range(50):
+        assert contained_rows(rows[row], fields, hashes) == "x"
+    assert len(hashes) == 1
+    assert contained_rows(rows[7].astype(np.float16), fields, hashes) == "x"
+    assert len(hashes) == 2
