@@ -44,7 +44,7 @@ def privacy(
       noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
       rounds: T.
       sampling: Sampling of cohorts: independent, of exactly q clients, all, or each client in one
-        random round of every so many. K passes of fixed groups in turn cost what K rounds of all
+        random round of a period. K passes of fixed groups in turn cost what K rounds of all
         clients do.
       sampling_rate: p (poisson).
       clients: m; ε depends on it only through a capacity.

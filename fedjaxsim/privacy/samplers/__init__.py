@@ -412,8 +412,8 @@ def random_allocation(*, every: int) -> Sampling:
       * A client's round of a period has 64 random bits of the period's key and the client's id:
         each round has probability 1/`every` within 2⁻⁶⁴. Clients and periods are independent.
       * The rounds of all other clients say nothing of a client's own, unless a cohort is full. A
-        cohort has so many places that it is exceeded with probability at most 1e-30, and the cost
-        of full ones is part of the price; see `SamplingScheme.full_in_period`.
+        cohort's places suffice except with probability 1e-30, and the cost of full ones is part
+        of the price; see `SamplingScheme.full_in_period`.
       * A period is charged as a whole, with the least noise of the run; rounds out of order have no
         ε. So a schedule of z costs as much as its least z in all rounds.
       * Other releases than sums with independent Gaussian noise cost what they do in a known round
