@@ -191,3 +191,10 @@ def test_a_transform_with_a_rule_for_batches_is_refused():
     mixing = Transform(encode, lambda encoded, message, key: encoded)
     with pytest.raises(ValueError, match="custom_vmap"):
         transformed(fjs.gaussian(), mixing).zero(V["a"][0], 3)
+
+
+def test_a_guarantee_names_that_chosen_positions_are_public():
+    exact = fjs.gaussian(exact_sums=True)
+    [sentence] = {*transformed(exact, TRANSFORMS["chosen"]).public} - {*exact.public}
+    assert sentence.endswith("is given and taken as public.")
+    assert transformed(exact, TRANSFORMS["coordinates"]).public == exact.public

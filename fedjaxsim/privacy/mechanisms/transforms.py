@@ -25,6 +25,7 @@ from fedjaxsim.privacy.mechanisms import protocol as base
 from fedjaxsim.privacy.messages import widened
 
 PyTree = Any
+_CHOSEN = "Which numbers of a message clients send is given and taken as public."
 
 
 class Transform(NamedTuple):
@@ -33,10 +34,12 @@ class Transform(NamedTuple):
     Attributes:
       encode: `(message, key) -> encoded`, of one client; the key is public, one for each round.
       decode: `(encoded, message, key) -> message`, of the release; `message` is a pytree of shapes.
+      public: sentences on what is taken as public, which each guarantee names.
     """
 
     encode: Callable[[PyTree, jax.Array], PyTree]
     decode: Callable[[PyTree, PyTree, jax.Array], PyTree]
+    public: tuple[str, ...] = ()
 
 
 @register_dataclass
@@ -126,7 +129,8 @@ def transformed(
             value, EncodedState(out.state, state.releases + 1), out.noise_multiplier
         )
 
-    return mechanism._replace(init=init, zero=zero, add=add, release=release)
+    public = (*mechanism.public, *transform.public)
+    return mechanism._replace(init=init, zero=zero, add=add, release=release, public=public)
 
 
 def _shapes(tree: PyTree) -> list[tuple[int, ...]]:
@@ -182,7 +186,8 @@ def chosen_coordinates(indices: ArrayLike) -> Transform:
     valid = positions.ndim == 1 and positions.size > 0 and positions.dtype.kind in "iu"
     if not valid or np.any(positions < 0) or np.unique(positions).size < positions.size:
         raise ValueError(f"indices must be distinct positions (k,) from 0 on, got {indices!r}")
-    return _of_coordinates(int(positions.max()) + 1, lambda count, key: positions)
+    least = int(positions.max()) + 1
+    return _of_coordinates(least, lambda count, key: positions)._replace(public=(_CHOSEN,))
 
 
 def random_coordinates(size: int) -> Transform:
