@@ -61,3 +61,16 @@ def test_a_field_is_hashed_once_for_all_arrays_of_a_type_whatever_the_blocks(mon
     assert len(hashes) == 1
     assert contained_rows(rows[7].astype(np.float16), fields, hashes) == "x"
     assert len(hashes) == 2
+
+
+def test_numbers_beyond_those_of_a_field_need_no_hashes_of_it():
+    labels, hashes = RNG.integers(0, 10, size=500).astype(np.int32), {}
+    words = RNG.integers(2**32, size=(9, 5, 4), dtype=np.uint32)  # a sampler's table
+    assert contained_rows(words, {"y": labels}, hashes) is None
+    assert not hashes
+    assert contained_rows(labels[100:140].astype(np.uint32), {"y": labels}, hashes) == "y"
+    # Of a narrower type, whole numbers overflow: 300 is 44.
+    assert contained_rows((labels + 300).astype(np.int8), {"y": labels + 300}) == "y"
+    tall = RNG.normal(size=(60, 5)).astype(np.float32) * 1e6  # as float16, infinite
+    tall[0] = np.arange(5) ** 2
+    assert contained_rows(tall[0].astype(np.float16), {"x": tall}) == "x"
