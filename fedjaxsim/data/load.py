@@ -117,6 +117,10 @@ def load(
         counts = np.zeros_like(population.counts)
         counts[:, 0] = population.counts.sum(axis=1)
         population = dataclasses.replace(population, counts=counts)
+        if split_by == "time" and population.source_row is not None:
+            owner = np.repeat(np.arange(population.num_clients), counts[:, 0])
+            index = np.lexsort((population.source_row, owner)).astype(np.int32)
+            population = population.of_rows(index, counts)
     if validation == test == 0:
         if split_by is not None:
             raise ValueError(

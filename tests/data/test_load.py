@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,15 @@ def test_test_rows_of_the_source_stay_unless_a_fraction_is_given(tmp_path):
     afresh = load(f"npz:{tmp_path}/a.npz", test=0.5)
     assert [sizes(afresh, name) for name in afresh.splits] == [[5, 5], [0, 0], [5, 5]]
     assert sizes(load(f"npz:{tmp_path}/a.npz", test=0.0), "train") == [10, 10]
+
+
+def test_by_time_rows_of_the_sources_splits_are_in_its_order_again(tmp_path):
+    lines = [f"{'ab'[k % 2]},{k},{k},{'test' if k < 6 else 'train'}" for k in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,x,y,split", *lines]))
+    roles: Any = {"client": "who", "target": "y", "test": 0.2, "split_by": "time"}
+    population = load(f"csv:{tmp_path / 't.csv'}", **roles)
+    rows = population.splits["test"].all_rows()
+    assert population.fields["y"][rows].tolist() == [16, 18, 17, 19]
 
 
 def test_an_npz_without_owners_is_divided(tmp_path):
