@@ -261,6 +261,7 @@ def test_a_record_has_the_epsilon_of_its_guarantee_and_what_was_spent_of_the_bud
     assert columns["epsilon"] == [whole.epsilon]
     # Three rounds alone cost what a Gaussian release with z = 6/√3 does; RDP is above it.
     alone = gaussian.epsilon(1e-5, math.sqrt(done) / 6)
+    assert whole.epsilon is not None
     assert alone <= columns["epsilon_spent"][0] <= 1.35 * alone < whole.epsilon
     free = dataclasses.replace(state, privacy=dataclasses.replace(drawn, limit=None))
     assert run._epsilons(free, last=False)["epsilon_tight"] is False

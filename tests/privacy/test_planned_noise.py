@@ -96,7 +96,7 @@ def test_a_budget_is_made_of_the_noise_of_the_mechanism():
 
 def test_a_gradient_at_a_fixed_epsilon_needs_the_noise_that_was_asked_for():
     sim = simulation(WAYS["two releases"])
-    gradient = hypergradient(sim, lambda state, hparams: 0.0, ROUNDS, "learning_rate")
+    gradient = hypergradient(sim, lambda state, hparams: jnp.zeros(()), ROUNDS, "learning_rate")
     with pytest.raises(ValueError, match=r"one that draws 0\.7071 for 1"):
         gradient(0, settings(sim), epsilon=1.0)
 
