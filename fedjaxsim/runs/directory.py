@@ -168,7 +168,10 @@ def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
 
 
 def read_run(name: str, directory: RunDirectory) -> Run:
-    """Read a finished run, by the name that the user gave it, or else by `name`."""
+    """Read a run, by the name that the user gave it, or else by `name`.
+
+    A run that was extended or interrupted has its rounds as a setting, `rounds_done`.
+    """
     config, summary, rows = directory.config(), directory.summary(), directory.metrics()
     table = [
         {**row, "delta": summary["delta"], "failed": failed}
@@ -177,7 +180,11 @@ def read_run(name: str, directory: RunDirectory) -> Run:
     table[-1]["epsilon_replace"] = summary["epsilon_replace"]
     label, seed = config.get("labels", {}).get("name", name), number_of(config.get("seed", 0))
     metrics = metrics_in(config, directory.path / CONFIG)
-    return Run(label, without_seed(config), seed, table, config, summary, metrics)
+    rounds = summary["rounds" if summary["interrupted"] else "rounds_planned"]
+    settings = without_seed(config)
+    if rounds != config.get("rounds", rounds):
+        settings["rounds_done"] = rounds
+    return Run(label, settings, seed, table, config, summary, metrics)
 
 
 def metrics_in(config: Record, path: Path) -> Records:

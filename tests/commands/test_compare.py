@@ -161,6 +161,24 @@ def test_runs_of_one_name_are_told_apart_and_draw_from_one_key(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ({"rounds_planned": 8, "rounds": 8}, 2),  # it was extended
+        ({"interrupted": True, "rounds": 3}, 2),
+        ({"rounds": 3, "stopped_early": True}, 1),
+    ],
+)
+def test_a_mean_is_over_runs_of_as_many_rounds(tmp_path, changed, count):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), "fedavg", 0.5, seed=seed)
+        config = tmp_path / str(seed) / "config.toml"
+        config.write_text(f"rounds = 4\n{config.read_text()}")
+    summary = tmp_path / "1" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | changed))
+    assert len(compare([tmp_path / "0", tmp_path / "1"]).systems) == count
+
+
+@pytest.mark.parametrize(
     ("larger_is_better", "ends"),
     [(True, ("worst", "best")), (None, ("lowest", "highest"))],
 )
