@@ -139,7 +139,8 @@ class TracedOnce:
 
         made = _Trace.of(of_arrays, shapes)
         if repeat:
-            check_repeats(made.jaxpr, _Trace.of(of_arrays, shapes).jaxpr)
+            again = _Trace.of(of_arrays, shapes)
+            check_repeats(made.jaxpr, again.jaxpr, (made.numbers, again.numbers))
         captured = check_pure(made.jaxpr)
         check_reads(made.jaxpr.jaxpr, parts.views)
         for population, hashes in list(self._populations.items()):
@@ -149,21 +150,24 @@ class TracedOnce:
 
 
 class _Trace(NamedTuple):
-    """A function as a jaxpr; `join` makes its results of arrays."""
+    """A function as a jaxpr; `join` makes its results of arrays, and of its Python `numbers`."""
 
     jaxpr: Any
     join: Callable[[list[Any]], Any]
+    numbers: list[Any]
 
     @classmethod
     def of(cls, function: Callable[[list[Any]], Any], shapes: list[Any]) -> "_Trace":
         """Trace a function of a list of arrays."""
-        results = []
+        results, numbers = [], []
 
         def flat(*arrays):
-            results.append(_taken_apart(function(list(arrays))))
+            result = function(list(arrays))
+            numbers.extend(n for n in jax.tree.leaves(result) if isinstance(n, int | float))
+            results.append(_taken_apart(result))
             return results[0].arrays
 
-        return cls(jax.make_jaxpr(flat)(*shapes), results[0].join)
+        return cls(jax.make_jaxpr(flat)(*shapes), results[0].join, numbers)
 
     def evaluate(self, arrays: list[Any]) -> Any:
         """Return the function's results, in whatever trace JAX is."""
