@@ -20,8 +20,9 @@ from fedjaxsim.data.transforms import clipped_shares
 from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.factories import flag
-from fedjaxsim.privacy.assumptions import NO_RELEASE
+from fedjaxsim.privacy.assumptions import NO_RELEASE, STOPPING
 from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
+from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number, print_guarantee, warn_if_no_matplotlib
 from fedjaxsim.report.results import print_table
@@ -299,7 +300,7 @@ def _run(stage: Stage, course: Course) -> int:
         done = execute(stage, stop, checkpoint_every=course.checkpoint_every, **how)
     print_results(stage, done, explain=course.explain)
     if path is not None:
-        print(_where(path, stage.experiment.config))
+        print(_where(path, stage.experiment.config, done.report))
     if not done.summary["interrupted"]:
         return 0
     name, code = stopped(processes.from_all(stop.number))
@@ -310,13 +311,16 @@ def _run(stage: Stage, course: Course) -> int:
     return code
 
 
-def _where(path: Path, config: RunConfig) -> str:
+def _where(path: Path, config: RunConfig, report: Report) -> str:
     """Return where the files of a run are, and which of them may be handed on."""
     public = path / PUBLIC
     if not public.is_dir():
         return f"files in {path}, all private"
     known = "" if config.has_secret_seed else ", if nobody can guess the seed (--seed secret)"
-    return f"files in {path}, all private but {public}, which may be handed on{known}"
+    chosen = ""
+    if STOPPING in report.assumed:
+        chosen = "; that its rounds ended there tells something of validation rows, without an ε"
+    return f"files in {path}, all private but {public}, which may be handed on{known}{chosen}"
 
 
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:

@@ -1,5 +1,7 @@
 """Stops without progress."""
 
+import contextlib
+import io
 import json
 import re
 
@@ -19,7 +21,9 @@ def stopped(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     flags = "--learning-rate 0 --lam 0 --rounds 40 --patience 2 --validation-fraction 0.2"
     command = ["run", *SMALL, *flags.split(), "--out", str(out)]
-    assert main(command) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(command) == 0
+    (out.parent / "printed").write_text(printed.getvalue())
     return out
 
 
@@ -36,6 +40,8 @@ def test_its_guarantee_is_of_the_rounds_done_and_does_not_cover_the_choice(stopp
     guarantee = json.loads((stopped / "guarantee.json").read_text())
     [found] = guarantee["zero_out"]["joint_dp"].values()
     assert "It does not cover when to stop" in " ".join(found["assumptions"])
+    [handed_on] = re.findall(r"may be handed on.*", (stopped.parent / "printed").read_text())
+    assert "tells something of validation rows, without an ε" in handed_on
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
     assert 0 < found["epsilon"] <= json.loads(lines[-1])["epsilon"]  # by RDP on the way
     assert main(["resume", str(stopped), "--rounds", "50"]) == 2
