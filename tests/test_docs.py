@@ -1,5 +1,6 @@
 """What the documents point to exists (links, headings, files, names), and what they show runs."""
 
+import ast
 import dataclasses
 import glob
 import json
@@ -167,6 +168,36 @@ def test_commands_are_understood(document, tmp_path, monkeypatch):
             parse(arguments)
         except FileNotFoundError:  # What only a run before this one writes.
             assert "runs/" in command
+
+
+def test_commands_inside_sentences_are_understood(document):
+    """Parse those in running text, which may leave out values, or name the reader's own files."""
+    for command in re.findall(r"`(fedjaxsim [a-z][^`…]*)`", document.read_text()):
+        words = shlex.split(command)[1:]
+        if "--help" in words or any(re.search(r"\bmycode\b|^[A-Z]+$", word) for word in words):
+            continue
+        try:
+            parse(words)
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            if " needs " not in str(error):
+                raise
+
+
+def test_messages_among_the_questions_are_those_of_the_package():
+    pieces = set()
+    for path in (ROOT / "fedjaxsim").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                pieces.add(node.value)
+    page = (ROOT / "docs/reference/faq.md").read_text(encoding="utf-8").split("| message |")[1]
+    messages = re.findall(r"^\| (`{1,2})(.+?)\1 \|", page, re.MULTILINE)
+    assert len(messages) > 4
+    for _, message in messages:
+        longest = max(message.split("…"), key=len).strip()
+        said = any(len(piece) > 11 and (piece in longest or longest in piece) for piece in pieces)
+        assert said, message
 
 
 def python(document: Path) -> str:
