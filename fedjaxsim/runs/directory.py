@@ -170,7 +170,8 @@ def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
 def read_run(name: str, directory: RunDirectory) -> Run:
     """Read a run, by the name that the user gave it, or else by `name`.
 
-    A run that was extended or interrupted has its rounds as a setting, `rounds_done`.
+    A run that was extended or interrupted has its rounds as a setting, `rounds_done`, and a stage
+    those before it, `after`.
     """
     config, summary, rows = directory.config(), directory.summary(), directory.metrics()
     table = [
@@ -184,6 +185,9 @@ def read_run(name: str, directory: RunDirectory) -> Run:
     settings = without_seed(config)
     if rounds != config.get("rounds", rounds):
         settings["rounds_done"] = rounds
+    if stages := config.get("stages"):
+        before = [f"{stage['algorithm']} ({stage['rounds']} rounds)" for stage in stages]
+        settings["after"] = ", then ".join(before)
     return Run(label, settings, seed, table, config, summary, metrics)
 
 

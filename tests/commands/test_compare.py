@@ -178,6 +178,16 @@ def test_a_mean_is_over_runs_of_as_many_rounds(tmp_path, changed, count):
     assert len(compare([tmp_path / "0", tmp_path / "1"]).systems) == count
 
 
+def test_stages_after_other_runs_are_other_systems(tmp_path):
+    for seed, before in enumerate(["fedavg", "fedprox", "fedavg"]):
+        write_run(tmp_path / str(seed), "finetune", 0.5, seed=seed)
+        with (tmp_path / str(seed) / "config.toml").open("a") as file:
+            file.write(f'[[stages]]\nalgorithm = "{before}"\nrounds = 9\n')
+    found = compare([tmp_path / str(seed) for seed in range(3)]).systems
+    assert [[*system.runs] for system in found] == [[0, 2], [1]]
+    assert found[0].label == "finetune, after fedavg (9 rounds)"
+
+
 @pytest.mark.parametrize(
     ("larger_is_better", "ends"),
     [(True, ("worst", "best")), (None, ("lowest", "highest"))],
