@@ -265,13 +265,18 @@ def summary_of(
             names += [] if variance else ["nmse"]
             found["nmse"] = found["squared_error"] / (variance or np.nan)
         pools = {
-            name: Pool(statistics, pool)
+            name: Pool(statistics, functools.partial(_scaled, pool, unit ** records[name].power))
             for name, statistics in measured.statistics.items()
             if (pool := task.streaming_metrics[name].pool) is not None
         }
         return Evaluation(split, chosen, found, tuple(names), records, clients, pools)
 
     return summarize
+
+
+def _scaled(pool: Callable[[np.ndarray], Any], factor: float, statistics: np.ndarray) -> Any:
+    """Return a pooled metric in the units of the target's source."""
+    return factor * pool(statistics)
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:

@@ -16,9 +16,11 @@ from sklearn.metrics import roc_auc_score
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.minibatches import PASS_SIZE, Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.evaluation import Evaluation, summary_of
+from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.whole_run import mean_metric
 from fedjaxsim.metrics import Metric
@@ -27,6 +29,7 @@ from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.simulation_batch import SimulationBatch
+from fedjaxsim.tasks import squared
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
 from fedjaxsim.tuning.source import tuned_metric
@@ -430,3 +433,20 @@ def test_a_population_without_test_rows_is_told_of_once():
     with pytest.warns(UserWarning, match=r"no client has test rows.*data\.split") as told:
         simulation.run(state, hparams, 2, eval_every=1)
     assert len(told) == 1
+
+
+def test_a_pooled_metric_is_in_the_units_of_the_source_as_its_clients_values_are():
+    rows = {"x": np.zeros((3, 1), np.float32), "y": np.array([-1.0, 0.0, 1.0], np.float32)}
+    columns = {"y": Columns(("y",), half_range=(10.0,))}  # stored 1 is 10 in the source
+    population = Population.from_flat(rows, [1, 2], columns=columns)
+    largest: Any = StreamingMetric(
+        lambda most: jnp.zeros(()), lambda c, p, b: c, lambda c: c, lambda c: c[None], np.max
+    )
+    record = Metric("largest error", larger_is_better=False, pooled=True, power=1)
+    task = squared(linear((1,), 1))
+    task = task._replace(streaming_metrics={"largest": largest}, records={"largest": record})
+    of_clients: Any = np.array([0.2, 0.5])
+    measured: Any = ClientMetrics({}, {"largest": of_clients}, {"largest": of_clients[:, None]})
+    found = summary_of(population, "train", task, [])(measured, None).summary()
+    assert found["train_largest"] == 5.0
+    assert found["train_largest_unweighted"] == pytest.approx(3.5)
