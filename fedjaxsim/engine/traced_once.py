@@ -40,6 +40,8 @@ from fedjaxsim.privacy.messages import Messages
 from fedjaxsim.privacy.samplers import Sampler
 
 PyTree = Any
+_SETTINGS = "jax_default_matmul_precision", "jax_enable_x64"
+"""JAX's settings on which a trace depends."""
 
 
 class _Parts(NamedTuple):
@@ -86,8 +88,8 @@ class TracedOnce:
         def evaluated(*args):
             weights = None if self._frozen is None else self._frozen.argument.get()
             parts = _taken_apart((args, weights))
-            precision = jax.config.values["jax_default_matmul_precision"]
-            kind = parts.kind, precision, backend.platform()
+            settings = (jax.config.values[name] for name in _SETTINGS)
+            kind = parts.kind, *settings, backend.platform()
             if kind not in traces:
                 traces[kind] = self._traced(function, parts, repeat=not traces)
             return traces[kind].evaluate(parts.arrays)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,3 +35,15 @@ def test_numbers_that_stay_are_returned_as_they_are():
     result = TracedOnce(None).of(lambda x: (2 * x, 0.5, True, np.float32(3)))(jnp.ones(2))
     np.testing.assert_array_equal(result[0], [2, 2])
     assert result[1:] == (0.5, True, 3)
+
+
+def test_a_trace_is_of_the_types_and_the_precision_that_it_was_made_with():
+    function = TracedOnce(None).of(lambda x: (x @ x, jnp.zeros(())))
+    single = jax.make_jaxpr(function)(jnp.ones(2, jnp.float32))
+    with jax.enable_x64(True):
+        wide = jax.make_jaxpr(function)(jnp.ones(2, jnp.float32))
+    with jax.default_matmul_precision("highest"):
+        exact = jax.make_jaxpr(function)(jnp.ones(2, jnp.float32))
+    assert [str(each.out_avals[1].dtype) for each in (single, wide)] == ["float32", "float64"]
+    assert "HIGHEST" in str(exact)
+    assert "HIGHEST" not in str(single)
