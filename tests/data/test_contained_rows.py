@@ -74,3 +74,10 @@ def test_numbers_beyond_those_of_a_field_need_no_hashes_of_it():
     tall = RNG.normal(size=(60, 5)).astype(np.float32) * 1e6  # as float16, infinite
     tall[0] = np.arange(5) ** 2
     assert contained_rows(tall[0].astype(np.float16), {"x": tall}) == "x"
+
+
+def test_rows_that_occur_twice_are_found():
+    rows = np.concatenate([X, X[:30]])
+    assert contained_rows(X[SHUFFLED], {"x": rows}) == "x"
+    assert contained_rows(Y[SHUFFLED], {"y": np.concatenate([Y, Y])}) == "y"
+    assert contained_rows(np.repeat(Y[:7], 3), {"y": Y}) is None  # 7 labels, however often
