@@ -372,8 +372,13 @@ def check_own_code(experiment: Experiment) -> None:
     parts = [config.parts.get(role) for role in ("algorithm", "model", "loss")]
     own = [f"{part.role} {part.name}" for part in parts if part and is_own(part.name)]
     simulation, hparams = everyone_of(experiment, _few(experiment.simulation.population))
+
+    def build(population: Population) -> Simulation:
+        """Trace the code anew, which may look for the rows where it is called."""
+        return everyone_of(experiment, population)[0]
+
     try:
-        check_billboard(simulation, hparams, rounds=min(_ROUNDS, config.rounds))
+        check_billboard(simulation, hparams, rounds=min(_ROUNDS, config.rounds), build=build)
     except AssertionError as error:
         raise ValueError(f"{' or '.join(own)} lets clients learn of each other: {error}") from error
     except NothingTestedError:  # the code does not read the data

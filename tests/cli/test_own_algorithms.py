@@ -90,10 +90,11 @@ def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine, steps):
 @pytest.mark.thorough
 def test_tune_takes_a_hyperparameter_of_ones_own(mine):
     small = ["--seeds", "2", "--steps", "3", "--quiet", "--out", "tuned"]
-    command = ["tune", *flags(SMALL, PFEDME), "--wrt", "inner-learning-rate", *small]
+    start = PFEDME | {"inner_learning_rate": 0.02}
+    command = ["tune", *flags(SMALL, start), "--wrt", "inner-learning-rate", *small]
     assert main(command) == 0
     path = json.loads((mine / "tuned" / "path.json").read_text())
-    assert path["steps"][0]["point"] == {"inner_learning_rate": 0.2}
+    assert path["steps"][0]["point"] == {"inner_learning_rate": 0.02}
     best = path["steps"][path["best"]]
     assert best["value"] < path["steps"][0]["value"]
     tuned = read_toml(mine / "tuned" / "tuned.toml")
