@@ -86,7 +86,7 @@ def _run(path: Path) -> dict[str, Any]:
         return {"path": str(path), "kind": "run", "rounds": "", "problem": str(error)}
     planned = config.get("resolved", {}).get("rounds", config.get("rounds"))
     row = {
-        "path": str(path), "kind": "run", **config.get("labels", {}),
+        "path": str(path), "kind": "run", **config.get("known_as", {}),
         "algorithm": short_name(config.get("algorithm", "")), "seed": config.get("seed"),
         "data": data_name(config.get("data", "")),
     }  # fmt: skip

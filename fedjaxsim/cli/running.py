@@ -234,7 +234,7 @@ def prepare_resume(path: Path, rounds: int | None, course: Course) -> Work:
             raise ValueError(f"rounds must be at most {config.rounds} with {why}, got {total}")
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)
-    labels = tables.get("labels", {})
+    labels = tables.get("known_as", {})
     stage = Stage(experiment, directory, total, earlier=earlier, labels=labels)
 
     def work() -> int:

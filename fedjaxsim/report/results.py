@@ -44,7 +44,7 @@ _EPSILONS = {
     "example_epsilon": "example ε\nzero-out", "example_epsilon_replace": "example ε\nreplace",
 }  # fmt: skip
 """Headings of ε in the table of runs, by the key of a summary."""
-_NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "labels", "public")
+_NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "known_as", "public")
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def read_run(name: str, directory: RunDirectory) -> Run:
         for row, failed in zip(rows, failures(rows), strict=True)
     ]
     table[-1]["epsilon_replace"] = summary["epsilon_replace"]
-    label, seed = config.get("labels", {}).get("name", name), number_of(config.get("seed", 0))
+    label, seed = config.get("known_as", {}).get("name", name), number_of(config.get("seed", 0))
     metrics = metrics_in(config, directory.path / CONFIG)
     rounds = summary["rounds" if summary["interrupted"] else "rounds_planned"]
     settings = without_seed(config)

@@ -132,7 +132,7 @@ def execute(
             tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
             tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
             tables |= {"stages": list(earlier)} if earlier else {}
-            directory.write_config(tables | ({"labels": dict(labels)} if labels else {}))
+            directory.write_config(tables | ({"known_as": dict(labels)} if labels else {}))
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
         if is_first():

@@ -24,7 +24,7 @@ OUTPUT = dict.fromkeys(
     ("out", "overwrite", "quiet", "no_client_table"), "belongs on the command line, not in a file"
 )
 """Flags of commands that write results, with the reason why files refuse them."""
-RECORDS = ("resolved", "versions", "stages", "labels")
+RECORDS = ("resolved", "versions", "stages", "known_as")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
 
 

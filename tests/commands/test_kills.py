@@ -54,13 +54,13 @@ def test_a_killed_run_of_many_clients_resumes_byte_for_byte(tmp_path):
             finish(running)
             continue
         try:
-            running.communicate(timeout=chance.uniform(0, length))
+            _, errors = running.communicate(timeout=chance.uniform(0, length))
         except subprocess.TimeoutExpired:
             running.kill()
             running.communicate()
             kills += 1
         else:
-            assert running.returncode == 0
+            assert running.returncode == 0, errors
             if kills == 0:  # the machine is faster than it was: again, and earlier
                 shutil.rmtree(killed)
                 length /= 2

@@ -11,7 +11,7 @@ def test_runs_sweeps_and_tunings_are_listed_and_found_by_tag(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     for name, value in (("a", 0.5), ("b", 0.25)):
         write_run(tmp_path / "runs" / "one" / name, "fedavg", value)
-    labels = {"labels": {"name": "my best", "tags": ["paper", "ε"]}}
+    labels = {"known_as": {"name": "my best", "tags": ["paper", "ε"]}}
     with (tmp_path / "runs/one/b/config.toml").open("ab") as file:
         tomli_w.dump(labels, file)
     begun = tmp_path / "runs" / "begun"

@@ -67,6 +67,7 @@ def test_a_signal_while_results_are_written_leaves_all_of_them(tmp_path, capfd, 
     out, write, said = tmp_path / "run", execute.write_csv, []
 
     def interrupted(*arguments):
+        capfd.readouterr()  # progress
         os.kill(os.getpid(), signal.SIGTERM)
         while not (errors := capfd.readouterr().err):
             time.sleep(0.01)

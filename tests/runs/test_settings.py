@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.settings import displaced, run_config
-from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.runs.settings import displaced, readers, run_config
+from fedjaxsim.runs.settings_files import RECORDS, read_toml
 
 
 def written(folder: Path, text: str) -> Path:
@@ -83,6 +83,8 @@ def test_a_missing_file_is_named(tmp_path):
 def test_what_a_run_adds_to_its_configuration_is_not_read_back(tmp_path):
     path = written(tmp_path, "rounds = 3\n[versions]\njax = '1'\n[resolved]\ncapacity = 4\n")
     assert read_toml(path) == run_config(rounds=3)
+    # A setting of the same name would not be read back either.
+    assert not {*RECORDS} & {*readers(), *run_config().settings()}
 
 
 def test_a_flag_displaces_what_it_excludes_in_the_file(tmp_path):
