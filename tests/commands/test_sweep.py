@@ -234,7 +234,7 @@ def test_a_small_budget_cuts_the_sweep_into_chunks_with_the_same_results(tmp_pat
     with jax.enable_x64(True):
         file = written(tmp_path / "sweep.toml", "memory = 0.0005\n" + text)
         assert main(["sweep", file, "--out", str(tmp_path / "cut")]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = capsys.readouterr().err.splitlines()
         assert len({line.partition("  ")[0] for line in lines if line.startswith("runs ")}) > 4
         assert sweep(tmp_path, text, "whole") == 0
     assert_same(table(tmp_path, "cut"), table(tmp_path, "whole"), 1e-9)
