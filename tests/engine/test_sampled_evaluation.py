@@ -163,7 +163,7 @@ def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path, keep,
         assert rows[-1]["test_loss"] == pytest.approx(whole.mean("loss"), rel=1e-12)
         assert rows[-1]["validation_loss"] == pytest.approx(validated.mean("loss"), rel=1e-12)
         assert "sampled_clients" not in rows[-1]
-    sampled, last = [x for x in capsys.readouterr().out.splitlines() if "3/6" in x]
+    sampled, last = [x for x in capsys.readouterr().err.splitlines() if "3/6" in x]
     assert "sampled" in sampled
     assert "sampled" not in last
     assert f"accuracy {whole.mean('accuracy'):.2g}" in last
