@@ -166,7 +166,7 @@ def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path, keep,
     sampled, last = [x for x in capsys.readouterr().err.splitlines() if "3/6" in x]
     assert "sampled" in sampled
     assert "sampled" not in last
-    assert f"accuracy {whole.mean('accuracy'):.2g}" in last
+    assert f"accuracy {whole.mean('accuracy'):.4g}" in last
 
 
 @pytest.mark.thorough
