@@ -107,7 +107,8 @@ def scaffold(
         update = jax.tree.map(jnp.subtract, y, x)
         # A client whose minibatches are consumed keeps d_i and sends 0.
         active = jnp.where(steps > 0, 1.0, 0.0)
-        change = moved(jax.tree.map(jnp.negative, d), b / jnp.maximum(steps, 1), update)
+        taken = jnp.maximum(steps, 1).astype(jnp.result_type(b))
+        change = moved(jax.tree.map(jnp.negative, d), b / taken, update)
         change = jax.tree.map(lambda leaf: (active * leaf).astype(leaf.dtype), change)
         new = jax.tree.map(jnp.add, d_i, change)
         if message == "steps":

@@ -89,7 +89,8 @@ class TracedOnce:
             weights = None if self._frozen is None else self._frozen.argument.get()
             parts = _taken_apart((args, weights))
             settings = (jax.config.values[name] for name in _SETTINGS)
-            kind = parts.kind, *settings, backend.platform()
+            mesh = jax.sharding.get_abstract_mesh()  # a trace belongs to its axes of devices
+            kind = parts.kind, *settings, backend.platform(), mesh
             if kind not in traces:
                 traces[kind] = self._traced(function, parts, repeat=not traces)
             return traces[kind].evaluate(parts.arrays)

@@ -47,3 +47,12 @@ def test_a_trace_is_of_the_types_and_the_precision_that_it_was_made_with():
     assert [str(each.out_avals[1].dtype) for each in (single, wide)] == ["float32", "float64"]
     assert "HIGHEST" in str(exact)
     assert "HIGHEST" not in str(single)
+
+
+def test_a_trace_is_of_the_devices_axes_that_it_was_made_with():
+    function = TracedOnce(None).of(lambda x: 2 * x)
+    for axis in ("clients", "seeds"):
+        mesh = jax.make_mesh((2,), (axis,), axis_types=(jax.sharding.AxisType.Auto,))
+        spec = jax.P(axis)
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
+        np.testing.assert_array_equal(jax.jit(mapped)(jnp.arange(2.0)), [0, 2])

@@ -133,7 +133,7 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
                 chunk_map="vmap",
             )
             hparams = read_by(sim, **given, clip=clip_norm)
-            state, metrics = sim.init(3, hparams), []
+            state, metrics = sim.init(4, hparams), []
             for _ in range(4):
                 state, values = sim.round(state, hparams)
                 metrics.append(values)
