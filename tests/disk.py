@@ -102,7 +102,9 @@ class Disk:
         after.mkdir()
         for path, number in self._durable.items():
             content = self._contents.get(number, b"")
-            now = path.read_bytes() if self._files.get(path) == number else content
+            # A folder that was removed as a whole, unsynced, may be there again.
+            same = self._files.get(path) == number and path.exists()
+            now = path.read_bytes() if same else content
             if now.startswith(content):
                 content = now[: (len(content) + len(now)) // 2]
             copy = after / path.relative_to(root)

@@ -212,7 +212,8 @@ def check_history(steps, experiment, longest, path, patch) -> None:
     model.check()
     wanted = [row for row in longest.metrics() if row["round"] <= model.rounds]
     found = model.directory.metrics()
-    assert [row | {"epsilon": 0} for row in found] == [row | {"epsilon": 0} for row in wanted]
+    spent = {"epsilon": 0, "epsilon_tight": None}
+    assert [row | spent for row in found] == [row | spent for row in wanted]
     # The last row of a plan has the tight value, the same row of a longer plan a bound.
     assert all(one["epsilon"] <= other["epsilon"] for one, other in zip(found, wanted, strict=True))
     assert model.directory.summary()["epsilon"] == found[-1]["epsilon"]

@@ -254,7 +254,7 @@ def test_our_own_errors_are_no_errors_of_the_user(monkeypatch):
 @pytest.mark.thorough
 def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):
     text = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
-    code = text.partition("## Write an algorithm")[2].split("```")[1].removeprefix("python\n")
+    code = text.partition("## Write your own")[2].split("```")[1].removeprefix("python\n")
     (tmp_path / "mine.py").write_text(code)
     run = "run --algorithm mine:ditto --clients 6 --rounds 1 --local-steps 1 --quiet --out a"
     assert main(run.split()) == 0
