@@ -154,7 +154,7 @@ def test_runs_of_one_name_are_told_apart_and_draw_from_one_key(tmp_path):
     for folder in ("a", "b"):
         write_run(tmp_path / folder, "fedavg", 0.5)
         with (tmp_path / folder / "config.toml").open("a") as file:
-            file.write('[labels]\nname = "best"\n')
+            file.write('[known_as]\nname = "best"\n')
     found = compare([tmp_path / "a", tmp_path / "b"])
     assert [each.run.name for each in found.runs] == ["best (a)", "best (b)"]
     assert "best (a)" in found.drawn_twice
