@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from problems import HANGS, least_squares, simulation_of
+from support.problems import HANGS, least_squares, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim import store

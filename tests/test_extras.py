@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
-from problems import HANGS
+from support.problems import HANGS
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main

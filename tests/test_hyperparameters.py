@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import every_system, least_squares, simulation_of
+from support.problems import every_system, least_squares, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE

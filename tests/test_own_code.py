@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from problems import classification
+from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.program import mechanism_of_run

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from problems import HANGS, speakers
+from support.problems import HANGS, speakers
 
 import fedjaxsim
 
@@ -47,7 +47,7 @@ def test_the_source_distribution_has_what_reproduces_the_results(built):
         "docs/figures/peers.png",
         "experiments/ppsgd/figure-1a.toml",
         "notebooks/hypergradients.ipynb",
-        "tests/problems.py",
+        "tests/support/problems.py",
     } <= names
     assert not [name for name in names if name.startswith((".venv", "runs"))]
 

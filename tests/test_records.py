@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import least_squares, read_by
+from support.problems import least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.callbacks import Records, report

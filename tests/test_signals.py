@@ -12,7 +12,7 @@ import sys
 import threading
 
 import pytest
-from problems import HANGS
+from support.problems import HANGS
 
 from fedjaxsim import signals
 from fedjaxsim.signals import NAMES, end_on_signal, stop_on_signal, stopped

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import (
+from support.problems import (
     LAWFUL,
     classification,
     compilations,
@@ -17,7 +17,7 @@ from problems import (
     read_by,
     simulation_of,
 )
-from several import start
+from support.several import start
 
 from fedjaxsim import pmtl, ppsgd
 from fedjaxsim.callbacks import Records

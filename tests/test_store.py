@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from disk import Disk, KilledError
+from support.disk import Disk, KilledError
 
 from fedjaxsim import store
 from fedjaxsim.store import StorageError

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import least_squares, read_by
+from support.problems import least_squares, read_by
 
 import fedjaxsim as fjs
 

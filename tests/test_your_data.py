@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from problems import speakers
 from scipy.io import savemat
+from support.problems import speakers
 
 from fedjaxsim.cli import main
 

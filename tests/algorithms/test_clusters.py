@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import coefficients, designs, gradient_descent, least_squares, read_by
+from support.problems import coefficients, designs, gradient_descent, least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.pmtl import Message

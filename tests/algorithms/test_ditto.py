@@ -4,7 +4,7 @@ import chex
 import jax
 import numpy as np
 import pytest
-from problems import after, classification, read_by
+from support.problems import after, classification, read_by
 
 from fedjaxsim.algorithms.ditto import ditto
 from fedjaxsim.algorithms.fedavg import fedavg

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linear_tasks import PLAIN, TASK, M, behind, path
+from support.linear_tasks import PLAIN, TASK, M, behind, path
 
 from fedjaxsim.algorithms.mpmtl import dp_mtrl
 from fedjaxsim.privacy.mechanisms.sums import every_row

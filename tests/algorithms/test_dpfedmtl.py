@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import after, classification, read_by
+from support.problems import after, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers

@@ -2,7 +2,14 @@
 
 import jax
 import numpy as np
-from problems import coefficients, designs, drawn, gradient_descent, least_squares, states_of
+from support.problems import (
+    coefficients,
+    designs,
+    drawn,
+    gradient_descent,
+    least_squares,
+    states_of,
+)
 
 from fedjaxsim.algorithms.fedala import fedala
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from problems import coefficients, designs, drawn, least_squares, states_of
+from support.problems import coefficients, designs, drawn, least_squares, states_of
 
 from fedjaxsim.algorithms.feddyn import feddyn
 

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from linear_tasks import ETA, POPULATION, TASK, D, M, N, X, Y
-from problems import after, coefficients, designs, gradient_descent, least_squares, read_by
+from support.linear_tasks import ETA, POPULATION, TASK, D, M, N, X, Y
+from support.problems import after, coefficients, designs, gradient_descent, least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg, fedprox
 from fedjaxsim.data.minibatches import Minibatches

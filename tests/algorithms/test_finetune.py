@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, coefficients, designs, least_squares, read_by
+from support.problems import classification, coefficients, designs, least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import finetune, fisher, local

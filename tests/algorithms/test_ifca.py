@@ -3,7 +3,14 @@
 import jax
 import numpy as np
 import pytest
-from problems import coefficients, designs, gradient_descent, least_squares, numbers, states_of
+from support.problems import (
+    coefficients,
+    designs,
+    gradient_descent,
+    least_squares,
+    numbers,
+    states_of,
+)
 
 from fedjaxsim.algorithms.ifca import ifca
 from fedjaxsim.engine.trained import first_states

@@ -5,9 +5,9 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from problems import after, classification, least_squares, read_by
 from scipy.special import softmax as softmax_of
 from sklearn.neighbors import KNeighborsClassifier
+from support.problems import after, classification, least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.knnper import knnper

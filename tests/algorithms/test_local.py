@@ -1,7 +1,7 @@
 """Local models."""
 
 import numpy as np
-from problems import after, classification
+from support.problems import after, classification
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.data.minibatches import Minibatches

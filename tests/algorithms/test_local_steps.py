@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems import after, coefficients, designs, gradient_descent, least_squares, read_by
+from support.problems import after, coefficients, designs, gradient_descent, least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local

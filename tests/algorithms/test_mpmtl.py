@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linear_tasks import (
+from scipy.optimize import minimize
+from scipy.stats import gamma, kstest, norm
+from support.linear_tasks import (
     ETA,
     LAM,
     PLAIN,
@@ -22,9 +24,7 @@ from linear_tasks import (
     gradient,
     path,
 )
-from problems import classification, read_by
-from scipy.optimize import minimize
-from scipy.stats import gamma, kstest, norm
+from support.problems import classification, read_by
 
 from fedjaxsim.algorithms.mpmtl import dp_mtrl, mpmtl, stl
 from fedjaxsim.algorithms.server_maps import ServerMap

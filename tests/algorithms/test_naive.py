@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, read_by
+from support.problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.data.population import Population

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import after, coefficients, designs, gradient_descent, least_squares
+from support.problems import after, coefficients, designs, gradient_descent, least_squares
 
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems import FixedData, coefficients, designs, first_context, least_squares
+from support.problems import FixedData, coefficients, designs, first_context, least_squares
 
 from fedjaxsim.algorithms.perfedavg import Derivative, perfedavg
 from fedjaxsim.data.minibatches import Minibatches

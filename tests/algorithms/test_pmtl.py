@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import (
+from support.problems import (
     coefficients,
     designs,
     gradient_descent,

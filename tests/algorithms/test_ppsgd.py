@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import after, classification, coefficients, least_squares, noise_key, read_by
+from support.problems import after, classification, coefficients, least_squares, noise_key, read_by
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms.ppsgd import Parametrization, Risk, ppsgd

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems import read_by
+from support.problems import read_by
 
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from problems import coefficients, designs, gradient_descent, least_squares, states_of
+from support.problems import coefficients, designs, gradient_descent, least_squares, states_of
 
 from fedjaxsim.algorithms.fedavg import qffl
 

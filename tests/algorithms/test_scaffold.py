@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import coefficients, designs, drawn, least_squares, noise_key, states_of
+from support.problems import coefficients, designs, drawn, least_squares, noise_key, states_of
 
 from fedjaxsim.algorithms.feddyn import feddyn
 from fedjaxsim.algorithms.pmtl import pmtl

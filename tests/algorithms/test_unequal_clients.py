@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import after, coefficients, read_by, simulation_of
+from support.problems import after, coefficients, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.algorithms.scaffold import scaffold

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import algorithm_of
+from support.problems import algorithm_of
 
 from fedjaxsim.algorithms.dpfedmtl import fedbn
 from fedjaxsim.algorithms.fedavg import fedavg

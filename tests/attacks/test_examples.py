@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import after
 from scipy.stats import norm
+from support.problems import after
 
 import fedjaxsim as fjs
 from fedjaxsim.audit.bounds import of_scores

@@ -14,7 +14,7 @@ import pytest
 from jax.core import Tracer
 from jax.experimental import io_callback, pallas
 from jax.extend.core import Primitive
-from problems import classification, read_by, rows_of_all
+from support.problems import classification, read_by, rows_of_all
 
 import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import RowReader

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.core import Tracer
-from problems import read_by
+from support.problems import read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.mpmtl import stl

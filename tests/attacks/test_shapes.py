@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification
+from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.batch import batch, varying

@@ -7,7 +7,7 @@ import equinox
 import jax
 import numpy as np
 import pytest
-from problems import classification, read_by, same
+from support.problems import classification, read_by, same
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder

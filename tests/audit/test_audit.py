@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.auditing import CanaryScoreAuditor, Explicit
-from problems import classification, read_by
 from scipy.special import ndtr
+from support.problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.audit.bounds import audit, lower_bound, of_scores, result

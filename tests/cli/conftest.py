@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-import own_algorithms
 import pytest
+from support import own_algorithms
 
 
 @pytest.fixture

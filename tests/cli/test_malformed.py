@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from malformed_commands import commands, make_files
-from problems import HANGS
+from support.malformed_commands import commands, make_files
+from support.problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli import running as command

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from problems import HANGS
+from support.problems import HANGS
 
 from fedjaxsim.cli import main, program
 from fedjaxsim.cli.program import parse

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from problems import HANGS
+from support.problems import HANGS
 
 import fedjaxsim
 

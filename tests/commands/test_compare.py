@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import tomli_w
-from written_runs import write_run
+from support.written_runs import write_run
 
 import fedjaxsim as fjs
 from fedjaxsim.metrics import Metric, metrics_to_tables

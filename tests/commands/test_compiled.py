@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 import pytest
-from problems import HANGS
+from support.problems import HANGS
 
 from fedjaxsim.cli import process
 from fedjaxsim.runs.build import prepare

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from several import start
+from support.several import start
 
 from fedjaxsim.runs.directory import CLIENTS, CONFIG, GUARANTEE, METRICS, RunDirectory
 

@@ -2,7 +2,7 @@
 
 import pytest
 import tomli_w
-from written_runs import write_run
+from support.written_runs import write_run
 
 from fedjaxsim.cli import main
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HANGS
-from several import start
+from support.problems import HANGS
+from support.several import start
 
 from fedjaxsim.cli import main, program
 

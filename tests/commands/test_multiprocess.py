@@ -4,8 +4,8 @@ import signal
 import socket
 
 import pytest
-from problems import HANGS
-from several import free_port, start, start_as_slurm, start_commands
+from support.problems import HANGS
+from support.several import free_port, start, start_as_slurm, start_commands
 
 from fedjaxsim.cli.program import main
 from fedjaxsim.engine import processes

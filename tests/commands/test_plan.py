@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import pytest
-from problems import HANGS
+from support.problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.plan import planned

@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from problems import HANGS
-from written_runs import write_run
+from support.problems import HANGS
+from support.written_runs import write_run
 
 from fedjaxsim.cli import main, running
 from fedjaxsim.cli.program import parse

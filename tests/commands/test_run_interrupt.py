@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from problems import HANGS
-from several import start
+from support.problems import HANGS
+from support.several import start
 
 from fedjaxsim.cli import main
 from fedjaxsim.runs import execute

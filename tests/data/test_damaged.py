@@ -3,9 +3,9 @@
 import shutil
 import zipfile
 
-import damaged
 import numpy as np
 import pytest
+from support import damaged
 
 from fedjaxsim.data import load, save_folder
 from fedjaxsim.runs.sweep_runs import read_sweep
@@ -28,7 +28,7 @@ def test_a_mutated_file_is_read_or_refused(name):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
 def test_hundreds_of_mutated_files_are_read_or_refused(name):
-    """`python tests/damaged.py 10000` has more."""
+    """`python tests/support/damaged.py 10000` has more."""
     assert list(damaged.problems(FORMATS[name], range(80, 330))) == []
 
 

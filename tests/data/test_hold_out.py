@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from problems import least_squares
+from support.problems import least_squares
 
 from fedjaxsim.data.splitting import hold_out, split
 

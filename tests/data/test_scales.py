@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from problems import after
 from sklearn.preprocessing import MinMaxScaler
+from support.problems import after
 
 import fedjaxsim as fjs
 from fedjaxsim import data

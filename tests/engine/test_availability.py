@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from problems import least_squares, numbers, read_by, simulation_of
 from scipy.stats import norm
+from support.problems import least_squares, numbers, read_by, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithm import Algorithm

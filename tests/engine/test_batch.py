@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems import least_squares, numbers, read_by
+from support.problems import least_squares, numbers, read_by
 
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches

@@ -5,7 +5,7 @@ import contextlib
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import (
+from support.problems import (
     classification,
     every_system,
     map_of,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import same
+from support.problems import same
 
 from fedjaxsim.engine.checkpoint import KEPT, CheckpointFolder
 from fedjaxsim.privacy import ledger

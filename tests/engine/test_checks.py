@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification
+from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim import models

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import jaxprs_in_params
-from problems import LAWFUL, classification, least_squares, read_by, simulation_of
+from support.problems import LAWFUL, classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches

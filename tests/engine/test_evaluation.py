@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import (
+from sklearn.metrics import roc_auc_score
+from support.problems import (
     classification,
     least_squares,
 )
-from sklearn.metrics import roc_auc_score
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from several import start
+from support.several import start
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.factorizations import factorize_one_by_one

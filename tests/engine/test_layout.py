@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from problems import classification, least_squares, read_by, simulation_of
+from support.problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import LAWFUL, after, algorithm_of, classification, read_by
+from support.problems import LAWFUL, after, algorithm_of, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from problems import after, classification, least_squares, read_by
+from support.problems import after, classification, least_squares, read_by
 
 from fedjaxsim.algorithms.knnper import knnper, with_neighbours
 from fedjaxsim.algorithms.local import finetune, local

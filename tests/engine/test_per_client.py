@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import coefficients, designs, gradient_descent, least_squares
+from support.problems import coefficients, designs, gradient_descent, least_squares
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.local_steps import PULL

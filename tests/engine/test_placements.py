@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems import classification, numbers, read_by, simulation_of
+from support.problems import classification, numbers, read_by, simulation_of
 
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.privacy.samplers import poisson

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from problems import after, classification, least_squares, read_by, simulation_of
+from support.problems import after, classification, least_squares, read_by, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.knnper import knnper

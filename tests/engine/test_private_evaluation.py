@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from problems import classification, read_by
+from support.problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.callbacks import Patience

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from problems import HANGS, least_squares, read_by, simulation_of
-from several import free_port, start
+from support.problems import HANGS, least_squares, read_by, simulation_of
+from support.several import free_port, start
 
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.data.minibatches import Minibatches

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import (
+from support.problems import (
     classification,
     compilations,
     least_squares,

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from problems import after, coefficients, designs, least_squares
+from support.problems import after, coefficients, designs, least_squares
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl

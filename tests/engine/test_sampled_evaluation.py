@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from problems import classification, read_by, simulation_of
+from support.problems import classification, read_by, simulation_of
 
 from fedjaxsim.callbacks import (
     MetricsFile,

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from problems import LAWFUL, classification, least_squares, numbers, read_by, simulation_of
+from support.problems import LAWFUL, classification, least_squares, numbers, read_by, simulation_of
 
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import after, algorithm_of, every_system, least_squares, read_by
+from support.problems import after, algorithm_of, every_system, least_squares, read_by
 
 from fedjaxsim.algorithm import WarmStart
 from fedjaxsim.algorithms.fedavg import fedavg

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import least_squares, read_by
+from support.problems import least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.ifca import ifca

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, every_system, read_by, simulation_of
-from traced_keys import Keys, Step, mark
+from support.problems import classification, every_system, read_by, simulation_of
+from support.traced_keys import Keys, Step, mark
 
 from fedjaxsim import keys
 from fedjaxsim.algorithms.fedavg import fedavg

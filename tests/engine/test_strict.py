@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from problems import classification, least_squares, read_by, simulation_of
+from support.problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim import tasks
 from fedjaxsim.algorithms import SYSTEMS

@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import classification, least_squares, read_by
+from support.problems import classification, least_squares, read_by
 
 from fedjaxsim import models
 from fedjaxsim.algorithm import Algorithm

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import least_squares
+from support.problems import least_squares
 
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches

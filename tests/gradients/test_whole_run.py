@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import every_system, least_squares, read_by, simulation_of
+from support.problems import every_system, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import classification, numbers
+from support.problems import classification, numbers
 
 import fedjaxsim as fjs
 from fedjaxsim.hyperparameters import Hyperparameters

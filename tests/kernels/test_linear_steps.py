@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import read_by
+from support.problems import read_by
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import local_steps, optimizers

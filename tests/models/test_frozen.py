@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from problems import classification
+from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.shape_bytes import bytes_of

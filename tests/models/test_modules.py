@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from problems import classification
+from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.models import from_equinox, from_flax, from_nnx, linear, mlp

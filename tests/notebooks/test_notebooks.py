@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from problems import HANGS
+from support.problems import HANGS
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 

@@ -12,8 +12,8 @@ import pytest
 import scipy.signal
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
-from plans import charged, poisson, profile_of
 from scipy.stats import binom, norm
+from support.plans import charged, poisson, profile_of
 
 from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.accounting.profile import with_failure

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plans import charged, compose, poisson, profile_of
+from support.plans import charged, compose, poisson, profile_of
 
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy import ledger as ledgers

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution
-from plans import POISSON, charged, compose, poisson, profile_of
 from scipy.stats import norm
+from support.plans import POISSON, charged, compose, poisson, profile_of
 
 from fedjaxsim.privacy.accounting import composition, gaussian, losses, rdp
 from fedjaxsim.privacy.entries import Entry

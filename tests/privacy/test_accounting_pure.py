@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld import common, privacy_loss_distribution
-from plans import charged, profile_of
+from support.plans import charged, profile_of
 
 from fedjaxsim.privacy.accounting import gaussian, randomized_response, rdp
 from fedjaxsim.privacy.entries import ADJACENCIES, Adjacency, Entry, SamplingScheme

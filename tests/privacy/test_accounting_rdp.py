@@ -5,7 +5,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
-from plans import compose
+from support.plans import compose
 
 from fedjaxsim.privacy.accounting import rdp
 

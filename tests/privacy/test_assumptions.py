@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import classification
+from support.problems import classification
 
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.matrix_factorization import toeplitz
-from problems import classification, read_by
+from support.problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy import ledger as ledgers

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from plans import POISSON, charged, profile_of
 from scipy.optimize import linear_sum_assignment
 from scipy.special import ndtr
+from support.plans import POISSON, charged, profile_of
 
 from fedjaxsim.engine.loop import RunLoop
 from fedjaxsim.engine.state import SimulationState

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import least_squares, read_by
+from support.problems import least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.cli.program import main

@@ -14,7 +14,7 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from problems import classification, numbers
+from support.problems import classification, numbers
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.state import state_of

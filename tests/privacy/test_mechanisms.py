@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from problems import least_squares
+from support.problems import least_squares
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameters

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from problems import classification
+from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.entries import ADJACENCIES, Entry

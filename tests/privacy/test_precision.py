@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import LAWFUL, algorithm_of, classification, least_squares
+from support.problems import LAWFUL, algorithm_of, classification, least_squares
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import SYSTEMS

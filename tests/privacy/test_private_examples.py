@@ -10,10 +10,10 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
-import own_algorithms
 import pytest
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
-from problems import after, least_squares
+from support import own_algorithms
+from support.problems import after, least_squares
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithm import Context

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plans import compose, poisson
+from support.plans import compose, poisson
 
 from fedjaxsim.privacy.accounting import rdp
 

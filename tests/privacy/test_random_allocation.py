@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plans import charged
-from problems import least_squares, read_by
 from scipy.special import ndtr
 from scipy.stats import binom
+from support.plans import charged
+from support.problems import least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.keys import seed_key

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from problems import least_squares
+from support.problems import least_squares
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameters

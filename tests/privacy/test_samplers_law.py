@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import least_squares, read_by
+from support.problems import least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.samplers import (

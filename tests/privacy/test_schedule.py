@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from plans import compose
-from problems import least_squares
+from support.plans import compose
+from support.problems import least_squares
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy import calibration, ledger

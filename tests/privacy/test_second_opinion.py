@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from plans import charged
+from support.plans import charged
 
 from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.events import GAUSSIAN, Correlated, Gaussian, NoRelease, PrivacyEvent, Pure

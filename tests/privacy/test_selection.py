@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from plans import compose
 from scipy.stats import norm
+from support.plans import compose
 
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.accounting import rdp

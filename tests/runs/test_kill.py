@@ -19,9 +19,9 @@ import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from disk import Disk, KilledError
 from hypothesis import strategies as st
-from problems import HANGS, bits, same
+from support.disk import Disk, KilledError
+from support.problems import HANGS, bits, same
 
 from fedjaxsim import store
 from fedjaxsim.engine.checkpoint import CheckpointFolder

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import optax
 import pytest
-from problems import classification, read_by
+from support.problems import classification, read_by
 
 from fedjaxsim import fedavg, gaussian, local, no_release, pmtl, ppsgd
 from fedjaxsim.data.minibatches import Minibatches

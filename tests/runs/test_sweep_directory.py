@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from problems import least_squares
+from support.problems import least_squares
 
 from fedjaxsim import store
 from fedjaxsim.algorithms import SYSTEMS

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import LAWFUL
+from support.problems import LAWFUL
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.privacy.choices import MECHANISMS

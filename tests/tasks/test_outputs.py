@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import read_by
+from support.problems import read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import Batch

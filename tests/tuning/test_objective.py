@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems import least_squares
+from support.problems import least_squares
 
 from fedjaxsim import fedavg
 from fedjaxsim.data.minibatches import Minibatches

@@ -33,7 +33,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     Threads that a command asked for in this process, an earlier test's, aren't the new one's.
     """
     inherited = {name: value for name, value in os.environ.items() if name != THREADS}
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Commands that must be refused, and a program that gives each a process of its own.
 
-    python tests/malformed_commands.py 600
+    python tests/support/malformed_commands.py 600
 
 tries 600 of them and lists those that are not refused in one line with exit code 2.
 """

@@ -1,6 +1,7 @@
 """Small files of every format that is read, and mutations of them.
 
-`python tests/damaged.py 10000` reads as many mutated files of each format, in a process for each.
+`python tests/support/damaged.py 10000` reads as many mutated files of each format, in a process for
+each.
 """
 
 import gzip

@@ -1,0 +1,1 @@
+"""What tests share: problems, systems of their own, killed disks, processes that work together."""
