@@ -19,12 +19,14 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	$(BIN)/pyright --warnings --venvpath $(dir $(VENV))
 
-# A file's tests share what one of them has set up or compiled.
+# Tests of a file, or of a shared simulation, use what one of them has set up or compiled.
+PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
+
 unit: $(VENV)/ready
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not thorough"
+	$(PYTEST) -m "not thorough"
 
 thorough: $(VENV)/ready
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m thorough
+	$(PYTEST) -m thorough
 
 # Every system, compiled for a TPU that is not there.
 compiled: $(VENV)/ready

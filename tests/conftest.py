@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import simulations
 
 from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
@@ -89,6 +90,27 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What a shared simulation has compiled serves all its tests, whatever their files."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(simulations.group_of(item)))
+
+
+def _fixture_of(name, placement):
+    return pytest.fixture(lambda: simulations.shared(name, placement))
+
+
+for _name, _parts in simulations.NAMED.items():
+    globals()[f"shared_{_name}"] = _fixture_of(*_parts)
+
+
+@pytest.fixture
+def shared_system(request):
+    """The simulation of the system that `parametrize(…, indirect=True)` names."""
+    return simulations.shared(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,72 @@
+"""Simulations that many tests share: a new one costs seconds to trace and to compile.
+
+A test takes one as a fixture of `tests/conftest.py`. All have five clients of unequal sizes, in
+chunks of two: partial batches, padding, and an odd number to divide over devices. Hyperparameters,
+seeds, schedules and, by `with_population`, data of the same shapes compile nothing. A test that
+replaces a function of the package makes a simulation of its own.
+"""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.privacy.samplers import poisson
+from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import Task
+from support.problems import least_squares, simulation_of
+
+Placement = Literal["memory", "devices", "streamed"]
+COUNTS = [6, 9, 11, 4, 8]
+BATCHES = Minibatches(4, epochs=1)
+SEGMENT = 2
+"""Rounds between two evaluations, in all tests: each length is compiled once."""
+VALUES = {
+    "learning_rate": 0.1, "lam": 0.3, "mu": 0.2, "clip": 0.4, "noise_multiplier": 0.5,
+    "sampling_rate": 0.6,
+}  # fmt: skip
+"""Hyperparameters for `read_by`; with a sampling rate of 1 everyone takes part."""
+NAMED = {
+    "fedavg": ("fedavg", "memory"),
+    "pmtl": ("pmtl", "memory"),
+    "ppsgd": ("ppsgd", "memory"),
+    "local": ("local", "memory"),
+    "mpmtl": ("mpmtl", "memory"),
+    "streamed": ("pmtl", "streamed"),
+}
+"""Those that have a fixture of their own, `shared_fedavg` and so on."""
+
+
+@functools.cache
+def problem() -> tuple[Population, Task]:
+    """Return the population and the task of all."""
+    return least_squares(COUNTS, test=0.3)
+
+
+def shared(name: str, placement: Placement = "memory") -> Simulation:
+    """Return the simulation of a system; one in float64 inside `jax.enable_x64`."""
+    return _shared(name, placement, jnp.result_type(float))
+
+
+@functools.cache
+def _shared(name, placement, dtype) -> Simulation:
+    del dtype
+    settings = {
+        "memory": {"chunk_size": 2},
+        "devices": {"chunk_size": 2, "devices": jax.devices()[:2]},
+        "streamed": {"chunk_size": 2, "streamed": True},
+    }[placement]
+    population, task = problem()
+    return simulation_of(name, task, population, poisson(1.0), BATCHES, **settings)
+
+
+def group_of(item) -> str:
+    """Return the group of tests that run in one process: of one shared simulation, or one file."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    for fixture in item.fixturenames:
+        if fixture.startswith("shared_"):
+            return str(parameters.get(fixture, fixture.removeprefix("shared_")))
+    return item.nodeid.split("::")[0]
