@@ -32,7 +32,7 @@ Protection = Any
 gradients (`gradient`); None without."""
 
 PASS_SIZE = 16
-"""Rows in a batch of an exact pass, whoever has how many."""
+"""Most rows in a batch of an exact pass; fewer if the public bound on a client's rows is less."""
 _UNROLLED = 4
 """Most local steps that an accelerator's program writes out."""
 _DRAWN_AT_ONCE = 2**16
@@ -240,7 +240,7 @@ class ClientData:
 
     Attributes:
       count: number of rows of the client, () int32.
-      most_rows: a static, public bound on `count`; see `Population.max_rows`.
+      most_rows: a static, public bound on `count`, 0 if there is none; see `Population.max_rows`.
       minibatches: static settings of `fold`.
       tickets: gradients that its minibatches have given so far, if they protect examples.
     """
@@ -480,9 +480,10 @@ class ClientData:
         return steps if self._share is None else jnp.ceil(self._share * steps).astype(jnp.int32)
 
     def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
-        """Fold `step` over all of the client's rows once, in order, in batches of 16 places.
+        """Fold `step` over all of the client's rows once, in order.
 
-        The number of batches depends on the client, and reverse mode needs `most_rows`.
+        Batches have 16 places, or `most_rows` if that is less, whoever has how many. The number of
+        batches depends on the client, and reverse mode needs `most_rows`.
 
         Raises:
           ExampleLeakError: if examples are protected.
@@ -492,9 +493,10 @@ class ClientData:
                 "a pass over all of a client's rows (full_pass) has no noise: examples cannot be "
                 "private; take task.gradient of the minibatches of data.fold"
             )
-        of_rows = functools.partial(self._in_order, lambda position: position, size=PASS_SIZE)
-        most = self._most_batches(PASS_SIZE)
-        return _repeat(self._halved(step), of_rows, carry, -(-self.count // PASS_SIZE), most)
+        size = min(PASS_SIZE, self.most_rows or PASS_SIZE)
+        of_rows = functools.partial(self._in_order, lambda position: position, size=size)
+        most = self._most_batches(size)
+        return _repeat(self._halved(step), of_rows, carry, -(-self.count // size), most)
 
     def _halved(self, step: Callable[[Carry, Batch], Carry]) -> Callable[[Carry, Batch], Carry]:
         """Return the step with the empty half of a batch cut off, if `cuts_halves`."""

@@ -54,9 +54,8 @@ class Rows:
         """
         ranges = population.splits[split]
         # Rounded up to a power of two, so other data rarely recompile; whole passes fit the bound.
-        power = 1 << max(0, population.bound(split) - 1).bit_length()
-        most = max(PASS_SIZE, power)
-        if split != "train":  # minibatches need a closer bound
+        most = 1 << max(0, population.bound(split) - 1).bit_length()
+        if split != "train" and most > PASS_SIZE:  # minibatches need a closer bound
             most = 1 << 2 * ((most - 1).bit_length() + 1 >> 1)
         rows = cls(
             fields,

@@ -56,6 +56,17 @@ sizes = st.sampled_from([1, 5, 100])
 seeds = st.integers(0, 2**31 - 1)
 
 
+@pytest.mark.parametrize(("bound", "places"), [(1, 1), (2, 2), (8, 8), (16, 16), (64, 16)])
+def test_a_full_pass_has_no_more_places_than_the_public_bound(bound, places):
+    rows = RowReader({"row": jnp.arange(TOTAL)}, jnp.int32(0), jnp.int32(1))
+    data = ClientData(
+        rows, rows.length, jax.random.key(0), Minibatches(1, steps=1), most_rows=bound
+    )
+    sizes = []
+    jax.make_jaxpr(lambda: data.full_pass(lambda _, batch: sizes.append(len(batch.weight)), None))()
+    assert set(sizes) == {places}
+
+
 @settings(deadline=None)
 @given(ranges, sizes, st.sampled_from([1, 3]), seeds)
 def test_epochs_see_every_own_row_once_each_and_no_other(where, size, epochs, seed):
