@@ -4,6 +4,7 @@ Compiled programs are kept in `.pytest_cache/xla`, for other workers, for proces
 start, and for the next call.
 """
 
+import contextlib
 import gc
 import os
 import signal
@@ -19,6 +20,7 @@ from support import simulations
 
 from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
+from fedjaxsim.privacy import noise
 from fedjaxsim.report import plots, progress
 
 for _name, _value in {
@@ -35,6 +37,8 @@ _FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_c
 """XLA's newer generator of code for fused operations takes longer than all the rest of a test, and
 parts to compile in parallel more than the whole. Only JAX 0.10 has the older one."""
 _UNROLLED = threefry.words
+_EXACT = noise._draw
+_TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content
 _BLANK = plots.content(plots.picture("", 0.1, 0.1))
 
@@ -68,6 +72,31 @@ def _hash_in_a_loop(key, x, y):
     # Both vary over devices if one does.
     start = x + keys[0] + (y ^ y), y + keys[1] + (x ^ x)
     return jax.lax.scan(step, start, (jnp.asarray(rotations), to_x, to_y))[0]
+
+
+def _draw_short(words, size, dtype):
+    """`noise._draw` in a dozen operations instead of 150: four uniform numbers, mean 0, variance 1.
+
+    They end at √12, so whatever asks how noise is distributed needs the package's.
+    """
+    index = jax.lax.iota(jnp.uint32, size)
+    high, low = threefry.words(words, jnp.zeros_like(index), index)
+    total = sum((part >> 16) + (part & 0xFFFF) for part in (high, low))
+    return (total.astype(dtype) - 2 * 0xFFFF) * (3**0.5 / 2**16)
+
+
+def _draw_of(path):
+    """What draws noise for the tests of a file."""
+    exact = path.parent.name in ("attacks", "audit", "kernels", "privacy")
+    return _EXACT if exact else _draw_short
+
+
+@contextlib.contextmanager
+def _drawn_by(draw):
+    """No program that was traced with other noise is used again."""
+    with _TRACED_WITH(draw.__name__), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "_draw", draw)
+        yield
 
 
 _compile_quickly()
@@ -113,8 +142,27 @@ def shared_system(request):
     return simulations.shared(request.param)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _noise_of_folder(request):
+    with _drawn_by(_draw_of(request.path)):
+        yield
+
+
 @pytest.fixture(scope="module")
-def unrolled():
+def exact_noise():
+    """For tests in other folders that ask how noise is distributed."""
+    with _drawn_by(_EXACT):
+        yield
+
+
+@pytest.fixture
+def draw_of():
+    """For the test that says where noise is the package's."""
+    return _draw_of
+
+
+@pytest.fixture(scope="module")
+def unrolled(exact_noise):
     """For tests that are about Threefry or count operations."""
     threefry.words = _UNROLLED
     yield

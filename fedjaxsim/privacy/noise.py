@@ -55,14 +55,28 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"a draw of noise must have fewer than 2**32 numbers, got {size}")
-    words = jax.random.key_data(key)
+    return _draw(jax.random.key_data(key), size, dtype).reshape(shape)
+
+
+def radius(key: jax.Array, dimension: int) -> jax.Array:
+    """Draw the norm of n + 1 standard normals, (): times n others, noise of density ∝ exp(−‖x‖₂).
+
+    Half its square is V ~ Gamma((n + 1)/2). Normals of variance 2V, mixed over V, have at distance
+    r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). A uniform direction times a
+    Gamma(n) radius would divide by a norm that may be zero.
+    """
+    return jnp.linalg.norm(normal(key, (dimension + 1,), jnp.result_type(float)))
+
+
+def _draw(words: jax.Array, size: int, dtype: DTypeLike) -> jax.Array:
+    """Return the normal numbers of the first `size` counters of a key's two words, (size,)."""
 
     def draw(first: jax.Array | int, count: int, of: Callable[..., jax.Array]) -> jax.Array:
         index = first + jax.lax.iota(jnp.uint32, count)
         return of(*threefry.words(words, jnp.zeros_like(index), index), dtype)
 
     if backend.platform() != "cpu":
-        return draw(0, size, from_words).reshape(shape)
+        return draw(0, size, from_words)
     central = threefry.in_halves(functools.partial(draw, of=_central), size, dtype)
 
     def repair(carry):  # the first index is carried, lest XLA hash before the loop
@@ -74,18 +88,7 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
         total = jnp.dot(carry[1], jnp.ones_like(carry[1]), precision=jax.lax.Precision.HIGHEST)
         return (carry[0] == 0) & ~jnp.isfinite(total)
 
-    _, numbers = jax.lax.while_loop(has_tail, repair, (jnp.uint32(0), central))
-    return numbers[:size].reshape(shape)
-
-
-def radius(key: jax.Array, dimension: int) -> jax.Array:
-    """Draw the norm of n + 1 standard normals, (): times n others, noise of density ∝ exp(−‖x‖₂).
-
-    Half its square is V ~ Gamma((n + 1)/2). Normals of variance 2V, mixed over V, have at distance
-    r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). A uniform direction times a
-    Gamma(n) radius would divide by a norm that may be zero.
-    """
-    return jnp.linalg.norm(normal(key, (dimension + 1,), jnp.result_type(float)))
+    return jax.lax.while_loop(has_tail, repair, (jnp.uint32(0), central))[1][:size]
 
 
 @functools.partial(jax.jit, static_argnames="dtype")  # traced once for each shape, not each draw

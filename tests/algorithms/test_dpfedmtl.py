@@ -158,6 +158,7 @@ def test_the_papers_cnn_splits_at_its_output_layer():
 
 
 @pytest.mark.parametrize("chunk_map", ["vmap", pytest.param("scan", marks=THOROUGH)])
+@pytest.mark.usefixtures("exact_noise")
 def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_map):
     # The trunk's gradient is v everywhere, of norm 4, so clip(v) = v/2. After H steps of each of K
     # clients the trunk has mean −ηHv/2 and variance η²·H·(σS)²/K, if all draws are independent.

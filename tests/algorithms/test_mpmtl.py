@@ -310,6 +310,7 @@ def test_a_server_may_map_all_releases_to_anything_that_clients_can_apply():
         np.testing.assert_allclose(found[t], w, rtol=1e-9)
 
 
+@pytest.mark.usefixtures("exact_noise")
 def test_examples_are_protected_by_noise_of_the_right_law():
     # Zero data: what a client goes on from is the noise alone, whose norm is Gamma(d, 2K/ε).
     m = 3000

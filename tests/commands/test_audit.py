@@ -13,6 +13,8 @@ AUDIT = (
     "--sampling-rate 1 --noise-multiplier 1 --local-steps 1 --learning-rate 0.01"
 )
 
+pytestmark = pytest.mark.usefixtures("exact_noise")
+
 
 def test_an_audit_of_a_sound_simulation_refutes_nothing(ask_json, tmp_path):
     config = tmp_path / "run.toml"

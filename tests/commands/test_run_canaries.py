@@ -12,6 +12,8 @@ RUN = (
     "--epsilon 2 --clip 0.5 --audit-canaries 50 --quiet"
 )
 
+pytestmark = pytest.mark.usefixtures("exact_noise")
+
 
 @pytest.mark.thorough
 def test_a_run_reports_its_audit(tmp_path, capsys):

@@ -94,6 +94,7 @@ def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
     assert abs(float(total(state.shared)) - 1) < float(jnp.finfo(dtype).eps)
 
 
+@pytest.mark.usefixtures("exact_noise")
 def test_noise_on_a_narrow_billboard_has_the_values_of_float32(problem):
     # Float16 noise had 1,024 values. The billboard rounds, but the release does not.
     def release(accumulator, denominator, key, state, hparams, round_):

@@ -79,6 +79,7 @@ def test_a_metric_must_state_its_direction():
         assert found.mean == pytest.approx((0.5 + worst) / 2, abs=1e-4)
 
 
+@pytest.mark.usefixtures("exact_noise")
 def test_noise_has_the_charged_scale():
     plan = EvaluationPlan(5.0, "accuracy")
     _, state, _ = started(plan)

@@ -1,6 +1,7 @@
 """The numbers behind the noise: the normal distribution, by counting the words that lead to it."""
 
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from scipy.special import ndtri_exp
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.backend import Backend, planning_for
+from fedjaxsim.privacy import noise
 from fedjaxsim.privacy.mechanisms import gaussian, noise_like
 from fedjaxsim.privacy.noise import from_words, normal
 
@@ -159,3 +161,17 @@ def test_the_gaussian_mechanism_draws_from_them():
     out = release(key)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out)])
     np.testing.assert_allclose(flat, _normal(key, (7,)) * 0.5 * 2.0 / 10, rtol=1e-6)
+
+
+def test_short_noise_is_drawn_only_by_tests_in_which_noise_is_not_the_question(draw_of):
+    folders = {path.name: path for path in Path(__file__).parent.parent.iterdir() if path.is_dir()}
+    for name in ("attacks", "audit", "kernels", "privacy"):
+        for path in folders[name].glob("test_*.py"):
+            assert draw_of(path) is noise._draw
+    assert noise._draw.__code__.co_filename == noise.__file__
+    short = draw_of(folders["engine"] / "test_program.py")
+    assert Path(short.__code__.co_filename).name == "conftest.py"
+    # What it draws has the package's mean and variance.
+    draws = np.asarray(short(jax.random.key_data(jax.random.key(0)), 10**5, jnp.float32), float)
+    assert abs(draws.mean()) < 5 / math.sqrt(draws.size)
+    assert abs(draws.var() - 1) < 5 * math.sqrt(2 / draws.size)
