@@ -181,9 +181,10 @@ class Allocated(PrivacyEvent):
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
         z = entry.noise_multiplier
         known = gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
-        if adjacency == "replace":  # RDP has a better bound
-            return known
-        hidden = allocation.losses(z, self.period, interval)
+        if adjacency == "replace":
+            hidden = allocation.replaced_losses(z, self.period, self.replace, interval)
+        else:
+            hidden = allocation.losses(z, self.period, interval)
         return losses.mixture([(1 - self.full, hidden), (self.full, known)], interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:

@@ -151,27 +151,87 @@ def test_inverse_moments_are_those_of_brute_force():
         assert math.log(truth) <= value <= math.log(truth) + 2e-3 * max(1.0, truth - 1)
 
 
-@pytest.mark.parametrize("angle", [0.5, 0.75, 1.0])
-def test_a_replacement_costs_at_most_its_bound(angle):
-    """Two rounds; the two messages are opposite (1), at right angles (0.5), or between."""
-    z, orders = 1.2, (2.0, 3.0, 5.0)
+def test_a_replacement_costs_at_most_its_bound():
+    """Two rounds; the two messages are at right angles, between, or opposite, the worst case."""
+    z, orders, epsilons = 1.2, (2.0, 3.0, 5.0), (0.2, 1.0)
     x = np.linspace(-12, 12, 41)
     axes = np.meshgrid(x, x, x, x, indexing="ij", sparse=True)  # two coordinates of each round
     first, second = axes[:2], axes[2:]
-    other = math.cos(math.pi * angle), math.sin(math.pi * angle)
+    density = sum(-(axis**2) / 2 - math.log(2 * math.pi) / 2 for axis in axes)
+    volume = (x[1] - x[0]) ** 4
 
     def log_mixture(message):
         turns = [(message[0] * u + message[1] * v) / z for u, v in (first, second)]
         return np.logaddexp(*turns) - 1 / (2 * z**2) - math.log(2)
 
-    density = sum(-(axis**2) / 2 - math.log(2 * math.pi) / 2 for axis in axes)
-    one, another = log_mixture((1.0, 0.0)), log_mixture(other)
+    one = log_mixture((1.0, 0.0))
     bounds = allocation.replaced(z, 2, orders, 2.0)
-    for order, bound in zip(orders, bounds, strict=True):
-        values = density + order * one + (1 - order) * another
-        top = np.max(values)
-        moment = top + math.log(np.sum(np.exp(values - top)) * (x[1] - x[0]) ** 4)
-        assert 0 < moment / (order - 1) <= bound
+    profile = losses.profile([(allocation.replaced_losses(z, 2, 2.0, 1e-3), 1)])
+    deltas = []
+    for angle in (0.5, 0.75, 1.0):
+        another = log_mixture((math.cos(math.pi * angle), math.sin(math.pi * angle)))
+        for order, bound in zip(orders, bounds, strict=True):
+            values = density + order * one + (1 - order) * another
+            top = np.max(values)
+            moment = top + math.log(np.sum(np.exp(values - top)) * volume)
+            assert 0 < moment / (order - 1) <= bound
+        gaps = [np.exp(density + one) - np.exp(density + another + ε) for ε in epsilons]
+        deltas.append([float(np.sum(np.maximum(gap, 0)) * volume) for gap in gaps])
+    assert deltas == sorted(deltas)
+    for worst, epsilon in zip(deltas[-1], epsilons, strict=True):
+        assert worst < profile.delta(epsilon) < 1.4 * worst
+
+
+def test_a_replacement_in_a_known_turn_is_a_gaussian_release_at_twice_the_distance():
+    hidden = losses.chained(*gaussian.sampled(1.3, 1.0, False, 1e-3))
+    for epsilon in (0.0, 0.5, 3.0):
+        found = losses.profile([((hidden,), 1)]).delta(epsilon)
+        assert found == pytest.approx(gaussian.delta(epsilon, 2 / 1.3), rel=1e-6)
+
+
+def test_chained_losses_have_the_least_delta_of_all_ways_to_split_epsilon():
+    random, step = np.random.default_rng(0), 0.1
+
+    def law(first):
+        """Return losses of which a fifth of the other distribution is out of reach."""
+        masses = random.random(30)
+        values = step * (first + np.arange(30))
+        return losses.Losses(step, first, 0.8 * masses / np.sum(masses * np.exp(-values)), 0.0)
+
+    def delta(one, place):
+        with_loss = -np.expm1(np.minimum(step * place - one.values, 0)) @ one.masses
+        return float(with_loss + one.infinite)
+
+    def normal(one, infinite):
+        rest = 1 - infinite
+        return one._replace(masses=rest * one.masses / np.sum(one.masses), infinite=infinite)
+
+    there, back = normal(law(-10), 0.01), normal(law(-8), 0.02)
+    for one in (there, back):
+        assert np.sum(one.masses * np.exp(-one.values)) <= 1
+    chain = losses.chained(there, back)
+    assert np.sum(chain.masses) + chain.infinite == pytest.approx(1, rel=1e-12)
+    for place in (0, 5, 13):
+        splits = [
+            delta(there, other) + math.exp(step * other) * delta(back, place - other)
+            for other in range(-60, 80)
+        ]
+        assert delta(chain, place) == pytest.approx(min(splits), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("z", "period", "periods", "lower", "upper"),
+    [
+        (1.0, 10, 10, 6.0738, 6.1616),
+        (2.0, 10, 10, 2.0982, 2.1849),
+        pytest.param(0.6, 100, 1, 3.4193, 3.4440, marks=pytest.mark.thorough),
+        pytest.param(0.8, 100, 10, 2.8672, 2.9505, marks=pytest.mark.thorough),
+    ],
+)
+def test_epsilon_lies_between_the_bounds_of_feldman_and_shenfeld(z, period, periods, lower, upper):
+    """Of `gaussian_allocation_epsilon_range` in PLD-accounting 2.0 (arXiv 2602.17284)."""
+    found = guarantee.tight_epsilon(plan(z, period, period * periods), DELTA)
+    assert lower <= found <= upper
 
 
 def test_a_period_of_one_round_is_full_participation():

@@ -22,8 +22,19 @@ RDP of P against Q at integers α follows from
     E[L^α] = t^(−α) α! [s^α] (Σ_j e^(j(j−1)/(2z²)) s^j/j!)^t,
 
 and that of Q against P from E[L^(−b)] = ∫ E[e^(−λL)] λ^(b−1) dλ/Γ(b), by quadrature. Neither
-cancels: both are computed less 1. Replacing a client costs at most what two zeroings do (the weak
-triangle inequality of Mironov 2017, Proposition 11).
+cancels: both are computed less 1.
+
+A replacement costs most if messages become the opposite ones. With messages a_i, b_i of norm 1
+(shorter ones are padded) and u = ⟨a_i, x_i⟩, v = ⟨b_i, x_i⟩ of the last round,
+
+    δ = E[ψ(s + e^u/t − c e^v/t)]
+
+under N(0, z² I), with a convex ψ and an s of earlier rounds. Its derivative in the correlation of u
+and v is E[∂²ψ/∂u∂v] = −c E[ψ″ e^(u+v)]/t² ≤ 0 (Plackett's identity), so −1 is the worst. δ is then
+a convex function of s, and the argument goes on with the round before. The ratio of both correlated
+sums has no law that is cheap to compute, so two zeroings are charged, which cost more: by losses,
+the composition of both roc curves, exact for a known turn; by RDP, the weak triangle inequality
+(Mironov 2017, Proposition 11).
 """
 
 import functools
@@ -34,7 +45,7 @@ import numpy as np
 from scipy.special import gammaln, ndtr
 
 from fedjaxsim.privacy.accounting.gaussian import cell_masses, sampled
-from fedjaxsim.privacy.accounting.losses import Losses, Pair
+from fedjaxsim.privacy.accounting.losses import Losses, Pair, chained
 from fedjaxsim.privacy.accounting.rdp import log_expm1
 
 LARGEST_ORDER = 64
@@ -77,7 +88,7 @@ class _Law(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def losses(z: float, period: int, interval: float) -> Pair:
     """Compute the losses of t rounds with one hidden turn, for zero-out, in both directions."""
-    if z < _LEAST_NOISE or period == 1 or interval > _WIDEST:
+    if not _hides(z, period, interval):
         return sampled(z, 1.0, False, interval)
     deviation = math.sqrt(math.expm1(1 / z**2) / period)
     finest = _OF_DEVIATION * min(1.0, deviation)
@@ -90,6 +101,22 @@ def losses(z: float, period: int, interval: float) -> Pair:
     first, last = stride * law.first, stride * (law.first + len(law.masses) - 1)
     remove = Losses(interval, first, present, law.infinite)
     return remove, Losses(interval, -last, absent[::-1].copy(), law.zero)
+
+
+@functools.lru_cache(maxsize=64)
+def replaced_losses(z: float, period: int, distance: float, interval: float) -> Pair:
+    """Compute the losses of t rounds with one hidden turn, for a replacement; see `replaced`."""
+    known = sampled(z / distance, 1.0, False, interval)
+    if not _hides(z, period, interval):
+        return known
+    hidden = (chained(*losses(z, period, interval)),)
+    if distance == 2:  # two zeroings, whose turn is known, cost no less
+        return hidden
+    return min(known, hidden, key=lambda pair: float(pair[0].masses @ pair[0].values))
+
+
+def _hides(z: float, period: int, interval: float) -> bool:
+    return z >= _LEAST_NOISE and period > 1 and interval <= _WIDEST
 
 
 def _allocated(z: float, period: int, step: float) -> _Law:

@@ -113,6 +113,34 @@ def _mixed(parts: Sequence[tuple[float, Losses]]) -> Losses:
     return Losses(parts[0][1].interval, first, masses, infinite)
 
 
+def chained(there: Losses, back: Losses) -> Losses:
+    """Return the losses of P against Q from those of P against M and of M against Q.
+
+    A test of power α at Q has a power of at most F(α) at M, and of at most G(F(α)) at P (Dong, Roth
+    and Su 2022, Theorem 2.14). This is the law with the roc curve G ∘ F: both likelihood ratios
+    fall together over M.
+    """
+    steps = there.values[::-1]
+    shares = there.masses[::-1] * np.exp(-steps)
+    # M's mass from the largest ratios on, as each of the two has it.
+    ends = np.cumsum(shares)
+    other = np.cumsum(np.append(back.infinite, back.masses[::-1]))
+    cuts = np.union1d(ends, other)
+    cuts = cuts[(cuts > 0) & (cuts <= ends[-1])]
+    widths = np.diff(cuts, prepend=0.0)
+    middles = cuts - widths / 2
+    place, step = np.searchsorted(ends, middles), np.searchsorted(other, middles)
+    masses = widths * np.exp(steps[place])
+    unbounded = step == 0
+    # The last cell takes what rounding leaves of M.
+    step = np.clip(step, 1, len(back.masses))[~unbounded]
+    sums = there.first + len(steps) - 1 - place[~unbounded] + back.first + len(back.masses) - step
+    first = int(np.min(sums, initial=there.first))
+    total = np.bincount(sums - first, weights=masses[~unbounded], minlength=1)
+    out_of_reach = float(np.sum(masses[unbounded]) + np.sum(there.masses[::-1][shares == 0]))
+    return Losses(there.interval, first, total, there.infinite + out_of_reach)
+
+
 def profile(groups: Sequence[tuple[Pair, int]]) -> Profile:
     """Compute the privacy profile of groups of equal releases, (losses, number), on one grid."""
     ways = [

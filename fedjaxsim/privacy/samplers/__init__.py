@@ -419,8 +419,8 @@ def random_allocation(*, every: int) -> Sampling:
       * Other releases than sums with independent Gaussian noise cost what they do in a known round
         of each period. Correlated noise is refused.
 
-    Accountants: "pld" and "rdp" for zero-out, in both views. For a replacement there is a bound by
-    RDP, or that of known rounds, about twice the ε of zero-out or more.
+    Accountants: "pld" and "rdp", in both views. A replacement is charged as two zeroings, about
+    twice the ε of zero-out.
 
     Args:
       every: t, the rounds of a period; at most 65,535. A number of rounds that is no multiple of t
