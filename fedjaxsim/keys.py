@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.kernels import backend, threefry
 
 
@@ -77,8 +78,12 @@ def seed_key(seed: int) -> jax.Array:
     """Return the key of a seed; of a larger one than 32 bits all 64 count.
 
     Other generators than Threefry share one stream under vmap, which breaks noise and sampling.
+
+    Raises:
+      ValueError: the seed is negative or has more bits; JAX would give it another seed's key.
     """
-    if not 2**32 <= seed < 2**64:
+    checks.count(0, 2**64 - 1, seed=seed)
+    if seed < 2**32:
         return jax.random.key(seed, impl="threefry2x32")
     # Without x64, `jax.random.key` takes the low 32 bits.
     return threefry.wrap((jnp.uint32(seed >> 32), jnp.uint32(seed % 2**32)))

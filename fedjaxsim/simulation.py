@@ -59,6 +59,7 @@ from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
+    DECLARED_ROWS,
     MOST_ROWS,
     NEW_CLIENTS,
     OF_CLIENTS,
@@ -264,10 +265,11 @@ class Simulation:
 
     @property
     def public(self) -> tuple[str, ...]:
-        """Assumptions of every guarantee: numbers made of data that are taken as public."""
+        """Assumptions of every guarantee: public numbers, declared or made of data."""
         parts = (self.population, self.task, self.algorithm, self.mechanism)
-        rows = () if self.population.max_rows else (MOST_ROWS,)
-        named = dict.fromkeys([*rows, *(each for part in parts for each in part.public)])
+        most = self.population.max_rows
+        rows = MOST_ROWS if most is None else DECLARED_ROWS.format(most)
+        named = dict.fromkeys([rows, *(each for part in parts for each in part.public)])
         return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
 
     @property

@@ -93,6 +93,9 @@ def test_bad_uses_are_refused():
         sim.evaluate(state, hparams, "holdout")
     with pytest.raises(ValueError, match="key"):
         sim.init(jax.random.key(0, impl="rbg"), hparams)
+    for seed in (-1, 2**64):  # JAX gives them the keys of 2³² − 1 and of 0
+        with pytest.raises(ValueError, match=f"seed must be an integer in .*, got {seed}"):
+            sim.init(seed, hparams)
     with pytest.raises(ValueError, match="delta"):
         sim.guarantee(state, delta=1.5)
     with pytest.raises(ValueError, match="5 clients"):

@@ -28,6 +28,7 @@ def load(
     validation: float = 0.0,
     test: float | None = None,
     split_by: SplitBy | None = None,
+    max_rows: int | None = None,
     **settings: Any,
 ) -> Population:
     """Load the data a specification names and split every client's rows.
@@ -49,12 +50,13 @@ def load(
       split_by: rows for testing and validation: "random" ones, or the last ones of each client in
         "time", with a gap before them if rows are overlapping windows of text or a series. None is
         "time" for such windows, and "random" otherwise.
+      max_rows: `Population.max_rows`; None keeps that of the data.
       **settings: arguments of the reader and of the partition, by name, such as `num_clients`.
 
     Raises:
       FileNotFoundError: there is nothing at PATH.
-      ValueError: the specification is unknown, an option is out of range or has no effect, or a
-        partition is given for data with clients.
+      ValueError: the specification is unknown, an option is out of range or has no effect, a client
+        has more than `max_rows` rows in a split, or a partition is given for data with clients.
     """
     if not isinstance(spec, str):
         raise ValueError(f"load needs the name of data, as csv:PATH, got a {type(spec).__name__}")
@@ -102,6 +104,23 @@ def load(
         raise ValueError(f"{spec} has its own clients: partition must be None, got {partition!r}")
     else:
         population = found if isinstance(found, Population) else found.population(path)
+    # It bounds the splits that are made here, and not those of the source.
+    most = population.max_rows if max_rows is None else max_rows
+    if population.max_rows is not None:
+        population = dataclasses.replace(population, max_rows=None)
+    population = _split(population, spec, validation, test, split_by, seed)
+    return population if most is None else dataclasses.replace(population, max_rows=most)
+
+
+def _split(
+    population: Population,
+    spec: str,
+    validation: float,
+    test: float | None,
+    split_by: SplitBy | None,
+    seed: int,
+) -> Population:
+    """Set aside rows for testing and validation."""
     if population.generate is not None:
         if validation or test is not None:
             raise ValueError(

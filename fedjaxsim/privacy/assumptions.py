@@ -60,6 +60,7 @@ MOST_ROWS = (
     "The largest number of rows of a client in each split is read from the data and taken as "
     "public; declaring max_rows replaces it."
 )
+DECLARED_ROWS = "Each client has at most {} rows in each split: max_rows, a declared public number."
 OF_EXAMPLES = (
     "One example of one client is replaced; its number of examples is public.",
     "Examples are protected from all who see their client's messages, the server included, and not "

@@ -146,6 +146,7 @@ def whole_population_of(config: RunConfig) -> Population:
         validation=config.get("validation_fraction", 0.0),
         test=config.get("test_fraction"),
         split_by=config.get("split_by"),
+        max_rows=config.get("max_rows"),
         **config.arguments("data"),
         **config.arguments("partition"),
     )

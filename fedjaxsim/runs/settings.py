@@ -65,7 +65,7 @@ ALIASES = {
     "optimizer": "local_optimizer", "network": "model", "algo": "algorithm", "val_fraction":
     "validation_fraction", "beta": "momentum", "wd": "weight_decay", "tau": "head_epochs",
     "personal_lr": "personal_learning_rate", "split_seed": "partition_seed", "data_seed":
-    "partition_seed", "client_weights": "weights", "max_rows": "max_weight",
+    "partition_seed", "client_weights": "weights",
 }  # fmt: skip
 """Names that others give to settings: suggested, never taken."""
 
@@ -198,6 +198,11 @@ GROUPS = {
             "Rows for testing and validation: random ones, or the last ones of each client in the "
             "order of the source.",
             shown="time for overlapping windows, with a gap of a window; else random",
+        ),
+        Setting(
+            "max_rows", int, None,
+            "Public bound on the rows of a client in each split; a client with more is refused.",
+            shown="the largest client's, which a report then takes as public", least=1, most=_INT32,
         ),
         Setting(
             "scale", Literal["none", "all"], "none",

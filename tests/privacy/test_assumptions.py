@@ -16,6 +16,7 @@ from fedjaxsim.data.partition import dirichlet, iid, pathological
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import hold_out, split
 from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
+from fedjaxsim.privacy.assumptions import DECLARED_ROWS
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.assemble import simulation_of
@@ -32,11 +33,18 @@ def build(algorithm=None, population=CLIENTS, mechanism=gaussian()):
     return Simulation(algorithm, population, sampling, Minibatches(3, steps=1), mechanism)
 
 
+def named(simulation):
+    """What a simulation takes as public besides the declared bound on rows."""
+    bound, *others = simulation.public
+    assert bound == DECLARED_ROWS.format(10)
+    return tuple(others)
+
+
 def test_without_such_numbers_nothing_is_named():
-    assert build(mechanism=gaussian()).public == ()
-    assert build(ppsgd(TASK, objective="average")).public == ()
+    assert named(build(mechanism=gaussian())) == ()
+    assert named(build(ppsgd(TASK, objective="average"))) == ()
     # A number that is one for all is a setting, and no number of a client.
-    assert build(ppsgd(TASK, objective="weighted", sizes=3)).public == ()
+    assert named(build(ppsgd(TASK, objective="weighted", sizes=3))) == ()
 
 
 def test_the_bound_on_rows_is_named_unless_it_is_declared():
@@ -46,7 +54,7 @@ def test_the_bound_on_rows_is_named_unless_it_is_declared():
 
 def test_exact_sums_are_named():
     sim = build(mechanism=gaussian(exact_sums=True))
-    [sentence] = sim.public
+    [sentence] = named(sim)
     assert "summed as integers" in sentence
     hparams = sim.hyperparameters(clip=1.0, noise_multiplier=1.0)
     assert sentence in sim.guarantee(sim.init(0, hparams)).find("replace").assumptions
@@ -60,17 +68,17 @@ def test_a_simulation_names_what_each_part_names_once():
         gaussian()._replace(public=("of the mechanism",)),
     )
     everything = ("of the data", "of two", "of the task", "of the algorithm", "of the mechanism")
-    assert sim.public == everything
-    assert dataclasses.replace(sim, algorithm=pmtl(task)).public == (
+    assert named(sim) == everything
+    assert named(dataclasses.replace(sim, algorithm=pmtl(task))) == (
         *everything[:3],
         "of the mechanism",
     )
     # An algorithm brings its task.
-    assert dataclasses.replace(sim, algorithm=pmtl(TASK)).public == (
+    assert named(dataclasses.replace(sim, algorithm=pmtl(TASK))) == (
         *everything[:2],
         "of the mechanism",
     )
-    assert sim.with_population(CLIENTS).public == (
+    assert named(sim.with_population(CLIENTS)) == (
         "of the task",
         "of the algorithm",
         "of two",
@@ -79,9 +87,9 @@ def test_a_simulation_names_what_each_part_names_once():
 
 
 def test_weights_and_sizes_of_clients_are_named():
-    (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).public
+    (divisor,) = named(build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])))
     assert divisor.startswith("M = Σ m_i, the divisor of the weighted objective, is taken as")
-    (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).public
+    (weights,) = named(build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])))
     assert weights.startswith("The clients' weights, and their sum")
 
 
@@ -117,7 +125,7 @@ def test_a_division_by_label_is_named():
 
 def test_what_the_command_line_reads_is_named():
     def of(**settings):
-        return simulation_of(run_config(**settings), CLIENTS).public
+        return named(simulation_of(run_config(**settings), CLIENTS))
 
     classes = (
         "The number of classes, 3, is the largest label of all clients and one more; it is taken "

@@ -10,6 +10,9 @@ from scipy.stats import norm
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
+from fedjaxsim.data.load import load
+from fedjaxsim.data.npz import save_npz
+from fedjaxsim.data.population import Population
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
@@ -153,6 +156,30 @@ def test_seeds_may_share_their_data_and_weights_by_rows_follow_the_data(tmp_path
     for extra, count in (("", 2), ("partition-seed = 0\n", 1)):
         (tmp_path / "a.toml").write_text(sweep.format(extra))
         assert len(families_of(read_sweep(tmp_path / "a.toml"))) == count
+
+
+def test_a_bound_on_rows_is_declared_in_the_shell_and_named_and_holds_for_each_client():
+    def population(*flags):
+        # A fifth of a client's rows is for testing: its training rows are the most.
+        return population_of(parse(["run", *SMALL, *flags]).settings)
+
+    most = int(population().counts.max())
+    declared = population("--max-rows", str(most))
+    assert [declared.bound(name) for name in ("train", "test")] == [most] * 2
+    kept = population("--max-rows", str(most), "--held-out-clients", "0.5")
+    assert kept.max_rows == most
+    with pytest.raises(ValueError, match=f"has {most} rows in a split, more than max_rows = "):
+        population("--max-rows", str(most - 1))
+
+
+def test_a_bound_on_rows_of_data_with_one_holds_for_the_splits_of_the_run(tmp_path):
+    fields = {"x": np.arange(30.0)[:, None], "y": np.arange(30) % 2}
+    save_npz(tmp_path / "a.npz", Population.from_flat(fields, [[5, 5, 5]] * 2, max_rows=9))
+    assert load(f"npz:{tmp_path / 'a.npz'}").max_rows == 9
+    assert load(f"npz:{tmp_path / 'a.npz'}", test=0.4).counts.max() == 9
+    with pytest.raises(ValueError, match="has 12 rows in a split, more than max_rows = 9"):
+        load(f"npz:{tmp_path / 'a.npz'}", test=0.2)
+    assert load(f"npz:{tmp_path / 'a.npz'}", test=0.2, max_rows=12).max_rows == 12
 
 
 def test_they_may_be_swept(tmp_path):
