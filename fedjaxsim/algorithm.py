@@ -111,6 +111,8 @@ class Algorithm(NamedTuple):
       noise_adds_up: the remedy, if noise adds up in the server's state; or None.
       curvature: L of a step with `hparams.learning_rate`, from that of the loss: the default η is
         1/L, with which no step expands. None keeps the usual default.
+      typical_message: `(L) -> C`, the default clip norm of private runs, from the curvature L of
+        the loss on bounded rows; see `optimizers.small_update`. None keeps the usual default.
       averages_statistics: whether clients send the change of a model's running statistics
         (BatchNorm), by whose mean the server moves its own. Else no message may hold them.
     """
@@ -130,6 +132,7 @@ class Algorithm(NamedTuple):
     example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
     noise_adds_up: NoiseAddsUp | None = None
     curvature: Curvature | None = None
+    typical_message: Callable[[float], float] | None = None
     averages_statistics: bool = False
 
     def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":

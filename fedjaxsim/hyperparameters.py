@@ -23,7 +23,7 @@ from fedjaxsim import checks
 from fedjaxsim.factories import settings_of
 
 Value = ArrayLike | Sequence[float]
-USUAL_STEP = 0.1
+USUAL_STEP, USUAL_CLIP = 0.1, 1.0
 LARGEST_FLOAT32 = 3.4028234663852886e38
 _P = ParamSpec("_P")
 _Part = TypeVar("_Part", bound=Any)

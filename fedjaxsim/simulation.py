@@ -54,7 +54,15 @@ from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_once import TracedOnce
 from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of, published_metrics
-from fedjaxsim.hyperparameters import USUAL_STEP, Hyperparameters, Value, compose, fill, per_client
+from fedjaxsim.hyperparameters import (
+    USUAL_CLIP,
+    USUAL_STEP,
+    Hyperparameters,
+    Value,
+    compose,
+    fill,
+    per_client,
+)
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
@@ -286,6 +294,21 @@ class Simulation:
         assert of_loss is not None
         assert of_step is not None
         return 1 / of_step(of_loss(self.population.columns["x"].norm ** 2), hparams)
+
+    @property
+    def bounds_messages(self) -> bool:
+        """Return whether `clip_norm` follows from bounds on rows and, in regressions, targets."""
+        target = self.population.columns.get("y")
+        bounded = bool(self.task.labels) or (target is not None and max(target.bound) < math.inf)
+        return bounded and self.bounds_steps and self.algorithm.typical_message is not None
+
+    @property
+    def clip_norm(self) -> float:
+        """Default C of a private run: of a small message where rows are bounded, else 1."""
+        of_loss, typical = self.task.curvature, self.algorithm.typical_message
+        if not self.bounds_messages or of_loss is None or typical is None:
+            return USUAL_CLIP
+        return typical(of_loss(self.population.columns["x"].norm ** 2))
 
     @property
     def layout(self) -> Layout:

@@ -230,6 +230,7 @@ def _algorithm(
         task,
         warm_start=WarmStart(start, published),
         curvature=optimizers.curvature(local_optimizer),
+        typical_message=optimizers.small_update,
     )
 
 

@@ -58,6 +58,7 @@ def fedavg(
         task,
         warm_start=WarmStart(start, published),
         curvature=optimizers.curvature(local_optimizer),
+        typical_message=optimizers.small_update,
         averages_statistics=True,
     )
 

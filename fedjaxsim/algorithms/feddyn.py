@@ -82,4 +82,5 @@ def feddyn(
         warm_start=WarmStart(start, published),
         noise_adds_up=_ADDS_UP if message == "update" else None,
         curvature=optimizers.curvature(local_optimizer, _ALPHA.name),
+        typical_message=optimizers.small_update if message == "update" else None,
     )

@@ -107,4 +107,5 @@ def ifca(
         predict_with_data=predict_with_data,
         warm_start=WarmStart(start, lambda shared: model(shared, 0)),
         curvature=optimizers.curvature(local_optimizer),
+        typical_message=optimizers.small_update,
     )

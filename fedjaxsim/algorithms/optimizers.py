@@ -1,6 +1,7 @@
 """Local and server optimizers, by name or from optax."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -214,6 +215,21 @@ def curvature(optimizer: LocalChoice = "sgd", *penalties: str) -> Curvature | No
     if not (optimizer == "sgd" or getattr(optimizer, "is_sgd", False)):
         return None
     return lambda bound, hparams: bound + sum(hparams.get(name) for name in penalties)
+
+
+def small_update(curvature: float) -> float:
+    """Return the norm of a small update: 0.1/√L.
+
+    It changes no prediction of a bounded row by more than 0.1, if the loss has curvature 1 in the
+    outputs: by a twentieth of the range of a target in [−1, 1]. The factor 0.1 was chosen on six
+    public tables at ε = 1; larger norms were worse on five of them and no better on the sixth.
+    """
+    return 0.1 / math.sqrt(curvature)
+
+
+def small_gradient(curvature: float) -> float:
+    """Return the norm of the gradient of which a step of 1/L is a `small_update`: 0.1 √L."""
+    return curvature * small_update(curvature)
 
 
 def step_with(

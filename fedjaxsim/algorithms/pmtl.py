@@ -245,4 +245,5 @@ def naive_dp(
         task,
         warm_start=WarmStart(start, lambda shared: shared.mean),
         curvature=optimizers.curvature(local_optimizer, PULL.name),
+        typical_message=optimizers.small_update,
     )

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
-from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE
+from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE, small_gradient
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
@@ -190,6 +190,7 @@ def ppsgd(
         public=() if m_i is None or m_i.ndim == 0 else (_DIVISOR,),
         warm_start=WarmStart(start, lambda shared: shared.value),
         curvature=curvature,
+        typical_message=small_gradient,
     )
 
 

@@ -134,6 +134,7 @@ def scaffold(
         warm_start=WarmStart(start, lambda shared: shared.model.params),
         noise_adds_up=_ADDS_UP if message == "update" else None,
         curvature=optimizers.curvature(),
+        typical_message=optimizers.small_update if message == "update" else None,
         averages_statistics=message == "update",
     )
 

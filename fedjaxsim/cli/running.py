@@ -334,6 +334,8 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         least = number(float(np.min(hparams.learning_rate)))
         print(f"learning rate {least}: 1/L, so no step expands")
+    if config.get("clip", 0) is None and config.clips and simulation.bounds_messages:
+        print(f"clip norm {number(simulation.clip_norm)}: of the bounds of rows, no data")
     if shares := clipped_shares(simulation.population):
         print(clipped_in_words(shares))
     if done.audit is not None:
@@ -370,13 +372,10 @@ def _warn_of(stage: Stage, done: Executed) -> None:
 
 
 def _less_noise(experiment: Experiment) -> str:
-    """Say how to lose less to noise; on bounded rows a step's bound suggests a clip norm."""
-    simulation, hparams = experiment.simulation, experiment.hparams
-    clip = ""
-    if simulation.bounds_steps and experiment.config.loss == "squared":
-        # A first step of 1/L moves a model from 0 by at most √L/L, if targets are in [-1, 1].
-        bound = float(np.sqrt(np.min(simulation.step_size(hparams))))
-        clip = f" such as {bound:.2g}" if bound < np.min(hparams.get("clip", 0.0)) else ""
+    """Say how to lose less to noise; on bounded rows their bounds suggest a clip norm."""
+    simulation, clip = experiment.simulation, ""
+    if simulation.bounds_messages and simulation.clip_norm < experiment.hparams.get("clip", 0.0):
+        clip = f" such as {simulation.clip_norm:.2g}"
     return (
         f"with noise, try a smaller --clip{clip}, a larger --sampling-rate or --epsilon, or "
         "--algorithm local, which sends nothing"

@@ -25,7 +25,7 @@ from fedjaxsim.engine.program import ClientMetrics, run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Default, Hyperparameter, Hyperparameters, fill
+from fedjaxsim.hyperparameters import USUAL_CLIP, Default, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import seed_key
 from fedjaxsim.metrics import Records, metrics_to_tables, primary_metric
@@ -258,14 +258,21 @@ def prepare(
 
 
 def fill_settings(
-    config: RunConfig, records: Mapping[str, Hyperparameter], *follow: Callable[..., Any]
+    config: RunConfig,
+    records: Mapping[str, Hyperparameter],
+    *follow: Callable[..., Any],
+    clip_norm: float = USUAL_CLIP,
 ) -> Hyperparameters:
-    """Return the hyperparameters in some settings, before any follow from an ε; see `fill`."""
+    """Return the hyperparameters in some settings, before any follow from an ε; see `fill`.
+
+    `clip_norm` is the default C of messages that are clipped.
+    """
     values = {name: config.get(record.name) for name, record in records.items()}
     if values.get("clip") is not None:  # also where nothing is clipped
         records["clip"].check(values["clip"])
     if "clip" in values:
-        values["clip"] = config.clip_norm if config.clips else math.inf
+        clip = clip_norm if values["clip"] is None else values["clip"]
+        values["clip"] = clip if config.clips else math.inf
     given = {name: value for name, value in values.items() if value is not None}
     return fill(records, given, *follow)
 
@@ -278,7 +285,9 @@ def _delta(config: RunConfig, num_clients: int) -> float:
 def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
     """Return the hyperparameters of a run, with those that follow from its settings and data."""
     sampler, step = simulation.sampler, simulation.step_size
-    hparams = fill_settings(config, simulation.records, sampler.rate, step)
+    hparams = fill_settings(
+        config, simulation.records, sampler.rate, step, clip_norm=simulation.clip_norm
+    )
     scheme = sampler.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
     if p * scheme.clients * config.rounds < 1:

@@ -49,7 +49,7 @@ IN_FILES_ONLY = ("public",)
 _CALIBRATED = ("gaussian", "correlated", "pure")
 """Kinds of events whose noise follows from a target ε."""
 _DERIVED = {
-    "clip": "1 with noise, else inf",
+    "clip": "with noise 1, or 0.1/√L on bounded rows; else inf",
     "noise_multiplier": "from epsilon",
     "count_noise": "cohort / 20",
 }
@@ -459,12 +459,6 @@ class RunConfig(Table):
         return any(self.get(name) is not None for name in _EXAMPLES)
 
     @property
-    def clip_norm(self) -> float:
-        """C of messages that are clipped; 1 by default."""
-        clip = self.get("clip")
-        return 1.0 if clip is None else clip
-
-    @property
     def sampler(self) -> str:
         """The name of the sampler; a Poisson rate of 1 is full participation."""
         full = self.sampling is None and self.get("sampling_rate") == 1
@@ -496,8 +490,8 @@ class RunConfig(Table):
         releases = self.get("evaluate_privately") is not None and self.patience is not None
         given = self.given()
         contradictions = {
-            f"clip must be finite where epsilon is, got {self.clip_norm}":
-                private and not math.isfinite(self.clip_norm),
+            f"clip must be finite where epsilon is, got {self.get('clip')}":
+                private and self.get("clip") == math.inf,
             f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}":
                 self.get("example_clip") is not None and not self.protects_examples,
             "weights rows with noise need max-weight: numbers of rows are private, and it is their "

@@ -123,5 +123,6 @@ def _scaled(final: Experiment, scale: float, clips: bool) -> Hyperparameters:
     noise = [name for name in ("noise_multiplier", "count_noise") if name in hparams]
     hparams = hparams.replace(**{n: np.asarray(getattr(hparams, n)) * scale for n in noise})
     if clips and not math.isfinite(float(np.asarray(hparams.clip))):
-        hparams = hparams.replace(clip=final.config.clip_norm)
+        clip = final.config.get("clip")
+        hparams = hparams.replace(clip=final.simulation.clip_norm if clip is None else clip)
     return hparams

@@ -1,5 +1,7 @@
 """What a target means: classes by the names that were given, counts, numbers, and what is asked."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pandas as pd
@@ -8,7 +10,8 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.assemble import simulation_of
+from fedjaxsim.runs.build import prepare, resolved
 
 CLIENTS, ROWS = 6, 20
 
@@ -101,6 +104,27 @@ def test_steps_of_losses_on_bounded_rows_are_bounded_by_default():
     np.testing.assert_allclose(start["bias"], [np.log(0.01 / 0.99)])
 
 
+def test_the_default_clip_norm_follows_from_the_bounds_of_rows():
+    scaled = ["--loss", "squared", "--range", "days=0:40", "--algorithm"]
+    ditto = experiment("days", *scaled, "ditto", "--noise-multiplier", "1")
+    # L = 1 + 1 for one column in [-1, 1] and an intercept; a gradient is L times an update.
+    assert float(ditto.hparams.clip) == pytest.approx(0.1 / 2**0.5)
+    population = ditto.simulation.population
+
+    def clip(*flags_):
+        config = parse(flags("days", *flags_)).settings
+        return resolved(config, simulation_of(config, population)).clip
+
+    assert clip(*scaled, "ppsgd", "--noise-multiplier", "1") == pytest.approx(0.1 * 2**0.5)
+    assert clip(*scaled, "ditto", "--noise-multiplier", "1", "--clip", "3") == 3
+    assert clip(*scaled, "ditto") == np.inf
+    assert clip(*scaled, "mpmtl", "--noise-multiplier", "1") == 1  # sends models, no changes
+    # A loss of unbounded curvature, and targets without a range, bound nothing.
+    assert clip("--loss", "quantile", "--algorithm", "ditto", "--noise-multiplier", "1") == 1
+    population = dataclasses.replace(population, columns={"x": population.columns["x"]})
+    assert clip(*scaled, "ditto", "--noise-multiplier", "1") == 1
+
+
 @pytest.mark.thorough
 def test_a_run_that_noise_makes_useless_names_a_clip_norm(capsys):
     noise = ["--noise-multiplier", "50", "--algorithm", "fedavg", "--sampling", "full", "--quiet"]
@@ -108,5 +132,7 @@ def test_a_run_that_noise_makes_useless_names_a_clip_norm(capsys):
     assert main(flags("days", *scaled)) == 0
     told = capsys.readouterr().err
     assert "the models are of no use yet: nMSE" in told
-    # L = 1 + 1 for one column in [-1, 1] and an intercept: 1/√2.
-    assert "a smaller --clip such as 0.71" in told
+    assert "a smaller --clip, a larger --sampling-rate" in told
+    assert main(flags("days", *scaled, "--clip", "1")) == 0
+    # L = 1 + 1 for one column in [-1, 1] and an intercept: 0.1/√2.
+    assert "a smaller --clip such as 0.071" in capsys.readouterr().err
