@@ -104,22 +104,26 @@ def tune(
     return tuning.run(Event())
 
 
-def compare(paths: Iterable[Path | str]) -> "pd.DataFrame":
+def compare(paths: Iterable[Path | str], *, metric: str | None = None) -> "pd.DataFrame":
     """Compare finished runs and sweeps by their folders; `fedjaxsim compare` as a function.
 
+    Args:
+      paths: the folders.
+      metric: name of a metric; by default that by which runs are judged.
+
     Returns:
-      One row for each system, a setting over its seeds: the mean of the metric by which runs are
-      judged with half its 95 % interval, the difference from the first system on the seeds that
-      both have with p, and the largest ε.
+      One row for each system, a setting over its seeds: the mean of the metric with half its 95 %
+      interval, the difference from the first system on the seeds that both have with p, and the
+      largest ε.
     """
     with importing("tables"):
         import pandas as pd
-    from fedjaxsim.report.results import SPENT, compared
+    from fedjaxsim.report.results import SPENT
     from fedjaxsim.runs.comparison import compare as read
 
-    systems = read(map(Path, paths)).systems
-    rows = compared(systems)
-    for row, system in zip(rows, systems, strict=True):
+    found = read(map(Path, paths), metric)
+    rows = found.compared()
+    for row, system in zip(rows, found.systems, strict=True):
         for name in SPENT:
             values: list[Any] = [run.rows[-1].get(name) for run in system.runs.values()]
             row[name] = None if None in values else max(values)

@@ -51,6 +51,7 @@ class Setting:
       shown: its default in words, if that follows from other settings.
       argument: name of the factory's argument.
       per_client: whether a number may also be a list of one per client.
+      evaluates: whether it says what evaluations compute and when, and changes nothing else.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Setting:
     most: float = math.inf
     argument: str = ""
     per_client: bool = False
+    evaluates: bool = False
 
     @property
     def required(self) -> bool:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from fedjaxsim import checks
+
 
 class Metric(NamedTuple):
     """Properties of a metric.
@@ -61,11 +63,11 @@ METRICS = {
     ),
     "accuracy": Metric("accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=_SPREAD),
     "nmse": Metric("nMSE", "MSE / variance", False, _POSITIVE, pooled=True, in_tables=_SPREAD),
-    "loss": Metric("loss", larger_is_better=False, in_tables=()),
     "auc": Metric("aAUC", None, True, _FRACTION, smooth=False),
+    "loss": Metric("loss", larger_is_better=False, in_tables=()),
     "squared_error": Metric("squared error", None, False, _POSITIVE, power=2, in_tables=()),
 }
-"""Records of the package's metrics, in the order in which runs are judged by them."""
+"""Records of the package's metrics, in the order of tables."""
 
 
 def find_metric(name: str, records: Records) -> Metric:
@@ -73,17 +75,25 @@ def find_metric(name: str, records: Records) -> Metric:
     return records.get(name) or METRICS.get(name) or Metric(name.replace("_", " "))
 
 
-def resolve_metrics(names: Collection[str], stated: Records) -> dict[str, Metric]:
-    """Decide the records of a task's metrics, those of `METRICS` first.
+def resolve_metrics(
+    names: Collection[str], stated: Records, judged_by: str | None = None
+) -> dict[str, Metric]:
+    """Decide the records of a task's metrics and their order: runs are judged by the first.
+
+    Metrics that tables show and that have a direction come first, then others with a direction,
+    such as the loss; among them, those of `METRICS` before the task's own.
 
     Args:
       names: names of all metrics of the task.
       stated: the task's own `records`.
+      judged_by: the metric by which runs are judged, in place of that first one.
 
     Raises:
-      ValueError: if a record is of no metric or is no `Metric`, or if the columns of two metrics
-        would have one name.
+      ValueError: if a record is of no metric or is no `Metric`, if the columns of two metrics
+        would have one name, or if the task lacks the metric `judged_by`.
     """
+    if judged_by is not None:
+        checks.one_of(names, metric=judged_by)
     for name, record in stated.items():
         if not isinstance(record, Metric):
             raise ValueError(f"records must hold fjs.tasks.Metric, got {record!r} for {name!r}")
@@ -92,6 +102,19 @@ def resolve_metrics(names: Collection[str], stated: Records) -> dict[str, Metric
                 f"records describe the metric {name!r}, which the task does not compute: it has "
                 f"{', '.join(names)}"
             )
+    _check_names(names)
+    ordered = dict.fromkeys([*(name for name in METRICS if name in names), *names])
+    records = {name: find_metric(name, stated) for name in ordered}
+
+    def rank(name: str) -> tuple[bool, bool, bool]:
+        record = records[name]
+        return name != judged_by, record.larger_is_better is None, not record.in_tables
+
+    return {name: records[name] for name in sorted(records, key=rank)}
+
+
+def _check_names(names: Collection[str]) -> None:
+    """Check that no metric has the name of another one's column."""
     for name in names:
         for ending in ENDINGS:
             if name + ending in names:
@@ -99,12 +122,10 @@ def resolve_metrics(names: Collection[str], stated: Records) -> dict[str, Metric
                     f"the metric {name + ending!r} must have another name: it is that of a column "
                     f"of the metric {name!r}"
                 )
-    ordered = [*(name for name in METRICS if name in names), *names]
-    return {name: find_metric(name, stated) for name in ordered}
 
 
 def merge_metrics(several: Iterable[Records]) -> dict[str, Metric]:
-    """Return the records of several tasks.
+    """Return the records of several tasks, in the order of the first one that has them.
 
     Of records that differ in words alone, the first stays. Raises ValueError if two of one name
     differ in direction, averaging or unit of the target: their values are not comparable.
@@ -120,7 +141,8 @@ def merge_metrics(several: Iterable[Records]) -> dict[str, Metric]:
                         f"runs contradict each other on the metric {name!r}: {what} is {values[0]} "
                         f"for some and {values[1]} for others; give one of them another name"
                     )
-    return resolve_metrics(merged, merged)
+    _check_names(merged)
+    return merged
 
 
 def require_direction(name: str, records: Records) -> bool:

@@ -36,7 +36,7 @@ def test_a_squared_error_has_its_words():
 
 def test_records_are_decided_once_and_contradictions_are_refused():
     records = resolve_metrics(["accuracy_gap", "loss", "accuracy"], {"accuracy_gap": OWN})
-    assert [*records] == ["accuracy", "loss", "accuracy_gap"]
+    assert [*records] == ["accuracy", "accuracy_gap", "loss"]
     assert records["accuracy_gap"] is OWN
     with pytest.raises(ValueError, match=r"'f2'.*has f1"):
         resolve_metrics(["f1"], {"f2": OWN})
@@ -44,6 +44,14 @@ def test_records_are_decided_once_and_contradictions_are_refused():
         resolve_metrics(["f1"], {"f1": 0.5})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"'f1_std' must have another name"):
         resolve_metrics(["f1", "f1_std"], {})
+    # Runs are judged by the first: one that tables show and that has a direction, or as asked.
+    below, pinball = Metric("below"), Metric("pinball", larger_is_better=False)
+    stated = {"below": below, "pinball": pinball}
+    assert [*resolve_metrics(["below", "loss", "pinball"], stated)] == ["pinball", "loss", "below"]
+    assert [*resolve_metrics(["below", "loss"], {"below": below})] == ["loss", "below"]
+    assert next(iter(resolve_metrics(["loss", "pinball"], {}, judged_by="loss"))) == "loss"
+    with pytest.raises(ValueError, match=r"metric must be one of loss, got 'los'"):
+        resolve_metrics(["loss"], {}, judged_by="los")
     words = OWN._replace(title="another title")
     assert merge_metrics([{"gap": OWN}, {"gap": words}]) == {"gap": OWN}
     with pytest.raises(ValueError, match=r"contradict.*'gap'.*larger_is_better is False"):

@@ -17,11 +17,18 @@ _MOST, _PANELS = 30, 12
 """Most lines of a table of runs, and panels of a picture of their clients."""
 
 
-def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = False) -> Work:
+def compare(
+    runs: tuple[Path, ...],
+    *,
+    metric: str | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> Work:
     """Compare finished runs, and settings over their seeds, in tables and in a figure.
 
     Args:
       runs: Directories of runs and of sweeps.
+      metric: Metric by which they are compared, such as f1; by default that which judges them.
       out: Figure of the runs (.png, .pdf or .svg), their tables for LaTeX (.tex), their summaries
         (.csv), or a page of all (.html), with pictures, clients, guarantees and settings.
       json: Print JSON instead of a table.
@@ -36,7 +43,7 @@ def compare(runs: tuple[Path, ...], *, out: Path | None = None, json: bool = Fal
 
         check_path(out, (*FORMATS, PAGE, ".tex", ".csv"))
     with doing("reading the runs", quiet=json):
-        found, written = read(runs), b""
+        found, written = read(runs, metric), b""
         _ = found.means, found.sentences, found.drawn_twice
         if out is not None:
             written = _content(found, out)
@@ -68,7 +75,7 @@ def _content(found: "Comparison", out: Path) -> bytes:
     from fedjaxsim.report.figures import comparison_figure
     from fedjaxsim.report.plots import content
 
-    return content(comparison_figure(found.systems), out.suffix[1:])
+    return content(comparison_figure(found.systems, found.shown), out.suffix[1:])
 
 
 def print_comparison(found: "Comparison") -> None:
@@ -104,7 +111,7 @@ def _page(found: "Comparison", out: Path) -> bytes:
     from fedjaxsim.report.plots import content
     from fedjaxsim.report.results import remarks_on
 
-    pictures = {"Curves": content(comparison_figure(found.systems))}
+    pictures = {"Curves": content(comparison_figure(found.systems, found.shown))}
     clients = [
         (each.run.name, each.clients["train_rows"], each.clients[found.column])
         for each in found.runs

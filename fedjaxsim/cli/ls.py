@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjaxsim.cli.flags import Work
 
-_CONFIG, _SWEEP, _TUNING = "config.toml", "sweep.toml", "path.json"
+_CONFIG, _SWEEP, _TUNING, _TUNED = "config.toml", "sweep.toml", "path.json", "tuned.toml"
 _HEADINGS = ("path", "kind", "algorithm", "data", "rounds", "metric", "ε", "tags")
 
 
@@ -69,7 +69,7 @@ def _results_in(root: Path) -> Iterator[dict[str, Any]]:
             yield _sweep(path)
         elif _TUNING in files:
             folders.clear()
-            yield {"path": str(path), "kind": "tuning", "rounds": ""}
+            yield _tuning(path)
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -97,6 +97,27 @@ def _run(path: Path) -> dict[str, Any]:
     if column is not None:
         row |= {"metric_name": column_metric(column, records).title, "metric": done.get(column)}
     return row | {"rounds": str(done["rounds"]), "epsilon": done["epsilon"]}
+
+
+def _tuning(path: Path) -> dict[str, Any]:
+    from fedjaxsim.data.files import read_tables
+    from fedjaxsim.report.files import read_json
+    from fedjaxsim.report.labels import data_name, short_name
+
+    row = {"path": str(path), "kind": "tuning"}
+    try:
+        found, tuned = read_json(path / _TUNING), path / _TUNED
+        accepted = [step["value"] for step in found["steps"] if step["accepted"]]
+        row |= {
+            "rounds": f"{len(found['steps']) - 1} of {found['asked']['steps']} steps",
+            "tuned": found["asked"]["wrt"], "metric_name": found["metric"], "metric": accepted[-1],
+        }  # fmt: skip
+        if tuned.is_file():
+            config = read_tables(tuned)
+            row |= {"algorithm": short_name(config["algorithm"]), "data": data_name(config["data"])}
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return row | {"rounds": "", "problem": f"{path} is damaged: {error}"}
+    return row
 
 
 def _sweep(path: Path) -> dict[str, Any]:

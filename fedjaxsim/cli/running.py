@@ -82,6 +82,8 @@ def prepare_run(
     if out is not None and (out / CONFIG).is_file() and not overwrite:
         _check_same(config, out, start)
         directory = RunDirectory(out)
+        if processes.is_first():
+            directory.label(labels)
         if directory.is_finished():
             return lambda: _show(directory, course)
         return prepare_resume(out, None, course)

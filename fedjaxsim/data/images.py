@@ -4,8 +4,9 @@ Images become (N, height, width, channels) float32 in [0, 1], with one channel i
 three otherwise.
 """
 
+import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +47,8 @@ def read_images(
     place = Path(path)
     if place.is_file():
         with in_file(path):
+            if target is None:
+                raise ValueError("a table of images needs --target, the column with their classes")
             files, labels, owners, split = _listed_in(place, client, target, x)
     else:
         if client is not None or target is not None:
@@ -54,6 +57,12 @@ def read_images(
             )
         with in_file(existing(path, "folder or table of images", folder=True)):
             files, labels, owners, split = _found_below(place)
+    pictures = _read(files, resize, center_crop)
+    return _source(pictures, np.array(labels, object), owners, split)
+
+
+def _read(files: Sequence[Path], resize: int | None, center_crop: int | None) -> np.ndarray:
+    """Read the images of files."""
     with importing("images"):
         from PIL import Image
 
@@ -63,8 +72,39 @@ def read_images(
                 image.load()
                 yield image
 
-    pictures = stack_images(opened(), files, resize, center_crop)
-    return _source(pictures, np.array(labels, object), owners, split)
+    return stack_images(opened(), files, resize, center_crop)
+
+
+def read_new_images(
+    path: str | os.PathLike[str],
+    clients: Collection[str] = (),
+    *,
+    client: str | None = None,
+    x: str = "file_name",
+    resize: int | None = None,
+    center_crop: int | None = None,
+) -> Source:
+    """Read images to predict, which need no classes, as the field "x".
+
+    They are those of a table of files, of one folder, or of folders named after `clients`. In other
+    folders they lie as for `read_images`, whose settings these are.
+    """
+    place = Path(path)
+    if place.is_file():
+        with in_file(path):
+            files, _, owners, _ = _listed_in(place, client, None, x)
+    else:
+        with in_file(existing(path, "folder or table of images", folder=True)):
+            below = _images_below(place)
+            folders = {file.parts[0] for file in below if len(file.parts) == 2}
+            if below and all(len(file.parts) == 1 for file in below):
+                files, owners = [place / file for file in below], None
+            elif folders and folders <= {*clients}:
+                files, owners = [place / file for file in below], [file.parts[0] for file in below]
+            else:
+                files, _, owners, _ = _found_below(place)
+    source = _source(_read(files, resize, center_crop), np.zeros(len(files)), owners, None)
+    return dataclasses.replace(source, fields={"x": source.fields["x"]})
 
 
 def from_sequence(items: Any, *, split: Sequence[Any] | None = None) -> Any:
@@ -163,11 +203,7 @@ Rows = tuple[list[Path], list[str], list[str] | None, np.ndarray | None]
 
 def _found_below(folder: Path) -> Rows:
     """Find images in folders of clients, splits and classes."""
-    below = sorted(
-        path.relative_to(folder)
-        for path in folder.rglob("*")
-        if path.suffix.lower() in _ENDINGS and not path.name.startswith(".")
-    )
+    below = _images_below(folder)
     depths = {len(path.parts) for path in below}
     if len(depths) != 1 or not 2 <= max(depths) <= 4:
         raise ValueError(
@@ -187,8 +223,17 @@ def _found_below(folder: Path) -> Rows:
     return files, [*labels], [*owners[0]] if owners else None, places
 
 
+def _images_below(folder: Path) -> list[Path]:
+    """Return the images in a folder and its folders, relative to it, sorted."""
+    return sorted(
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.suffix.lower() in _ENDINGS and not path.name.startswith(".")
+    )
+
+
 def _listed_in(table: Path, client: str | None, target: str | None, x: str) -> Rows:
-    """Read the files, classes, clients and splits of images from a table."""
+    """Read the files, clients and splits of images from a table, and their classes if any."""
     from fedjaxsim.data.table import (
         Roles,
         check_names,
@@ -199,8 +244,6 @@ def _listed_in(table: Path, client: str | None, target: str | None, x: str) -> R
     )
 
     rows = table_of(read_table(table, client))
-    if target is None:
-        raise ValueError("a table of images needs --target, the column with their classes")
     roles = Roles(client, target, x=x).with_split(rows.column_names, lambda name: texts(rows[name]))
     check_names(rows.column_names, len(rows), roles)
     for name in (*roles.taken, x):
@@ -214,7 +257,8 @@ def _listed_in(table: Path, client: str | None, target: str | None, x: str) -> R
     split = None
     if roles.split is not None:
         split = splits_of(texts(rows[roles.split]), f"the split {roles.split!r}")
-    return files, texts(rows[target]).tolist(), owners, split
+    labels = [] if target is None else texts(rows[target]).tolist()
+    return files, labels, owners, split
 
 
 def _source(

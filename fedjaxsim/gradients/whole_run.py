@@ -38,11 +38,12 @@ EPSILON = "epsilon"
 
 
 def mean_metric(
-    simulation: Simulation, metric: str = "loss", split: str = "validation"
+    simulation: Simulation, metric: str = "loss", split: str = "validation", *, pooled: bool = False
 ) -> Objective:
     """Return the objective `Simulation.evaluate(...).mean(metric)`, for either mode.
 
-    It is the mean over clients of their mean over rows of a split, which must have some.
+    It is the mean over clients of their mean over rows of a split, which must have some, or if
+    `pooled` the mean over the rows of all clients.
     """
     simulation.check_evaluated(split, None)
     rows, population = simulation.rows[split], simulation.population
@@ -53,7 +54,7 @@ def mean_metric(
     program = simulation.program
     choose = bounded(program.workload, rows).layout
     layout = choose()
-    targets = jnp.maximum(counts, 1)
+    targets, total = jnp.maximum(counts, 1), jnp.float32(np.sum(counts))
     # Streaming metrics have no derivatives.
     measure = measure_with(simulation.task._replace(streaming_metrics={}))
 
@@ -64,12 +65,13 @@ def mean_metric(
             data = rows.of(client_id, key, program.minibatches, layout)
             sums = measure(params, data).sums
             checks.one_of(sorted(sums), metric=metric)
-            return sums[metric] / targets[client_id].astype(sums[metric].dtype)
+            divisor = total if pooled else targets[client_id]
+            return sums[metric] / divisor.astype(sums[metric].dtype)
 
         again = jax.checkpoint(one, prevent_cse=False)
         ids = jnp.arange(program.num_clients, dtype=jnp.int32)
         means = map_clients(again, state.personal, ids, choose, rows, sort=False)
-        return jnp.sum(means) / present
+        return jnp.sum(means) / (1 if pooled else present)
 
     return Partial(value, rows)
 

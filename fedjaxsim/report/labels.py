@@ -14,6 +14,8 @@ Combination = tuple[Any, ...]
 """Values of several keys; None where a run's table does not set one."""
 NOISE = ("noise_multiplier", "target_epsilon")
 """Columns that set the noise of a run."""
+_LISTED = 3
+"""Values of a list that a label shows."""
 
 
 def algorithm_title(name: str) -> str:
@@ -46,16 +48,22 @@ def epsilon_label(epsilon: float | None) -> str:
     return f"ε ≤ {epsilon_text(epsilon)}"
 
 
-def format_range(value: Any) -> Any:
-    """Return the least and the largest of clients' numbers in words, and other values unchanged."""
-    if not (value and isinstance(value, list) and all(isinstance(x, float) for x in value)):
+def format_list(value: Any) -> Any:
+    """Return a list in a few words, and other values unchanged.
+
+    Clients' numbers have their least and largest, a long list its first values and its length.
+    """
+    if not isinstance(value, list):
         return value
-    return f"{number(min(value))} to {number(max(value))}"
+    if value and all(isinstance(x, float) for x in value):
+        return f"{number(min(value))} to {number(max(value))}"
+    more = f", … ({len(value)})" if len(value) > _LISTED else ""
+    return ", ".join(map(str, value[: 2 if more else _LISTED])) + more
 
 
 def value_label(key: str, value: Any) -> str:
     """Format a value; infinite noise has its meaning beside it."""
-    value = format_range(value)
+    value = format_list(value)
     if value is None:
         return "not set"
     if key == "algorithm":
@@ -63,7 +71,7 @@ def value_label(key: str, value: Any) -> str:
     if isinstance(value, float):
         none = (key, value) in (("target_epsilon", math.inf), ("noise_multiplier", 0))
         return ("∞" if math.isinf(value) else number(value)) + " (no noise)" * none
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return str(value)
 
 
 def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:

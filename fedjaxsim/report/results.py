@@ -31,7 +31,7 @@ from fedjaxsim.metrics import (
 )
 from fedjaxsim.privacy.entries import epsilon_text, round_up
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import Combination, data_label, format_range, short_name
+from fedjaxsim.report.labels import Combination, data_label, format_list, short_name
 from fedjaxsim.report.progress import decimals, number, print_rows
 from fedjaxsim.report.tables import Table
 
@@ -44,7 +44,6 @@ _EPSILONS = {
     "example_epsilon": "example ε\nzero-out", "example_epsilon_replace": "example ε\nreplace",
 }  # fmt: skip
 """Headings of ε in the table of runs, by the key of a summary."""
-_NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "known_as", "public")
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -87,11 +86,6 @@ class Run:
             return None
         value = row.get(column)
         return math.nan if row.get("failed") or not is_finite(value) else value
-
-
-def without_seed(config: Record) -> Record:
-    """Return the settings of a run without its seed and derived entries."""
-    return {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
 
 
 # --- systems: runs that differ in their seed alone ------------------------------------------------
@@ -146,7 +140,7 @@ def systems(runs: Sequence[Run]) -> list[System]:
         }  # fmt: skip
         parts = [
             short_name(algorithm),
-            *(f"{key} {format_range(value)}" for key, value in differs.items()),
+            *(f"{key} {format_list(value)}" for key, value in differs.items()),
         ]
         label = ", ".join(parts) if len(group) > 1 else first.name
         found.append(System(label, algorithm, group, differs))
@@ -271,10 +265,14 @@ def _share_data(system: System, other: System, seed: int) -> bool:
     if seed not in other.runs or system.data != other.data:
         return False
     ours, theirs = (each.runs[seed].config for each in (system, other))
-    if ours.get("data") == theirs.get("data"):
+    facts = [of.get("resolved", {}) for of in (ours, theirs)]
+    rows, settings = ([of.get(f"{what}_fingerprint") for of in facts]
+                      for what in ("data", "data_settings"))  # fmt: skip
+    if None not in rows and rows[0] == rows[1]:
         return True
-    fingerprint, another = (of.get("resolved", {}).get("data_fingerprint") for of in (ours, theirs))
-    return fingerprint is not None and fingerprint == another
+    if None not in (*rows, *settings) and settings[0] == settings[1]:
+        return False  # the same reading of files with other content
+    return ours.get("data") == theirs.get("data")
 
 
 def headings(rows: Sequence[Record], label: str) -> list[str]:

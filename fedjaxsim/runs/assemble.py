@@ -239,6 +239,8 @@ def _task(config: RunConfig, population: Population) -> Task:
         task = _judged_by_loss(task, name)
     if named := config.get("metrics"):
         task = tasks.with_metrics(task, named)
+    if config.judged_by is not None:
+        task = task._replace(judged_by=config.judged_by)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
 

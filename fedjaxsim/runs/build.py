@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjaxsim import checks
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
@@ -28,7 +27,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import USUAL_CLIP, Default, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import seed_key
-from fedjaxsim.metrics import Records, metrics_to_tables, primary_metric
+from fedjaxsim.metrics import Records, metrics_to_tables, require_direction
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import Drawn
@@ -127,13 +126,9 @@ class Experiment:
             return None
         return self.evaluation_plan(noise, self.config.evaluation_largest)
 
-    def evaluation_plan(
-        self, noise_multiplier: float, largest: float, metric: str | None = None
-    ) -> EvaluationPlan:
-        """Return the plan to release a metric, by default that by which runs are judged."""
-        if metric is not None:
-            checks.one_of(self.metrics, metric=metric)
-        plan = EvaluationPlan(noise_multiplier, metric or self.judging, largest)
+    def evaluation_plan(self, noise_multiplier: float, largest: float) -> EvaluationPlan:
+        """Return the plan to release the metric by which runs are judged."""
+        plan = EvaluationPlan(noise_multiplier, self.judging, largest)
         check_released(plan, self.metrics)
         return plan
 
@@ -146,8 +141,9 @@ class Experiment:
     def judging(self) -> str:
         """The name of the client metric by which runs are judged on validation rows."""
         measured = self._measured()
-        columns = [f"test_{name}" for name in (*measured.sums, *measured.values)]
-        return str(primary_metric(columns, self.metrics)).removeprefix("test_")
+        of_clients = {*measured.sums, *measured.values}
+        first = next(name for name in self.metrics if name in of_clients)
+        return self.config.judged_by or first
 
     def _measured(self) -> ClientMetrics:
         """Return the shapes of the metrics that evaluations compute."""
@@ -336,6 +332,8 @@ def _check_start(experiment: Experiment) -> None:
     with _naming_own_parts(config):
         simulation.check_start(config.seed, hparams)
     _ = experiment.evaluations  # refuses bad numbers
+    if config.patience is not None:
+        require_direction(next(iter(experiment.metrics)), experiment.metrics)
     if config.get("budget_epsilon") is not None:
         _ = experiment.budget  # refuses one without a round
     if (

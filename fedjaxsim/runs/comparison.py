@@ -1,4 +1,4 @@
-"""ComparedRun runs side by side: those of folders, and those of sweeps."""
+"""Finished runs side by side: those of folders, and those of sweeps."""
 
 import collections
 import csv
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.metrics import Metric, Records, column_label, column_metric
 from fedjaxsim.privacy import entries
 from fedjaxsim.report.files import Record, strict
@@ -24,10 +25,10 @@ from fedjaxsim.report.results import (
     name_subset,
     systems,
     table_of_runs,
-    without_seed,
 )
 from fedjaxsim.report.tables import Table
-from fedjaxsim.runs.directory import CLIENTS, RunDirectory, named, read_run
+from fedjaxsim.runs.directory import CLIENTS, RunDirectory, named, read_run, settings_of_system
+from fedjaxsim.runs.settings_files import RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP
 
 
@@ -63,9 +64,14 @@ class ComparedRun:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """Runs side by side, as tables and sentences."""
+    """Runs side by side, as tables and sentences.
+
+    Attributes:
+      asked: the metric by which they are compared; None for that by which they are judged.
+    """
 
     runs: tuple[ComparedRun, ...]
+    asked: str | None = None
 
     @functools.cached_property
     def metrics(self) -> Records:
@@ -85,7 +91,11 @@ class Comparison:
     @functools.cached_property
     def means(self) -> list[Record]:
         """The means over seeds; empty if all runs differ in more than their seed."""
-        return compared(self.systems) if len(self.systems) < len(self.runs) else []
+        return self.compared() if len(self.systems) < len(self.runs) else []
+
+    def compared(self) -> list[Record]:
+        """Return a row for each system, which compares it with the first."""
+        return compared(self.systems, self.column)
 
     def tables(self) -> list[Table]:
         """Return the tables of a page: means over seeds, runs, clients, settings that differ."""
@@ -108,13 +118,24 @@ class Comparison:
 
     @property
     def column(self) -> str:
-        """The column of the metric by which the runs are judged."""
+        """The column of the metric by which the runs are compared."""
+        if self.asked is not None:
+            return f"test_{self.asked}"
         return default_metric([each.run for each in self.runs])
+
+    @property
+    def shown(self) -> list[str]:
+        """The columns of pictures; empty for the metric that judges the runs on each data set."""
+        return [] if self.asked is None else [self.column]
 
     @property
     def settings_that_differ(self) -> list[str]:
         """The names of the settings in which runs differ."""
-        configs = [without_seed(each.run.config) | {"seed": each.run.seed} for each in self.runs]
+        configs = [
+            {name: value for name, value in each.run.config.items() if name not in RECORDS}
+            | {"seed": each.run.seed}
+            for each in self.runs
+        ]
         names = dict.fromkeys(name for config in configs for name in config)
         return [name for name in names if len({str(each.get(name)) for each in configs}) > 1]
 
@@ -144,12 +165,14 @@ class Comparison:
         return entries.drawn_twice(draws)
 
 
-def compare(paths: Iterable[Path]) -> Comparison:
+def compare(paths: Iterable[Path], metric: str | None = None) -> Comparison:
     """Read the finished runs in folders of runs and of sweeps, in order.
+
+    They are compared by `metric`, or by that by which runs are judged.
 
     Raises:
       FileNotFoundError: if a file of a run is missing.
-      ValueError: if one is damaged, or there is no run.
+      ValueError: if one is damaged or lacks the metric, or there is no run.
     """
     found = list[tuple[str, ComparedRun]]()
     for name, directory in named(paths).items():
@@ -159,7 +182,12 @@ def compare(paths: Iterable[Path]) -> Comparison:
             found.append((name, _of_folder(name, directory)))
     if not found:
         raise ValueError("compare needs at least one run directory, got none")
-    return Comparison(_with_distinct_names(found))
+    if metric is not None:
+        metric = metric.replace("-", "_")
+        for _, each in found:
+            columns = each.run.rows[-1]
+            checks.one_of([n for n in each.run.metrics if f"test_{n}" in columns], metric=metric)
+    return Comparison(_with_distinct_names(found), metric)
 
 
 def _with_distinct_names(found: Sequence[tuple[str, ComparedRun]]) -> tuple[ComparedRun, ...]:
@@ -226,7 +254,7 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
             })  # fmt: skip
             whole = {**settings, "resolved": {"clients": summary["clients"]}}
             run = dataclasses.replace(
-                run, name=f"{name}/{index}", settings=without_seed(whole), config=whole,
+                run, name=f"{name}/{index}", settings=settings_of_system(whole), config=whole,
                 summary=summary,
             )  # fmt: skip
             draws = tuple(entries.Drawn(each["digest"], each["rounds"]) for each in drawn)

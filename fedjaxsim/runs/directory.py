@@ -38,11 +38,12 @@ from fedjaxsim.report.files import (
     read_json,
     write_tables,
 )
-from fedjaxsim.report.results import Run, without_seed
+from fedjaxsim.report.results import Run
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.seeds import number_of
-from fedjaxsim.runs.settings_files import CONFIG
+from fedjaxsim.runs.settings import static_keys
+from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 
 if TYPE_CHECKING:
     from fedjaxsim.data.population import Population
@@ -96,6 +97,13 @@ class RunDirectory:
         for name in (SUMMARY, GUARANTEE, PUBLIC):
             store.remove(self.path / name)
         write_tables(self.path / CONFIG, tables)
+
+    def label(self, labels: Mapping[str, Any]) -> None:
+        """Give the run a name or tags, in place of those it has."""
+        tables = self.config()
+        known = tables.get("known_as", {}) | dict(labels)
+        if known != tables.get("known_as", {}):
+            write_tables(self.path / CONFIG, tables | {"known_as": known})
 
     def config(self) -> dict[str, Any]:
         """Read the resolved settings, as nested tables."""
@@ -182,13 +190,20 @@ def read_run(name: str, directory: RunDirectory) -> Run:
     label, seed = config.get("known_as", {}).get("name", name), number_of(config.get("seed", 0))
     metrics = metrics_in(config, directory.path / CONFIG)
     rounds = summary["rounds" if summary["interrupted"] else "rounds_planned"]
-    settings = without_seed(config)
+    settings = settings_of_system(config)
     if rounds != config.get("rounds", rounds):
         settings["rounds_done"] = rounds
     if stages := config.get("stages"):
         before = [f"{stage['algorithm']} ({stage['rounds']} rounds)" for stage in stages]
         settings["after"] = ", then ".join(before)
     return Run(label, settings, seed, table, config, summary, metrics)
+
+
+def settings_of_system(config: Record) -> Record:
+    """Return the settings of a run by which systems differ: not its seed, nor its evaluations."""
+    evaluates = [name for name, setting in static_keys().items() if setting.evaluates]
+    without = {"seed", "public", *RECORDS, *evaluates}
+    return {key: value for key, value in config.items() if key not in without}
 
 
 def metrics_in(config: Record, path: Path) -> Records:

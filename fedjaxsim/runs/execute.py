@@ -131,6 +131,8 @@ def execute(
             tables, facts = experiment.resolved(), about(experiment)
             tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
             tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
+            reading = {name: tables.get(name) for name in (*sorted(config.data_settings()), "loss")}
+            tables["resolved"]["data_settings_fingerprint"] = settings_digest(reading)
             tables |= {"stages": list(earlier)} if earlier else {}
             directory.write_config(tables | ({"known_as": dict(labels)} if labels else {}))
         if begin is not None and int(state.round) == 0:

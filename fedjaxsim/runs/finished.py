@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjaxsim.data.images import read_new_images
 from fedjaxsim.data.load import load
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import DataSpec
+from fedjaxsim.data.source import Source
 from fedjaxsim.data.table import Roles, read_table, source_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import importing
@@ -140,6 +142,13 @@ class FinishedRun:
         """Read a data frame, or data by name, with the roles of columns that the run's data had."""
         settings = self.config.arguments("data")
         spec = DataSpec(rows if isinstance(rows, str) else "")
+        if spec.kind == "images":
+            names = ("client", "x", "resize", "center_crop")
+            how = {name: settings[name] for name in names if name in settings}
+            if client is not None:
+                how["client"] = client
+            trained = [*map(str, self.sim.population.names)]
+            return _population(read_new_images(spec.path, trained, **how), spec.path)
         if isinstance(rows, str) and spec.kind not in _TABLES:
             alike = spec.kind == DataSpec(self.config.data).kind
             return load(rows, test=0.0, **(settings if alike else {}))
@@ -154,14 +163,17 @@ class FinishedRun:
         dropped = [name for name in unread if name in names and name != client]
         roles = roles._replace(client=client, target=None, split=None, row_weights=None)
         roles = roles._replace(drop=() if roles.x else dropped)
-        source = source_of(table, roles)
-        if source.client is None:
-            n = len(next(iter(source.fields.values())))
-            clients, place = np.zeros(n, int), source.source_row
-            return Population.from_rows(
-                source.fields, clients, [NEW], source_row=place, **source.about
-            )
-        return source.population(spec.path or None)
+        return _population(source_of(table, roles), spec.path or None)
+
+
+def _population(source: Source, path: str | None) -> Population:
+    """Return the clients of new rows; rows without clients are those of a new one."""
+    if source.client is not None:
+        return source.population(path)
+    clients = np.zeros(len(next(iter(source.fields.values()))), int)
+    return Population.from_rows(
+        source.fields, clients, [NEW], source_row=source.source_row, **source.about
+    )
 
 
 def load_run(path: Path | str) -> FinishedRun:

@@ -94,7 +94,7 @@ def prepare_selection(
     if "seed" in plan.keys:
         raise ValueError("select-privately gives each run a seed of its own: leave out seed")
     candidates = _candidates(plan)
-    judged = [each.evaluation_plan(*score, plan.options.metric) for each in candidates]
+    judged = [each.evaluation_plan(*score) for each in candidates]
     report = _selection_report(runs, candidates, judged)
     if candidates[0].config.has_secret_seed:
         report = report.of_secret_seed()

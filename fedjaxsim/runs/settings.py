@@ -116,15 +116,25 @@ RUN = (
         "Precision of models; parameters, messages and noise are float32.",
     ),
     Setting("rounds", int, 100, "T, communication rounds.", least=1, most=_INT32),
-    Setting("eval_every", int, 10, "Rounds between evaluations.", least=1, most=_INT32),
+    Setting(
+        "eval_every", int, 10, "Rounds between evaluations.", least=1, most=_INT32, evaluates=True
+    ),
     Setting(
         "eval_clients", int | Literal["all"], 1000,
         "Clients whom evaluations before the last one sample.", least=1, most=_INT32,
+        evaluates=True,
     ),
     Setting(
         "metrics", tuple[str, ...], (),
         "More metrics of classes: f1, balanced-accuracy, precision, recall, top-5, ece, log-loss, "
         "auc-pooled.",
+        evaluates=True,
+    ),
+    Setting(
+        "metric", str, None,
+        "Metric by which runs are judged: patience, choices and pictures read it, and it is the "
+        "first in tables.",
+        shown="the first one in tables with a direction", evaluates=True,
     ),
     Setting(
         "patience", int, None,
@@ -418,6 +428,12 @@ class RunConfig(Table):
     def loss(self) -> str:
         """The name of the loss; `get` returns None if it is not chosen."""
         return self.values["loss"] or "softmax"
+
+    @property
+    def judged_by(self) -> str | None:
+        """The name of the metric by which runs are judged; None for the task's own choice."""
+        name = self.metric
+        return name.replace("-", "_") if name in self.metrics else name
 
     @property
     def data_seed(self) -> int:

@@ -40,12 +40,10 @@ class SweepOptions:
     """The options of a sweep in its file or in flags; keys take - or _.
 
     Attributes:
-      metric: Metric by which runs are judged, such as auc; by default the task's first one.
       memory: Memory for the runs that are computed at once, in GB (10⁹ bytes).
       best_over: Swept keys over which the best is taken; by default the learning rate.
     """
 
-    metric: str | None = None
     memory: float = 2.0
     best_over: tuple[str, ...] | None = None
 
@@ -143,7 +141,7 @@ def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
         example = "with lists of values, as in learning-rate = [0.1, 0.3]"
         raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}; got {sweep}")
     above = "is an option of the sweep: write it above the tables"
-    refused = dict.fromkeys(settings_of(SweepOptions), above) | REFUSED
+    refused = dict.fromkeys((*settings_of(SweepOptions), "metric"), above) | REFUSED
     return [lists(dict(entries(table, refused, "[sweep]: ")), "[sweep]") for table in tables]
 
 

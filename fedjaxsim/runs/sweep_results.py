@@ -322,7 +322,7 @@ class Best(NamedTuple):
 
 def best_of(sweep: SweepRuns, runs: Sequence[Run]) -> Best:
     """Return the best final values of the runs of a sweep."""
-    asked = sweep.options.metric
+    asked = sweep.runs[0].judged_by
     metric = default_metric(runs) if asked is None else f"test_{asked}"
     keys = [name for name in sweep.columns if name != "seed"]
     others = [key for key in keys if key not in sweep.best_over]

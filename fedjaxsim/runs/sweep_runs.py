@@ -137,9 +137,12 @@ class SweepRuns:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of all that the results depend on: the runs, their order and their columns."""
+        """A hash of all that the results depend on: the runs, their order and their columns.
+
+        The metric that judges them is not among it: it may change when they are computed.
+        """
         runs = [
-            [run.settings(), sorted(given)]
+            [{k: v for k, v in run.settings().items() if k != "metric"}, sorted(given)]
             for run, given in zip(self.runs, self.given, strict=True)
         ]
         return settings_digest(self.keys, runs)
@@ -397,6 +400,8 @@ def read_plan(
       seeds: number of seeds, from the seed on; they are an axis.
       secret: whether the seed of all runs may be drawn.
     """
+    if isinstance(changes.get("metric"), list):
+        raise ValueError("metric is one for all runs of a sweep, got a list")
     for name in changes:
         if name in REFUSED or name in IN_FILES_ONLY:
             raise ValueError(f"{flag(name)} {REFUSED.get(name, 'is for files alone')}")

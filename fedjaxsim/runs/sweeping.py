@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import callbacks, checks
+from fedjaxsim import callbacks
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.extras import missing
-from fedjaxsim.metrics import column_label, merge_metrics, primary_metric, require_direction
+from fedjaxsim.metrics import column_label, merge_metrics, require_direction
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.progress import doing
 from fedjaxsim.report.results import Run, metrics_of, selection_column
@@ -191,13 +191,10 @@ def prepare_sweep(
     firsts = [next(iter(family[0].values())) for family in families]
     metrics = merge_metrics(first.metrics for first in firsts)
     for first in firsts:
-        if plan.options.metric is not None:
-            checks.one_of(first.metrics, metric=plan.options.metric)
         if chooses and not validates(first.simulation):
             raise ValueError("a search chooses on validation rows: set validation-fraction")
     if plan.best_over or chooses:
-        judged = primary_metric([f"test_{name}" for name in metrics], metrics)
-        require_direction(plan.options.metric or str(judged).removeprefix("test_"), metrics)
+        require_direction(next(iter(metrics)), metrics)
     fingerprint = "-".join(fingerprint_of(first.simulation.population) for first in firsts)
     directory = SweepDirectory.open(out, plan, fingerprint, metrics, overwrite=overwrite)
     directory.checkpoint()  # refuses that of another sweep

@@ -42,7 +42,7 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
     clients.
 
     Args:
-      task: softmax, one_vs_all or logistic.
+      task: softmax, one_vs_all, logistic or ordinal.
       names: f1, balanced-accuracy, precision, recall, top-K for a number K, such as top-5; of
         probabilities ece (expected calibration error in 15 bins) and log-loss; of two classes
         auc-pooled, which keeps a score of each row.
@@ -53,8 +53,8 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
     classes = task.classes
     if classes is None:
         raise ValueError(
-            "metrics by name are for classifications (softmax, one-vs-all, logistic): give another "
-            "task its own by task._replace(metrics=…, streaming_metrics=…)"
+            "metrics by name are for classifications (softmax, one-vs-all, logistic, ordinal): "
+            "give another task its own by task._replace(metrics=…, streaming_metrics=…)"
         )
     streaming, means, records = dict(task.streaming_metrics), {}, dict(task.records)
     for name in (each.replace("-", "_") for each in dict.fromkeys(names)):

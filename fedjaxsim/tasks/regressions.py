@@ -7,7 +7,7 @@ from jax.scipy.special import xlogy
 from fedjaxsim import checks
 from fedjaxsim.metrics import Metric
 from fedjaxsim.models.model import Model, require_model
-from fedjaxsim.tasks.task import PRIOR, Task, task_of_outputs, with_intercepts
+from fedjaxsim.tasks.task import PRIOR, Classes, Task, task_of_outputs, with_intercepts
 
 EXPOSURE = "exposure"
 """The field with each row's exposure, such as its years at risk, (N,), positive."""
@@ -126,7 +126,12 @@ def ordinal(model: Model, num_classes: int) -> Task:
     def measured(outputs, values):
         return jnp.where(jnp.isnan(outputs).any(axis=1), jnp.nan, values.astype(outputs.dtype))
 
-    return task_of_outputs(
+    def scores(params, fields):
+        outputs = apply(params, fields["x"])
+        labels = jnp.arange(num_classes)
+        return -jax.vmap(lambda y: losses(outputs, jnp.full(len(outputs), y)), out_axes=1)(labels)
+
+    task = task_of_outputs(
         "ordinal", Model(init, apply), num_classes - 1,
         {
             "loss": losses,
@@ -142,3 +147,5 @@ def ordinal(model: Model, num_classes: int) -> Task:
         labels=(range(num_classes),),
         records={"off": Metric("classes off", None, False, (0.0, num_classes - 1.0), smooth=False)},
     )  # fmt: skip
+    classes = Classes(num_classes, scores, lambda fields: fields["y"], probabilistic=True)
+    return task._replace(classes=classes)

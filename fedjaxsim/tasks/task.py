@@ -89,6 +89,8 @@ class Task(NamedTuple):
       records: the records of metrics of one's own, by name: title, direction, unit. They travel
         with the results to every table, picture and choice. Without a direction a metric has no
         worst tenth, and nothing is chosen by it.
+      judged_by: the metric by which runs are judged: patience, choices and pictures read it, and it
+        is the first in tables. None for the first that tables show and that has a direction.
       targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens. Metrics are
         then sums over the targets of an example, and a client's sums are divided by its number of
         targets. None if every row has one target.
@@ -120,6 +122,7 @@ class Task(NamedTuple):
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
     streaming_metrics: Mapping[str, StreamingMetric] = MappingProxyType({})
     records: Mapping[str, Metric] = MappingProxyType({})
+    judged_by: str | None = None
     targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
     frozen: FrozenWeights | None = None
     track: Callable[[PyTree, PyTree, Batch], PyTree] | None = None
@@ -142,10 +145,12 @@ class Task(NamedTuple):
     def metric_records(self, means: Collection[str]) -> dict[str, Metric]:
         """Decide the records of all metrics, of which `means` are the names of the means over rows.
 
-        Runs are judged by the first of them. Raises ValueError if `records` contradict the metrics.
+        Runs are judged by the first of them. Raises ValueError if `records` or `judged_by`
+        contradict the metrics.
         """
         derived = ["nmse"] if "squared_error" in means else []
-        return resolve_metrics([*means, *self.streaming_metrics, *derived], self.records)
+        names = [*means, *self.streaming_metrics, *derived]
+        return resolve_metrics(names, self.records, self.judged_by)
 
     def with_outputs(self, apply: Callable[[Any, jax.Array], jax.Array]) -> "Task":
         """Return the softmax task of an algorithm whose clients predict with more than parameters.

@@ -90,6 +90,7 @@ class SeedGradient:
       keys: (S,) typed keys.
       metric: a metric of the task.
       split: rows of the metric.
+      pooled: whether it is the mean over the rows of all clients, in place of that over clients.
       mode: by default `Forward()` for at most `MOST_FORWARD` numbers, else `Reverse()`.
 
     Attributes:
@@ -112,6 +113,7 @@ class SeedGradient:
         *,
         metric: str = "loss",
         split: str = "validation",
+        pooled: bool = False,
         mode: Mode | None = None,
     ):
         check_names(wrt, hparams)
@@ -122,7 +124,7 @@ class SeedGradient:
         self.mode = mode or (Forward() if count <= MOST_FORWARD else Reverse())
         self.runs = len(keys) * (1 + count if isinstance(self.mode, Forward) else 4)
         self._simulation, self._hparams, self._keys = simulation, hparams, keys
-        objective = mean_metric(simulation, metric, split)
+        objective = mean_metric(simulation, metric, split, pooled=pooled)
         run = hypergradient(simulation, objective, rounds, tuple(wrt), mode=self.mode)
 
         def for_seeds(keys, hparams):

@@ -160,10 +160,17 @@ def prepare_tuning(
     limits(start, bounds)
     check_own_code(source.final)
     simulation, final = source.simulation, source.final
-    metric, upwards = tuned_metric(simulation.task, simulation.population, asked["metric"])
+    metric, improved = tuned_metric(simulation.task, simulation.population, asked["metric"])
     keys, fresh = keys_of(config.seed, asked["seeds"])
     measure = SeedGradient(
-        simulation, source.hparams, config.rounds, names, keys, metric=metric, split=source.split
+        simulation,
+        source.hparams,
+        config.rounds,
+        names,
+        keys,
+        metric=metric,
+        split=source.split,
+        pooled=improved.pooled,
     )
     data = [fingerprint_of(each.population) for each in (simulation, final.simulation)]
     record: Record = {
@@ -178,7 +185,17 @@ def prepare_tuning(
     }
     known = _opened(path, record["fingerprint"], overwrite=overwrite)
     return Tuning(
-        path, source, measure, start, bounds, fresh, asked["steps"], upwards, record, known, quiet
+        path,
+        source,
+        measure,
+        start,
+        bounds,
+        fresh,
+        asked["steps"],
+        bool(improved.larger_is_better),
+        record,
+        known,
+        quiet,
     )
 
 

@@ -13,7 +13,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
-from fedjaxsim.metrics import require_direction
+from fedjaxsim.metrics import Metric, require_direction
 from fedjaxsim.runs.assemble import population_of, simulation_of, whole_population_of
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import RunConfig
@@ -97,8 +97,8 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
     return both[:count], both[count:]
 
 
-def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple[str, bool]:
-    """Return the metric to improve and whether larger is better; by default loss or excess risk."""
+def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple[str, Metric]:
+    """Return the metric to improve, by default loss or excess risk, and its record."""
     row = {name: jnp.asarray(values[:1]) for name, values in population.fields.items()}
     names = jax.eval_shape(
         lambda key: task.metrics(task.init(key), Batch(row, jnp.ones(1))), jax.random.key(0)
@@ -110,7 +110,8 @@ def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple
     if metric not in smooth:
         why = "must have a derivative to be tuned by, which steps such as accuracy lack"
         raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {metric}")
-    return metric, require_direction(metric, records)
+    require_direction(metric, records)
+    return metric, records[metric]
 
 
 def _has(population: Population, split: str) -> bool:

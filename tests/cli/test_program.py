@@ -35,7 +35,7 @@ def test_a_flag_of_a_sweep_with_a_list_is_an_axis(tmp_path):
     runs = {(run.lam, run.algorithm, run.seed) for run in plan.runs}
     assert runs == set(itertools.product((0.1, 1.0), ("pmtl", "ditto"), (0, 1)))
     assert {run.clients for run in plan.runs} == {8}
-    assert plan.options.metric == "loss"
+    assert {run.metric for run in plan.runs} == {"loss"}
     # Flags win over a file, in its tables, too.
     path = tmp_path / "s.toml"
     path.write_text("rounds = 5\nepsilon = 1\n[sweep]\nlam = [3]\nlearning-rate = [0.1, 0.3]\n")

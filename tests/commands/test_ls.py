@@ -5,6 +5,7 @@ import tomli_w
 from support.written_runs import write_run
 
 from fedjaxsim.cli import main
+from fedjaxsim.report.files import write_json
 
 
 def test_runs_sweeps_and_tunings_are_listed_and_found_by_tag(tmp_path, monkeypatch, ask, ask_json):
@@ -22,13 +23,25 @@ def test_runs_sweeps_and_tunings_are_listed_and_found_by_tag(tmp_path, monkeypat
     sweep.mkdir()
     (sweep / "sweep.toml").write_text("[resolved]\nruns = 4\n")
     (sweep / "report.json").write_text('{"summary": {"finished": 3}}')
+    tuning = tmp_path / "runs" / "tuning"
+    tuning.mkdir()
+    steps = [{"value": v, "accepted": a} for v, a in ((0.9, True), (0.7, True), (0.8, False))]
+    write_json(tuning / "path.json", {
+        "asked": {"steps": 5, "wrt": ["lam"]}, "metric": "loss", "steps": steps,
+    })  # fmt: skip
+    (tuning / "tuned.toml").write_text('algorithm = "pmtl"\ndata = "csv:a/b.csv"\n')
     rows = ask_json("ls")
     assert [(row["path"], row["kind"], row["rounds"]) for row in rows] == [
         ("runs/begun", "run", "3 of 7"),
         ("runs/one/a", "run", "4"),
         ("runs/one/b", "run", "4"),
         ("runs/sweep", "sweep", "3 of 4 runs"),
+        ("runs/tuning", "tuning", "2 of 5 steps"),
     ]
+    last = rows[-1]
+    assert (last["metric"], last["tuned"], last["algorithm"], last["data"]) == (
+        0.7, ["lam"], "pmtl", "b",
+    )  # fmt: skip
     [found] = ask_json("ls runs --tag paper")
     assert (found["name"], found["metric"], found["algorithm"]) == ("my best", 0.25, "fedavg")
     assert "runs/one/b (my best)" in ask("ls")

@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from fedjaxsim.data import dirichlet, from_sequence, load
-from fedjaxsim.data.images import stack_images
+from fedjaxsim.data.images import read_new_images, stack_images
 
 
 def write(folder, *names, size=(6, 4)):
@@ -72,6 +72,18 @@ def test_a_table_lists_files_classes_clients_and_splits(tmp_path):
     (tmp_path / "t.csv").write_text("path,who,what\none.png,7,x\ntwo.png,7,")
     with pytest.raises(ValueError, match="column 'what' has 1 missing values"):
         load(f"images:{tmp_path / 't.csv'}", **arguments)
+
+
+def test_images_to_predict_need_no_classes(tmp_path):
+    write(tmp_path, "1.png", "2.png")
+    assert read_new_images(tmp_path).client is None
+    assert {*read_new_images(tmp_path).fields} == {"x"}
+    (tmp_path / "t.csv").write_text("file_name,who\n2.png,b\n1.png,a")
+    listed = read_new_images(tmp_path / "t.csv", client="who")
+    assert [listed.names[k] for k in listed.client] == ["b", "a"]
+    write(tmp_path / "new", "a/1.png", "b/1.png")
+    assert read_new_images(tmp_path / "new", ["a", "b", "c"]).names.tolist() == ["a", "b"]
+    assert read_new_images(tmp_path / "new", ["c"]).client is None  # folders of classes
 
 
 def test_images_are_resized_by_the_shorter_side_and_cropped_at_the_centre():

@@ -11,7 +11,8 @@ from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.report.figures import comparison_figure, looks_of
 from fedjaxsim.report.plots import COLOURS, colours_of, marked_points, save
 from fedjaxsim.report.progress import decimals
-from fedjaxsim.report.results import Run, systems, without_seed
+from fedjaxsim.report.results import Run, systems
+from fedjaxsim.runs.directory import settings_of_system
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -24,7 +25,7 @@ def run(algorithm, *, seed=0, epsilon: float | None = 2.0, data="digits", **sett
          "delta": 0.01}
         for t in range(5)
     ]  # fmt: skip
-    return Run("", without_seed(config), seed, rows, config)
+    return Run("", settings_of_system(config), seed, rows, config)
 
 
 def figure_of(*runs, columns=()):

@@ -11,7 +11,13 @@ import scipy.stats
 
 from fedjaxsim.cli import main
 from fedjaxsim.divergence import diverging_from, failures
-from fedjaxsim.metrics import METRICS, Metric, column_label, column_metric, primary_metric
+from fedjaxsim.metrics import (
+    Metric,
+    column_label,
+    column_metric,
+    primary_metric,
+    resolve_metrics,
+)
 from fedjaxsim.report.files import lines
 from fedjaxsim.report.results import (
     Run,
@@ -25,8 +31,8 @@ from fedjaxsim.report.results import (
     metric_columns,
     selection_column,
     systems,
-    without_seed,
 )
+from fedjaxsim.runs.directory import settings_of_system
 
 pytestmark = pytest.mark.usefixtures("drawn")
 ACCURACIES = {"pmtl": [0.5, 0.6, 0.8], "fedavg": [0.4, 0.5, 0.5], "local": [0.45, 0.65, 0.7]}
@@ -46,7 +52,7 @@ def run(algorithm, seed, accuracy, **settings):
                "rounds_per_second": 1.0}  # fmt: skip
     rows = [{**row, "delta": 0.1, "failed": False} for row in records]
     name = f"{algorithm}-{seed}"
-    return Run(name, without_seed(config), seed, rows, config, summary)
+    return Run(name, settings_of_system(config), seed, rows, config, summary)
 
 
 @pytest.fixture
@@ -64,7 +70,11 @@ def test_seeds_of_one_setting_are_one_system(runs):
         (name, [0, 1, 2]) for name in ACCURACIES
     ]
     # Another setting is another system, named by it; so is a run that is there twice, by its name.
-    more = [run("pmtl", seed, 0.3, lam=0.2) for seed in (0, 1)]
+    # A long list has its first values, and how a run is evaluated makes no other system.
+    more = [run("pmtl", seed, 0.3, lam=0.2, eval_every=seed, metrics=["f1"]) for seed in (1, 2)]
+    drop = [f"c{k}" for k in range(9)]
+    listed = systems([run("pmtl", seed, 0.3, drop=of) for of in ([], drop) for seed in (0, 1)])
+    assert listed[1].label == "pmtl, drop c0, c1, … (9)"
     again = dataclasses.replace(runs["pmtl-0"], name="again")
     assert [each.label for each in systems([*runs.values(), *more, again])][3:] == [
         "pmtl, lam 0.2", "again",
@@ -101,15 +111,17 @@ def test_only_seeds_that_both_have_are_paired(runs):
     assert (row["seeds"], row["paired_seeds"]) == (2, 2)
     assert row["difference"] == pytest.approx(np.mean([0.5 - 0.6, 0.5 - 0.8]))
     # A table of one name in another folder is the same if its rows are known to be.
-    for place, digest, paired in (
-        ("csv:b.csv", "f", 0), ("csv:other/a.csv", "g", 0), ("csv:other/a.csv", "f", 2),
-        ("csv:a.csv", "g", 2),
+    # At one path, other rows that are read with the same settings are the rows of another file.
+    for place, digest, reading, paired in (
+        ("csv:b.csv", "f", "r", 0), ("csv:other/a.csv", "g", "r", 0),
+        ("csv:other/a.csv", "f", "r", 2), ("csv:a.csv", "g", "r", 0), ("csv:a.csv", "g", "s", 2),
     ):  # fmt: skip
-        places = {"pmtl": ("csv:a.csv", "f"), "fedavg": (place, digest)}
+        places = {"pmtl": ("csv:a.csv", "f", "r"), "fedavg": (place, digest, reading)}
         elsewhere = []
         for name, run in runs.items():
-            data, known = places.get(name[:-2], ("", ""))
-            config = run.config | {"data": data, "resolved": {"data_fingerprint": known}}
+            data, known, how = places.get(name[:-2], ("", "", ""))
+            facts = {"data_fingerprint": known, "data_settings_fingerprint": how}
+            config = run.config | {"data": data, "resolved": facts}
             elsewhere.append(dataclasses.replace(run, config=config))
         row = compared(systems(elsewhere))[1]
         assert (row["seeds"], row["paired_seeds"]) == (2, paired)
@@ -329,10 +341,11 @@ def test_a_metric_of_ones_own_works_with_and_without_a_record():
     assert primary_metric(columns) == "test_own_score"
     assert not column_metric("test_own_score").larger_is_better
     assert column_label("test_own_score") == "test own score"
-    records = METRICS | {"own_score": Metric("score", "points", larger_is_better=True)}
+    own = {"own_score": Metric("score", "points", larger_is_better=True)}
+    records = resolve_metrics(["loss", "own_score"], own)
     assert column_metric("test_own_score_p10", records).larger_is_better
     assert column_label("test_own_score", records) == "test score (points)"
-    assert primary_metric([*columns, "test_loss"], records) == "test_loss"
+    assert primary_metric(["test_loss", *columns], records) == "test_own_score"
 
 
 def test_the_best_follows_the_record_of_the_metric_and_never_its_name():

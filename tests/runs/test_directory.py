@@ -29,6 +29,15 @@ def test_a_run_that_goes_on_has_no_summary_any_more(tmp_path):
     assert names(tmp_path) == ["config.toml"]
 
 
+def test_a_run_that_is_there_takes_another_name(tmp_path):
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_config({"rounds": 3, "known_as": {"name": "a", "tags": ["x"]}})
+    (run.path / "summary.json").write_text("{}")
+    run.label({"name": "b"})
+    assert run.config() == {"rounds": 3, "known_as": {"name": "b", "tags": ["x"]}}
+    assert (run.path / "summary.json").exists()  # it stays finished
+
+
 def test_clients_are_one_line_each(tmp_path):
     columns: dict[str, Any] = {"name": ["a,b", "ü"], "train_rows": [3, 4], "test_rows": [1, 0]}
     columns = {name: np.asarray(each) for name, each in columns.items()}

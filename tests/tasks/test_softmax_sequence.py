@@ -111,6 +111,8 @@ def test_every_token_of_a_client_counts_once(simulation):
     np.testing.assert_allclose(train.values["loss"], expected, rtol=1e-5)
     objective = mean_metric(simulation, "loss", "train")
     np.testing.assert_allclose(objective(state, hparams.as_arrays()), train.mean("loss"), rtol=1e-6)
+    pooled = mean_metric(simulation, "loss", "train", pooled=True)(state, hparams.as_arrays())
+    np.testing.assert_allclose(pooled, train.pooled("loss"), rtol=1e-6)
 
 
 def test_a_token_without_a_prediction_leaves_the_example_without_a_value(logits):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedjaxsim.metrics import METRICS
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.tuning.source import find_source, tuned_metric
@@ -48,7 +49,7 @@ def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tun
 def test_a_metric_is_minimized_where_it_is_smooth():
     simulation = prepare(SMALL).simulation
     task, population = simulation.task, simulation.population
-    assert tuned_metric(task, population, None) == ("loss", False)
+    assert tuned_metric(task, population, None) == ("loss", METRICS["loss"])
     with pytest.raises(ValueError, match="accuracy"):
         tuned_metric(task, population, "accuracy")
     with pytest.raises(ValueError, match="metric"):
