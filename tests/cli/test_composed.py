@@ -3,10 +3,12 @@
 import re
 
 import pytest
+from support.refusals import check_refusals, parsed
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.flags import USUAL
 from fedjaxsim.runs.settings import readers
+from fedjaxsim.runs.sweep_runs import read_sweep
 
 SMALL = [
     "--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "2",
@@ -64,49 +66,38 @@ def test_help_of_ones_own_part_has_its_words(capsys):
 # --- what nothing reads, and what cannot be -------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "flag", "part"),
-    [
-        ("run --mu 1", "mu", "fedprox"),
-        ("run --hidden 4", "hidden", "mlp"),
-        ("run --cohort 4", "cohort", "fixed"),
-        ("run --count-noise 1", "count-noise", "adaptive"),
-        ("run --target y", "target", "csv"),
-        ("run --partition iid --alpha 1", "alpha", "dirichlet"),
-        ("run --data synthetic --alpha 1", "alpha", "data"),
-        ("run --algorithm mine:apfl --lam 1", "lam", "mine:apfl"),
-        ("tune --mu 1", "mu", "fedprox"),
-        ("run --lamm 1", "lamm", "lam"),
-        ("run --lr 1", "lr", "learning-rate"),
-        ("run --dataset digits", "dataset", "data"),
-        ("run --algorithm", "--algorithm", ""),
-        ("run --data", "--data", ""),
-        ("run --algorithm=", "algorithm", "MODULE:FACTORY"),
-        ("run --sampling fixed", "cohort", ""),
-        ("run --processes a --algorithm mine:apfl", "processes", ""),
-        ("run a.toml", "a.toml", "sweep"),
-        ("run b.toml", "b.toml", "inner-steps"),
-        ("run c.toml", "c.toml", "lam"),
-        ("sweep d.toml --out s", "d.toml", "inner-steps"),
-        ("sweep e.toml --out s", "initial-mixing", "2.0"),
-        ("sweep f.toml --out s", "lam", "mine:apfl"),
-    ],
-)
-def test_what_cannot_be_is_one_line_that_names_it(arguments, flag, part, mine, refused):
-    pfedme, sweep = 'algorithm = "mine:pfedme"\n', "rounds = 1\n[sweep]\n"
+def test_what_cannot_be_names_the_file_the_flag_and_the_part(mine, refused):
+    pfedme, swept = 'algorithm = "mine:pfedme"\n', "rounds = 1\n[sweep]\n"
     apfl = 'algorithm = "mine:apfl"\n'
     for name, text in (
-        ("a", sweep + "lam = [1, 2]"),
+        ("a", swept + "lam = [1, 2]"),
         ("b", pfedme + "inner-steps = 2.5"),
         ("c", pfedme + "lam = 'x'"),
-        ("d", pfedme + sweep + "inner-steps = [1, 2.5]"),
-        ("e", apfl + sweep + "initial-mixing = [0.1, 2]"),
-        ("f", apfl + sweep + "lam = [0.1, 2]"),
+        ("d", pfedme + swept + "inner-steps = [1, 2.5]"),
+        ("e", apfl + swept + "initial-mixing = [0.1, 2]"),
+        ("f", apfl + swept + "lam = [0.1, 2]"),
     ):
         (mine / f"{name}.toml").write_text(text)
-    error = refused(arguments)
-    assert flag in error
-    assert part in error
+    check_refusals(
+        parsed,
+        {
+            "tune --mu 1": "mu has no effect.*fedprox",
+            "run --algorithm mine:apfl --lam 1": "lam .*mine:apfl",
+            "run --algorithm=": "algorithm .*MODULE:FACTORY",
+            "run --processes a --algorithm mine:apfl": "processes must be a whole number",
+            "run a.toml": "a.toml: .*sweep",
+            "run b.toml": "b.toml: inner-steps must be",
+            "run c.toml": "c.toml: lam must be",
+        },
+    )
+    check_refusals(
+        lambda name: read_sweep(mine / name),
+        {
+            "d.toml": "d.toml: .*inner-steps",
+            "f.toml": "lam .*mine:apfl",
+        },
+    )
+    assert "initial-mixing" in refused("sweep e.toml --out s")  # by its simulation
 
 
 @pytest.mark.parametrize(

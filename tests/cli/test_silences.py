@@ -62,10 +62,6 @@ def files(tmp_path, monkeypatch):
         ("run --data npz:words.npz", "train, validation, test, got 'trian' in row 1"),
         ("sweep a.toml --out s", "epsilon and noise-multiplier exclude each other"),
         ("run --clients 1500", "clients must be at most 359, as each has 5 rows"),
-        ("run --algorithm local --epsilon 2", "as nothing is released: leave it out"),
-        ("run --algorithm local --mechanism gaussian", "so it takes no-release"),
-        ("run --clip -1 --epsilon 1", "clip must be positive"),
-        ("run --algorithm ifca(k=5)", "(did you mean 'ifca'?) or MODULE:FACTORY, got 'ifca(k=5)'"),
     ],
 )  # fmt: skip
 def test_what_is_hardly_meant_is_refused(files, refused, flags, sentence):

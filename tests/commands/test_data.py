@@ -62,10 +62,8 @@ def test_data_without_labels_are_shown(capsys):
     ("flags", "words"),
     [
         ("--data csv:absent --client who --target y", "absent"),
-        ("--data synthetic --alpha 1", "alpha"),
         ("--rounds 3", "rounds"),
         ("--out a.gif", "a.gif"),
-        ("--partition", "--partition"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(refused, flags, words):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 from support.problems import HANGS
+from support.refusals import check_refusals, parsed
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.plan import planned
@@ -29,21 +30,19 @@ OWN, ROW = 4 * (FEATURES + 1) * CLASSES, 4 * (FEATURES + 1)
 """Bytes of a client's model, and of an example with its label."""
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--out runs/plan", "out"),
-        ("--devices 0", "devices"),
-        ("--devices 999", "devices"),
-        ("--device b200", "b200"),
-        ("--mu 1", "mu"),
-        ("--sampling-rate 2", "sampling-rate"),
-        ("--data npz:absent.npz", "absent.npz"),
-        ("--data synthetic --clients 4", "'y' holds fractions"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_in_one_line(refused, flags, words):
-    assert words in refused(f"plan {flags}")
+def test_what_is_asked_of_a_plan_is_checked_before_data_are_read():
+    check_refusals(
+        lambda flags: parsed(f"{FLAGS} {flags}"),
+        {
+            "--out runs/plan": "out has no effect on plan",
+            "--devices 0": "devices must be at least 1",
+            "--device b200": "device must be one of h100, a100, v5e, got 'b200'",
+        },
+    )
+
+
+def test_devices_that_are_not_here_need_their_name(refused):
+    assert "devices" in refused(f"{FLAGS} --devices 999")
 
 
 @pytest.mark.parametrize(("device", "extra"), [("h100", "cuda"), ("a100", "cuda"), ("v5e", "tpu")])

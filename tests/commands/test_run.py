@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from support.problems import HANGS
+from support.refusals import check_refusals, parsed
 from support.written_runs import write_run
 
 from fedjaxsim.cli import main, running
@@ -192,73 +193,78 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--sampling-rate 1.5", "sampling-rate"),
-        ("--sampling-rate 0", "sampling-rate"),
-        ("--noise-multiplier -1", "noise-multiplier"),
-        ("--noise-multiplier 1e30", "noise-multiplier"),
-        ("--noise-multiplier 1e-160", "noise-multiplier"),
-        ("--noise-multiplier 1 --clip inf", "clip"),
-        ("--epsilon 1 --clip inf", "clip"),
-        ("--epsilon 1 --clip 0", "clip"),
-        ("--clip -2 --noise-multiplier 1", "clip"),
-        ("--clip -1", "clip"),
-        ("--delta 0", "delta"),
-        ("--epsilon 1 --noise-multiplier 1", "epsilon"),
-        ("--epsilon 1e9", "epsilon"),
-        ("--epsilon 1 --delta 0.9 --sampling-rate 0.02 --rounds 100 --clients 6", "delta"),
-        ("--local-steps 1 --local-epochs 1", "local-steps"),
-        ("--rounds", "rounds"),
-        ("--rounds 0", "rounds"),
-        ("--local-steps 0", "local steps"),
-        ("--local-epochs 0", "local epochs"),
-        ("--batch-size 0", "batch size"),
-        ("--batch-size 1000000000000", "batch"),
-        ("--learning-rate -0.1", "learning-rate"),
-        ("--learning-rate nan", "learning-rate"),
-        ("--learning-rate 1e300", "learning-rate"),
-        ("--lam inf", "lam"),
-        ("--algorithm fedavg --lam 5", "lam"),
-        ("--algorithm local --epsilon 1", "epsilon"),
-        ("--algorithm ppsgd --local-steps 5", "minibatch"),
-        ("--algorithm ppsgd --server-optimizer adam", "server-optimizer"),
-        ("--algorithm ppsgd --personalization -1", "personalization"),
-        ("--algorithm ppsgd --parametrization paper --personalization inf", "parametrization"),
-        ("--passes 2", "passes"),
-        ("--chunk-size 1", "chunk-size"),
-        ("--streamed --sampling-rate 1", "streamed"),
-        ("--streamed --devices 2", "devices"),
-        ("--loss logistic", "labels"),
-        ("--loss squared", "squared"),
-        ("--model cnn", "cnn"),
-        ("--hidden 8,0 --model mlp", "hidden"),
-        ("--hidden , --model mlp", "hidden"),
-        ("--preprocess unit-row", "unit-row"),
-        ("--data mnist", "mnist"),
-        ("--data digits:", "digits"),
-        ("--data leaf:absent.json", "absent.json"),
-        ("--data leaf:.", ".json"),
-        ("--data npz:.", "npz"),
-        ("--data npz:. --partition iid", "npz"),
-        ("--data mat:.", "MATLAB"),
-        ("--data npz:/dev/null", "/dev/null"),
-        ("--data synthetic-stream", "linear"),
-        ("--partition sorted", "sorted"),
-        ("--alpha 0", "alpha"),
-        ("--test-fraction 0", "test"),
-        ("--test-fraction 1", "test"),
-        ("--clients 0", "clients"),
-        ("--seed -1", "seed"),
-        ("--seed 99999999999999999999", "seed"),
-        ("--out /dev/null/x", "/dev/null"),
-        ("--out /proc/ü", "/proc/ü"),
-        ("--bogus 3", "bogus"),
-        ("absent.toml", "absent.toml"),
-        (".", "."),
+        ("--rounds", "--rounds needs a value"),  # words
+        ("--epsilon 1 --clip inf", "clip must be finite where epsilon is"),  # settings
+        ("--data npz:/dev/null", "/dev/null"),  # data
+        ("--noise-multiplier -1", "noise-multiplier"),  # a simulation
+        ("--out /dev/null/x", "/dev/null"),  # files
     ],
 )
-def test_bad_input_is_refused_in_one_line(refused, flags, words):
+def test_each_layer_refuses_in_one_line(refused, flags, words):
     out = [] if "--out" in flags else ["--out", "out"]
     assert words in refused(" ".join(["run", flags, *out]))
+
+
+def test_words_of_no_run_are_refused_where_they_are_parsed():
+    check_refusals(
+        lambda flags: parsed(f"run {flags}"),
+        {
+            "--hidden 8,0 --model mlp": "hidden must be at least 1, got 0",
+            "--hidden , --model mlp": "hidden must hold at least one width",
+            "--preprocess unit-row": "'unit-row'",
+            "--data mnist": "did you mean 'mat'",
+            "--partition sorted": "'sorted'",
+            "--batch-size 1000000000000": "batch-size must be at most",
+            "--seed 99999999999999999999": "seed must be at most",
+            "--seed -1": "seed must be at least 0",
+            ".": "is a folder: give a file",
+        },
+    )
+
+
+def test_what_data_and_a_simulation_of_them_cannot_be_is_refused():
+    check_refusals(
+        lambda flags: prepare(parse(["run", *flags.split()]).settings),
+        {
+            "--sampling-rate 0": "sampling-rate must lie in",
+            "--noise-multiplier 1e30": "noise-multiplier",
+            "--noise-multiplier 1e-160": "noise-multiplier",
+            "--noise-multiplier 1 --clip inf": "clip",
+            "--epsilon 1 --clip 0": "clip",
+            "--clip -1": "clip",
+            "--epsilon 1e9": "epsilon",
+            "--epsilon 1 --delta 0.9 --sampling-rate 0.02 --rounds 100 --clients 6": "delta",
+            "--local-steps 0": "local steps",
+            "--local-epochs 0": "local epochs",
+            "--batch-size 0": "batch size",
+            "--learning-rate -0.1": "learning-rate",
+            "--learning-rate nan": "learning-rate",
+            "--learning-rate 1e300": "learning-rate",
+            "--algorithm ppsgd --local-steps 5": "minibatch",
+            "--algorithm ppsgd --personalization -1": "personalization",
+            "--algorithm ppsgd --parametrization paper --personalization inf": "parametrization",
+            "--chunk-size 1": "chunk-size",
+            "--streamed --sampling-rate 1": "streamed",
+            "--loss logistic": "labels",
+            "--loss squared": "squared",
+            "--model cnn": "cnn",
+            "--data digits:": "digits",
+            "--data leaf:absent.json": "absent.json",
+            "--data leaf:.": ".json",
+            "--data npz:.": "npz",
+            "--data npz:. --partition iid": "npz",
+            "--data mat:.": "MATLAB",
+            "--data synthetic-stream": "linear",
+            "--alpha 0": "alpha",
+            "--test-fraction 0": "test",
+            "--test-fraction 1": "test",
+            "--clients 0": "clients",
+        },
+    )
+
+
+def test_rows_that_are_streamed_have_one_device(refused):
+    assert "devices" in refused("run --streamed --devices 2")
 
 
 def test_fractions_are_no_classes(refused, tmp_path):

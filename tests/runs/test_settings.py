@@ -2,6 +2,7 @@ import math
 from pathlib import Path
 
 import pytest
+from support.refusals import check_refusals
 
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.settings import displaced, readers, run_config
@@ -126,21 +127,34 @@ def test_a_sampling_rate_is_a_setting_like_any_other(tmp_path):
     assert run_config().get("sampling_rate") is None  # it follows from the number of clients
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epsilon": 1.0, "noise_multiplier": 2.0}, "epsilon and noise-multiplier"),
-        ({"local_steps": 1, "local_epochs": 2}, "local-steps and local-epochs"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.nan}, "epsilon"),
-        ({"delta": 1.0}, "delta"),
-        ({"rounds": 0}, "rounds"),
-        ({"eval_every": 0}, "eval-every"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        run_config(**settings)
+def test_settings_that_cannot_be_are_refused():
+    check_refusals(
+        lambda settings: run_config(**dict(settings)),
+        {
+            (("epsilon", 1.0), ("noise_multiplier", 2.0)): "epsilon and noise-multiplier exclude",
+            (("local_steps", 1), ("local_epochs", 2)): "local-steps and local-epochs exclude",
+            (("epsilon", 0.0),): "epsilon must be positive",
+            (("epsilon", math.nan),): "epsilon must be positive",
+            (("delta", 0.0),): "delta must lie in",
+            (("delta", 1.0),): "delta must lie in",
+            (("rounds", 0),): "rounds must be at least 1, got 0",
+            (("eval_every", 0),): "eval-every must be at least 1",
+            (("held_out_clients", 1.0),): "held-out-clients must lie in",
+            (("passes", 2),): "passes need local-steps",
+            (("weights", "rows"), ("noise_multiplier", 1.0)): "rows with noise need max-weight",
+            (("max_weight", 9.0),): "max-weight has no effect with weights equal",
+            (("evaluation_largest", 2.0),): "no effect without evaluate-privately",
+            (("evaluate_privately", 0.0),): "evaluate-privately must be at least",
+            (("noise_schedule", "linear"), ("epsilon", 1.0)): "noise-schedule .*'linear'",
+            (("noise_schedule", "geometric:1e-9"), ("epsilon", 1.0)): r"1e\+06",
+            (("noise_schedule", "power:3"), ("noise_multiplier", 1.2e-6)): "power:3 gives",
+            (("algorithm", "ifca"), ("clusters", 10**9)): "clusters must be at most 10000",
+            (("sampling", "groups"),): "groups must be given",
+            (("mechanism", "gram"),): "mechanism .*'gram'",
+            (("sampling", "shuffled"),): "sampling .*'shuffled'",
+            (("algorithm", "ifca(k=5)"),): r"\(did you mean 'ifca'\?\) or MODULE:FACTORY, got",
+        },
+    )
 
 
 def test_clipping_follows_from_what_was_asked():

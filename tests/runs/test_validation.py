@@ -89,14 +89,7 @@ def test_labels_that_are_all_the_same_are_refused(tmp_path, capsys):
     assert "y is 3 in all rows: there is nothing to predict" in capsys.readouterr().err
 
 
-def test_cells_have_two_names(capsys):
-    assert main(["run", "--data", "mat:a.mat", "--fields", "x"]) == 2
-    assert "fields must be two names, got x" in capsys.readouterr().err
-    assert main(["run", "--fields", "x,y"]) == 2
-    assert "fields has no effect with data digits, only with mat" in capsys.readouterr().err
-
-
-def test_the_columns_of_other_data_have_no_effect(capsys):
-    assert main(["run", "--target", "y"]) == 2
-    line = "target has no effect with data digits, only with csv or hf or images or parquet"
-    assert line in capsys.readouterr().err
+def test_cells_have_two_names():
+    refused = run_config(data="mat:a.mat", fields=("x",))
+    with pytest.raises(ValueError, match="fields must be two names, got x"):
+        whole_population_of(refused)
