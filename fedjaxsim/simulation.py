@@ -30,6 +30,7 @@ from fedjaxsim.engine.checks import (
     require_key,
     require_same_shapes,
     require_state,
+    require_values,
     trace_round,
 )
 from fedjaxsim.engine.evaluation import (
@@ -594,6 +595,7 @@ class Simulation:
           eval_clients: number of clients in that sample; None for all clients.
         """
         require_state(state)
+        require_values("run", state, hparams)
         done = int(state.round)
         self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
         hparams = self.check(hparams)
@@ -629,6 +631,7 @@ class Simulation:
         Given (k,) increasing ids of `clients`, the metrics are theirs alone.
         """
         require_state(state)
+        require_values("evaluate", state, hparams)
         clients, hparams = self.check_evaluated(split, clients), hparams.as_arrays()
         self._require_own(state, hparams)
         measured = self.compiled.evaluate(state, hparams, self.placed[split], clients)
@@ -726,6 +729,7 @@ class Simulation:
         Protected examples are charged for all of T `planned` rounds, to be given if the time to
         stop may follow from releases; so are charges of `later` releases.
         """
+        require_values("guarantee", state)
         if not self._traced:  # the state may come from `program` alone
             hparams = Hyperparameters(**dict.fromkeys(self.records, jnp.zeros(())))
             self.message_shapes(keys.seed_key(0), hparams)
@@ -831,6 +835,11 @@ class Simulation:
         z = noise.values(hparams, begin, last)
         rounds = entries(z if noise.varies else z[0], rate, last - begin)
         return PrivacySpend(scheme, event, rounds)
+
+    def noise_reads(self, hparams: Hyperparameters) -> tuple[str, ...]:
+        """Return the names of the hyperparameters that the mechanism's z follows from."""
+        reads = self._planned_noise(hparams).leaves
+        return tuple(name for name, is_read in zip(hparams, reads, strict=True) if is_read)
 
     def _planned_noise(self, hparams: Hyperparameters) -> PlannedNoise:
         """Return the noise of the mechanism's releases, traced once for shapes of `hparams`."""

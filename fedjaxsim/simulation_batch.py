@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjaxsim.checks import described
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.checks import require_state
+from fedjaxsim.engine.checks import require_state, require_values
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
@@ -166,6 +166,7 @@ class SimulationBatch:
         evaluation are (m, S).
         """
         require_state(state)
+        require_values("run", state)
         done = int(state.round)
         for setting in self.settings:
             self.simulation.check_rounds(setting, done, rounds, eval_every, eval_clients)
@@ -193,6 +194,7 @@ class SimulationBatch:
     ) -> Evaluation:
         """Compute per-client metrics of all runs, (m, S), or of k `clients` by id, (k, S)."""
         require_state(state)
+        require_values("evaluate", state)
         clients = self.simulation.check_evaluated(split, clients)
         rows = self._rows[split]
         measured = to_host(self._compiled.evaluate(state, self._hparams, rows, clients))

@@ -9,7 +9,7 @@ import optax
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.shared_model import moved, with_personal
+from fedjaxsim.algorithms.shared_model import moved, published, with_personal
 from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
@@ -83,12 +83,14 @@ def apfl(
             return Personal(v, alpha), w_i, (of_v, of_w), 0 * first
 
         states = optimizer.init(personal.params), optimizer.init(w)
-        personal, w_i, _, _ = data.fold(step, (personal, w, states, jnp.ones(())))
+        personal, w_i, (of_v, of_w), _ = data.fold(step, (personal, w, states, jnp.ones(())))
+        personal = personal._replace(params=optimizers.evaluated(personal.params, of_v))
+        w_i = optimizers.evaluated(w_i, of_w)
         update = jax.tree.map(jnp.subtract, w_i, w)
         return personal, update, {}
 
     def predict(shared, personal, hparams, client_id):
-        return mixed(personal, shared.params)[0]
+        return mixed(personal, published(shared))[0]
 
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
     return with_personal(plain, client, state, predict)

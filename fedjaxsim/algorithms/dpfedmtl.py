@@ -216,11 +216,14 @@ def _algorithm(
     def server(shared, release, hparams, round_):
         return shared._replace(trunk=of_trunk(shared.trunk, release, hparams, round_))
 
+    def trunk_of(shared):
+        return optimizers.evaluated(*shared.trunk)
+
     def predict(shared, personal, hparams, client_id):
-        return merge(personal, shared.trunk.params)
+        return merge(personal, trunk_of(shared))
 
     def published(shared):
-        return merge(shared.head, shared.trunk.params)
+        return merge(shared.head, trunk_of(shared))
 
     return Algorithm(
         from_one_model(task, start),

@@ -9,7 +9,7 @@ from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
-from fedjaxsim.algorithms.shared_model import publish, server_step
+from fedjaxsim.algorithms.shared_model import publish, published, server_step
 from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
@@ -68,22 +68,22 @@ def ifca(
         models = jax.vmap(task.init)(jnp.stack(keys))
         return first_states(apart(models, key, hparams), hparams)
 
-    def start(key, hparams, published, own):
-        models = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (clusters, *leaf.shape)), published
-        )
+    def start(key, hparams, first, own):
+        models = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clusters, *leaf.shape)), first)
         return first_states(apart(models, key, hparams), hparams)
 
-    def model(shared, cluster):
-        return jax.tree.map(lambda leaf: leaf[cluster], shared.params)
+    published_models = jax.vmap(published)
 
-    def best(shared, data):
+    def model(models, cluster):
+        return jax.tree.map(lambda leaf: leaf[cluster], models)
+
+    def best(models, data):
         of_all = jax.vmap(task.loss, (0, None))
-        return jnp.argmin(mean_over_rows(lambda batch: of_all(shared.params, batch), data))
+        return jnp.argmin(mean_over_rows(lambda batch: of_all(models, batch), data))
 
     def client(shared, personal, data, hparams, context):
-        j = best(shared, data)
-        w_j = model(shared, j)
+        j = best(shared.params, data)
+        w_j = model(shared.params, j)
         v = local_steps(w_j, data, task, local_optimizer, hparams, context.round)
         message = jax.tree.map(
             lambda new, old: jnp.zeros((clusters, *old.shape), old.dtype).at[j].set(new - old),
@@ -93,10 +93,11 @@ def ifca(
         return j.astype(jnp.int32), message, {}
 
     def predict(shared, personal, hparams, client_id):
-        return model(shared, personal)
+        return model(published_models(shared), personal)
 
     def predict_with_data(shared, personal, data, hparams, client_id):
-        return model(shared, best(shared, data))
+        models = published_models(shared)
+        return model(models, best(models, data))
 
     return Algorithm(
         init,
@@ -105,7 +106,7 @@ def ifca(
         predict,
         task,
         predict_with_data=predict_with_data,
-        warm_start=WarmStart(start, lambda shared: model(shared, 0)),
+        warm_start=WarmStart(start, lambda shared: model(published_models(shared), 0)),
         curvature=optimizers.curvature(local_optimizer),
         typical_message=optimizers.small_update,
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from fedjaxsim.algorithms.optimizers import LocalChoice, as_local, step_with
+from fedjaxsim.algorithms.optimizers import LocalChoice, as_local, evaluated, step_with
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
 from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
@@ -45,9 +45,9 @@ def local_steps(
 ) -> PyTree:
     """Take this round's local steps from w on a client's own rows; return the last v.
 
-    The optimizer's state starts anew. `pull` and `penalty`, `(params, batch) -> ()`, are added to
-    the loss, `gradient`, `(params, batch) -> gradient`, is in place of the task's, and `epochs` in
-    place of the minibatches' own.
+    The optimizer's state starts anew; a schedule-free optimizer returns its average. `pull` and
+    `penalty`, `(params, batch) -> ()`, are added to the loss, `gradient`, `(params, batch) ->
+    gradient`, is in place of the task's, and `epochs` in place of the minibatches' own.
     """
     optimizer = as_local(local_optimizer)(hparams, round_)
     gradient = task.gradient if gradient is None else gradient
@@ -64,7 +64,7 @@ def local_steps(
         moved = optax.apply_updates(params, updates)
         return task.tracked(params, moved, batch), state
 
-    return data.fold(step, (params, optimizer.init(params)), epochs)[0]
+    return evaluated(*data.fold(step, (params, optimizer.init(params)), epochs))
 
 
 def local_update(

@@ -1,6 +1,7 @@
 """Local and server optimizers, by name or from optax."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Curvature, LocalOptimizer, ServerOptimizer
@@ -199,12 +201,51 @@ def server_records(*, server_optimizer: ServerChoice = "sgd", **_: object) -> Re
 
 def as_local(optimizer: LocalChoice) -> LocalOptimizer:
     """Return the local optimizer of a name, and any other as it is."""
+    _require_rate(optimizer, "local", "(hparams, round)")
     return optimizer if callable(optimizer) else local(optimizer)
 
 
 def as_server(optimizer: ServerChoice) -> ServerOptimizer:
     """Return the server optimizer of a name, and any other as it is."""
+    _require_rate(optimizer, "server", "(hparams)")
     return optimizer if callable(optimizer) else server(optimizer)
+
+
+def _require_rate(optimizer: Any, kind: str, arguments: str) -> None:
+    """Check that an optimizer is a name or made of hyperparameters, among them its rate."""
+    if isinstance(optimizer, optax.GradientTransformation):
+        got = "an optimizer of optax whose learning rate is fixed"
+    elif "learning_rate" in _parameters(optimizer):
+        got = f"optax's factory {optimizer.__name__}"
+    elif callable(optimizer) or isinstance(optimizer, str):
+        return
+    else:
+        got = repr(optimizer)
+    raise ValueError(
+        f"{kind}_optimizer must be a name, optimizers.{kind}(optax.adam), which reads its learning "
+        f"rate from the hyperparameters, or a function {arguments} -> optimizer, got {got}"
+    )
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    """Return the names of a function's parameters; none if it does not tell them."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def evaluated(params: PyTree, state: PyTree) -> PyTree:
+    """Return the parameters to evaluate: a schedule-free optimizer's average x, else `params`.
+
+    `optax.contrib.schedule_free` moves the y at which gradients are taken (Defazio et al. 2024).
+    """
+
+    def is_free(node):
+        return isinstance(node, ScheduleFreeState)
+
+    free = [node for node in jax.tree.leaves(state, is_leaf=is_free) if is_free(node)]
+    return schedule_free_eval_params(free[0], params) if free else params
 
 
 def curvature(optimizer: LocalChoice = "sgd", *penalties: str) -> Curvature | None:

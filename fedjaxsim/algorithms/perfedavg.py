@@ -11,7 +11,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
-from fedjaxsim.algorithms.shared_model import moved
+from fedjaxsim.algorithms.shared_model import moved, published
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
@@ -66,8 +66,9 @@ def perfedavg(
         return personal, jax.tree.map(jnp.subtract, v, w), {}
 
     def predict_with_data(shared, personal, data, hparams, client_id):
-        gradient = mean_over_rows(lambda batch: jax.grad(task.loss)(shared.params, batch), data)
-        return moved(shared.params, -hparams.adaptation_rate, gradient)
+        w = published(shared)
+        gradient = mean_over_rows(lambda batch: jax.grad(task.loss)(w, batch), data)
+        return moved(w, -hparams.adaptation_rate, gradient)
 
     return plain._replace(client=client, predict_with_data=predict_with_data)
 

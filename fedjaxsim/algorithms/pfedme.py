@@ -62,7 +62,8 @@ def pfedme(
             offset = jax.tree.map(jnp.subtract, w_i, theta)
             return theta, moved(w_i, -hparams.envelope_rate * lam, offset), state
 
-        theta, w_i, _ = data.fold(step, (w, w, optimizer.init(w)))
+        theta, w_i, state = data.fold(step, (w, w, optimizer.init(w)))
+        theta = optimizers.evaluated(theta, state)
         steps = data.num_steps()
         # A client whose minibatches are consumed keeps θ_i.
         theta = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), theta, personal)

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Client, ServerOptimizer, WarmStart
-from fedjaxsim.algorithms.optimizers import step_with
+from fedjaxsim.algorithms.optimizers import evaluated, step_with
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import STATISTICS
@@ -35,8 +35,8 @@ def publish(
 
 
 def published(shared: SharedModel) -> PyTree:
-    """Return the published parameters, for `WarmStart.published`."""
-    return shared.params
+    """Return the published parameters, for `WarmStart.published`; see `optimizers.evaluated`."""
+    return evaluated(shared.params, shared.optimizer)
 
 
 def from_one_model(
@@ -123,7 +123,7 @@ def predict_with_shared(
     shared: SharedModel, personal: PyTree, hparams: Hyperparameters, client_id: jax.Array
 ) -> PyTree:
     """Return the published parameters: the `predict` function of one model for all clients."""
-    return shared.params
+    return published(shared)
 
 
 def predict_with_personal(

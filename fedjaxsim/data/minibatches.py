@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks, keys
 from fedjaxsim.kernels import backend, threefry
+from fedjaxsim.kernels.forward_only import forward_only
 from fedjaxsim.kernels.permutation import Order, random_order
 from fedjaxsim.kernels.read_rows import read_rows
 from fedjaxsim.kernels.traces import current_trace, note, noted_losses
@@ -162,6 +163,14 @@ class ProtectedBatch:
                 f"a minibatch of protected examples has no {name!r}: its one use is "
                 "task.gradient(params, batch), and the engine reports the loss"
             )
+
+
+_NO_REVERSE = (
+    "jax.grad needs a bound on the rows of every client, as a loop over epochs or over all rows of "
+    "a client has no fixed length: differentiate the rounds of fjs.gradients.Reverse().program("
+    'sim.program, sim.rows["train"]) and the objective fjs.gradients.mean_metric(sim) in place of '
+    "evaluate, or a whole run by fjs.gradients.hypergradient"
+)
 
 
 class BatchReadOptions(NamedTuple):
@@ -580,7 +589,8 @@ def _repeat(
     reads, which must not be all clients' rows.
     """
     if most is None:
-        return jax.lax.fori_loop(0, count, lambda index, carry: step(carry, batch(index)), carry)
+        last = jax.lax.fori_loop(0, count, lambda index, carry: step(carry, batch(index)), carry)
+        return forward_only(last, _NO_REVERSE)
 
     def maybe(carry, index):
         return jax.lax.cond(index < count, step, lambda carry, _: carry, carry, batch(index)), None

@@ -74,6 +74,16 @@ def require_state(state: Any) -> None:
         )
 
 
+def require_values(function: str, *trees: PyTree) -> None:
+    """Check that a method that computes on the host is not traced by a transform of JAX."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees)):
+        raise ValueError(
+            f"{function} computes on the host, so jax.jit, jax.vmap and jax.grad cannot trace it: "
+            "fjs.SimulationBatch runs several settings at once, fjs.gradients.hypergradient "
+            "differentiates a run, and sim.program has the pure functions of a loop of your own"
+        )
+
+
 def require_key(key: Any) -> jax.Array:
     """Return a seed as a key, or the key; of a larger seed than 32 bits all 64 count."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):

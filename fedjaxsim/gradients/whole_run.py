@@ -7,13 +7,14 @@ minibatches.
 Axes: m clients, T rounds.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
+from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
@@ -24,8 +25,8 @@ from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse, bounded, run_rounds
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.keys import Stream, seed_key
-from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.assumptions import default_delta
+from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any
@@ -35,6 +36,9 @@ Gradient = dict[str, jax.Array]
 """Derivatives by name, each of the shape of its hyperparameter."""
 
 EPSILON = "epsilon"
+_APART = 0.03
+"""Relative distance of the noise multipliers between which ε(z) has its slope: rounding of the
+accountant is below a hundredth of what ε changes there."""
 
 
 def mean_metric(
@@ -43,7 +47,8 @@ def mean_metric(
     """Return the objective `Simulation.evaluate(...).mean(metric)`, for either mode.
 
     It is the mean over clients of their mean over rows of a split, which must have some, or if
-    `pooled` the mean over the rows of all clients.
+    `pooled` the mean over the rows of all clients. A derivative of a metric that is constant
+    between jumps, such as the accuracy, is refused.
     """
     simulation.check_evaluated(split, None)
     rows, population = simulation.rows[split], simulation.population
@@ -65,8 +70,9 @@ def mean_metric(
             data = rows.of(client_id, key, program.minibatches, layout)
             sums = measure(params, data).sums
             checks.one_of(sorted(sums), metric=metric)
+            value = _differentiable(metric, params, sums)
             divisor = total if pooled else targets[client_id]
-            return sums[metric] / divisor.astype(sums[metric].dtype)
+            return value / divisor.astype(value.dtype)
 
         again = jax.checkpoint(one, prevent_cse=False)
         ids = jnp.arange(program.num_clients, dtype=jnp.int32)
@@ -74,6 +80,30 @@ def mean_metric(
         return jnp.sum(means) / (1 if pooled else present)
 
     return Partial(value, rows)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _differentiable(metric: str, params: PyTree, sums: dict[str, jax.Array]) -> jax.Array:
+    """Return a metric's sum; refuse a derivative that is zero for every change of `params`."""
+    return sums[metric]
+
+
+def _derivative(metric, primals, tangents):
+    of_params, of_sums = tangents
+    moves = not all(isinstance(t, SymbolicZero) for t in jax.tree.leaves(of_params))
+    if moves and isinstance(of_sums[metric], SymbolicZero):
+        others = [name for name, t in of_sums.items() if not isinstance(t, SymbolicZero)]
+        instead = f"take {' or '.join(map(repr, others))}" if others else "take a smooth one"
+        raise ValueError(
+            f"the metric {metric!r} is constant between jumps, so its derivative is 0 and says "
+            f"nothing: {instead}"
+        )
+    tangent = of_sums[metric]
+    value = primals[1][metric]
+    return value, jnp.zeros_like(value) if isinstance(tangent, SymbolicZero) else tangent
+
+
+_differentiable.defjvp(_derivative, symbolic_zeros=True)
 
 
 def check_names(
@@ -116,9 +146,9 @@ def hypergradient(
 
     `Forward()` and `Reverse()` give the same numbers at different costs.
 
-    At fixed ε: given an ε, the returned function uses the noise multiplier z(ε, δ, p, T) that
-    spends it by the in-jit RDP bound. "epsilon" in `wrt` is then the derivative along that curve,
-    and all others are derivatives at constant ε.
+    At fixed ε: given an ε, the returned function uses the noise multiplier z(ε) that
+    `Simulation.calibrate` finds. "epsilon" in `wrt` is then the derivative along that curve, with
+    dz/dε by the implicit function, and all others are derivatives at constant ε.
 
     Args:
       simulation: the run, from its first round.
@@ -132,7 +162,8 @@ def hypergradient(
     Returns:
       A function `(key, hparams, epsilon=None) -> (value, gradient)`: (), and by name. It is
       compiled once for all keys and hyperparameters. It raises ValueError, before any compute, if
-      `Simulation.init` or `Simulation.run` would, and if `wrt` names something discrete.
+      `Simulation.init` or `Simulation.run` would, if `wrt` names something discrete, and where
+      the objective is `mean_metric` of a metric that is constant between jumps.
     """
     checks.count(rounds=rounds)
     mode = Forward() if mode is None else mode
@@ -144,14 +175,9 @@ def hypergradient(
     rows = simulation.rows["train"]
     program = mode.program(simulation.program, rows)
 
-    def value(chosen, rows, objective, epsilon, key, hparams):
+    def value(chosen, rows, objective, key, hparams):
         simulation.check_start(key, hparams)
-        epsilon = chosen.get(EPSILON, epsilon)
-        hparams = hparams.replace(**{name: chosen[name] for name in chosen if name != EPSILON})
-        if epsilon is not None:
-            rate = program.sampling.rate(hparams)
-            z = noise_multiplier_in_jit(epsilon, delta, rate, rounds)
-            hparams = hparams.replace(noise_multiplier=z)
+        hparams = hparams.replace(**chosen)
         state = program.init(key, hparams)
         length = mode.segment_length(program, state, rounds)
         return objective(run_rounds(program, state, hparams, rows, rounds, length), hparams)
@@ -164,47 +190,73 @@ def hypergradient(
 
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
-        _check(simulation, hparams, rounds, epsilon)
-        key = key if isinstance(key, jax.Array) else seed_key(key)
-        hparams = hparams.as_arrays()
-        chosen = {name: getattr(hparams, name) for name in names if name != EPSILON}
         if epsilon is not None:
-            epsilon = jnp.asarray(epsilon, float)
+            hparams = _calibrated(simulation, hparams, rounds, epsilon, delta, names)
+        _check(simulation, hparams, rounds)
+        key = key if isinstance(key, jax.Array) else seed_key(key)
+        slope = _noise_slope(simulation, hparams, rounds, delta) if EPSILON in names else 1.0
+        hparams = hparams.as_arrays()
+        # ε acts through the noise alone: dL/dε = dL/dz · dz/dε.
+        read = {name: "noise_multiplier" if name == EPSILON else name for name in names}
+        chosen = {name: getattr(hparams, name) for name in read.values()}
+        found, gradient = differentiated(chosen, rows, objective, key, hparams)
+        by_name = {name: gradient[through] for name, through in read.items()}
         if EPSILON in names:
-            chosen[EPSILON], epsilon = epsilon, None
-        return differentiated(chosen, rows, objective, epsilon, key, hparams)
+            by_name[EPSILON] = by_name[EPSILON] * slope
+        return found, by_name
 
     return function
 
 
-def _check(
-    simulation: Simulation, hparams: Hyperparameters, rounds: int, epsilon: ArrayLike | None
-) -> None:
+def _calibrated(
+    simulation: Simulation,
+    hparams: Hyperparameters,
+    rounds: int,
+    epsilon: ArrayLike,
+    delta: float,
+    names: Sequence[str],
+) -> Hyperparameters:
+    """Return the hyperparameters with the noise of an ε, as `Simulation.calibrate` finds it."""
+    value = on_host(epsilon)
+    if value is None or on_host(hparams.get("sampling_rate", 1.0)) is None:
+        raise ValueError(
+            "z(ε) is found on the host, so epsilon and sampling_rate must be numbers there: in "
+            "jit, fjs.privacy.noise_multiplier_in_jit bounds it"
+        )
+    if not (value.ndim == 0 and 0 < value < np.inf):
+        raise ValueError(f"epsilon must be one positive, finite number, got {epsilon}")
+    if np.ndim(hparams.get("noise_multiplier", 0.0)):
+        raise ValueError(
+            "at a fixed epsilon noise is constant over rounds: noise_multiplier must be a "
+            f"number, got {np.shape(hparams.noise_multiplier)} of them"
+        )
+    with jax.ensure_compile_time_eval():  # a caller may trace the rest
+        found = simulation.calibrate(hparams, epsilon=float(value), rounds=rounds, delta=delta)
+        also = [name for name in simulation.noise_reads(found) if name in names]
+    if also:
+        raise ValueError(
+            f"the noise follows from {also[0]}, too: at a fixed epsilon it has no derivative"
+        )
+    return found
+
+
+def _noise_slope(
+    simulation: Simulation, hparams: Hyperparameters, rounds: int, delta: float
+) -> float:
+    """Return dz/dε of z(ε) at z, by the implicit function: 1/(dε/dz)."""
+
+    def cost(z):
+        planned = simulation.planned(hparams.replace(noise_multiplier=z), 0, rounds)
+        return tight_epsilon([planned], delta)
+
+    with jax.ensure_compile_time_eval():
+        z = float(hparams.noise_multiplier)
+        below, above = (np.float32(z * (1 + side * _APART)) for side in (-1, 1))
+        return float(above - below) / (cost(above) - cost(below))
+
+
+def _check(simulation: Simulation, hparams: Hyperparameters, rounds: int) -> None:
     """Check the run; traced hyperparameters are skipped."""
-    if epsilon is not None:
-        scheme, event = simulation.accounts[0]
-        if scheme.kind not in ("poisson", "full") or event.kind != "gaussian":
-            raise ValueError(
-                "z(ε) is known for Gaussian noise with Poisson sampling or full participation, got "
-                f"a {event.kind!r} mechanism with {scheme.kind!r} sampling"
-            )
-        value = on_host(epsilon)
-        if value is not None and not (value.ndim == 0 and 0 < value < np.inf):
-            raise ValueError(f"epsilon must be one positive, finite number, got {epsilon}")
-        if np.ndim(hparams.get("noise_multiplier", 0.0)):
-            raise ValueError(
-                "z(ε) is known for noise that is constant over rounds: noise_multiplier must be a "
-                f"number where epsilon is given, got {np.shape(hparams.noise_multiplier)} of them"
-            )
-        hparams = hparams.replace(noise_multiplier=1.0)
     simulation.check(hparams)
-    traced = any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(hparams))
-    if epsilon is not None and not traced:
-        drawn = [entry.noise_multiplier for entry in simulation.planned(hparams, 0, rounds).entries]
-        if drawn != [1.0]:
-            raise ValueError(
-                "z(ε) is known for mechanisms that draw the noise multiplier that they are given, "
-                f"got one that draws {drawn[0]:.4g} for 1"
-            )
     if on_host(hparams.get("noise_multiplier", 0.0)) is not None:
         simulation.check_rounds(hparams, 0, rounds, None)

@@ -13,6 +13,12 @@ from support.problems import after, coefficients, designs, gradient_descent, lea
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.shared_model import (
+    predict_with_shared,
+    publish,
+    published,
+    server_step,
+)
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -179,3 +185,40 @@ def test_derivatives_exist_where_a_coordinate_never_moves(make):
         expected = (last(0.1 + 1e-5) - last(0.1 - 1e-5)) / 2e-5
         np.testing.assert_allclose(jax.grad(last)(0.1), expected, rtol=1e-6)
         np.testing.assert_allclose(jax.jvp(last, (0.1,), (1.0,))[1], expected, rtol=1e-6)
+
+
+MADE: Any = optax.adam(1e-3)
+
+
+@pytest.mark.parametrize("side", ["local", "server"])
+@pytest.mark.parametrize(
+    ("optimizer", "got"),
+    [(MADE, "whose learning rate is fixed"), (optax.adam, "factory adam"), (3, "got 3")],
+)
+def test_an_optimizer_without_a_hyperparameter_for_its_rate_is_refused(side, optimizer, got):
+    _, task = least_squares([2])
+    with pytest.raises(ValueError, match=rf"{side}_optimizer must be.*optimizers\.{side}.*{got}"):
+        fedavg(task, **{f"{side}_optimizer": optimizer})
+
+
+def free(learning_rate):
+    """Schedule-free SGD; its average is between the points where gradients are taken."""
+    return optax.contrib.schedule_free_sgd(learning_rate, b1=0.8)
+
+
+def test_a_schedule_free_server_publishes_its_average():
+    build = optimizers.server(free)
+    hparams = Hyperparameters(server_learning_rate=0.5).as_arrays()
+    shared, step = publish({"w": jnp.zeros(2)}, build, hparams), server_step(build)
+    y: Any = {"w": jnp.zeros(2)}
+    optimizer: Any = optax.contrib.schedule_free_sgd(0.5, b1=0.8)
+    state = optimizer.init(y)
+    for release in ([1.0, 0.0], [0.0, 2.0], [1.0, 1.0]):
+        shared = step(shared, {"w": jnp.array(release)}, hparams, jnp.int32(0))
+        update, state = optimizer.update({"w": -jnp.array(release)}, state, y)
+        y = optax.apply_updates(y, update)
+    x: Any = optax.contrib.schedule_free_eval_params(state, y)
+    np.testing.assert_allclose(shared.params["w"], y["w"], rtol=1e-6)  # where clients start
+    for model in (published(shared), predict_with_shared(shared, (), hparams, jnp.int32(0))):
+        np.testing.assert_allclose(model["w"], x["w"], rtol=1e-6)
+    assert not np.allclose(x["w"], y["w"], rtol=1e-2)
