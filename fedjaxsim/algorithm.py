@@ -113,6 +113,9 @@ class Algorithm(NamedTuple):
         1/L, with which no step expands. None keeps the usual default.
       typical_message: `(L) -> C`, the default clip norm of private runs, from the curvature L of
         the loss on bounded rows; see `optimizers.small_update`. None keeps the usual default.
+      sends_from_shared: whether a message is a change of the published model that follows from it
+        and the client's rows alone, so that the mean message is an estimating equation and standard
+        errors are known; see `engine/standard_errors.py`.
       averages_statistics: whether clients send the change of a model's running statistics
         (BatchNorm), by whose mean the server moves its own. Else no message may hold them.
     """
@@ -133,6 +136,7 @@ class Algorithm(NamedTuple):
     noise_adds_up: NoiseAddsUp | None = None
     curvature: Curvature | None = None
     typical_message: Callable[[float], float] | None = None
+    sends_from_shared: bool = False
     averages_statistics: bool = False
 
     def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":

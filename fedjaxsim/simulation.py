@@ -51,6 +51,7 @@ from fedjaxsim.engine.purity import assumptions_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
+from fedjaxsim.engine.standard_errors import standard_errors_of
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_once import TracedOnce
@@ -715,6 +716,31 @@ class Simulation:
           ValueError: the models are not linear in columns x (N, d).
         """
         return coefficients_of(self.models(state, hparams), self.population)
+
+    def standard_errors(
+        self, state: SimulationState, hparams: Hyperparameters
+    ) -> dict[str, np.ndarray]:
+        """Return the published linear model's coefficients with standard errors, by source.
+
+        The released mean message is an estimating equation, whose root is the model. "sampling" is
+        the standard error over clients by the sandwich of their messages, as cluster-robust errors
+        of least squares are, with the same correction for few clients. "noise" is that of the
+        mechanism in all rounds of this stage, and "cohorts" that of which clients took part; both
+        contract from round to round as the model does near its last state. Errors are computed
+        from private rows: publishing them is another release.
+
+        Returns:
+          arrays (c·(1 + d),) in the units of the columns as read: "coefficient", "class" if there
+          are several outputs, "estimate", "sampling", "noise", "cohorts", and "low" and "high", the
+          95 % interval of all three by Student's t with m − 1 degrees of freedom.
+
+        Raises:
+          ValueError: clients send something else than changes of one published linear model, or the
+            mechanism is not Gaussian.
+        """
+        require_state(state)
+        with self._near_rows():
+            return standard_errors_of(self.program, self.population, state, hparams.as_arrays())
 
     def guarantee(
         self,

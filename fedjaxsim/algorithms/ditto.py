@@ -65,4 +65,4 @@ def ditto(
         return v_k, update, {}
 
     curvature = optimizers.curvature(local_optimizer, PULL.name)
-    return with_personal(of_w, client)._replace(curvature=curvature)
+    return with_personal(of_w, client)._replace(curvature=curvature, sends_from_shared=True)

@@ -59,6 +59,7 @@ def fedavg(
         warm_start=WarmStart(start, published),
         curvature=optimizers.curvature(local_optimizer),
         typical_message=optimizers.small_update,
+        sends_from_shared=True,
         averages_statistics=True,
     )
 

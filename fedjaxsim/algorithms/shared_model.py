@@ -74,6 +74,7 @@ def with_personal(
         client=client,
         predict=predict_with_personal if predict is None else predict,
         warm_start=WarmStart(start, shared_model.warm_start.published),
+        sends_from_shared=False,  # unless the caller knows
     )
 
 

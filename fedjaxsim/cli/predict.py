@@ -56,7 +56,13 @@ def predict(
     return work
 
 
-def coefficients(directory: Path, *, out: Path | None = None, quiet: bool = False) -> Work:
+def coefficients(
+    directory: Path,
+    *,
+    standard_errors: bool = False,
+    out: Path | None = None,
+    quiet: bool = False,
+) -> Work:
     """Show the coefficients of a run's linear models, in the units of the table.
 
     A client's coefficients are its own: a guarantee covers them against other clients, and
@@ -64,6 +70,8 @@ def coefficients(directory: Path, *, out: Path | None = None, quiet: bool = Fals
 
     Args:
       directory: Directory of the run.
+      standard_errors: Show the published model instead, with standard errors by source: clients,
+        noise and cohorts. They are computed from private rows.
       out: Table of the coefficients (.csv or .parquet); by default the first rows are printed.
       quiet: Print errors only.
     """
@@ -73,7 +81,8 @@ def coefficients(directory: Path, *, out: Path | None = None, quiet: bool = Fals
     from fedjaxsim.runs.finished import load_run
 
     with doing(f"reading {directory}", quiet=quiet):
-        table = load_run(directory).coefficients()
+        run = load_run(directory)
+        table = run.standard_errors() if standard_errors else run.coefficients()
 
     def work() -> int:
         _print(table, out, quiet=quiet)

@@ -96,7 +96,7 @@ def predictions_of(
     if y is not None and y.scaled:
         predicted["prediction"] = np.asarray(y.original(predicted["prediction"]), np.float32)
     if classes := trained.categories.get("y"):
-        predicted["prediction"] = _class_names(classes, predicted["prediction"])
+        predicted["prediction"] = class_names(classes, predicted["prediction"])
     row = np.arange(len(owners)) if population.source_row is None else population.source_row
     found = {"client": population.names[owners], "row": row, **predicted, **clipped}
     order = np.argsort(row, kind="stable")
@@ -150,6 +150,21 @@ def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndar
 
     `models` are those of `models_of`.
     """
+    slopes, intercept = source_units(models, population)
+    m, c, _ = slopes.shape
+    found = {"client": np.repeat(population.names, c)}
+    if c > 1:
+        classes = population.categories.get("y", range(c))
+        found["class"] = np.tile(class_names(classes, np.arange(c)), m)
+    found["intercept"] = intercept.reshape(m * c)
+    names = population.columns["x"].names
+    if taken := {*found} & {*names}:
+        raise ValueError(f"a column may not be called {min(taken)!r} beside its coefficients")
+    return found | dict(zip(names, slopes.reshape(m * c, -1).T, strict=True))
+
+
+def source_units(models: PyTree, population: Population) -> tuple[np.ndarray, np.ndarray]:
+    """Return linear models' slopes (m, c, d) and intercepts (m, c) in the units of the source."""
     x, y = population.columns.get("x"), population.columns.get("y")
     parts = models if isinstance(models, dict) else {}
     kernel = np.asarray(parts.get("kernel", ()))
@@ -166,17 +181,10 @@ def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndar
     if c == 1 and y is not None and y.scaled:
         [centre], [half_range] = y.centre, y.half_range
         slopes, intercept = slopes * half_range, centre + half_range * intercept
-    found = {"client": np.repeat(population.names, c)}
-    if c > 1:
-        classes = population.categories.get("y", range(c))
-        found["class"] = np.tile(_class_names(classes, np.arange(c)), m)
-    found["intercept"] = intercept.reshape(m * c)
-    if taken := {*found} & {*x.names}:
-        raise ValueError(f"a column may not be called {min(taken)!r} beside its coefficients")
-    return found | dict(zip(x.names, slopes.reshape(m * c, -1).T, strict=True))
+    return slopes, intercept
 
 
-def _class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:
+def class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:
     """Return classes by their names, None for −1; whole numbers if all names are."""
     names = [str(name) for name in classes]
     whole = all(name.removeprefix("-").isdecimal() for name in names)

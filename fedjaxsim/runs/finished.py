@@ -104,6 +104,10 @@ class FinishedRun:
         """Return clients' coefficients in the units of the columns; see `Simulation`."""
         return _frame(self.sim.coefficients(self.state, self.hparams))
 
+    def standard_errors(self) -> "pd.DataFrame":
+        """Return the published coefficients with standard errors; see `Simulation`."""
+        return _frame(self.sim.standard_errors(self.state, self.hparams))
+
     def __repr__(self) -> str:
         """Name the folder, the system and the data."""
         return f"FinishedRun({str(self.path)!r}): {self.config.algorithm} on {self.config.data}"

@@ -82,6 +82,8 @@ def test_commands_write_what_the_object_says(finished, run, capsys):
     capsys.readouterr()
     assert main(["coefficients", "run"]) == 0
     assert capsys.readouterr().out.split()[:3] == ["client", "intercept", "x"]
+    assert main(["coefficients", "run", "--standard-errors"]) == 2  # nothing is published
+    assert "need clients that send changes of one published model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ _WEIGHTS = (
     "The clients' weights, and their sum that divides the release, are taken as public; weights "
     "computed from data, such as numbers of examples, are not covered by the guarantee."
 )
-_EXACT = (
+EXACT = (
     "Messages of rounds are summed as integers, truncated to multiples of a public share of C, so "
     "that no rounding of their sum depends on a client."
 )
@@ -264,7 +264,7 @@ def mechanism_of(
         hyperparameters=(*bound.hyperparameters, *noise.hyperparameters),
         check=check,
         num_clients=None if shares is None else len(shares),
-        public=public + (_EXACT,) * (statistic.kind == "exact sum"),
+        public=public + (EXACT,) * (statistic.kind == "exact sum"),
         adds_chunks=statistic.adds_chunks,
     )
 

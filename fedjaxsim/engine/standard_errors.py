@@ -1,0 +1,176 @@
+"""Standard errors of a published linear model, by source: clients, noise, cohorts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from scipy.special import stdtrit
+
+from fedjaxsim import keys
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.trained import class_names, source_units
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import products
+from fedjaxsim.privacy.mechanisms.record import EXACT
+from fedjaxsim.privacy.messages import Messages
+
+Table = dict[str, np.ndarray]
+_LEVEL = 0.95
+_SINGULAR = 1e-5
+"""Share of the largest singular value below which a direction is not identified."""
+
+
+class _Round(NamedTuple):
+    """The linear form of a round around the published parameters w, (q,).
+
+    Attributes:
+      parts: (m, q), each client's part of the expected change of w.
+      slope: (q, q), the derivative of the expected change at w.
+      of_release: (q, q), the derivative of w after the round in the release.
+    """
+
+    parts: np.ndarray
+    slope: np.ndarray
+    of_release: np.ndarray
+
+
+def standard_errors_of(
+    program: Program, population: Population, state: SimulationState, hparams: Hyperparameters
+) -> Table:
+    """Return the published model's coefficients with standard errors; see `Simulation`."""
+    algorithm, m = program.algorithm, program.num_clients
+    published = algorithm.warm_start.published(state.shared)
+    size = sum(np.size(leaf) for leaf in jax.tree.leaves(state.shared))
+    q = sum(np.size(leaf) for leaf in jax.tree.leaves(published))
+    if not algorithm.sends_from_shared or size != q:
+        raise ValueError(
+            "standard errors need clients that send changes of one published model, and a server "
+            "without momentum, as in fedavg, fedprox and ditto"
+        )
+    deviations = _deviations(hparams, int(state.round))
+    public = program.mechanism.public
+    if program.mechanism.event.kind not in ("gaussian", "none") or EXACT in public:
+        raise ValueError(
+            "standard errors are known for mechanism gaussian, without exact sums, and for none"
+        )
+    if public and np.any(deviations):
+        raise ValueError("standard errors with noise and weights need max-weight")
+    if m < 2:
+        raise ValueError("standard errors need two clients or more")
+    fields = jax.tree.map(jnp.asarray, dict(population.fields))
+    rows = Rows.place(population, "train", fields, algorithm)
+    with program.tracing():
+        found = jax.jit(_linear_round(program))(state, hparams, rows)
+    linear = _Round(*(np.asarray(part, np.float64) for part in found))
+    centred = linear.parts - linear.parts.mean(axis=0)
+    between = centred.T @ centred
+    count = int(population.splits["train"].count.sum())
+    few = m / (m - 1) * (count - 1) / max(1, count - q)
+    inverse = np.linalg.pinv(linear.slope, rcond=_SINGULAR)
+    rate = float(program.sampling.answer_rate(program.sampling.rate(hparams)))
+    unit = linear.of_release @ linear.of_release.T / (rate * m) ** 2
+    contraction = np.eye(q) + linear.slope
+    cohort = (1 - rate) / rate * between
+    return _table(
+        published,
+        population,
+        sampling=few * inverse @ between @ inverse.T,
+        noise=_accumulated(contraction, [scale**2 * unit for scale in deviations]),
+        cohorts=_accumulated(contraction, [cohort] * len(deviations)),
+    )
+
+
+def _deviations(hparams: Hyperparameters, rounds: int) -> np.ndarray:
+    """Return the deviation of the noise on the sum of messages in each round, zC, (T,)."""
+    z, clip = (
+        np.asarray(hparams.get(name, 0.0), np.float64) for name in ("noise_multiplier", "clip")
+    )
+    return np.broadcast_to(z if z.ndim == 0 else z[:rounds], (rounds,)) * np.where(
+        np.isfinite(clip), clip, 0.0
+    )
+
+
+def _accumulated(contraction: np.ndarray, covariances: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the covariance after rounds that each contract it and add one, (q, q)."""
+    total = np.zeros_like(contraction)
+    for added in covariances:
+        total = contraction @ total @ contraction.T + added
+    return total
+
+
+def _table(published: Any, population: Population, **covariances: np.ndarray) -> Table:
+    """Return coefficients and standard errors in the units of the source, (c·(1 + d),) each."""
+    w, unravel = ravel_pytree(published)
+    # The map to these units is affine: its value at 0, and at each unit vector.
+    points = np.concatenate([[w], np.zeros((1, w.size)), np.eye(w.size)])
+    slopes, intercepts = source_units(jax.vmap(unravel)(jnp.asarray(points, w.dtype)), population)
+    values = np.concatenate([intercepts[..., None], slopes], axis=2)
+    _, c, terms = values.shape
+    estimate, origin, *_ = values = values.reshape(len(points), -1)
+    unit = values[2:] - origin
+    errors = {
+        name: np.sqrt(np.maximum(0.0, np.einsum("ij,ik,kj->j", unit, covariance, unit)))
+        for name, covariance in covariances.items()
+    }
+    names = ["intercept", *population.columns["x"].names]
+    table = {"coefficient": np.tile(np.array(names, object), c)}
+    if c > 1:
+        classes = population.categories.get("y", range(c))
+        table["class"] = np.repeat(class_names(classes, np.arange(c)), terms)
+    whole = np.sqrt(sum(np.square(error) for error in errors.values()))
+    width = stdtrit(population.num_clients - 1, (1 + _LEVEL) / 2) * whole
+    return {
+        **table,
+        "estimate": estimate,
+        **errors,
+        "low": estimate - width,
+        "high": estimate + width,
+    }
+
+
+def _linear_round(program: Program) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+    """Return `(state, hparams, rows) -> parts, slope, of_release`; see `_Round`."""
+    algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
+
+    def linear_round(state, hparams, rows):
+        _, unravel = ravel_pytree(state.shared)
+        drawn = program.draw(state, hparams)
+        silent = hparams
+        if "noise_multiplier" in hparams:
+            silent = hparams.replace(noise_multiplier=jnp.zeros(()))
+        key, ids = keys.seed_key(0), jnp.arange(m, dtype=jnp.int32)
+
+        def after(w, release):
+            shared = algorithm.server(unravel(w), release, hparams, state.round)
+            return ravel_pytree(algorithm.warm_start.published(shared))[0]
+
+        def parts(w):
+            begun = dataclasses.replace(state, shared=unravel(w))
+            client = program.client(begun, hparams, rows, drawn)
+
+            def of_client(states, client_id):
+                _, message, _ = client(states, client_id)
+                zero = mechanism.zero(products.shapes(message), m)
+                alone = Messages(jax.tree.map(lambda leaf: leaf[None], message))
+                here = jnp.ones(1, bool), client_id[None], state.mechanism, silent
+                total = mechanism.add(zero, alone, *here)
+                release = mechanism.release(
+                    total, float(m), key, state.mechanism, silent, state.round
+                ).value
+                return after(w, release) - after(w, jax.tree.map(jnp.zeros_like, release))
+
+            return jax.lax.map(lambda of: of_client(*of), (state.of_clients, ids))
+
+        w, back = ravel_pytree(algorithm.warm_start.published(state.shared))
+        changes = jax.jacfwd(lambda release: after(w, back(release)))(jnp.zeros_like(w))
+        slope = jax.jacfwd(lambda w: jnp.sum(parts(w), axis=0))(w)
+        return parts(w), slope, changes
+
+    return linear_round

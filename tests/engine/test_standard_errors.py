@@ -1,0 +1,127 @@
+"""Standard errors of the published model: cluster-robust ones, and the noise of all rounds."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedjaxsim as fjs
+from fedjaxsim.algorithms.shared_model import SharedModel
+from fedjaxsim.models import linear
+from fedjaxsim.tasks import squared
+
+CLIENTS, RANGES = 12, {"age": (20, 80), "dose": (0, 5), "y": (-50, 150)}
+
+
+def frame_of(seed=0):
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(CLIENTS), rng.integers(3, 9, CLIENTS))
+    age, dose = rng.uniform(20, 80, len(who)), rng.uniform(0, 5, len(who))
+    y = 10 + 0.5 * age - 3 * dose + rng.normal(0, 4, CLIENTS)[who] + rng.normal(0, 2, len(who))
+    return pd.DataFrame({"who": who, "age": age, "dose": dose, "y": y})
+
+
+def simulation(frame, rate=None, **mechanism):
+    rows = fjs.data.from_dataframe(frame, client="who", target="y")
+    task = squared(linear((2,), 1))
+    return fjs.Simulation(
+        fjs.fedavg(task),
+        fjs.data.scale(rows, RANGES),
+        fjs.full_participation() if rate is None else fjs.poisson(rate),
+        fjs.Minibatches(100, epochs=1),  # one step on all rows
+        fjs.gaussian(**mechanism),
+    )
+
+
+def cluster_robust(frame, weights):
+    """Compute weighted least squares and its cluster-robust errors in the frame's units."""
+    x = np.column_stack([np.ones(len(frame)), frame.age, frame.dose])
+    bread = np.linalg.inv(x.T @ (weights[:, None] * x))
+    estimate = bread @ x.T @ (weights * frame.y)
+    scores = pd.DataFrame(x * (weights * (frame.y - x @ estimate)).to_numpy()[:, None])
+    meat = scores.groupby(frame.who.to_numpy()).sum().to_numpy()
+    m, (n, q) = CLIENTS, x.shape
+    few = m / (m - 1) * (n - 1) / (n - q)
+    return estimate, np.sqrt(few * np.diag(bread @ meat.T @ meat @ bread))
+
+
+def stored(estimate):
+    """Return coefficients in the frame's units as the scaled model's parameters."""
+    (low, high), *others = RANGES["y"], RANGES["age"], RANGES["dose"]
+    centre, half = np.mean(others, axis=1), np.diff(others, axis=1)[:, 0] / 2
+    slopes = estimate[1:] * half / ((high - low) / 2)
+    bias = (estimate[0] + estimate[1:] @ centre - (high + low) / 2) / ((high - low) / 2)
+    return {"bias": jnp.array([bias], float), "kernel": jnp.array([slopes], float)}
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_errors_over_clients_are_the_cluster_robust_ones_of_least_squares(by_rows):
+    frame = frame_of()
+    sizes = frame.groupby("who").who.transform("size").to_numpy()
+    weights = np.ones(len(frame)) if by_rows else 1 / sizes
+    estimate, errors = cluster_robust(frame, weights)
+    counts = np.bincount(frame.who)
+    sim = simulation(frame, **({"weights": counts} if by_rows else {}))
+    hparams = sim.hyperparameters()
+    state = sim.init(0, hparams)
+    state = dataclasses.replace(state, shared=SharedModel(stored(estimate), state.shared.optimizer))
+    table = pd.DataFrame(sim.standard_errors(state, hparams)).set_index("coefficient")
+    assert [*table.index] == ["intercept", "age", "dose"]
+    np.testing.assert_allclose(table.estimate, estimate, rtol=1e-4)
+    np.testing.assert_allclose(table.sampling, errors, rtol=2e-3)
+    assert not table[["noise", "cohorts"]].to_numpy().any()
+    # Student's t with 11 degrees of freedom: 2.201 (a table of quantiles).
+    np.testing.assert_allclose((table.high - table.low) / (2 * table.sampling), 2.201, atol=1e-3)
+    if by_rows:
+        api = pytest.importorskip("statsmodels.api")
+        x = api.add_constant(frame[["age", "dose"]])
+        fit = api.OLS(frame.y, x).fit(cov_type="cluster", cov_kwds={"groups": frame.who})
+        np.testing.assert_allclose(table.sampling, fit.bse, rtol=2e-3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rate", [None, 0.5])
+def test_intervals_of_the_noise_cover_the_models_of_runs_that_differ_in_it(rate):
+    rounds, runs = 60, 400
+    sim = simulation(frame_of(), rate)
+    hparams = sim.hyperparameters(clip=0.5, noise_multiplier=0.2, learning_rate=0.2)
+    silent = hparams.replace(noise_multiplier=0.0)
+    program, rows = sim.program, sim.rows["train"]
+
+    def trained(key, hparams):
+        return program.rounds(program.init(key, hparams), hparams, rows, rounds)[0]
+
+    states = jax.jit(jax.vmap(trained, (0, None)))(
+        jax.random.split(jax.random.key(0), runs), hparams
+    )
+    plain = jax.jit(trained)(jax.random.key(1), silent)
+    of_runs = states.shared.params
+    deviation = np.concatenate(
+        [np.asarray(of_runs["bias"]), np.asarray(of_runs["kernel"])[:, 0]], axis=1
+    ).std(axis=0)
+    state = dataclasses.replace(
+        plain, shared=jax.tree.map(lambda leaf: leaf.mean(axis=0), states.shared)
+    )
+    table = sim.standard_errors(state, hparams)
+    both = np.hypot(table["noise"], table["cohorts"])
+    # Slopes by their units; 400 runs tell a deviation to 3.5 %.
+    (low, high), *others = RANGES["y"], RANGES["age"], RANGES["dose"]
+    half = np.diff(others, axis=1)[:, 0] / 2
+    wanted = deviation[1:] * (high - low) / 2 / half
+    np.testing.assert_allclose(both[1:], wanted, rtol=0.12)
+    if rate is None:
+        assert not table["cohorts"].any()
+        slopes = np.asarray(of_runs["kernel"])[:, 0] * (high - low) / 2 / half
+        inside = np.abs(slopes - slopes.mean(axis=0)) < 1.96 * table["noise"][1:]
+        np.testing.assert_allclose(inside.mean(axis=0), 0.95, atol=0.035)
+
+
+def test_other_messages_have_no_standard_errors():
+    frame = frame_of()
+    sim = dataclasses.replace(simulation(frame), algorithm=fjs.pmtl(squared(linear((2,), 1))))
+    hparams = sim.hyperparameters()
+    with pytest.raises(ValueError, match="changes of one published model"):
+        sim.standard_errors(sim.init(0, hparams), hparams)
