@@ -1,7 +1,8 @@
 """A second opinion on ε: the charges of a report, recomputed with Google's dp_accounting.
 
 Privacy loss distributions, their mixtures and their composition are dp_accounting's. Only what
-others know of a client's participation comes from the sampling scheme here.
+others know of a client's participation comes from the sampling scheme here. A period of random
+allocation, which dp_accounting does not describe, is simulated (`accounting.simulation`).
 """
 
 import math
@@ -9,7 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedjaxsim.extras import importing
-from fedjaxsim.privacy.accounting import composition, randomized_response
+from fedjaxsim.privacy.accounting import (
+    allocation,
+    composition,
+    losses,
+    randomized_response,
+    simulation,
+)
 from fedjaxsim.privacy.entries import Adjacency, Entry
 from fedjaxsim.privacy.events import (
     Allocated,
@@ -63,10 +70,9 @@ def epsilon(charges: Sequence[PrivacySpend], delta: float, adjacency: Adjacency)
                 "describes Gaussian and pure ones"
             )
     met = composition.met_by_one_client(charges)
-    if any(isinstance(rounds.event, Allocated) for rounds in met):
-        raise ValueError(
-            "there is no second opinion on random allocation, which dp_accounting does not describe"
-        )
+    for rounds in met:
+        if isinstance(rounds.event, Allocated):
+            _check_simulated(rounds.event, adjacency)
     if any(rounds.entry.noise_multiplier <= 0 for rounds in met):
         return math.inf
     interval = composition.grid(met, adjacency)
@@ -88,13 +94,42 @@ def epsilon(charges: Sequence[PrivacySpend], delta: float, adjacency: Adjacency)
     return float(total.get_epsilon_for_delta(delta))
 
 
+def _check_simulated(event: Allocated, adjacency: Adjacency) -> None:
+    if event.period > simulation.LONGEST_PERIOD:
+        raise ValueError(
+            "there is no second opinion on random allocation with a period above "
+            f"{simulation.LONGEST_PERIOD:,} rounds, which takes long to simulate"
+        )
+    if adjacency == "replace" and event.replace < 2:
+        raise ValueError(
+            "there is no second opinion on random allocation of messages whose replacement is "
+            f"{event.replace:.3g}, not 2, clip norms away"
+        )
+
+
 def _one_round(event: PrivacyEvent, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
     from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import pld_pmf
     from dp_accounting.pld import privacy_loss_distribution as plds
 
     z, p, _ = entry
     if p == 0:
         return plds.identity(interval)
+    if isinstance(event, Allocated):
+        known = Entry(z, 1.0, 1)
+        turn = _one_round(Gaussian(replace=event.replace), known, adjacency, interval)
+        if not allocation.hides(z, event.period, interval):
+            return turn
+        pair = simulation.losses(z, event.period, interval)
+        if adjacency == "replace":
+            pair = (losses.chained(*pair),)
+        hidden = plds.PrivacyLossDistribution(
+            *(
+                pld_pmf.DensePLDPmf(interval, each.first, each.masses, each.infinite, True)
+                for each in pair
+            )
+        )
+        return hidden.compute_mixture(turn, 1 - event.full) if event.full else hidden
     if isinstance(event, Gaussian):
         if p == 1:
             z, relation = z / event.sensitivity(adjacency), NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -16,9 +16,9 @@ from support.problems import least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.keys import seed_key
-from fedjaxsim.privacy import guarantee, second_opinion
+from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.accounting import allocation, composition, gaussian, losses
+from fedjaxsim.privacy.accounting import allocation, composition, gaussian, losses, simulation
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.entries import SamplingScheme
@@ -95,6 +95,16 @@ def test_two_periods_of_two_rounds_are_those_of_brute_force():
     for epsilon in (0.3, 1.0, 2.0):
         truth = max(both_ways(excess, epsilon))
         assert truth * (1 - 1e-6) <= profile.delta(epsilon) <= truth * 1.004
+
+
+def test_draws_of_a_simulation_have_the_moments_of_the_ratio():
+    """E[L] = 1, and E[L²] = 1 + (e^(1/z²) − 1)/t; both parts of the grid add up to 1."""
+    z, period = 0.7, 12
+    logs, weights = map(np.concatenate, zip(*simulation._weighted(z, period), strict=True))
+    means = [np.sum(weights * np.exp(power * logs)) / len(logs) for power in range(3)]
+    assert means == pytest.approx([1, 1, 1 + math.expm1(1 / z**2) / period], rel=5e-3)
+    for one_way in simulation.losses(z, period, 1e-3):
+        assert np.sum(one_way.masses) == pytest.approx(1, rel=1e-12)
 
 
 def test_ten_rounds_three_times_are_those_of_a_simulation():
@@ -301,12 +311,6 @@ def test_other_events_cost_what_they_do_in_known_turns(event):
 def test_correlated_noise_under_random_allocation_is_refused():
     with pytest.raises(ValueError, match="no known cost under 'allocation' sampling"):
         guarantee.tight_epsilon(plan(5.0, 4, 8, Correlated(bands=2)), DELTA)
-
-
-def test_a_second_opinion_that_does_not_know_turns_is_refused():
-    pytest.importorskip("dp_accounting")
-    with pytest.raises(ValueError, match="no second opinion on random allocation"):
-        second_opinion.epsilon(plan(2.0, 4, 8), DELTA, "zero_out")
 
 
 def test_calibrated_noise_meets_epsilon():

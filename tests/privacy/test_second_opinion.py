@@ -15,6 +15,8 @@ EVERYONE = SamplingScheme("full", M, M)
 POISSON = SamplingScheme("poisson", M, M)
 FIXED = SamplingScheme("fixed", M, 20)
 GROUPS = SamplingScheme("groups", M, 50, groups=4)
+TURNS = SamplingScheme("allocation", M, M, period=4)
+CROWDED = SamplingScheme("allocation", M, 75, period=4)
 PLANS = {
     "full": charged(EVERYONE, GAUSSIAN, (9.0, 1.0, 20), (12.0, 1.0, 5)),
     "poisson": charged(POISSON, GAUSSIAN, (1.0, 0.05, 100), (2.0, 0.05, 10)),
@@ -24,10 +26,12 @@ PLANS = {
     "gram": charged(POISSON, Gaussian(replace=math.sqrt(2)), (2.0, 0.1, 20)),
     "gram, full": charged(EVERYONE, Gaussian(replace=math.sqrt(2)), (5.0, 1.0, 7)),
     "correlated": charged(GROUPS, Correlated(bands=4), (4.0, 0.25, 12)),
+    "allocation": charged(TURNS, GAUSSIAN, (2.0, 0.25, 20)),
+    "turns in full cohorts": charged(CROWDED, GAUSSIAN, (1.0, 0.25, 12)),
     "pure": charged(EVERYONE, Pure(), (20.0, 1.0, 12)),
     "pure, sampled": charged(POISSON, Pure(), (2.0, 0.1, 12)),
 }
-QUICK = ("fixed",)
+QUICK = ("fixed", "allocation")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,12 @@ def test_what_cannot_be_verified_says_so():
     own = report([charged(EVERYONE, Own(), (9.0, 1.0, 2))], DELTA)
     with pytest.raises(ValueError, match="no second opinion on 'Own' releases"):
         own.verify()
+    long = SamplingScheme("allocation", 10_000, 10_000, period=4000)
+    with pytest.raises(ValueError, match="a period above 2,000 rounds"):
+        report([charged(long, GAUSSIAN, (1.0, 1 / 4000, 4000))], DELTA).verify()
+    gram = Gaussian(replace=math.sqrt(2))
+    with pytest.raises(ValueError, match=r"whose replacement is 1\.41, not 2, clip norms away"):
+        report([charged(TURNS, gram, (1.0, 0.25, 4))], DELTA).verify()
     read = Report.from_json(report([PLANS["full"]], DELTA).to_json())
     with pytest.raises(ValueError, match="from a run, not from a file"):
         read.verify()

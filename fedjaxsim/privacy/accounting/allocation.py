@@ -88,7 +88,7 @@ class _Law(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def losses(z: float, period: int, interval: float) -> Pair:
     """Compute the losses of t rounds with one hidden turn, for zero-out, in both directions."""
-    if not _hides(z, period, interval):
+    if not hides(z, period, interval):
         return sampled(z, 1.0, False, interval)
     deviation = math.sqrt(math.expm1(1 / z**2) / period)
     finest = _OF_DEVIATION * min(1.0, deviation)
@@ -107,7 +107,7 @@ def losses(z: float, period: int, interval: float) -> Pair:
 def replaced_losses(z: float, period: int, distance: float, interval: float) -> Pair:
     """Compute the losses of t rounds with one hidden turn, for a replacement; see `replaced`."""
     known = sampled(z / distance, 1.0, False, interval)
-    if not _hides(z, period, interval):
+    if not hides(z, period, interval):
         return known
     hidden = (chained(*losses(z, period, interval)),)
     if distance == 2:  # two zeroings, whose turn is known, cost no less
@@ -115,7 +115,8 @@ def replaced_losses(z: float, period: int, distance: float, interval: float) -> 
     return min(known, hidden, key=lambda pair: float(pair[0].masses @ pair[0].values))
 
 
-def _hides(z: float, period: int, interval: float) -> bool:
+def hides(z: float, period: int, interval: float) -> bool:
+    """Return whether losses are those of a hidden turn; else the turn counts as known."""
     return z >= _LEAST_NOISE and period > 1 and interval <= _WIDEST
 
 
