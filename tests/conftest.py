@@ -128,8 +128,8 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(simulations.group_of(item)))
 
 
-def _fixture_of(name, placement):
-    return pytest.fixture(lambda: simulations.shared(name, placement))
+def _fixture_of(name, kind):
+    return pytest.fixture(lambda: simulations.shared(name, kind))
 
 
 for _name, _parts in simulations.NAMED.items():

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.problems import classification, read_by
+from support import simulations
+from support.problems import read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import gaussian as gdp
@@ -17,7 +18,7 @@ from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.mechanisms.sums import client_noise
 from fedjaxsim.privacy.samplers import fixed_groups, fixed_size
 
-M, DELTA = 12, 1e-3
+DELTA = 1e-3
 
 
 def given(sim, **changes):
@@ -26,31 +27,11 @@ def given(sim, **changes):
     return read_by(sim, **(values | changes))
 
 
-def simulation(sampling, mechanism=fjs.gaussian(), algorithm=fjs.fedavg):
-    population, task = classification([4] * M)
+def simulation(sampling, mechanism=fjs.gaussian()):
+    population, task = simulations.problem()
     return fjs.Simulation(
-        algorithm(task), population, sampling, fjs.Minibatches(2, steps=1), mechanism
+        fjs.fedavg(task), population, sampling, fjs.Minibatches(4, steps=1), mechanism
     )
-
-
-@pytest.fixture(scope="module")
-def full():
-    return simulation(fjs.full_participation())
-
-
-@pytest.fixture(scope="module")
-def fixed():
-    return simulation(fixed_size(cohort=3))
-
-
-@pytest.fixture(scope="module")
-def poisson():
-    return simulation(fjs.poisson(1.0))
-
-
-@pytest.fixture(scope="module")
-def fine_tuning():
-    return simulation(fjs.full_participation(), fjs.no_release(), fjs.local)
 
 
 def epsilon(sim, state, adjacency="zero_out", view="joint_dp"):
@@ -73,7 +54,8 @@ def copied(state):
     return jax.tree.map(jnp.copy, state)
 
 
-def test_a_stage_without_releases_does_not_forget_what_was_released(full, fine_tuning):
+def test_a_stage_without_releases_does_not_forget_what_was_released(shared_full, shared_local):
+    full, fine_tuning = shared_full, shared_local
     state = run(full, begin(full), 20)
     paid = epsilon(full, state)
     assert paid == pytest.approx(gdp.epsilon(DELTA, np.sqrt(20) / 4), rel=1e-6)
@@ -85,7 +67,9 @@ def test_a_stage_without_releases_does_not_forget_what_was_released(full, fine_t
     assert epsilon(fine_tuning, alone) == 0
     tuned = dataclasses.replace(
         begin(fine_tuning, 1),
-        personal=jax.tree.map(lambda leaf: jnp.stack([leaf] * M), state.shared.params),
+        personal=jax.tree.map(
+            lambda leaf: jnp.stack([leaf] * full.num_clients), state.shared.params
+        ),
         privacy=state.privacy,
     )
     tuned = run(fine_tuning, tuned, 3)
@@ -94,7 +78,8 @@ def test_a_stage_without_releases_does_not_forget_what_was_released(full, fine_t
 
 
 @pytest.mark.thorough
-def test_another_sampler_does_not_make_charges_cheaper(full, fixed, poisson):
+def test_another_sampler_does_not_make_charges_cheaper(shared_full, shared_fedavg):
+    full, poisson, fixed = shared_full, shared_fedavg, simulation(fixed_size(cohort=2))
     state = run(fixed, begin(fixed), 30)
 
     def epsilons(report):
@@ -115,7 +100,8 @@ def test_another_sampler_does_not_make_charges_cheaper(full, fixed, poisson):
     assert np.all(np.array(epsilons(both)) > epsilons(poisson.guarantee(alone, DELTA)))
 
 
-def test_rounds_of_a_mechanism_without_guarantee_have_none_for_any_reader(full):
+def test_rounds_of_a_mechanism_without_guarantee_have_none_for_any_reader(shared_full):
+    full = shared_full
     without_cost = simulation(fjs.full_participation(), client_noise())
     state = run(without_cost, begin(without_cost), 1)
     found = full.guarantee(state, DELTA).find("zero_out")
@@ -144,7 +130,8 @@ def test_groups_do_not_survive_a_second_start():
 # --- draws ----------------------------------------------------------------------------------------
 
 
-def test_a_state_that_forks_shares_its_draws(full):
+def test_a_state_that_forks_shares_its_draws(shared_full):
+    full = shared_full
     state = run(full, begin(full), 3)
     ends = [run(full, copied(state), 2, learning_rate=rate) for rate in (0.2, 0.3)]
     reports = [full.guarantee(end, DELTA) for end in ends]
@@ -158,7 +145,8 @@ def test_a_state_that_forks_shares_its_draws(full):
         compose_reports(reports)
 
 
-def test_runs_with_seeds_of_their_own_compose(full):
+def test_runs_with_seeds_of_their_own_compose(shared_full):
+    full = shared_full
     ends = [run(full, begin(full, seed), 1) for seed in (0, 1)]
     both = compose_reports([full.guarantee(end, DELTA) for end in ends])
     assert both.find("zero_out").epsilon == pytest.approx(
@@ -167,7 +155,8 @@ def test_runs_with_seeds_of_their_own_compose(full):
     assert len({each.digest for each in both.draws or ()}) == 2
 
 
-def test_guarantees_say_who_may_know_the_seed_and_that_no_other_published_run_used_it(full):
+def test_guarantees_say_who_may_know_the_seed_and_that_no_other_published_run_used_it(shared_full):
+    full = shared_full
     state = run(full, begin(full), 1)
     found = full.guarantee(state, DELTA)
     for report, sentence in ((found, KNOWN_SEED), (found.of_secret_seed(), SECRET_SEED)):

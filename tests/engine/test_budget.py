@@ -1,30 +1,20 @@
 """A state with a budget runs up to it, and no further, whoever runs it."""
 
 import dataclasses
-import functools
 import math
 
 import jax
 import numpy as np
 import pytest
-from support.problems import classification, read_by, same
+from support import simulations
+from support.problems import read_by, same
 
-import fedjaxsim as fjs
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy import compose_reports, ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry
 
 EPSILON, DELTA, Z = 4.0, 1e-3, 3.0
-HALF = functools.partial(fjs.poisson, 0.5)
-
-
-@functools.cache
-def simulation(sampling=fjs.full_participation, **settings):
-    population, task = classification([4] * 6)
-    return fjs.Simulation(
-        fjs.fedavg(task), population, sampling(), fjs.Minibatches(2, steps=1), **settings
-    )
 
 
 def started(sim, epsilon: float | None = EPSILON, z=Z):
@@ -40,18 +30,18 @@ def room(z=Z):
     return max(t for t in range(1, 30) if gaussian.epsilon(DELTA, math.sqrt(t) / z) <= EPSILON)
 
 
-def test_a_run_ends_before_the_round_that_would_exceed_its_budget():
-    sim = simulation()
+def test_a_run_ends_before_the_round_that_would_exceed_its_budget(shared_full):
+    sim = shared_full
     state, hparams = started(sim)
     most = room()
     assert 3 < most < 29
     # Less noise than planned has no place; more has.
     for z, done in ((2.9, 0), (1000.0, 1)):
         assert int(sim.round(state, hparams.replace(noise_multiplier=z))[0].round) == done
-    state, history = sim.run(state, hparams, 30, eval_every=3)
+    state, history = sim.run(state, hparams, 30, eval_every=2)
     assert int(state.round) == most
     assert history[-1].round == most
-    assert len(history[-1].metrics["participants"]) == (most - 1) % 3 + 1
+    assert len(history[-1].metrics["participants"]) == (most - 1) % 2 + 1
     found = sim.guarantee(state, DELTA).find("zero_out")
     assert found.epsilon == gaussian.epsilon(DELTA, math.sqrt(most) / Z)
     # Nothing is released, charged or counted beyond it, by a round, a run or a stage.
@@ -68,8 +58,8 @@ def test_a_run_ends_before_the_round_that_would_exceed_its_budget():
     assert int(sim.round(stage, hparams)[0].round) == 0
 
 
-def test_rounds_of_a_schedule_have_places_in_any_order():
-    sim = simulation()
+def test_rounds_of_a_schedule_have_places_in_any_order(shared_full):
+    sim = shared_full
     loud, quiet = np.float32(2.0), np.float32(8.0)
     planned = read_by(sim, clip=1.0, noise_multiplier=[loud, loud, quiet, quiet])
     budget = sim.budget(planned, epsilon=9.0, delta=DELTA)
@@ -88,8 +78,8 @@ def test_rounds_of_a_schedule_have_places_in_any_order():
     assert few == (Entry(2.0, 1.0, 1),)
 
 
-def test_a_budget_comes_before_the_first_release_and_stays():
-    sim = simulation()
+def test_a_budget_comes_before_the_first_release_and_stays(shared_full):
+    sim = shared_full
     state, hparams = started(sim, epsilon=None)
     late, _ = sim.round(state, hparams)
     with pytest.raises(ValueError, match="before the first release"):
@@ -103,13 +93,13 @@ def test_a_budget_comes_before_the_first_release_and_stays():
 
 
 @pytest.mark.thorough
-def test_the_budget_ends_everywhere_after_the_same_round():
-    placements = {}, {"devices": tuple(jax.devices()[:2])}, {"streamed": True}
+def test_the_budget_ends_everywhere_after_the_same_round(shared_pmtl):
+    del shared_pmtl
     states = []
-    for settings in placements:
-        sim = simulation(HALF, **settings)
+    for kind in simulations.PLACEMENTS:
+        sim = simulations.shared("pmtl", kind)
         state, hparams = started(sim)
-        states.append(sim.run(state, hparams, 80, eval_every=20)[0])
+        states.append(sim.run(state, hparams, 80, eval_every=2)[0])
     one, *others = states
     assert int(one.round) == one.privacy.limit.planned[0].entries[0].rounds < 80
     for other in others:
@@ -119,8 +109,8 @@ def test_the_budget_ends_everywhere_after_the_same_round():
         )
 
 
-def test_a_killed_run_spends_no_planned_round_twice(tmp_path):
-    sim = simulation()
+def test_a_killed_run_spends_no_planned_round_twice(shared_full, tmp_path):
+    sim = shared_full
     begun, hparams = started(sim)
     whole, _ = sim.run(begun, hparams, 30, eval_every=2)
     folder = CheckpointFolder(tmp_path)
@@ -138,7 +128,7 @@ def test_a_killed_run_spends_no_planned_round_twice(tmp_path):
         assert saved is not None
         state = saved.state(sim.init(0, hparams))
         assert int(state.round) == 4
-        state, _ = sim.run(state, hparams, 30, eval_every=3)
+        state, _ = sim.run(state, hparams, 30, eval_every=2)
         # Rounds that come again are the same releases, of the same numbers; no other one has room.
         assert same(state, whole)
         assert same(sim.round(state, hparams)[0], whole)
@@ -146,7 +136,7 @@ def test_a_killed_run_spends_no_planned_round_twice(tmp_path):
     assert ends[0].charges == ends[1].charges == sim.guarantee(whole, DELTA).charges
     # With other noise they would be other releases from the same numbers: no two reports compose.
     state = folder.last().state(sim.init(0, hparams))  # pyright: ignore[reportOptionalMemberAccess]
-    other, _ = sim.run(state, hparams.replace(noise_multiplier=4.0), 30)
+    other, _ = sim.run(state, hparams.replace(noise_multiplier=4.0), 30, eval_every=2)
     with pytest.raises(ValueError, match="no joint ε"):
         compose_reports([ends[0], sim.guarantee(other, DELTA)])
     # A file from before the budget was set spends nothing beside it: the budget is in the state.

@@ -14,14 +14,15 @@ import jax.numpy as jnp
 
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.privacy.samplers import poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task
 from support.problems import least_squares, simulation_of
 
-Placement = Literal["memory", "devices", "streamed"]
+Kind = Literal["memory", "full participation", "devices", "streamed"]
 COUNTS = [6, 9, 11, 4, 8]
 BATCHES = Minibatches(4, epochs=1)
+PLACEMENTS: tuple[Kind, ...] = ("memory", "devices", "streamed")
 SEGMENT = 2
 """Rounds between two evaluations, in all tests: each length is compiled once."""
 VALUES = {
@@ -31,10 +32,12 @@ VALUES = {
 """Hyperparameters for `read_by`; with a sampling rate of 1 everyone takes part."""
 NAMED = {
     "fedavg": ("fedavg", "memory"),
+    "full": ("fedavg", "full participation"),
     "pmtl": ("pmtl", "memory"),
     "ppsgd": ("ppsgd", "memory"),
     "local": ("local", "memory"),
     "mpmtl": ("mpmtl", "memory"),
+    "devices": ("pmtl", "devices"),
     "streamed": ("pmtl", "streamed"),
 }
 """Those that have a fixture of their own, `shared_fedavg` and so on."""
@@ -46,21 +49,20 @@ def problem() -> tuple[Population, Task]:
     return least_squares(COUNTS, test=0.3)
 
 
-def shared(name: str, placement: Placement = "memory") -> Simulation:
+def shared(name: str, kind: Kind = "memory") -> Simulation:
     """Return the simulation of a system; one in float64 inside `jax.enable_x64`."""
-    return _shared(name, placement, jnp.result_type(float))
+    return _shared(name, kind, jnp.result_type(float))
 
 
 @functools.cache
-def _shared(name, placement, dtype) -> Simulation:
+def _shared(name, kind, dtype) -> Simulation:
     del dtype
-    settings = {
-        "memory": {"chunk_size": 2},
-        "devices": {"chunk_size": 2, "devices": jax.devices()[:2]},
-        "streamed": {"chunk_size": 2, "streamed": True},
-    }[placement]
+    settings = {"devices": {"devices": jax.devices()[:2]}, "streamed": {"streamed": True}}
+    sampling = full_participation() if kind == "full participation" else poisson(1.0)
     population, task = problem()
-    return simulation_of(name, task, population, poisson(1.0), BATCHES, **settings)
+    return simulation_of(
+        name, task, population, sampling, BATCHES, chunk_size=2, **settings.get(kind, {})
+    )
 
 
 def group_of(item) -> str:
