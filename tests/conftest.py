@@ -138,8 +138,9 @@ for _name, _parts in simulations.NAMED.items():
 
 @pytest.fixture
 def shared_system(request):
-    """The simulation of the system that `parametrize(…, indirect=True)` names."""
-    return simulations.shared(request.param)
+    """The system that `parametrize(…, indirect=True)` names, in float64, as the test itself is."""
+    with jax.enable_x64(True):
+        yield simulations.shared(request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support.problems import HANGS, least_squares, simulation_of
+from support.problems import HANGS
 
 import fedjaxsim as fjs
 from fedjaxsim import store
@@ -33,13 +33,10 @@ from fedjaxsim.privacy import guarantee
 from fedjaxsim.simulation_batch import SimulationBatch
 
 
-@pytest.fixture(scope="module")
-def made():
-    """A private simulation of six clients with validation rows, and its hyperparameters."""
-    population, task = least_squares([16, 18, 17, 19, 15, 16])
-    population = fjs.data.split(population, test=0.3, validation=0.2)
-    sim = simulation_of("fedavg", task, population, fjs.poisson(0.5), fjs.Minibatches(4, steps=1))
-    return sim, sim.hyperparameters(
+@pytest.fixture
+def made(shared_fedavg):
+    """A private simulation of clients with validation rows, and its hyperparameters."""
+    return shared_fedavg, shared_fedavg.hyperparameters(
         learning_rate=0.05, clip=0.2, noise_multiplier=2.0, sampling_rate=0.5
     )
 

@@ -32,12 +32,6 @@ def simulation(algorithm=pmtl, population=CLIENTS, task=TASK, **settings):
     return Simulation(algorithm(task), population, poisson(1.0), EPOCH, **settings)
 
 
-@functools.cache
-def pmtl_of_four():
-    """Made once, for its compilation."""
-    return simulation()
-
-
 def test_a_run_leaves_what_the_user_passed_alone():
     mine = {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(3)}
     sim = simulation(task=TASK._replace(init=lambda key: mine))
@@ -68,8 +62,8 @@ def test_a_run_leaves_what_the_user_passed_alone():
         {"noise_multiplier": np.ones((2, 2))},
     ],
 )
-def test_bad_hyperparameters_are_refused(change):
-    sim = pmtl_of_four()
+def test_bad_hyperparameters_are_refused(shared_pmtl, change):
+    sim = shared_pmtl
     [name] = change
     for make in (
         lambda: sim.hyperparameters(**(PRIVATE | change)),
@@ -79,8 +73,8 @@ def test_bad_hyperparameters_are_refused(change):
             sim.init(0, make())
 
 
-def test_bad_uses_are_refused():
-    sim = pmtl_of_four()
+def test_bad_uses_are_refused(shared_pmtl):
+    sim = shared_pmtl
     hparams = sim.hyperparameters(**PRIVATE)
     state = sim.init(0, hparams)
     with pytest.raises(ValueError, match="rounds"):
@@ -104,7 +98,7 @@ def test_bad_uses_are_refused():
         Simulation(pmtl(TASK), CLIENTS, poisson(1.0, capacity=5))
     with pytest.raises(ValueError, match="chunk_size"):
         simulation(chunk_size=1)
-    with pytest.raises(ValueError, match="4 clients"):
+    with pytest.raises(ValueError, match="5 clients"):
         sim.with_population(classification([10] * 3)[0])
 
 
@@ -126,13 +120,12 @@ def test_data_made_afresh_have_no_epochs():
             Simulation(pmtl(task), population, full_participation(), minibatches)
 
 
-def test_a_state_of_another_simulation_is_refused():
-    sims = []
-    for counts, features in (([4, 5], 3), ([4, 5], 2), ([4, 5, 6], 3)):
+def test_a_state_of_another_simulation_is_refused(shared_pmtl):
+    own, others = shared_pmtl, []
+    for counts, features in (([4, 5, 4, 5, 4], 2), ([4, 5, 6], 3)):
         population, task = least_squares(counts, features=features, test=0.3)
         batches = Minibatches(2, steps=1)
-        sims.append(Simulation(pmtl(task), population, poisson(0.5), batches))
-    own, *others = sims
+        others.append(Simulation(pmtl(task), population, poisson(0.5), batches))
     hparams = own.hyperparameters(clip=1.0, noise_multiplier=1.0)
     for other, words in zip(others, ("server state", "personal states"), strict=True):
         state = other.init(0, hparams)
@@ -141,15 +134,15 @@ def test_a_state_of_another_simulation_is_refused():
                 use(state, hparams)
 
 
-def test_it_shows_its_parts_population_placement_and_layout():
-    sim = pmtl_of_four()
+def test_it_shows_its_parts_population_placement_and_layout(shared_pmtl):
+    sim = shared_pmtl
     lines = repr(sim).splitlines()
     assert len(lines) == 5
-    assert lines[0].startswith("Simulation of a Population of 4 clients, 40 rows")
+    assert lines[0].startswith("Simulation of a Population of 5 clients, 48 rows")
     assert "clients by pmtl, server by server_step; reads " in lines[1]
     assert all(name in lines[1] for name in sim.records)
     assert lines[2] == (
-        "  round: poisson sampling of at most 4 clients, 1 epoch of minibatches of 4 rows, "
+        "  round: poisson sampling of at most 5 clients, 1 epoch of minibatches of 4 rows, "
         "gaussian mechanism"
     )
     assert lines[3] == "  placement: in memory of one device"

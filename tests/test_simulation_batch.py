@@ -1,4 +1,4 @@
-"""Many runs as one program compute what each of them computes alone."""
+"""Many runs as one program; `engine/test_placements.py` has the law that each is its run alone."""
 
 import dataclasses
 import functools
@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.problems import (
-    LAWFUL,
     classification,
     compilations,
     least_squares,
-    map_of,
     read_by,
     simulation_of,
 )
@@ -38,11 +36,6 @@ BASE = {
     "learning_rate": 0.05, "lam": 0.3, "lam2": 0.0, "mu": 0.2, "clip": 0.4,
     "noise_multiplier": 0.5,
 }  # fmt: skip
-SETTINGS = [
-    BASE | {"learning_rate": 0.02, "personalization": 0.0, "lam": 0.0},
-    BASE | {"noise_multiplier": 0.0, "personalization": np.inf},
-    BASE | {"clip": 0.1, "lam": 1.0, "personalization": 3.0},
-]
 
 
 def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
@@ -65,34 +58,6 @@ def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
             assert whole.keys() == single.keys()
             for name, value in single.items():
                 np.testing.assert_allclose(whole[name][index], value, rtol=rtol, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "chunk_map"),
-    [
-        ("pmtl", "scan"),
-        pytest.param("pmtl", "vmap", marks=THOROUGH),
-        *(pytest.param(name, map_of(name), marks=THOROUGH) for name in LAWFUL if name != "pmtl"),
-    ],
-)
-def test_runs_are_those_that_each_setting_makes_alone(name, chunk_map):
-    with jax.enable_x64(True):
-        population, task = least_squares([5, 9, 17, 8, 12], test=0.2)
-        sim = simulation_of(
-            name,
-            task,
-            population,
-            poisson(0.6),
-            Minibatches(4, epochs=2),
-            chunk_size=2,
-            chunk_map=chunk_map,
-        )
-        settings = [read_by(sim, **each) for each in SETTINGS]
-        many = SimulationBatch(sim, settings)
-        state, history = many.run(many.init(7), 6, eval_every=3)
-        run_alone = functools.partial(_alone, seed=7, rounds=6, eval_every=3)
-        agree(many, state, history, run_alone, sim, settings)
-        assert np.std(history[-1].metrics["loss"][-1]) > 0  # the settings do differ
 
 
 def _alone(simulation, setting, seed, rounds, eval_every):
@@ -278,31 +243,6 @@ def test_devices_that_settings_leave_idle_divide_the_clients():
     assert grid(8, 3, 206) == (1, 8)
     assert grid(8, 3, 80) == (1, 8)
     assert grid(8, 4, 80) == (4, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [
-        pytest.param("pmtl", 0.6, marks=THOROUGH),
-        pytest.param("mpmtl", 1.0, marks=THOROUGH),
-        pytest.param("ppsgd", 0.6, marks=THOROUGH),
-    ],
-)
-def test_one_setting_over_two_devices_is_its_run_alone(name, rate):
-    with jax.enable_x64(True):
-        population, task = least_squares([5, 9, 17, 8, 12, 6], test=0.2)
-        sampling = full_participation() if rate == 1 else poisson(rate)
-        sim = simulation_of(name, task, population, sampling, Minibatches(4, epochs=2))
-        settings = [read_by(sim, **SETTINGS[2])]
-        many = SimulationBatch(sim, settings)
-        assert dict(many.program.mesh.shape) == {RUNS: 1, CLIENTS: 2}
-        state, history = many.run(many.init(7), 6, eval_every=3)
-        assert many.program.choose_layout(state)() == sim.layout
-        if name == "pmtl":
-            shards = state.personal["kernel"].addressable_shards
-            assert [shard.data.shape for shard in shards] == [(3, 1, 1, 3)] * 2
-        run_alone = functools.partial(_alone, seed=7, rounds=6, eval_every=3)
-        agree(many, state, history, run_alone, sim, settings)
 
 
 @THOROUGH

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from support.problems import after, classification, least_squares, read_by, simulation_of
+from support.problems import after, classification, read_by, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.knnper import knnper
@@ -30,11 +30,10 @@ def trained(name, population, task, rounds=3):
     return sim, after(sim, hparams, rounds), hparams
 
 
-@functools.cache
-def regression(name):
-    """Three clients, their task, and a simulation that is trained on them."""
-    population, task = least_squares([4, 2, 7], test=0.3)
-    return population, task, *trained(name, population, task)
+def regression(sim):
+    """The population of a shared simulation, its state after two rounds, and hyperparameters."""
+    hparams = read_by(sim, **VALUES)
+    return sim.population, after(sim, hparams, 2), hparams
 
 
 def owners(population):
@@ -51,14 +50,15 @@ def stored(population, values):
     return values[population.source_row]
 
 
-@pytest.mark.parametrize("name", ["pmtl", pytest.param("fedavg", marks=pytest.mark.thorough)])
-def test_a_linear_model_says_its_products(name):
-    population, _, sim, state, hparams = regression(name)
+@pytest.mark.parametrize("name", ["pmtl", "fedavg"])
+def test_a_linear_model_says_its_products(shared_pmtl, shared_fedavg, name):
+    sim = {"pmtl": shared_pmtl, "fedavg": shared_fedavg}[name]
+    population, state, hparams = regression(sim)
     models = sim.models(state, hparams)
-    assert models["kernel"].shape == (3, 1, 3)
+    assert models["kernel"].shape == (5, 1, 3)
     kernel = models["kernel"][owners(population), 0]
     by_hand = np.sum(kernel * population.fields["x"], axis=1)
-    by_hand += np.ravel(models.get("bias", np.zeros((3, 1))))[owners(population)]
+    by_hand += np.ravel(models.get("bias", np.zeros((5, 1))))[owners(population)]
     said = sim.predict(state, hparams)
     said = {name: stored(population, values) for name, values in said.items()}
     np.testing.assert_allclose(said["prediction"], by_hand, rtol=1e-5, atol=1e-6)
@@ -66,9 +66,9 @@ def test_a_linear_model_says_its_products(name):
     np.testing.assert_array_equal(said["row"], population.source_row)
 
 
-def test_mean_squared_error_of_predictions_is_that_of_the_evaluation():
-    population, task = least_squares([4, 2, 7], test=0.3)
-    sim, state, hparams = trained("ditto", population, task)
+def test_mean_squared_error_of_predictions_is_that_of_the_evaluation(shared_pmtl):
+    sim = shared_pmtl
+    population, state, hparams = regression(sim)
     rows = population.splits["test"].all_rows()
     predicted = stored(population, sim.predict(state, hparams)["prediction"])
     errors = (predicted - population.fields["y"])[rows] ** 2
@@ -78,13 +78,12 @@ def test_mean_squared_error_of_predictions_is_that_of_the_evaluation():
 
 
 @pytest.mark.thorough
-def test_a_streamed_run_has_the_models_and_predictions_of_one_in_memory():
-    population, task = least_squares([4, 2, 7], test=0.3)
-    sampling, minibatches = fjs.poisson(), fjs.Minibatches(3, epochs=1)
-    sim = simulation_of("pmtl", task, population, sampling, minibatches)
+def test_a_streamed_run_has_the_models_and_predictions_of_one_in_memory(
+    shared_pmtl, shared_streamed
+):
+    sim, streamed = shared_pmtl, shared_streamed
     hparams = read_by(sim, **VALUES, sampling_rate=0.7)
-    streamed = dataclasses.replace(sim, streamed=True)
-    state, same = (each.run(each.init(0, hparams), hparams, 3)[0] for each in (sim, streamed))
+    state, same = (each.run(each.init(0, hparams), hparams, 2)[0] for each in (sim, streamed))
     for found, want in (
         (streamed.models(same, hparams), sim.models(state, hparams)),
         (streamed.predict(same, hparams), sim.predict(state, hparams)),
@@ -152,10 +151,10 @@ def in_units(population):
     return dataclasses.replace(population, columns=columns)
 
 
-def test_predictions_are_in_the_units_of_the_source():
-    population, task, _, state, hparams = regression("pmtl")
+def test_predictions_are_in_the_units_of_the_source(shared_pmtl):
+    population, state, hparams = regression(shared_pmtl)
     scaled = in_units(population)
-    sim = simulation("pmtl", scaled, task)
+    sim = shared_pmtl.with_population(scaled)
     x = scaled.columns["x"].original(population.fields["x"])
     models = jax.tree.map(lambda leaf: leaf[owners(population)], sim.models(state, hparams))
     scores = np.einsum("nod,nd->no", models["kernel"], population.fields["x"]) + models["bias"]

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from support.problems import classification, read_by
+from support import simulations
+from support.problems import read_by
 
-import fedjaxsim as fjs
 from fedjaxsim.callbacks import Patience
-from fedjaxsim.data.splitting import split
 from fedjaxsim.engine.evaluation import (
     Evaluation,
     EvaluationPlan,
@@ -23,16 +22,9 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.guarantee import compose_reports
 
-M, Z, DELTA = 6, 3.0, 1e-3
-
-
-@functools.cache
-def simulation():
-    population, task = classification([10] * M)
-    population = split(population, validation=0.3, seed=0)
-    return fjs.Simulation(
-        fjs.fedavg(task), population, fjs.full_participation(), fjs.Minibatches(2, steps=1)
-    )
+M, Z, DELTA = len(simulations.COUNTS), 3.0, 1e-3
+pytestmark = pytest.mark.usefixtures("shared_full")
+simulation = functools.partial(simulations.shared, "fedavg", "full participation")
 
 
 def started(plan, seed=0):
@@ -48,10 +40,10 @@ def of(*values):
 def test_the_mean_is_of_clipped_values():
     plan = EvaluationPlan(1e-6, "accuracy", largest=2.0)
     sim, state, _ = started(plan)
-    _, found = release_evaluation(state, of(-1.0, 0.4, 0.6, 2.0, 9.0, np.nan), plan)
+    _, found = release_evaluation(state, of(-1.0, 0.4, 2.0, 9.0, np.nan), plan)
     assert found is not None
-    # 0, 0.4, 0.6, 2, 2, and nothing from the client without a value, over all six.
-    assert found.mean == pytest.approx(5.0 / 6, abs=1e-4)
+    # 0, 0.4, 2, 2, and nothing from the client without a value, over all five.
+    assert found.mean == pytest.approx(4.4 / 5, abs=1e-4)
     assert sim.guarantee(state, DELTA).find("zero_out").epsilon == 0
     # A model that diverged has the worst loss, not none.
     lost = Evaluation("validation", np.ones(2, int), {"loss": np.array([0.5, np.nan])})
@@ -84,29 +76,29 @@ def test_noise_has_the_charged_scale():
     plan = EvaluationPlan(5.0, "accuracy")
     _, state, _ = started(plan)
     found = []
-    for _ in range(300):
+    for _ in range(150):
         state, one = release_evaluation(state, of(*[0.5] * M), plan)
         assert one is not None
         found.append(one.mean)
     spread = 5.0 / M
     assert np.std(found) == pytest.approx(spread, rel=0.2)
-    assert np.mean(found) == pytest.approx(0.5, abs=5 * spread / 300**0.5)
+    assert np.mean(found) == pytest.approx(0.5, abs=5 * spread / 150**0.5)
     (spend,) = [each for each in ledger.charged(state.privacy) if each.entries]
-    assert spend.entries == ((5.0, 1.0, 300),)
+    assert spend.entries == ((5.0, 1.0, 150),)
     assert not spend.redrawn
 
 
 @pytest.mark.thorough
 def test_a_run_is_charged_for_rounds_and_evaluations_together():
-    plan = EvaluationPlan(4.0, "accuracy")
+    plan = EvaluationPlan(4.0, "loss", largest=2.0)
     sim, state, hparams = started(plan)
-    state, history = sim.run(state, hparams, 6, eval_every=3, evaluate_privately=plan)
+    state, history = sim.run(state, hparams, 6, eval_every=2, evaluate_privately=plan)
     assert all(segment.private is not None for segment in history)
-    mu = math.sqrt(6 / Z**2 + 2 / 4.0**2)
+    mu = math.sqrt(6 / Z**2 + 3 / 4.0**2)
     report = sim.guarantee(state, DELTA)
     assert report.find("zero_out").epsilon == pytest.approx(gaussian.epsilon(DELTA, mu), rel=1e-6)
     # A mean of numbers in [0, 1] moves by one if a client is replaced, a sum of vectors by two.
-    mu = math.sqrt(4 * 6 / Z**2 + 2 / 4.0**2)
+    mu = math.sqrt(4 * 6 / Z**2 + 3 / 4.0**2)
     assert report.find("replace").epsilon == pytest.approx(gaussian.epsilon(DELTA, mu), rel=1e-6)
 
 
@@ -138,7 +130,7 @@ def test_evaluations_at_other_rounds_have_other_noise():
 
 
 def test_a_budget_covers_evaluations_and_ends_with_them():
-    plan = EvaluationPlan(2.0, "accuracy")
+    plan = EvaluationPlan(2.0, "loss", largest=2.0)
     sim, state, hparams = started(plan)
     budget = sim.budget(hparams, epsilon=4.0, delta=DELTA, evaluate_privately=plan, eval_every=1)
     state = sim.with_budget(sim.init(0, hparams), budget)
@@ -161,7 +153,7 @@ def test_a_budget_covers_evaluations_and_ends_with_them():
 
 def test_patience_that_follows_releases_needs_a_budget():
     """No other guarantee covers the number of rounds, and reports without one say that."""
-    plan = EvaluationPlan(2.0, "accuracy")
+    plan = EvaluationPlan(2.0, "loss", largest=2.0)
     sim, state, hparams = started(plan)
     with pytest.raises(ValueError, match="needs a state with a budget"):
         sim.run(state, hparams, 2, evaluate_privately=plan, callbacks=[Patience(1, released=True)])

@@ -4,26 +4,18 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.problems import after, coefficients, designs, least_squares
+from support import simulations
+from support.problems import after, coefficients, designs, read_by
 
-from fedjaxsim.algorithms.local import local
-from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.columns import Columns
-from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.privacy.mechanisms import no_release
-from fedjaxsim.privacy.samplers import full_participation
-from fedjaxsim.simulation import Simulation
-
-POPULATION, TASK = least_squares([5, 8, 11], test=0.4)
 
 
-@pytest.fixture(scope="module")
-def ended():
-    sim = Simulation(pmtl(TASK), POPULATION, full_participation(), Minibatches(2, epochs=1))
-    hparams = sim.hyperparameters(clip=1.0, noise_multiplier=0.5)
-    return sim, after(sim, hparams, 2), hparams
+@pytest.fixture
+def ended(shared_pmtl):
+    hparams = read_by(shared_pmtl, **simulations.VALUES)
+    return shared_pmtl, after(shared_pmtl, hparams, 2), hparams
 
 
 def squared_errors(w, population, split):
@@ -34,9 +26,9 @@ def test_the_published_model_is_judged_beside_the_personal_ones(ended):
     sim, state, hparams = ended
     w = coefficients(state.shared.params)
     found = sim.evaluate_published(state, hparams)
-    expected = squared_errors(w, POPULATION, "test")
+    expected = squared_errors(w, sim.population, "test")
     np.testing.assert_allclose(found.values["squared_error"], expected, rtol=1e-5)
-    np.testing.assert_array_equal(found.count, [2, 3, 4])
+    np.testing.assert_array_equal(found.count, sim.population.splits["test"].count)
     own = sim.evaluate(state, hparams).values["squared_error"]
     assert not np.any(np.isclose(own, expected))
 
@@ -52,7 +44,7 @@ def test_a_central_test_set_is_one_client(ended):
     np.testing.assert_array_equal(found.count, [30])
     # Columns are found by their names, in the run's order and units.
     columns = {"x": Columns(("a", "b", "c"), half_range=(1.0, 2.0, 1.0))}
-    named = sim.with_population(dataclasses.replace(POPULATION, columns=columns))
+    named = sim.with_population(dataclasses.replace(sim.population, columns=columns))
     other = {"x": fields["x"][:, ::-1] * np.array([1.0, 2.0, 1.0]), "y": fields["y"]}
     turned = Population.from_flat(other, [30], columns={"x": Columns(("c", "b", "a"))})
     again = named.evaluate_published(state, hparams, turned, "train")
@@ -72,10 +64,8 @@ def test_a_central_test_set_is_one_client(ended):
         sim.evaluate_published(state, hparams, central, "tests")
 
 
-def test_a_run_that_publishes_nothing_has_no_such_model():
-    sim = Simulation(
-        local(TASK), POPULATION, full_participation(), Minibatches(2, steps=1), no_release()
-    )
+def test_a_run_that_publishes_nothing_has_no_such_model(shared_local):
+    sim = shared_local
     hparams = sim.hyperparameters()
     with pytest.raises(ValueError, match="publishes no model"):
         sim.evaluate_published(sim.init(0, hparams), hparams)

@@ -1,13 +1,13 @@
 """Evaluations of a sample of clients: who is in it, what reads it, and what it costs."""
 
-import functools
 from threading import Event
 
 import jax
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from support.problems import classification, read_by, simulation_of
+from support import simulations
+from support.problems import read_by, simulation_of
 
 from fedjaxsim.callbacks import (
     MetricsFile,
@@ -26,36 +26,18 @@ from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.task import softmax
 
-COUNTS = [5, 9, 6, 8, 5, 7, 11]
 VALUES = {"learning_rate": 0.3, "lam": 0.5, "clip": 1.0, "noise_multiplier": 0.5}
 SEED, SIZE = 3, 3
 
 
-@functools.cache
-def problem():
-    population, task = classification(COUNTS)
-    return split(population, validation=0.3), task
-
-
-def simulation(**placement):
-    population, task = problem()
-    batches = Minibatches(4, epochs=1)
-    return simulation_of("pmtl", task, population, poisson(0.6), batches, **placement)
-
-
-@pytest.fixture(scope="module")
-def in_memory():
-    return simulation()
-
-
-def run(sim, callbacks=(), rounds=2, **options):
+def run(sim, callbacks=(), rounds=4, **options):
     hparams = read_by(sim, **VALUES, sampling_rate=0.6)
     state, history = sim.run(
         sim.init(SEED, hparams),
         hparams,
         rounds,
         callbacks=callbacks,
-        **{"eval_every": 1, "eval_clients": SIZE} | options,
+        **{"eval_every": simulations.SEGMENT, "eval_clients": SIZE} | options,
     )
     return state, hparams, history
 
@@ -89,18 +71,15 @@ def test_few_clients_are_all_evaluated():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "placement", [pytest.param("two devices", marks=pytest.mark.thorough), "streamed"]
-)
-def test_placements_evaluate_the_same_clients(in_memory, placement):
-    devices = {"devices": jax.devices()[:2]}  # which do not divide seven clients evenly
-    sim = simulation(**devices if placement == "two devices" else {"streamed": True})
+@pytest.mark.parametrize("placement", ["devices", "streamed"])
+def test_placements_evaluate_the_same_clients(shared_pmtl, placement):
+    sim = simulations.shared("pmtl", placement)  # two devices do not divide five clients evenly
     state, hparams, history = run(sim)
-    for ours, theirs in zip(history, run(in_memory)[2], strict=True):
+    for ours, theirs in zip(history, run(shared_pmtl)[2], strict=True):
         np.testing.assert_array_equal(ours.evaluation.clients, theirs.evaluation.clients)
         for name, values in theirs.evaluation.values.items():
             np.testing.assert_allclose(ours.evaluation.values[name], values, rtol=1e-5)
-    ids = np.array([0, 3, 4, 6])
+    ids = np.array([0, 3, 4])
     whole, some = (sim.evaluate(state, hparams, clients=each) for each in (None, ids))
     np.testing.assert_array_equal(some.count, whole.count[ids])
     for name, values in whole.values.items():
@@ -108,13 +87,13 @@ def test_placements_evaluate_the_same_clients(in_memory, placement):
 
 
 @pytest.mark.thorough
-def test_runs_of_a_batch_share_the_sample_of_their_key(in_memory):
+def test_runs_of_a_batch_share_the_sample_of_their_key(shared_pmtl):
     settings = [
-        read_by(in_memory, **(VALUES | {"lam": lam}), sampling_rate=0.6) for lam in (0.1, 0.5)
+        read_by(shared_pmtl, **(VALUES | {"lam": lam}), sampling_rate=0.6) for lam in (0.1, 0.5)
     ]
-    batch = SimulationBatch(in_memory, settings, devices=jax.devices()[:2])
-    _, history = batch.run(batch.init(SEED), 2, eval_every=1, eval_clients=SIZE)
-    alone = run(in_memory)[2]
+    batch = SimulationBatch(shared_pmtl, settings, devices=jax.devices()[:2])
+    _, history = batch.run(batch.init(SEED), 4, eval_every=simulations.SEGMENT, eval_clients=SIZE)
+    alone = run(shared_pmtl)[2]
     np.testing.assert_array_equal(history[0].evaluation.clients, alone[0].evaluation.clients)
     for one, many in zip(alone, history, strict=True):
         for name, values in one.evaluation.values.items():
@@ -124,9 +103,9 @@ def test_runs_of_a_batch_share_the_sample_of_their_key(in_memory):
 # --- what reads it --------------------------------------------------------------------------------
 
 
-def test_the_end_is_of_all_clients_and_what_comes_before_is_marked(in_memory):
+def test_the_end_is_of_all_clients_and_what_comes_before_is_marked(shared_pmtl):
     records = Records()
-    _, hparams, history = run(in_memory, [Validation(), records])
+    _, hparams, history = run(shared_pmtl, [Validation(), records])
     sample = history[0].evaluation.clients
     assert sample.shape == (SIZE,)
     assert history[1].evaluation.clients is None
@@ -134,72 +113,72 @@ def test_the_end_is_of_all_clients_and_what_comes_before_is_marked(in_memory):
     assert f"of {SIZE} of {SIZE} sampled clients" in repr(history[0].evaluation)
     # The other numbers are those of a run that evaluates all.
     everybody = Records()
-    run(in_memory, [Validation(), everybody], eval_clients=None)
+    run(shared_pmtl, [Validation(), everybody], eval_clients=None)
     assert records.rows[-1] == everybody.rows[-1]
-    start = in_memory.init(SEED, hparams)
-    of_sample = in_memory.evaluate(start, hparams, "validation", sample)
+    start = shared_pmtl.init(SEED, hparams)
+    of_sample = shared_pmtl.evaluate(start, hparams, "validation", sample)
     assert records.rows[0]["validation_loss"] == of_sample.mean("loss")
-    assert records.rows[0]["validation_loss"] == pytest.approx(np.log(3))
+    targets = [shared_pmtl.population.rows(k, "validation")["y"] for k in sample]
+    by_hand = np.mean([np.mean(y**2) / 2 for y in targets])  # at w = 0
+    assert records.rows[0]["validation_loss"] == pytest.approx(by_hand)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("keep", [None, 0])
-def test_a_run_that_stops_early_ends_with_all_clients(in_memory, tmp_path, keep, capsys):
+def test_a_run_that_stops_early_ends_with_all_clients(shared_pmtl, tmp_path, keep, capsys):
     patience, kept, file = Patience(1), Records(), MetricsFile(tmp_path / "rows.jsonl")
 
     def stop(state, segment):
         return False
 
     watching = [Validation(), patience, kept, file, Progress(), stop]
-    state, hparams, history = run(in_memory, watching, 6, keep=keep, eval_every=3)
-    whole = in_memory.evaluate(state, hparams)
-    assert [segment.round for segment in history] == ([3] if keep is None else [])
+    state, hparams, history = run(shared_pmtl, watching, 6, keep=keep)
+    whole = shared_pmtl.evaluate(state, hparams)
+    assert [segment.round for segment in history] == ([2] if keep is None else [])
     for segment in history:
         assert segment.evaluation.clients is None
         np.testing.assert_array_equal(segment.evaluation.values["loss"], whole.values["loss"])
-    validated = in_memory.evaluate(state, hparams, "validation")
+    validated = shared_pmtl.evaluate(state, hparams, "validation")
     for rows in (kept.rows, file.rows):
-        assert [row["round"] for row in rows] == [0, 3]
+        assert [row["round"] for row in rows] == [0, 2]
         assert rows[-1]["test_loss"] == pytest.approx(whole.mean("loss"), rel=1e-12)
         assert rows[-1]["validation_loss"] == pytest.approx(validated.mean("loss"), rel=1e-12)
         assert "sampled_clients" not in rows[-1]
-    sampled, last = [x for x in capsys.readouterr().err.splitlines() if "3/6" in x]
+    sampled, last = [x for x in capsys.readouterr().err.splitlines() if "2/6" in x]
     assert "sampled" in sampled
     assert "sampled" not in last
-    assert f"accuracy {whole.mean('accuracy'):.4g}" in last
+    assert f"{whole.mean('loss'):.4g}" in last
 
 
 @pytest.mark.thorough
-def test_patience_alone_validates_the_end_on_all_clients(in_memory):
+def test_patience_alone_validates_the_end_on_all_clients(shared_pmtl):
     patience, kept = Patience(1), Records()
-    state, hparams, _ = run(
-        in_memory, [patience, kept, lambda state, segment: False], 6, eval_every=3
-    )
-    validated = in_memory.evaluate(state, hparams, "validation")
+    state, hparams, _ = run(shared_pmtl, [patience, kept, lambda state, segment: False], 6)
+    validated = shared_pmtl.evaluate(state, hparams, "validation")
     assert kept.rows[-1]["validation_loss"] == pytest.approx(validated.mean("loss"), rel=1e-12)
     assert len(patience.memory) == 2
 
 
-def test_an_interrupted_run_has_the_records_of_one_that_was_not(in_memory, tmp_path):
+def test_an_interrupted_run_has_the_records_of_one_that_was_not(shared_pmtl, tmp_path):
     kept, file, interrupted = Records(), MetricsFile(tmp_path / "rows.jsonl"), Event()
     interrupted.set()
     state, hparams, history = run(
-        in_memory, [Validation(), kept, file, StopOnInterrupt(interrupted)]
+        shared_pmtl, [Validation(), kept, file, StopOnInterrupt(interrupted)]
     )
-    assert [segment.round for segment in history] == [1]
+    assert [segment.round for segment in history] == [2]
     assert history[0].evaluation.clients is None
     watching = [Validation(), kept, file]
-    in_memory.run(state, hparams, 1, eval_every=1, callbacks=watching, eval_clients=SIZE)
+    shared_pmtl.run(state, hparams, 2, callbacks=watching, eval_clients=SIZE)
     whole = Records()
-    run(in_memory, [Validation(), whole])
+    run(shared_pmtl, [Validation(), whole])
     assert kept.rows == file.rows == whole.rows
 
 
 @pytest.mark.thorough
-def test_released_evaluations_are_of_all_clients(in_memory):
-    plan = EvaluationPlan(1.0, "accuracy")
+def test_released_evaluations_are_of_all_clients(shared_pmtl):
+    plan = EvaluationPlan(1.0, "loss", largest=2.0)
     found = [
-        [each.private for each in run(in_memory, evaluate_privately=plan, eval_clients=size)[2]]
+        [each.private for each in run(shared_pmtl, evaluate_privately=plan, eval_clients=size)[2]]
         for size in (SIZE, None)
     ]
     assert found[0] == found[1]
@@ -233,8 +212,8 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
-@pytest.mark.parametrize("clients", [[], [2, 1], [1, 1], [-1], [7], [0.5], [[1]]])
-def test_clients_to_evaluate_are_increasing_ids(in_memory, clients):
-    hparams = read_by(in_memory, **VALUES, sampling_rate=0.6)
-    with pytest.raises(ValueError, match=r"clients must be increasing ids below 7"):
-        in_memory.evaluate(in_memory.init(0, hparams), hparams, clients=np.array(clients))
+@pytest.mark.parametrize("clients", [[], [2, 1], [1, 1], [-1], [5], [0.5], [[1]]])
+def test_clients_to_evaluate_are_increasing_ids(shared_pmtl, clients):
+    hparams = read_by(shared_pmtl, **VALUES, sampling_rate=0.6)
+    with pytest.raises(ValueError, match=r"clients must be increasing ids below 5"):
+        shared_pmtl.evaluate(shared_pmtl.init(0, hparams), hparams, clients=np.array(clients))

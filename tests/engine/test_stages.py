@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.problems import after, algorithm_of, every_system, least_squares, read_by
+from support import simulations
+from support.problems import after, every_system, least_squares, read_by
 
 from fedjaxsim.algorithm import WarmStart
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -18,9 +19,8 @@ from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.state import PARTS, SimulationState
-from fedjaxsim.factories import make, resolve, settings_of
-from fedjaxsim.privacy.choices import MECHANISMS
-from fedjaxsim.privacy.mechanisms import gaussian, no_release
+from fedjaxsim.factories import resolve, settings_of
+from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.mechanisms.sums import pure
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
@@ -29,7 +29,6 @@ VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip": 0.5, "noise_multiplier": 2.0
 VALUES |= {"mixture": 1.0}  # clients of APFL predict with their own models
 OF_SERVER = ("scaffold", "feddyn", "ifca")
 """Systems whose clients keep a state and predict with what the server published."""
-POPULATION, TASK = least_squares([4, 5, 6], features=2)
 
 
 def given(sim, **changes):
@@ -49,19 +48,27 @@ def following(sim, state, before):
     return sim.start_from(state, given(sim), before, given(before))
 
 
-def simulation(factory, mechanism=gaussian(), population=POPULATION):
-    clients = full_participation()
-    return Simulation(factory(TASK), population, clients, Minibatches(2, steps=1), mechanism)
+def simulation(factory, mechanism=gaussian(), population=None):
+    shared, task = simulations.problem()
+    clients, batches = full_participation(), Minibatches(4, steps=1)
+    return Simulation(factory(task), population or shared, clients, batches, mechanism)
 
 
-@pytest.fixture(scope="module")
-def ended():
+@functools.cache
+def ended_in(dtype):
     """Simulations by algorithm, each with a state after two rounds; more compile nothing."""
+    del dtype
     found = {}
     for factory in (fedavg, local, pmtl, ppsgd):
-        sim = simulation(factory, no_release() if factory is local else gaussian())
+        sim = simulations.shared(factory.__name__)
         found[factory] = sim, after(sim, given(sim), 2)
     return found
+
+
+@pytest.fixture
+def ended(shared_pmtl):
+    del shared_pmtl
+    return ended_in("float32")
 
 
 def epsilon(sim, state):
@@ -80,11 +87,8 @@ def test_every_part_of_the_state_is_declared():
     assert set(PARTS) == {field.name for field in dataclasses.fields(SimulationState)}
 
 
-@pytest.mark.parametrize("name", every_system("pmtl"))
-def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
-    system = SYSTEMS[name]
-    factory = functools.partial(algorithm_of, name, num_clients=POPULATION.num_clients)
-    new = simulation(factory, make(MECHANISMS[system.mechanism]))
+def check_start(name, ended):
+    system, new = SYSTEMS[name], simulations.shared(name)
     for sim, state in ended.values():
         nothing = sim.algorithm.warm_start.published(state.shared) is None
         if nothing and new.algorithm.warm_start.required:
@@ -100,7 +104,20 @@ def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
         else:  # one model for all: the published one, where there was one
             published = sim.algorithm.warm_start.published(state.shared)
             expected = found[0] if published is None else published["kernel"]
-            np.testing.assert_array_equal(found, np.stack([expected] * 3))
+            np.testing.assert_array_equal(found, np.stack([expected] * len(found)))
+
+
+def test_clients_start_from_the_models_that_they_predicted_with(ended):
+    check_start("pmtl", ended)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("shared_system", every_system(), indirect=True)
+def test_clients_of_every_system_start_from_the_models_that_they_predicted_with(
+    request, shared_system
+):
+    del shared_system
+    check_start(request.node.callspec.params["shared_system"], ended_in("float64"))
 
 
 def test_the_billboard_starts_from_what_was_published(ended):
@@ -180,7 +197,7 @@ def test_states_of_another_kind_are_refused(ended):
     _, state = ended[fedavg]
     with pytest.raises(ValueError, match="personal"):
         ended[pmtl][0].start_from(state, given(ended[pmtl][0]))
-    fewer = simulation(fedavg, population=least_squares([4, 5], features=2)[0])
+    fewer = simulation(fedavg, population=least_squares([4, 5])[0])
     with pytest.raises(ValueError, match="2 clients"):
         fewer.start_from(state, given(fewer))
     sim, _ = ended[pmtl]

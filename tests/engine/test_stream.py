@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import simulations
 from support.problems import least_squares, read_by
 
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.ifca import ifca
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.minibatches import Minibatches
@@ -21,7 +20,6 @@ from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
-COUNTS = [4, 9, 1, 6, 5, 3, 7, 8]
 VALUES = {
     "learning_rate": 0.1,
     "lam": 0.5,
@@ -39,13 +37,13 @@ def hparams_of(sim, **changes):
 def run(sim, rounds, seed, **changes):
     """A run from its beginning."""
     hparams = hparams_of(sim, **changes)
-    return sim.run(sim.init(seed, hparams), hparams, rounds)
+    return sim.run(sim.init(seed, hparams), hparams, rounds, eval_every=simulations.SEGMENT)
 
 
-def simulation(population, task, stream, algorithm=pmtl, passes=None):
+def simulation(population, task, stream, passes=None):
     batches = Minibatches(2, steps=3, passes=passes) if passes else Minibatches(2, epochs=1)
     sampling = poisson(1.0)
-    return Simulation(algorithm(task), population, sampling, batches, gaussian(), streamed=stream)
+    return Simulation(pmtl(task), population, sampling, batches, gaussian(), streamed=stream)
 
 
 def assert_agree(one, other):
@@ -56,30 +54,29 @@ def assert_agree(one, other):
 
 
 @pytest.fixture(scope="module")
-def problem(tmp_path_factory):
-    """A population in memory, the same one mapped from disk, and the task."""
-    population, task = least_squares(COUNTS, test=0.3)
+def mapped(tmp_path_factory):
+    """The population of the shared simulations, mapped from disk."""
     path = tmp_path_factory.mktemp("population") / "folder"
-    save_folder(path, population)
-    return population, load_folder(path), task
+    save_folder(path, simulations.problem()[0])
+    return load_folder(path)
 
 
-@pytest.fixture(scope="module")
-def pair(problem):
-    population, mapped, task = problem
-    return simulation(population, task, False), simulation(mapped, task, True)
+@pytest.fixture
+def pair(shared_pmtl, shared_streamed, mapped):
+    return shared_pmtl, shared_streamed.with_population(mapped)
 
 
 def test_a_streamed_run_is_the_run_in_memory(pair, monkeypatch):
     monkeypatch.setattr(streamed, "BLOCK", 3)  # clients do not divide into blocks evenly
     found = [run(sim, 6, seed=1) for sim in pair]
-    (memory, [whole]), (stream, [piecewise]) = found
+    (memory, whole), (stream, piecewise) = found
     assert_agree(memory, stream)
-    assert whole.metrics.keys() == piecewise.metrics.keys()
-    for name, values in whole.metrics.items():
-        np.testing.assert_allclose(values, piecewise.metrics[name], rtol=1e-5, err_msg=name)
-    for name, values in whole.evaluation.values.items():
-        np.testing.assert_allclose(values, piecewise.evaluation.values[name], rtol=1e-5)
+    for one, other in zip(whole, piecewise, strict=True):
+        assert one.metrics.keys() == other.metrics.keys()
+        for name, values in one.metrics.items():
+            np.testing.assert_allclose(values, other.metrics[name], rtol=1e-5, err_msg=name)
+        for name, values in one.evaluation.values.items():
+            np.testing.assert_allclose(values, other.evaluation.values[name], rtol=1e-5)
     assert str(pair[0].guarantee(memory)) == str(pair[1].guarantee(stream))
 
 
@@ -88,10 +85,10 @@ def test_a_state_is_used_up_by_the_rounds_that_start_from_it(pair):
     for sim in pair:
         hparams = hparams_of(sim)
         start = sim.init(2, hparams)
-        after, _ = sim.run(start, hparams, 1)
+        after, _ = sim.run(start, hparams, simulations.SEGMENT)
         models = [np.array(leaf) for leaf in jax.tree.leaves(after.personal)]
         with pytest.raises(ValueError, match="the state is used up"):
-            sim.run(start, hparams, 1)
+            sim.run(start, hparams, simulations.SEGMENT)
         with pytest.raises(ValueError, match="the state is used up"):
             sim.evaluate(start, hparams)
         for before, leaf in zip(models, jax.tree.leaves(after.personal), strict=True):
@@ -105,8 +102,8 @@ def test_a_client_in_every_round_has_its_newest_state(pair):
 
 
 @pytest.mark.thorough
-def test_rows_are_not_replaced_before_a_slow_round_has_read_them(problem, monkeypatch):
-    population, _, task = problem
+def test_rows_are_not_replaced_before_a_slow_round_has_read_them(monkeypatch):
+    population, task = simulations.problem()
     # Of the device's type, so that it shares them.
     fields = {name: values.astype(np.float32) for name, values in population.fields.items()}
     population = dataclasses.replace(population, fields=fields)
@@ -146,7 +143,8 @@ def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
     CheckpointFolder(tmp_path).save(2, state, {})
     saved = CheckpointFolder(tmp_path).last()
     assert saved is not None
-    again, _ = sim.run(saved.state(sim.init(3, hparams_of(sim))), hparams_of(sim), 4)
+    begun = saved.state(sim.init(3, hparams_of(sim)))
+    again, _ = sim.run(begun, hparams_of(sim), 4, eval_every=simulations.SEGMENT)
     for left, right in zip(
         jax.tree.leaves((straight.shared, straight.personal)),
         jax.tree.leaves((again.shared, again.personal)),
@@ -155,8 +153,8 @@ def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
-def test_what_does_not_stream_is_refused(pair, problem):
-    population, _, task = problem
+def test_what_does_not_stream_is_refused(pair):
+    population, task = simulations.problem()
     sim = pair[1]
     with pytest.raises(ValueError, match="round"):
         sim.round(sim.init(0, hparams_of(sim)), hparams_of(sim))
@@ -170,26 +168,20 @@ def test_what_does_not_stream_is_refused(pair, problem):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("algorithm", "passes"), [(fedavg, None), (pmtl, 2), (ifca, None)])
-def test_other_states_stream_too(problem, algorithm, passes):
-    population, mapped, task = problem
-    sims = (
-        simulation(population, task, False, algorithm, passes),
-        simulation(mapped, task, True, algorithm, passes),
-    )
-    memory, stream = (run(sim, 5, seed=1)[0] for sim in sims)
-    assert_agree(memory, stream)
-    one, other = (
-        sim.evaluate(state, hparams_of(sim)).values["loss"]
-        for sim, state in zip(sims, (memory, stream), strict=True)
-    )
-    np.testing.assert_allclose(one, other, rtol=1e-5)
+def test_minibatches_that_are_used_up_stream_too():
+    population, task = least_squares(simulations.COUNTS, test=0.3)
+    sims = [simulation(population, task, stream, passes=2) for stream in (False, True)]
+    ends = [run(sim, 4, seed=1)[0] for sim in sims]
+    assert_agree(*ends)
     # Nobody has rows for validation.
-    assert np.isnan(sims[1].evaluate(stream, hparams_of(sims[1]), "validation").mean("loss"))
+    found = sims[1].evaluate(ends[1], hparams_of(sims[1]), "validation")
+    assert np.isnan(found.mean("loss"))
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=40)
+@settings(
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     rates=st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.95, 1.0]), min_size=1, max_size=4),
     lengths=st.lists(st.integers(1, 5), min_size=4, max_size=4),
@@ -200,6 +192,6 @@ def test_any_pattern_of_cohorts_streams(pair, rates, lengths, seed):
     for sim in pair:
         state = sim.init(seed, hparams_of(sim))
         for rate, rounds in zip(rates, lengths, strict=False):
-            state, _ = sim.run(state, hparams_of(sim, sampling_rate=rate), rounds)
+            state, _ = sim.run(state, hparams_of(sim, sampling_rate=rate), 2 * rounds, eval_every=2)
         ends.append(dataclasses.replace(state, privacy=()))
     assert_agree(*ends)

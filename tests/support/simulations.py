@@ -14,13 +14,15 @@ import jax.numpy as jnp
 
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import split
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task
 from support.problems import least_squares, simulation_of
 
 Kind = Literal["memory", "full participation", "devices", "streamed"]
-COUNTS = [6, 9, 11, 4, 8]
+COUNTS = [8, 11, 13, 6, 10]
+"""Rows of each client, of the splits train, validation and test together."""
 BATCHES = Minibatches(4, epochs=1)
 PLACEMENTS: tuple[Kind, ...] = ("memory", "devices", "streamed")
 SEGMENT = 2
@@ -37,7 +39,6 @@ NAMED = {
     "ppsgd": ("ppsgd", "memory"),
     "local": ("local", "memory"),
     "mpmtl": ("mpmtl", "memory"),
-    "devices": ("pmtl", "devices"),
     "streamed": ("pmtl", "streamed"),
 }
 """Those that have a fixture of their own, `shared_fedavg` and so on."""
@@ -46,7 +47,8 @@ NAMED = {
 @functools.cache
 def problem() -> tuple[Population, Task]:
     """Return the population and the task of all."""
-    return least_squares(COUNTS, test=0.3)
+    population, task = least_squares(COUNTS)
+    return split(population, test=0.3, validation=0.2), task
 
 
 def shared(name: str, kind: Kind = "memory") -> Simulation:
@@ -66,9 +68,11 @@ def _shared(name, kind, dtype) -> Simulation:
 
 
 def group_of(item) -> str:
-    """Return the group of tests that run in one process: of one shared simulation, or one file."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    for fixture in item.fixturenames:
-        if fixture.startswith("shared_"):
-            return str(parameters.get(fixture, fixture.removeprefix("shared_")))
+    """Return the group of tests that run in one process.
+
+    It is that of the shared simulations with a name, of one other system, or of a file.
+    """
+    if any(fixture.startswith("shared_") for fixture in item.fixturenames):
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        return parameters.get("shared_system", "shared")
     return item.nodeid.split("::")[0]
