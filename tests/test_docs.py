@@ -72,9 +72,18 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def prose(document: Path) -> str:
+    """The text of a page, or of the cells of a notebook that are no code."""
+    text = document.read_text()
+    if document.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
 def commands(document: Path) -> list[str]:
     """What a reader may type: the indented lines that start a program, continued ones joined."""
-    text = document.read_text().replace("\\\n", " ")
+    text = prose(document).replace("\\\n", " ")
     return re.findall(r"^ {4}(?:\w+=\w+ )?((?:fedjaxsim|python) [^…\n]*)$", text, re.MULTILINE)
 
 
@@ -168,6 +177,16 @@ def test_commands_are_understood(document, tmp_path, monkeypatch):
             parse(arguments)
         except FileNotFoundError:  # What only a run before this one writes.
             assert "runs/" in command
+
+
+def test_commands_of_tutorials_are_understood():
+    for tutorial in sorted(ROOT.glob("notebooks/*.ipynb")):
+        shown = [command for command in commands(tutorial) if command.startswith("fedjaxsim")]
+        assert shown, tutorial.name
+        for command in shown:
+            # A module of the reader's, and a run that only the command before it makes.
+            if not re.search(r"\b(mine|mycode):| --from ", command):
+                parse(shlex.split(command)[1:])
 
 
 def test_commands_inside_sentences_are_understood(document):

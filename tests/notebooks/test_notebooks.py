@@ -29,21 +29,26 @@ def test_tutorials_have_a_number_say_what_one_learns_and_end_with_an_exercise():
     numbers = set()
     for path in NOTEBOOKS.glob("*.ipynb"):
         first, *_, last = nbformat.read(path, as_version=4).cells
-        numbers |= set(re.findall(r"\A# Tutorial (\d): ", first.source))
+        numbers |= set(re.findall(r"\A# Tutorial (\d+): ", first.source))
         assert "You learn\n\n* " in first.source
+        assert "pip install" in first.source
         assert last.source.startswith("## Exercise\n")
         assert "<summary>Answer</summary>" in last.source
-    assert numbers == set("1234567")
+    assert numbers == {str(number) for number in range(1, 12)}
 
 
 def test_there_are_notebooks():
     names = {
         "first_steps",
+        "from_other_libraries",
+        "from_pytorch",
         "hypergradients",
         "lora",
         "own_algorithm",
         "privacy",
+        "private_examples",
         "text_gru",
         "thousand_runs",
+        "tracking",
     }
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == names
