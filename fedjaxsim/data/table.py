@@ -205,13 +205,21 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         features = [name for name in table.column_names if name not in others]
         if not features:
             raise ValueError(f"no column is left for features, of {listed(table.column_names)}")
-    source_row, used = None, [*roles.taken, *features]
+    source_row, used, dropped = None, [*roles.taken, *features], 0
     if roles.drop_missing:
-        table, source_row = _without_missing(table, used)
+        complete, source_row = _without_missing(table, used)
+        if roles.client is not None:
+            dropped = _clients(table, roles.client) - _clients(complete, roles.client)
+        table = complete
     for name in used:
         require_complete(name, table[name])
     kinds = [kind_of(table[name].type) for name in features]
     public, categories, columns = [], {}, {}
+    if dropped:
+        public.append(
+            f"Clients without a complete row, {dropped} of them, were left out: which, and how "
+            "many are left, is read from all clients' rows and taken as public."
+        )
     if pixels is not None:
         x = pixels
     elif roles.x is not None and kinds == ["text"]:
@@ -360,6 +368,12 @@ def _without_missing(table: "Table", names: Sequence[str]) -> tuple["Table", np.
         stacklevel=2,
     )
     return table.filter(complete), np.flatnonzero(complete)
+
+
+def _clients(table: "Table", name: str) -> int:
+    """Return the number of clients with rows."""
+    column = table[name]
+    return len(set(texts(column)[~missing_values(column)].tolist()))
 
 
 def sentinel(values: np.ndarray) -> float | None:

@@ -211,6 +211,14 @@ class Drawn(NamedTuple):
     rounds: int
 
 
+def read_draws(found: Iterable[Mapping[str, Any]]) -> tuple[Drawn, ...]:
+    """Read the draws in a report; raise TypeError or KeyError if they are none."""
+    draws = tuple(Drawn(each["digest"], each["rounds"]) for each in found)
+    if not all(isinstance(digest, str) and isinstance(n, int) for digest, n in draws):
+        raise TypeError(f"draws must be digests and numbers of rounds, got {draws!r}")
+    return draws
+
+
 def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
     """Return a sentence that names the runs with a round from the same key; "" if there is none."""
     groups: dict[str, dict[str, None]] = {}

@@ -27,7 +27,14 @@ from fedjaxsim.report.results import (
     table_of_runs,
 )
 from fedjaxsim.report.tables import Table
-from fedjaxsim.runs.directory import CLIENTS, RunDirectory, named, read_run, settings_of_system
+from fedjaxsim.runs.directory import (
+    CLIENTS,
+    RunDirectory,
+    check_guarantee,
+    named,
+    read_run,
+    settings_of_system,
+)
 from fedjaxsim.runs.settings_files import RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP
 
@@ -233,7 +240,7 @@ def _of_folder(name: str, directory: RunDirectory) -> ComparedRun:
 
 def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
     """Return the runs of a sweep, each with all settings that it had."""
-    from fedjaxsim.runs.sweep_results import read_runs  # the folder of a run needs no pyarrow
+    from fedjaxsim.runs.sweep_results import REPORT, read_runs  # a run's folder needs no pyarrow
     from fedjaxsim.runs.sweep_runs import read_sweep
 
     runs, _, report = read_runs(path)
@@ -257,8 +264,9 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
                 run, name=f"{name}/{index}", settings=settings_of_system(whole), config=whole,
                 summary=summary,
             )  # fmt: skip
-            draws = tuple(entries.Drawn(each["digest"], each["rounds"]) for each in drawn)
-            found.append(ComparedRun(run, path, stated["guarantee"], draws, sweep=name))
+            draws = entries.read_draws(drawn)
+            guarantee = check_guarantee(stated["guarantee"], path / REPORT)
+            found.append(ComparedRun(run, path, guarantee, draws, sweep=name))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: its results do not fit {SWEEP} ({error})") from error
     return found

@@ -124,10 +124,7 @@ class RunDirectory:
     def guarantee(self) -> Record:
         """Read the privacy report."""
         path = self._existing(GUARANTEE)
-        found = read_json(path)
-        if not isinstance(found, dict) or "assumed" not in found:
-            raise ValueError(f"{path} is damaged: it is no privacy report")
-        return found
+        return check_guarantee(read_json(path), path)
 
     def report(self) -> "Report":
         """Read the privacy report as an object."""
@@ -141,7 +138,7 @@ class RunDirectory:
     def draws(self) -> tuple[entries.Drawn, ...]:
         """Read the rounds that the run drew from each key."""
         try:
-            return tuple(entries.Drawn(**each) for each in self.guarantee()["draws"])
+            return entries.read_draws(self.guarantee()["draws"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: it lacks draws") from error
 
@@ -241,6 +238,14 @@ def fingerprint_of(population: "Population") -> str:
         found.update(f"{name} {array.dtype} {array.shape}".encode())
         found.update(array.reshape(-1).view(np.uint8).data)
     return found.hexdigest()[:16]
+
+
+def check_guarantee(found: Any, path: Path) -> Record:
+    """Return a privacy report that is read; raise ValueError if it is none."""
+    sentences = found.get("assumed") if isinstance(found, dict) else None
+    if not isinstance(sentences, list) or not all(isinstance(each, str) for each in sentences):
+        raise ValueError(f"{path} is damaged: it is no privacy report")
+    return found
 
 
 def settings_digest(*settings: Any) -> str:

@@ -56,6 +56,7 @@ from fedjaxsim.report.results import (
     selection_column,
 )
 from fedjaxsim.runs.build import Experiment, versions
+from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.runs.sweep_files import SWEEP
 from fedjaxsim.runs.sweep_runs import SweepRuns, column_of
@@ -157,7 +158,9 @@ class SweepDirectory:
             return {}
         content = read_json(path)
         try:
-            accounts = content["accounts"]
+            accounts, digest = content["accounts"], content["digest"]
+            if digest != settings_digest(accounts, content["runs"]):
+                raise ValueError("its digest does not fit")
             return {
                 int(run): tuple(
                     PrivacySpend.from_dict({**accounts[account], **charged})
@@ -178,7 +181,9 @@ class SweepDirectory:
                 if account not in accounts:
                     accounts.append(account)
                 runs.setdefault(str(run), []).append([accounts.index(account), charged])
-        text = json.dumps({"accounts": accounts, "runs": runs})  # z may be infinite, or no number
+        content = {"accounts": accounts, "runs": runs}
+        content["digest"] = settings_digest(accounts, runs)
+        text = json.dumps(content)  # z may be infinite, or no number
         store.write(self.path / LEDGERS, f"{text}\n".encode())
 
     def add(self, rows: Iterable[Record], ledgers: Mapping[int, Sequence[PrivacySpend]]) -> None:

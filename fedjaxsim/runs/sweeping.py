@@ -198,6 +198,7 @@ def prepare_sweep(
     fingerprint = "-".join(fingerprint_of(first.simulation.population) for first in firsts)
     directory = SweepDirectory.open(out, plan, fingerprint, metrics, overwrite=overwrite)
     directory.checkpoint()  # refuses that of another sweep
+    directory.ledgers()  # refuses damaged ones
     return Sweep(plan, directory, families, chooses=chooses, **how)
 
 

@@ -376,6 +376,15 @@ def test_rows_with_missing_values_are_left_out_and_counted(tmp_path):
     complete = frame.dropna(subset=["age"])
     np.testing.assert_array_equal(found.fields["x"][:, 0], complete.age)
     np.testing.assert_array_equal(found.source_row, complete.index)
+    assert found.public == ()
+    with pytest.warns(UserWarning, match="2 of 5 rows"):
+        alone = from_dataframe(
+            frame.assign(age=frame.age.where(frame.who == 2)),
+            client="who", target="y", drop=["note"], drop_missing=True,
+        )  # fmt: skip
+    assert alone.num_clients == 1
+    [sentence] = alone.public
+    assert sentence.startswith("Clients without a complete row, 1 of them, were left out")
     frame.drop(columns=["who", "note"]).to_csv(tmp_path / "a.csv", index=False)
     arguments: dict[str, Any] = {"target": "y", "partition": "iid", "num_clients": 2, "test": 0.0}
     with pytest.warns(UserWarning, match="1 of 5 rows"):

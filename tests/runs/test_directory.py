@@ -74,10 +74,14 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"summary\.json"):
         RunDirectory(tmp_path).summary()
-    for damaged in ("3", "{}", "[]"):
+    for damaged in ("3", "{}", "[]", '{"assumed": 3}', '{"assumed": [[]]}'):
         (tmp_path / "guarantee.json").write_text(damaged)
         with pytest.raises(ValueError, match=r"guarantee\.json is damaged"):
             RunDirectory(tmp_path).guarantee()
+    for damaged in ("3", "[3]", '[{"digest": [], "rounds": 1}]', '[{"digest": "ab"}]'):
+        (tmp_path / "guarantee.json").write_text(f'{{"assumed": [], "draws": {damaged}}}')
+        with pytest.raises(ValueError, match=r"guarantee\.json is damaged"):
+            RunDirectory(tmp_path).draws()
     (tmp_path / "config.toml").write_text("= 3")
     with pytest.raises(ValueError, match=r"config\.toml"):
         RunDirectory(tmp_path).config()

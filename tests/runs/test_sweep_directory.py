@@ -14,6 +14,8 @@ from support.problems import least_squares
 
 from fedjaxsim import store
 from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.build import versions
 from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, tidy
@@ -213,6 +215,15 @@ def test_damaged_files_are_named(tmp_path):
             assert sweep.finished() == {2}
     results.write_bytes(good)
     assert sweep.finished() == {2}
+    ledgers = tmp_path / "ledgers.json"
+    spend = PrivacySpend(SamplingScheme("full", 3, 3), Gaussian(), (Entry(4.0, 1.0, 10),))
+    sweep.add([], {2: [spend]})
+    assert sweep.ledgers() == {2: (spend,)}
+    good = ledgers.read_text()
+    for bad in (good.replace("4.0", "8.0"), good.replace("10", "[]"), '{"runs": {}}', "[]", "3"):
+        ledgers.write_text(bad)
+        with pytest.raises(ValueError, match=r"ledgers\.json is damaged"):
+            sweep.ledgers()
     (tmp_path / "sweep.toml").write_text("rounds = 10")
     with pytest.raises(ValueError, match=r"sweep\.toml"):
         directory(tmp_path)
