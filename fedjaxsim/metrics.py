@@ -57,13 +57,14 @@ ENDINGS = (
 """Endings of the columns of a metric besides its plain value."""
 _FRACTION, _POSITIVE, _SPREAD = (0.0, 1.0), (0.0, math.inf), ("", "_p10", "_p90")
 METRICS = {
-    "rare_class_loss": Metric("log loss\nrare class", None, False, _POSITIVE),
+    "rare_class_loss": Metric("log loss (rare class)", None, False, _POSITIVE),
     "excess_risk": Metric(
         "excess risk", larger_is_better=False, range=_POSITIVE, logarithmic=True, in_tables=_SPREAD
     ),
     "accuracy": Metric("accuracy", "fraction", True, _FRACTION, smooth=False, in_tables=_SPREAD),
     "nmse": Metric("nMSE", "MSE / variance", False, _POSITIVE, pooled=True, in_tables=_SPREAD),
     "auc": Metric("aAUC", None, True, _FRACTION, smooth=False),
+    "concordance": Metric("concordance", None, True, _FRACTION, smooth=False),
     "loss": Metric("loss", larger_is_better=False, in_tables=()),
     "squared_error": Metric("squared error", None, False, _POSITIVE, power=2, in_tables=()),
 }

@@ -45,7 +45,9 @@ _COUNTS_CLASSES = (*_OF_CLASSES, "ordinal")
 """Losses made for a number of classes."""
 _OF_TARGETS = ("multilabel", "squared-targets")
 """Losses of several targets per row, with an output for each."""
-_NUMBERS = ("squared", "poisson", "quantile")
+_COUNTS = ("poisson", "negative-binomial")
+"""Losses of counts, maybe with an exposure."""
+_NUMBERS = ("squared", "quantile", "gamma", "cox", *_COUNTS)
 """Losses whose targets are numbers."""
 _DIVISOR = (
     "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
@@ -197,8 +199,8 @@ def _task(config: RunConfig, population: Population) -> Task:
         return known_regression(fields["theta"].shape[1])
     if "x" not in fields or "y" not in fields:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
-    if EXPOSURE in fields and config.loss in LOSSES and config.loss != "poisson":
-        raise ValueError(f"exposure is for loss poisson, got loss {config.loss}")
+    if EXPOSURE in fields and config.loss in LOSSES and config.loss not in _COUNTS:
+        raise ValueError(f"exposure is for loss {' and '.join(_COUNTS)}, got loss {config.loss}")
     classes = population.categories.get("y")
     outputs, made_for = 1, tuple[int, ...]()
     if config.loss not in LOSSES:
@@ -433,6 +435,12 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
         found.append(
             f"class {name!r} has less than {RARE:.0%} of the rows, of which accuracy says little: "
             "the run is judged by log loss, and a public share of the class helps (--prior)"
+        )
+    most, size = population.splits["train"].count.max(), config.get("batch_size", 10)
+    if config.loss == "cox" and most > size:
+        found.append(
+            f"loss cox compares the rows of a minibatch, here {size} of up to {most} of a client: "
+            f"give --batch-size {most}"
         )
     if config.loss == "squared" and labels is not None and population.generate is None:
         values = np.unique(labels)

@@ -108,7 +108,7 @@ RUN = (
     _name(
         "loss",
         None,
-        "Local loss; one-vs-all is squared, logistic takes two classes, poisson counts",
+        "Local loss; one-vs-all is squared, logistic takes two classes, cox times",
         "softmax",
     ),
     Setting(

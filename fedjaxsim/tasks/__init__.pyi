@@ -1,5 +1,8 @@
 # The public names of `fedjaxsim.tasks`, for type checkers and `lazy_loader`.
 from .named_metrics import with_metrics as with_metrics
+from .regressions import cox as cox
+from .regressions import gamma as gamma
+from .regressions import negative_binomial as negative_binomial
 from .regressions import ordinal as ordinal
 from .regressions import poisson as poisson
 from .regressions import quantile as quantile

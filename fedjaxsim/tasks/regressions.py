@@ -1,4 +1,4 @@
-"""Losses that tables need besides squared errors: counts, quantiles, ordered classes."""
+"""Losses that tables need besides squared errors: counts, costs, times, quantiles, orders."""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +7,20 @@ from jax.scipy.special import xlogy
 from fedjaxsim import checks
 from fedjaxsim.metrics import Metric
 from fedjaxsim.models.model import Model, require_model
-from fedjaxsim.tasks.task import PRIOR, Classes, Task, task_of_outputs, with_intercepts
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric
+from fedjaxsim.tasks.task import (
+    POSITIVE,
+    PRIOR,
+    ROW_WEIGHT,
+    Classes,
+    Task,
+    task_of_outputs,
+    with_intercepts,
+)
 
 EXPOSURE = "exposure"
 """The field with each row's exposure, such as its years at risk, (N,), positive."""
+_DEVIANCE = Metric("deviance", None, False, (0.0, jnp.inf))
 _BEYOND = 1e4
 """A logit of probability 1."""
 
@@ -43,9 +53,167 @@ def poisson(model: Model, prior: float | None = None) -> Task:
         lambda outputs: {"prediction": jnp.exp(outputs[:, 0])},
         "poisson needs one count per row, y (n,)", lambda y: y.ndim == 1,
         labels=(range(2**31),), exposure=EXPOSURE,
-        records={"deviance": Metric("deviance", None, False, (0.0, jnp.inf))},
+        records={"deviance": _DEVIANCE},
     )  # fmt: skip
     return task if prior is None else task._replace(public=(*task.public, PRIOR))
+
+
+def negative_binomial(model: Model, dispersion: float = 1.0, prior: float | None = None) -> Task:
+    """Regression of counts whose variance is μ + α μ², with a log link; "y" is as for `poisson`.
+
+    The loss is the negative log-likelihood without terms that do not depend on the model; the
+    metric is the deviance 2(y log(y/μ) − (y + 1/α) log((1 + αy)/(1 + αμ))). "exposure" counts as in
+    `poisson`.
+
+    Args:
+      model: outputs (b, 1): the logarithm of the rate.
+      dispersion: α > 0, known in advance; statsmodels calls it alpha.
+      prior: A public rate at which the intercept starts.
+    """
+    checks.positive(dispersion=dispersion)
+    if prior is not None:
+        checks.positive(prior=prior)
+        model = with_intercepts(model, (jnp.log(prior),))
+    alpha = dispersion
+
+    def losses(outputs, y):
+        log_mean = outputs[:, 0]
+        # log(1 + αμ), which does not overflow.
+        return (y + 1 / alpha) * jax.nn.softplus(log_mean + jnp.log(alpha)) - y * log_mean
+
+    def deviance(outputs, y):
+        log_mean = outputs[:, 0]
+        fitted = (y + 1 / alpha) * jax.nn.softplus(log_mean + jnp.log(alpha)) - y * log_mean
+        return 2 * (xlogy(y, y) - (y + 1 / alpha) * jnp.log1p(alpha * y) + fitted)
+
+    task = task_of_outputs(
+        "negative_binomial", model, 1, {"loss": losses, "deviance": deviance},
+        lambda outputs: {"prediction": jnp.exp(outputs[:, 0])},
+        "negative_binomial needs one count per row, y (n,)", lambda y: y.ndim == 1,
+        labels=(range(2**31),), exposure=EXPOSURE, records={"deviance": _DEVIANCE},
+    )  # fmt: skip
+    return task if prior is None else task._replace(public=(*task.public, PRIOR))
+
+
+def gamma(model: Model, prior: float | None = None) -> Task:
+    """Gamma regression of positive numbers, such as costs, with a log link; "y" is (n,), above 0.
+
+    The loss is y/μ + log μ, the negative log-likelihood for any fixed shape; the metric is the
+    deviance 2((y − μ)/μ − log(y/μ)), as in `sklearn.metrics.mean_gamma_deviance`. Predictions are
+    means μ.
+
+    Args:
+      model: outputs (b, 1): the logarithm of the mean.
+      prior: A public mean at which the intercept starts.
+    """
+    if prior is not None:
+        checks.positive(prior=prior)
+        model = with_intercepts(model, (jnp.log(prior),))
+
+    def losses(outputs, y):
+        return y * jnp.exp(-outputs[:, 0]) + outputs[:, 0]
+
+    def deviance(outputs, y):
+        ratio = y * jnp.exp(-outputs[:, 0])
+        return 2 * (ratio - 1 - jnp.log(y) + outputs[:, 0])
+
+    task = task_of_outputs(
+        "gamma", model, 1, {"loss": losses, "deviance": deviance},
+        lambda outputs: {"prediction": jnp.exp(outputs[:, 0])},
+        "gamma needs one number per row, y (n,)", lambda y: y.ndim == 1,
+        labels=(POSITIVE,), records={"deviance": _DEVIANCE},
+    )  # fmt: skip
+    return task if prior is None else task._replace(public=(*task.public, PRIOR))
+
+
+def cox(model: Model) -> Task:
+    """Proportional hazards: Cox's partial likelihood, stratified by client, ties as Breslow's.
+
+    "y" is (n,): the time of an event, or minus the time of a row that is censored, as in XGBoost's
+    survival:cox. The risk set of an event is all rows of the *minibatch* that are at risk at its
+    time, so minibatches should hold all rows of a client. No client is compared with another, and
+    each has its own baseline hazard. An intercept has no effect. Predictions are logarithms of
+    hazard ratios. "concordance" is Harrell's C of a client's rows, NaN if no two are comparable.
+    Protected examples learn nothing: a row alone has no risk set.
+
+    Args:
+      model: outputs (b, 1): the logarithm of the hazard ratio.
+    """
+    task = task_of_outputs(
+        "cox", model, 1, {"loss": lambda outputs, y: jnp.zeros_like(outputs[:, 0])},
+        lambda outputs: {"prediction": outputs[:, 0]},
+        "cox needs one time per row, negative if censored, y (n,)", lambda y: y.ndim == 1,
+    )  # fmt: skip
+    biased = model.representation is not None and model.output_layer is None
+
+    def losses(scores, batch):
+        y, weight = batch.fields["y"].astype(scores.dtype), batch.weight.astype(scores.dtype)
+        if ROW_WEIGHT in batch.fields:
+            weight = weight * batch.fields[ROW_WEIGHT].astype(scores.dtype)
+        times, counts = jnp.abs(y), weight > 0
+        at_risk = (times[None, :] >= times[:, None]) & counts
+        hazards = scores + jnp.log(jnp.where(counts, weight, 1))
+        total = jax.nn.logsumexp(jnp.where(at_risk, hazards[None, :], -jnp.inf), axis=1)
+        happened = (y > 0) & counts
+        row_weight = batch.fields.get(ROW_WEIGHT, jnp.ones_like(y))
+        return jnp.where(happened, row_weight * (jnp.where(happened, total, 0) - scores), 0)
+
+    def loss(params, batch):
+        if model.train is None:
+            outputs = model.apply(params, batch.fields["x"])
+        else:
+            outputs, _ = model.train(params, batch.fields["x"], batch.weight, batch.keys)
+        return batch.mean(losses(outputs[:, 0], batch))
+
+    def metrics(params, batch):
+        return {"loss": losses(model.apply(params, batch.fields["x"])[:, 0], batch)}
+
+    return task._replace(
+        loss=loss,
+        metrics=metrics,
+        linear=None,
+        layers=None,
+        streaming_metrics={"concordance": _concordance(model)},
+        # The covariance of features in a risk set is at most R².
+        curvature=(lambda bound: bound) if biased else None,
+    )
+
+
+def _concordance(model: Model) -> StreamingMetric:
+    """Make Harrell's C: the share of comparable pairs of which the earlier event scored higher.
+
+    Equal scores count one half. A pair is comparable if the earlier time is an event's; at equal
+    times, if one alone is, as in lifelines.
+    """
+
+    def start(most_rows):
+        empty = jnp.zeros(most_rows)
+        return empty, empty, jnp.zeros(most_rows, bool), jnp.int32(0)
+
+    def add(carry, params, batch):
+        scores, times, counts, at = carry
+        new = model.apply(params, batch.fields["x"])[:, 0].astype(scores.dtype)
+        y = batch.fields["y"].astype(times.dtype)
+        places = ((scores, new), (times, y), (counts, batch.weight > 0))
+        return (*(jax.lax.dynamic_update_slice(old, v, (at,)) for old, v in places), at + len(new))
+
+    def value(carry):
+        scores, y, counts, _ = carry
+        times = jnp.abs(y)
+
+        def of_row(row):
+            score, time = row
+            later = (times > time) | ((times == time) & (y <= 0))
+            comparable = later & counts
+            wins = jnp.where(score > scores, 1.0, jnp.where(score == scores, 0.5, 0.0))
+            return jnp.sum(jnp.where(comparable, wins, 0)), jnp.sum(comparable)
+
+        wins, pairs = jax.lax.map(of_row, (scores, times))
+        happened = (y > 0) & counts
+        share = jnp.sum(jnp.where(happened, wins, 0)) / jnp.sum(jnp.where(happened, pairs, 0))
+        return jnp.where(jnp.any(jnp.isnan(scores) & counts), jnp.nan, share)
+
+    return StreamingMetric(start, add, value)
 
 
 def quantile(model: Model, quantile: float = 0.5) -> Task:

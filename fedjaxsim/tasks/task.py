@@ -31,6 +31,13 @@ _ROUNDING = 1e-6
 ROW_WEIGHT = "row_weight"
 """The field with the weight of each row in the loss, (N,) in (0, 1], so that curvature is bounded
 as without."""
+
+
+class Positive(NamedTuple):
+    """All positive numbers, as a set of labels."""
+
+
+POSITIVE = Positive()
 PRIOR = "The prior at which intercepts start is given and taken as public."
 Augment = Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
 """(key, fields of an example) -> its fields in this step."""
@@ -76,7 +83,8 @@ class Task(NamedTuple):
         each client's rows, and also reports "squared_error" as nMSE.
       check: `(fields) -> None`, raises ValueError if fields of these shapes and types, by name, do
         not suit the task. It sees no values, so none can reach what clients compute.
-      labels: the sets of labels "y" that suit the task, `range(c)` for classes; any if empty.
+      labels: the sets of labels "y" that suit the task, `range(c)` for classes, or `POSITIVE`; any
+        if empty.
       output_layer: the output layer of the model, see `Model`.
       linear: the linear form of a linear task, for speed only; else None.
       public: sentences on numbers that may be made of private data but are taken as public, such as
@@ -115,7 +123,7 @@ class Task(NamedTuple):
     loss: Callable[[PyTree, Batch], jax.Array]
     metrics: Callable[[PyTree, Batch], dict[str, jax.Array]]
     check: Check = lambda fields: None
-    labels: tuple[Collection[float], ...] = ()
+    labels: tuple[Collection[float] | Positive, ...] = ()
     output_layer: str | None = None
     linear: Linear | None = None
     public: tuple[str, ...] = ()
@@ -195,6 +203,11 @@ def check_rows(
     low, high = y.min().item(), y.max().item()
     for labels in task.labels:
         # Plain sets, so that no code of a user sees a label.
+        if isinstance(labels, Positive):
+            if low > 0:
+                return
+            words.append("positive")
+            continue
         own = labels if type(labels) is range else {*map(float, labels)}
         if low in own and high in own and (own is labels or {*np.unique(y).tolist()} <= {*own}):
             return

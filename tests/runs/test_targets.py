@@ -10,7 +10,7 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.assemble import simulation_of
+from fedjaxsim.runs.assemble import data_warnings, simulation_of
 from fedjaxsim.runs.build import prepare, resolved
 
 CLIENTS, ROWS = 6, 20
@@ -82,7 +82,7 @@ def test_counts_are_counts(table):
     years = fields["exposure"].astype(float).round(2)
     pairs = sorted(zip(fields["y"].tolist(), years.tolist(), strict=True))
     assert pairs == sorted(zip(table.days.tolist(), table.years.tolist(), strict=True))
-    with pytest.raises(ValueError, match="exposure is for loss poisson"):
+    with pytest.raises(ValueError, match="exposure is for loss poisson and negative-binomial"):
         experiment("days", "--loss", "squared", "--exposure", "years")
 
 
@@ -136,3 +136,10 @@ def test_a_run_that_noise_makes_useless_names_a_clip_norm(capsys):
     assert main(flags("days", *scaled, "--clip", "1")) == 0
     # L = 1 + 1 for one column in [-1, 1] and an intercept: 0.1/√2.
     assert "a smaller --clip such as 0.071" in capsys.readouterr().err
+
+
+def test_times_are_compared_within_minibatches_that_should_be_whole_clients(table):
+    run = experiment("years", "--loss", "cox", "--algorithm", "fedavg")
+    assert float(run.hparams.learning_rate) == 1  # 1/R² for one column in [-1, 1]
+    [warning] = data_warnings(run.config, run.simulation.population)
+    assert "10 of up to 16 of a client: give --batch-size 16" in warning

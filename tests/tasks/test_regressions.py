@@ -7,13 +7,30 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 from scipy.stats import logistic as logistic_distribution
+from scipy.stats import nbinom
 from scipy.stats import poisson as poisson_distribution
-from sklearn.linear_model import LinearRegression, PoissonRegressor, QuantileRegressor
-from sklearn.metrics import mean_pinball_loss, mean_poisson_deviance
+from sklearn.linear_model import (
+    GammaRegressor,
+    LinearRegression,
+    PoissonRegressor,
+    QuantileRegressor,
+)
+from sklearn.metrics import mean_gamma_deviance, mean_pinball_loss, mean_poisson_deviance
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.models import linear
-from fedjaxsim.tasks import logistic, ordinal, poisson, quantile, softmax, squared
+from fedjaxsim.tasks import (
+    cox,
+    gamma,
+    logistic,
+    negative_binomial,
+    ordinal,
+    poisson,
+    quantile,
+    softmax,
+    squared,
+)
+from fedjaxsim.tasks.task import check_rows
 
 N = 60
 
@@ -54,6 +71,80 @@ def test_poisson_with_exposure_is_the_weighted_fit_of_scikit_learn():
     assert deviance == pytest.approx(mean_poisson_deviance(y, mean), rel=1e-4)
     likelihood = poisson_distribution.logpmf(y, y + 1e-9) - poisson_distribution.logpmf(y, mean)
     np.testing.assert_allclose(task.metrics(params, batch)["deviance"], 2 * likelihood, atol=1e-3)
+
+
+def test_gamma_is_the_fit_of_scikit_learn():
+    rng = np.random.default_rng(5)
+    y = rng.gamma(2, 3, N).astype(np.float32)
+    batch, task = batch_of(rng, y), gamma(linear((2,), 1))
+    params, x = best(task, batch), np.asarray(batch.fields["x"])
+    want = GammaRegressor(alpha=0, tol=1e-8).fit(x, y)
+    np.testing.assert_allclose(params["kernel"][0], want.coef_, atol=2e-3)
+    np.testing.assert_allclose(params["bias"][0], want.intercept_, atol=2e-3)
+    deviance = np.mean(task.metrics(params, batch)["deviance"])
+    assert deviance == pytest.approx(mean_gamma_deviance(y, want.predict(x)), rel=1e-4)
+    with pytest.raises(ValueError, match="must be positive, got labels from 0"):
+        check_rows(task, {"x": x, "y": y - y.min()})
+
+
+def test_negative_binomial_is_the_likelihood_of_scipy():
+    rng = np.random.default_rng(6)
+    y, alpha = rng.negative_binomial(2, 0.3, N).astype(np.int32), 0.5
+    batch, task = batch_of(rng, y), negative_binomial(linear((2,), 1), alpha)
+    params = {"kernel": jnp.array([[0.3, -0.2]]), "bias": jnp.array([1.0])}
+    assert task.predict is not None
+    mean = np.asarray(task.predict(params, batch.fields)["prediction"], float)
+
+    def log_likelihood(mean):  # scipy: 1/α failures, p = 1/(1 + αμ)
+        return nbinom.logpmf(y, 1 / alpha, 1 / (1 + alpha * np.maximum(mean, 1e-9)))
+
+    deviance = 2 * (log_likelihood(y) - log_likelihood(mean))
+    np.testing.assert_allclose(task.metrics(params, batch)["deviance"], deviance, atol=2e-4)
+    # The loss differs from the negative log-likelihood by a constant.
+    other = params | {"bias": jnp.array([0.2])}
+    fitted = np.asarray(task.predict(other, batch.fields)["prediction"], float)
+    gap = float(task.loss(params, batch) - task.loss(other, batch))
+    assert gap == pytest.approx(np.mean(log_likelihood(fitted) - log_likelihood(mean)), abs=1e-4)
+
+
+def test_cox_is_the_partial_likelihood_of_rows_at_risk():
+    y, scores = np.array([2.0, -3.0, 1.0, 2.0, 9.0]), np.array([0.5, -1.0, 0.3, 0.2, 4.0])
+    task = cox(linear((1,), 1, bias=False))
+    fields = {"x": jnp.asarray(scores[:, None]), "y": jnp.asarray(y)}
+    batch = Batch(fields, jnp.array([1.0, 1, 1, 1, 0]))  # the last row is padding
+    hazard = np.exp(scores[:4])
+    # Events at 1 (all four at risk), and two at 2 (Breslow: without row 2 for both).
+    by_hand = 3 * [0.0]
+    by_hand[0] = np.log(hazard.sum()) - 0.3
+    by_hand[1:] = (np.log(hazard[[0, 1, 3]].sum()) - score for score in (0.5, 0.2))
+    params = {"kernel": jnp.ones((1, 1))}
+    assert float(task.loss(params, batch)) == pytest.approx(sum(by_hand) / 4, rel=1e-5)
+    assert np.isfinite(jax.grad(task.loss)(params, batch)["kernel"]).all()
+    # Comparable: row 2 with 0, 1, 3; rows 0 and 3 with 1. Wrong: 2 with 0 alone.
+    metric = task.streaming_metrics["concordance"]
+    carry = metric.add(metric.start(5), params, batch)
+    assert float(metric.value(carry)) == pytest.approx(4 / 5)
+
+
+def test_cox_stratified_by_client_is_that_of_statsmodels():
+    api = pytest.importorskip("statsmodels.api")
+    rng = np.random.default_rng(7)
+    x, client = rng.normal(size=(N, 2)).astype(np.float32), np.arange(N) % 3
+    times = rng.exponential(np.exp(-x[:, 0] + client)).astype(np.float32)
+    happened = rng.uniform(size=N) < 0.7
+    fit = api.PHReg(times, x, happened.astype(int), strata=client, ties="breslow").fit()
+    task, y = cox(linear((2,), 1)), np.where(happened, times, -times)
+    params = {"kernel": jnp.asarray(fit.params[None], jnp.float32), "bias": jnp.zeros(1)}
+
+    def loss(params):
+        batches = [Batch({"x": x[own], "y": y[own]}, jnp.ones(own.sum()))
+                   for own in (client == k for k in range(3))]  # fmt: skip
+        return sum(N / 3 * task.loss(params, batch) for batch in batches)
+
+    assert float(loss(params)) == pytest.approx(-fit.llf, rel=1e-4)
+    gradient = jax.grad(loss)(params)
+    np.testing.assert_allclose(gradient["kernel"], 0, atol=2e-3)
+    np.testing.assert_allclose(gradient["bias"], 0, atol=1e-5)
 
 
 def test_quantile_loss_is_that_of_scikit_learn():
