@@ -55,7 +55,16 @@ from fedjaxsim.engine.standard_errors import standard_errors_of
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_once import TracedOnce
-from fedjaxsim.engine.trained import coefficients_of, models_of, predictions_of, published_metrics
+from fedjaxsim.engine.trained import (
+    TrainedFunctions,
+    coefficients_of,
+    on_host,
+    predictions_of,
+    published_metrics,
+    trained_functions,
+    training_rows,
+)
+from fedjaxsim.engine.transfers import moves_data
 from fedjaxsim.hyperparameters import (
     USUAL_CLIP,
     USUAL_STEP,
@@ -92,6 +101,7 @@ _MOST_VARYING_ROUNDS = 100_000
 """Most rounds of a budget whose noise differs from round to round."""
 
 
+@moves_data
 @dataclasses.dataclass(eq=False, repr=False)
 class Simulation:
     """A federated simulation.
@@ -272,6 +282,11 @@ class Simulation:
         """Each split's rows where the transformed program reads them, by its name."""
         alike = self.transformed is self.program
         return self.rows if alike else self.transformed.place(self.population)
+
+    @functools.cached_property
+    def _trained(self) -> TrainedFunctions:
+        """Return the compiled functions of trained models, which all calls share."""
+        return trained_functions(self.program)
 
     @property
     def public(self) -> tuple[str, ...]:
@@ -617,7 +632,7 @@ class Simulation:
         state, history = run.segments(state, eval_every, callbacks, keep)
         noised = bool(np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0))
         if found := divergence.warning_in(run.course, run.nonfinite, noised):
-            warnings.warn(found, divergence.DivergingWarning, stacklevel=2)
+            warnings.warn(found, divergence.DivergingWarning, stacklevel=3)
         return state, history
 
     def evaluate(
@@ -661,7 +676,7 @@ class Simulation:
         checks.one_of(sorted(rows.splits), split=split)
         check_rows(self.task, rows.fields)
         measured = published_metrics(
-            self.program, self.population, state, hparams.as_arrays(), rows, split
+            self._trained, self.program, self.population, state, hparams.as_arrays(), rows, split
         )
         return summary_of(rows, split, self.task, measured.sums)(measured, None)
 
@@ -673,7 +688,8 @@ class Simulation:
         """
         require_state(state)
         with self._near_rows():
-            return models_of(self.program, self.population, state, hparams.as_arrays())
+            rows = training_rows(self.program, self.population)
+            return to_host(self._trained.models(on_host(state), hparams.as_arrays(), rows))
 
     def predict(
         self,
@@ -701,7 +717,9 @@ class Simulation:
         require_state(state)
         rows = self.population if population is None else population
         with self._near_rows():
-            return predictions_of(self.program, self.population, state, hparams.as_arrays(), rows)
+            return predictions_of(
+                self._trained, self.program, self.population, state, hparams.as_arrays(), rows
+            )
 
     def coefficients(
         self, state: SimulationState, hparams: Hyperparameters

@@ -16,11 +16,13 @@ from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import SimulationState, with_public
+from fedjaxsim.engine.transfers import moves_data
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import SHARED_SEED, default_delta
 from fedjaxsim.simulation import Simulation
 
 
+@moves_data
 class SimulationBatch:
     """Runs of one simulation that differ in hyperparameters, as one program.
 

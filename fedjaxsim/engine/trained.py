@@ -1,8 +1,9 @@
 """The models of a trained state: what they say of rows, and the start of another run from them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +27,74 @@ _AT_ONCE = 2**26
 """Bytes of the models of the rows that are predicted at once."""
 
 
-def models_of(
-    program: Program, population: Population, state: SimulationState, hparams: Hyperparameters
-) -> PyTree:
-    """Return the parameters that each client predicts with, leaves (m, ...)."""
+class TrainedFunctions(NamedTuple):
+    """Compiled functions of a trained state; all calls share them.
+
+    Attributes:
+      models: `(state, hparams, rows) -> params` that each client predicts with, leaves (m, ...).
+      predictions: `(state, hparams, rows, fields, clients, size) -> values` of rows by name, `size`
+        at a time; of clients −1, by the published model.
+      published: `(state, hparams, rows) -> ClientMetrics` of the published model.
+    """
+
+    models: Callable[..., PyTree]
+    predictions: Callable[..., dict[str, jax.Array]]
+    published: Callable[..., ClientMetrics]
+
+
+def trained_functions(program: Program) -> TrainedFunctions:
+    """Return the functions of a program's trained states, each compiled once for its shapes."""
+    task, algorithm = program.algorithm.task, program.algorithm
     kept: Any = dataclasses.replace(program, measure=lambda params, data: params)
-    return to_host(jax.jit(kept.evaluate)(_on_host(state), hparams, _training(program, population)))
+
+    def predictions(state, hparams, rows, fields, clients, *, size, strangers):
+        layout = program.choose_layout(state, evaluates=True)()
+        published = algorithm.warm_start.published(state.shared) if strangers else None
+
+        def of_row(row):
+            fields, client = row
+            known = jnp.maximum(client, 0)
+            personal = jax.tree.map(lambda leaf: leaf[known], state.personal)
+            with bound(task.frozen, rows.frozen):
+                params = program.predict(state, personal, hparams, known, rows, layout)
+                if strangers:
+                    params = jax.tree.map(
+                        lambda own, new: jnp.where(client < 0, new, own), params, published
+                    )
+                assert task.predict is not None
+                said = task.predict(params, jax.tree.map(lambda leaf: leaf[None], fields))
+            return jax.tree.map(lambda leaf: leaf[0], said)
+
+        return jax.lax.map(of_row, (fields, clients), batch_size=size)
+
+    def published(state, hparams, rows):
+        layout = program.choose_layout(state, evaluates=True)()
+        params = algorithm.warm_start.published(state.shared)
+
+        def of_client(client_id):
+            key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
+            with bound(task.frozen, rows.frozen):
+                return program.measure(params, rows.of(client_id, key, program.minibatches, layout))
+
+        return jax.lax.map(of_client, jnp.arange(rows.count.shape[0], dtype=jnp.int32))
+
+    def traced(function):
+        @functools.wraps(function)
+        def for_its_devices(*args, **kwargs):
+            with program.tracing():
+                return function(*args, **kwargs)
+
+        return for_its_devices
+
+    return TrainedFunctions(
+        jax.jit(kept.evaluate),
+        jax.jit(traced(predictions), static_argnames=("size", "strangers")),
+        jax.jit(traced(published)),
+    )
 
 
 def predictions_of(
+    functions: TrainedFunctions,
     program: Program,
     trained: Population,
     state: SimulationState,
@@ -48,9 +108,8 @@ def predictions_of(
             "the task says nothing of rows: give it a function "
             "`(params, fields) -> {'prediction': (b, ...)}` by task._replace(predict=…)"
         )
-    says = task.predict
     owners = _owners(population)
-    rows, clients = _training(program, trained), _numbers(trained, population.names)[owners]
+    rows, clients = training_rows(program, trained), _numbers(trained, population.names)[owners]
     fields = {name: v for name, v in population.fields.items() if name != "y"}
     named, given = trained.columns.get("x"), population.columns.get("x")
     clipped = {}
@@ -71,26 +130,9 @@ def predictions_of(
     model = jax.eval_shape(task.init, keys.seed_key(0))
     size = max(1, min(1024, _AT_ONCE // max(1, bytes_of((model, row_of(state.personal))))))
 
-    def all_rows(state, hparams, rows, fields, clients):
-        layout = program.choose_layout(state, evaluates=True)()
-
-        def one(each):
-            fields, client = each
-            known = jnp.maximum(client, 0)
-            personal = jax.tree.map(lambda leaf: leaf[known], state.personal)
-            with bound(task.frozen, rows.frozen):
-                params = program.predict(state, personal, hparams, known, rows, layout)
-                if published is not None and strangers:
-                    params = jax.tree.map(
-                        lambda own, new: jnp.where(client < 0, new, own), params, published
-                    )
-                said = says(params, jax.tree.map(lambda leaf: leaf[None], fields))
-            return jax.tree.map(lambda leaf: leaf[0], said)
-
-        return jax.lax.map(one, (fields, clients), batch_size=size)
-
-    with program.tracing():
-        said = jax.jit(all_rows)(_on_host(state), hparams, rows, fields, clients)
+    said = functions.predictions(
+        on_host(state), hparams, rows, fields, clients, size=size, strangers=strangers
+    )
     predicted = {name: np.asarray(value) for name, value in said.items()}
     y = trained.columns.get("y")
     if y is not None and y.scaled:
@@ -104,6 +146,7 @@ def predictions_of(
 
 
 def published_metrics(
+    functions: TrainedFunctions,
     program: Program,
     trained: Population,
     state: SimulationState,
@@ -131,18 +174,7 @@ def published_metrics(
         fields["x"] = named.aligned(fields["x"], given)
     rows = Rows.place(population, split, jax.tree.map(jnp.asarray, fields), program.algorithm)
 
-    def of_all(state, hparams, rows):
-        layout = program.choose_layout(state, evaluates=True)()
-        params = program.algorithm.warm_start.published(state.shared)
-
-        def one(client_id):
-            key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
-            with bound(program.algorithm.task.frozen, rows.frozen):
-                return program.measure(params, rows.of(client_id, key, program.minibatches, layout))
-
-        return jax.lax.map(one, jnp.arange(population.num_clients, dtype=jnp.int32))
-
-    return to_host(jax.jit(of_all)(_on_host(state), hparams, rows))
+    return to_host(functions.published(on_host(state), hparams, rows))
 
 
 def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndarray]:
@@ -194,7 +226,7 @@ def class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:
     return np.array([*known, None], object)[numbers]
 
 
-def _on_host(state: SimulationState) -> SimulationState:
+def on_host(state: SimulationState) -> SimulationState:
     """Return the parts of a state that predictions read, of whatever devices, on the host."""
     unread: Any = ()
     words = jax.random.key_data(state.key)
@@ -203,7 +235,7 @@ def _on_host(state: SimulationState) -> SimulationState:
     return SimulationState(round_, shared, personal, unread, unread, key)
 
 
-def _training(program: Program, population: Population) -> Rows:
+def training_rows(program: Program, population: Population) -> Rows:
     """Return the clients' training rows; their fields only if predictions read them."""
     reads = program.algorithm.predict_with_data is not None
     fields = jax.tree.map(jnp.asarray, dict(population.fields)) if reads else {}

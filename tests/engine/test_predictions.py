@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from support.problems import after, classification, read_by, simulation_of
+from support.problems import after, classification, compilations, read_by, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.knnper import knnper
+from fedjaxsim.engine.state import with_public
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.tasks import softmax, squared
@@ -64,6 +65,10 @@ def test_a_linear_model_says_its_products(shared_pmtl, shared_fedavg, name):
     np.testing.assert_allclose(said["prediction"], by_hand, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(said["client"], owners(population))
     np.testing.assert_array_equal(said["row"], population.source_row)
+    with compilations() as programs:  # nothing is compiled again, whatever reports name
+        other = with_public(state, ["a sentence from a callback"])
+        sim.predict(other, hparams), sim.models(other, hparams)
+    assert not programs
 
 
 def test_mean_squared_error_of_predictions_is_that_of_the_evaluation(shared_pmtl):

@@ -1,11 +1,12 @@
 """JAX's own checkers pass every system: types and ranks that mix by accident, keys used twice."""
 
+import contextlib
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
-from support.problems import classification, least_squares, read_by, simulation_of
+from support.problems import classification, compilations, least_squares, read_by, simulation_of
 
 from fedjaxsim import tasks
 from fedjaxsim.algorithms import SYSTEMS
@@ -54,6 +55,23 @@ def test_no_key_is_used_twice():
         hparams = read_by(sim, **VALUES)
         state, _ = sim.run(sim.init(0, hparams), hparams, 1)
         sim.round(sim.start_from(state, hparams), hparams)
+
+
+def test_a_run_and_its_report_pass_all_checkers_and_compile_no_crowd():
+    population, task = classification(COUNTS)
+    strict = jax.numpy_rank_promotion("raise"), jax.transfer_guard("disallow"), jax.debug_infs(True)
+    with contextlib.ExitStack() as stack:
+        for checker in strict:
+            stack.enter_context(checker)
+        sim = simulation_of("fedavg", task, population, poisson(), Minibatches(4, steps=1))
+        hparams = read_by(sim, **VALUES)
+        state, _ = sim.round(sim.init(0, hparams), hparams)
+        with compilations() as programs:
+            bound = float(sim.epsilon(state))
+        epsilon = sim.guarantee(state).guarantees[0].epsilon
+    assert len(programs) <= 1
+    assert epsilon is not None
+    assert 0 < epsilon <= bound
 
 
 def test_jax_takes_a_key_in_a_mapped_branch_for_one_that_is_used_twice():

@@ -4,6 +4,7 @@ RDP accounting at integer orders, in the precision of the program. The host comp
 number in float64, from the counts.
 """
 
+import functools
 from typing import Any, cast
 
 import jax
@@ -44,6 +45,11 @@ def rdp_epsilon_in_jit(
     About 10⁴ exponentials per place of the ledger, twice if cohorts may exceed their capacity.
     Charges of different kinds add up. Under Poisson sampling ε is inf for "replace".
     """
+    return _rdp_epsilon(ledger, delta, adjacency)
+
+
+@functools.partial(jax.jit, static_argnums=2)  # one program, where a report asks for it
+def _rdp_epsilon(ledger: Ledger, delta: ArrayLike, adjacency: Adjacency) -> jax.Array:
     costs = (_rdp(charges, adjacency) for charges in _costly(ledger))
     spent = _epsilon(sum(costs, jnp.zeros(len(INTEGER_ORDERS))), delta)
     if ledger.limit is not None and adjacency == "zero_out":

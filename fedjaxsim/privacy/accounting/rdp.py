@@ -110,7 +110,7 @@ def poisson(z: Any, p: Any, orders: tuple[float, ...], xp: Any) -> Any:
     small = sum(order <= _SMALL for order in whole)
     for group in filter(None, (whole[:small], whole[small:])):
         table = _log_binomials(group).astype(z.dtype)
-        k = xp.arange(2, table.shape[1] + 2, dtype=z.dtype)
+        k = xp.arange(2, table.shape[1] + 2, dtype=z.dtype)[None]
         cost = log_expm1(k * (k - 1) / (2 * z**2), xp) + k * xp.log(p)
         absent = xp.maximum(np.array(group, z.dtype)[:, None] - k, 0) * xp.log1p(-p)
         logs.append(logsumexp(table + absent + cost, axis=1))
