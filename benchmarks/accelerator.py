@@ -38,9 +38,10 @@ from work import work_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.cli.printing import print_rows
 from fedjaxsim.kernels import winograd
 from fedjaxsim.models import network
-from fedjaxsim.report.progress import number, print_rows
+from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml

@@ -30,8 +30,8 @@ import numpy as np
 from common import RESULTS, Record, time_left, update
 
 import fedjaxsim as fjs
+from fedjaxsim.cli.printing import print_rows
 from fedjaxsim.report.files import read_json
-from fedjaxsim.report.progress import print_rows
 from fedjaxsim.runs.directory import SUMMARY
 
 ROWS, FEATURES, CLASSES, EXPONENT = 5, 8, 2, 1.1

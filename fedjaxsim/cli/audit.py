@@ -31,11 +31,11 @@ def audit(
 
     from fedjaxsim.audit import bounds
     from fedjaxsim.audit.canaries import with_canaries
-    from fedjaxsim.cli.process import checked
-    from fedjaxsim.report.files import print_json
+    from fedjaxsim.cli.printing import print_json
     from fedjaxsim.report.progress import Bar
+    from fedjaxsim.runs.build import prepare_with_progress
 
-    experiment = checked(settings, quiet=quiet)
+    experiment = prepare_with_progress(settings, quiet=quiet)
     with_canaries(experiment.simulation, experiment.hparams, canaries)  # as the audit will
 
     def work() -> int:

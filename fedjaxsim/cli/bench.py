@@ -32,13 +32,13 @@ def bench(
     quiet = quiet or json
     machines.start(quiet=quiet)
     from fedjaxsim.bench.measure import Spread, machine, measure
-    from fedjaxsim.cli.process import checked
+    from fedjaxsim.cli.printing import print_json, print_rows
     from fedjaxsim.engine.processes import require
-    from fedjaxsim.report.files import print_json
-    from fedjaxsim.report.progress import doing, number, print_rows
+    from fedjaxsim.report.progress import doing, number
+    from fedjaxsim.runs.build import prepare_with_progress
 
     require(machines.count)
-    experiment = checked(settings, quiet=quiet)
+    experiment = prepare_with_progress(settings, quiet=quiet)
 
     def work() -> int:
         with doing(f"measuring {experiment.title}", quiet=quiet):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fedjaxsim.runs.comparison import Comparison
 
 PAGE = ".html"
-_MOST, _PANELS = 30, 12
-"""Most lines of a table of runs, and panels of a picture of their clients."""
+_PANELS = 12
+"""Most panels of a picture of clients."""
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
       json: Print JSON instead of a table.
     """
     from fedjaxsim import store
-    from fedjaxsim.report.files import print_json
+    from fedjaxsim.cli.printing import print_comparison, print_json
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.comparison import compare as read
 
@@ -76,28 +76,6 @@ def _content(found: "Comparison", out: Path) -> bytes:
     from fedjaxsim.report.plots import content
 
     return content(comparison_figure(found.systems, found.shown), out.suffix[1:])
-
-
-def print_comparison(found: "Comparison") -> None:
-    """Print the tables of runs and of their means, and what the guarantees assume."""
-    from fedjaxsim.metrics import column_label
-    from fedjaxsim.report.labels import data_label
-    from fedjaxsim.report.progress import print_rows
-    from fedjaxsim.report.results import cells, headings, print_table
-
-    rows, means = found.rows, found.means
-    data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
-    print_table(rows[:_MOST], data.pop() if len(data) == 1 else None, found.metrics)
-    if len(rows) > _MOST:
-        print(f"… and {len(rows) - _MOST} more runs (--json has all)")
-    for sentence in found.sentences:
-        print(sentence)
-    if means:
-        label = column_label(means[0]["metric"], found.metrics)
-        print_rows(headings(means, label), [cells(row) for row in means])
-        print("means over seeds with 95 % intervals; differences on seeds that both have")
-    if found.drawn_twice:
-        print(found.drawn_twice)
 
 
 def _page(found: "Comparison", out: Path) -> bytes:

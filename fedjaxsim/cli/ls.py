@@ -21,9 +21,9 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
       json: Print JSON instead of a table.
     """
     from fedjaxsim.cli.messages import say
+    from fedjaxsim.cli.printing import print_json, print_rows
     from fedjaxsim.privacy.entries import epsilon_text
-    from fedjaxsim.report.files import print_json
-    from fedjaxsim.report.progress import decimals, print_rows
+    from fedjaxsim.report.progress import decimals
 
     for folder in folders:
         if not folder.is_dir():

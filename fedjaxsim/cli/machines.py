@@ -11,7 +11,7 @@ from fedjaxsim.factories import Count
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class RunOutput:
     """Options of a run's report, progress and checkpoints.
 
     Attributes:

@@ -35,10 +35,10 @@ def plan(
         raise ValueError(f"a streamed run takes one device, got devices {devices}")
     wanted = devices if device is None else None
     Devices(str(wanted or "all")).start(quiet=json)
-    from fedjaxsim.cli.process import checked
+    from fedjaxsim.cli.printing import print_json
     from fedjaxsim.engine.processes import require
-    from fedjaxsim.report.files import print_json
     from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.build import prepare_with_progress
     from fedjaxsim.runs.target import Target
 
     if device is None:
@@ -46,7 +46,7 @@ def plan(
         target = Target.here()
     else:
         target = Target.named(device, devices or 1)
-    experiment = checked(settings, quiet=json, check_memory=False)
+    experiment = prepare_with_progress(settings, quiet=json, check_memory=False)
     with doing(f"compiling {experiment.title}", quiet=json):
         found = planned(experiment, target)
 
@@ -119,7 +119,8 @@ _WORDS = {
 
 
 def _print(experiment: "Experiment", found: dict[str, Any]) -> None:
-    from fedjaxsim.report.progress import bytes_text, print_rows
+    from fedjaxsim.cli.printing import print_rows
+    from fedjaxsim.report.progress import bytes_text
 
     cohort = f"{found['clients']:,} clients, cohorts of up to {found['cohort']:,}"
     at_once = f"{found['chunk_size']} at once ({found['chunk_map']})"

@@ -101,7 +101,8 @@ def _check(out: Path | None) -> None:
 def _print(table: "pd.DataFrame", out: Path | None, *, quiet: bool) -> None:
     """Write a table, or print its first rows."""
     from fedjaxsim import store
-    from fedjaxsim.report.progress import number, print_rows
+    from fedjaxsim.cli.printing import print_rows
+    from fedjaxsim.report.progress import number
 
     if out is not None:
         content = table.to_csv(index=False).encode() if out.suffix == ".csv" else table.to_parquet()

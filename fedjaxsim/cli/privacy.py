@@ -106,7 +106,7 @@ def privacy(
         opinions = made.verify() if verify else ()
 
     def work() -> int:
-        from fedjaxsim.report.files import print_json
+        from fedjaxsim.cli.printing import print_json
 
         if json:
             nested = made.to_json()

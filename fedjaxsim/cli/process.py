@@ -30,9 +30,6 @@ from fedjaxsim.cli.messages import (
     say,
 )
 from fedjaxsim.engine import processes
-from fedjaxsim.report.progress import doing
-from fedjaxsim.runs.build import Experiment, prepare
-from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import Stop, stop_on_signal
 
 Result = TypeVar("Result")
@@ -92,13 +89,6 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
                 processes.leave(refuse(error))
         traceback.print_exc()
         processes.leave(1)
-
-
-def checked(config: RunConfig, *, quiet: bool, **options: Any) -> Experiment:
-    """Check a run by `build.prepare`, and say so if that is slow."""
-    quiet = quiet or not processes.is_first()
-    with doing(f"reading {config.data} and checking the run", quiet=quiet):
-        return prepare(config, **options)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Course, Devices
+from fedjaxsim.cli.machines import Devices, RunOutput
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -18,7 +18,7 @@ def run(
     seeds: Count | None = None,
     name: str | None = None,
     tags: tuple[str, ...] = (),
-    course: Course,
+    output: RunOutput,
     machines: Devices,
 ) -> Work:
     """Run one federated simulation.
@@ -31,7 +31,7 @@ def run(
       seeds: Runs with seeds from --seed on, each in a directory in --out; then their mean.
       name: Name of the run in tables, in place of its directory's.
       tags: Words by which `fedjaxsim ls` finds it.
-      course: Report, progress and checkpoints.
+      output: Report, progress and checkpoints.
       machines: Devices.
     """
     labels = ({} if name is None else {"name": name}) | ({"tags": list(tags)} if tags else {})
@@ -39,16 +39,17 @@ def run(
         raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
     # In a process whose JAX has started, a streamed run takes the first of the devices.
     used = dataclasses.replace(machines, devices="1") if settings.streamed else machines
-    used.start(quiet=course.quiet)
+    used.start(quiet=output.quiet)
     from fedjaxsim.cli.process import in_all_processes
-    from fedjaxsim.cli.running import prepare_run, prepare_seeds
+    from fedjaxsim.cli.running import run_work, seeds_work
 
     if seeds is not None:
         if out is None or from_ is not None or machines.processes or machines.cluster:
             raise ValueError("seeds needs out, and excludes from and several processes")
-        return prepare_seeds(settings, out, seeds, course, labels, overwrite=overwrite)
+        return seeds_work(settings, out, seeds, output, overwrite=overwrite, labels=labels)
     return in_all_processes(
-        lambda: prepare_run(settings, out, from_, course, overwrite, labels), machines.count
+        lambda: run_work(settings, out, from_, output, overwrite=overwrite, labels=labels),
+        machines.count,
     )
 
 
@@ -56,7 +57,7 @@ def resume(
     directory: Path,
     *,
     rounds: int | None = None,
-    course: Course,
+    output: RunOutput,
     machines: Devices,
 ) -> Work:
     """Resume an interrupted or killed run, or extend a finished one.
@@ -64,14 +65,14 @@ def resume(
     Args:
       directory: Directory of the run; its config.toml holds the settings.
       rounds: Total rounds, finished ones included; rounds beyond the plan spend more epsilon.
-      course: Report, progress and checkpoints.
+      output: Report, progress and checkpoints.
       machines: Devices.
     """
-    machines.start(quiet=course.quiet)
+    machines.start(quiet=output.quiet)
     from fedjaxsim.cli.process import in_all_processes
-    from fedjaxsim.cli.running import prepare_resume
+    from fedjaxsim.cli.running import resume_work
 
-    return in_all_processes(lambda: prepare_resume(directory, rounds, course), machines.count)
+    return in_all_processes(lambda: resume_work(directory, rounds, output), machines.count)
 
 
 def export(directory: Path, *, out: Path | None = None) -> Work:
@@ -82,7 +83,8 @@ def export(directory: Path, *, out: Path | None = None) -> Work:
       out: Directory of that part; by default public in the run's.
     """
     Devices("1").start()
-    from fedjaxsim.report.progress import doing, print_guarantee
+    from fedjaxsim.cli.printing import print_guarantee
+    from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
     from fedjaxsim.runs.execute import exportable, publish
     from fedjaxsim.runs.public import PUBLIC

@@ -101,9 +101,8 @@ def demo(
 def _work(prepared: "Sweep | SearchedSweep") -> Work:
     """Return the work of a sweep, which prints its report."""
     from fedjaxsim.cli.messages import say
+    from fedjaxsim.cli.printing import print_sweep, warn_if_no_matplotlib
     from fedjaxsim.cli.process import stoppable
-    from fedjaxsim.report.progress import warn_if_no_matplotlib
-    from fedjaxsim.runs.sweep_results import print_report
     from fedjaxsim.signals import stopped
 
     def work() -> int:
@@ -114,7 +113,7 @@ def _work(prepared: "Sweep | SearchedSweep") -> Work:
         with stoppable(lambda: kept) as stop:
             done = prepared.run(stop)
         if done.best is not None:
-            print_report(done.plan, done.runs, done.best, done.reports, done.advice)
+            print_sweep(done, done.best)
         print(f"files in {done.path}")
         if not done.left:
             return 0
@@ -130,8 +129,8 @@ def _work(prepared: "Sweep | SearchedSweep") -> Work:
 def _select(prepared: "PrivateSelection") -> Work:
     """Return the work of a private selection, which prints its result."""
     from fedjaxsim.cli.messages import say
+    from fedjaxsim.cli.printing import print_guarantee
     from fedjaxsim.cli.process import stoppable
-    from fedjaxsim.report.progress import print_guarantee
     from fedjaxsim.runs.directory import GUARANTEE
     from fedjaxsim.signals import stopped
 

@@ -94,8 +94,9 @@ def tune(
 
 def _print(done: "TuningResult") -> None:
     """Print the start and the result, on the seeds of the tuning and on fresh ones."""
+    from fedjaxsim.cli.printing import print_rows
     from fedjaxsim.factories import flag
-    from fedjaxsim.report.progress import number, print_rows
+    from fedjaxsim.report.progress import number
     from fedjaxsim.report.results import Estimate, estimate
     from fedjaxsim.tuning.run import shown
 

@@ -53,18 +53,14 @@ def strict(value: Any) -> Any:
     return value
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return a value as strict JSON."""
     return json.dumps(strict(value), indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON."""
-    store.write(path, f"{_json(value)}\n".encode())
-
-
-def print_json(value: Any) -> None:
-    """Print strict JSON."""
-    print(_json(value))
+    store.write(path, f"{json_text(value)}\n".encode())
 
 
 def lines(records: Iterable[Mapping[str, Any]], *, exact: bool = False) -> bytes:

@@ -5,22 +5,15 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-import rich.box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from fedjaxsim.extras import missing
 from fedjaxsim.metrics import METRICS, SAMPLED, Records, table_metrics
 from fedjaxsim.privacy.entries import epsilon_text
-
-if TYPE_CHECKING:
-    from fedjaxsim.privacy.guarantee import Report
 
 COMPILING = "compiling …"
 SLOW = 1.0
@@ -64,41 +57,6 @@ def in_words(
     if rounds_per_second is not None:
         parts.append(f"{number(rounds_per_second)} rounds/s")
     return "  ".join(parts)
-
-
-def print_guarantee(report: "Report", file: Path | None, *, explain: bool) -> None:
-    """Print the guarantee of a run in one line that names the file of the rest, or all of it."""
-    print(report if explain else f"privacy: {report.short()}; in full: {file or '--explain'}")
-
-
-def warn_if_no_matplotlib() -> bool:
-    """Return whether pictures can be drawn; if not, print a warning."""
-    why = missing("plots")
-    if why is not None:
-        print(f"fedjaxsim: warning: no pictures will be drawn: {why}", file=sys.stderr)
-    return why is None
-
-
-def print_rows(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    title: str | None = None,
-    *,
-    left: int = 1,
-    padding: Any = (0, 1, 0, 0),
-) -> None:
-    """Print a table, at full width where there is no terminal.
-
-    The first `left` columns are flush left.
-    """
-    looks: dict[str, Any] = {"title_justify": "left", "box": rich.box.SIMPLE_HEAD}
-    table = Table(title=title, show_edge=False, padding=padding, **looks)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    Console(width=None if console.is_terminal else 200).print(table)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from fedjaxsim.metrics import (
 from fedjaxsim.privacy.entries import epsilon_text, round_up
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, format_list, short_name
-from fedjaxsim.report.progress import decimals, number, print_rows
+from fedjaxsim.report.progress import decimals, number
 from fedjaxsim.report.tables import Table
 
 SPENT = ("epsilon", "epsilon_replace", "delta")
@@ -464,17 +464,6 @@ def remarks_on(rows: Sequence[Mapping[str, Any]], metrics: Records = METRICS) ->
         if found:
             remarks.append(f"{words}: {', '.join(found)}")
     return remarks
-
-
-def print_table(
-    rows: Sequence[Mapping[str, Any]], title: str | None = None, metrics: Records = METRICS
-) -> None:
-    """Print a line for each summary of a run, and remarks on clients that are left out."""
-    table = table_of_runs(rows, title or "", metrics)
-    # 80 columns are enough without padding.
-    print_rows(table.headings, table.rows, title, left=table.left, padding=0)
-    for remark in remarks_on(rows, metrics):
-        print(remark)
 
 
 def _rounds(row: Mapping[str, Any]) -> str:

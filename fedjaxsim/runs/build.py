@@ -20,6 +20,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
+from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.program import ClientMetrics, run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -38,7 +39,7 @@ from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import short_name
-from fedjaxsim.report.progress import bytes_text
+from fedjaxsim.report.progress import bytes_text, doing
 from fedjaxsim.runs.assemble import check_data, parts_of, population_of, simulation_of
 from fedjaxsim.runs.memory import host_bytes
 from fedjaxsim.runs.parts import is_own
@@ -251,6 +252,13 @@ def prepare(
     if new and check_memory:
         _check_memory(experiment)
     return experiment
+
+
+def prepare_with_progress(config: RunConfig, *, quiet: bool, **options: Any) -> Experiment:
+    """Check a run by `prepare`, and say so on stderr if that is slow."""
+    quiet = quiet or not is_first()
+    with doing(f"reading {config.data} and checking the run", quiet=quiet):
+        return prepare(config, **options)
 
 
 def fill_settings(

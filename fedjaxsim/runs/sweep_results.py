@@ -32,24 +32,21 @@ from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
     METRICS,
     Records,
-    column_label,
     metrics_from_tables,
     metrics_to_tables,
 )
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
-from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label, value_label
-from fedjaxsim.report.progress import decimals, number, print_rows
+from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
+from fedjaxsim.report.progress import number
 from fedjaxsim.report.results import (
     SPENT,
     TIGHT,
     Run,
     default_metric,
     envelope,
-    estimate_in,
     grouped,
     last,
     metrics_of,
@@ -302,7 +299,6 @@ def runs_of_sweep(table: pa.Table, columns: Sequence[str], config: Record) -> li
 
 # --- the report -----------------------------------------------------------------------------------
 
-_MOST_LINES = 30
 CHOSEN_ON_VALIDATION = "The best settings were chosen on validation rows; values are on test rows."
 CHOSEN_ON_TEST = (
     "The best settings were chosen on the very test rows that their values are on, since there are "
@@ -351,7 +347,7 @@ def write_report(
     summary = {
         "runs": len(sweep.runs),
         "finished": len(finished),
-        "failed": _failed(runs),
+        "failed": failed_runs(runs),
         "rounds": max(run.rows[-1]["round"] for run in runs),
         "metric": best.metric,
         "best_over": list(sweep.best_over),
@@ -402,54 +398,8 @@ def advise_on_noise(runs: Sequence[Run], experiments: Mapping[int, Experiment]) 
     return tuple(f"{text} ({len(names)} runs)." for text, names in advised.items())
 
 
-def print_report(
-    sweep: SweepRuns,
-    runs: Sequence[Run],
-    best: Best,
-    reports: Sequence[Report] = (),
-    advice: Sequence[str] = (),
-) -> None:
-    """Print the best final value of each combination, and the limits of the guarantees.
-
-    The `reports` of runs that protect examples have lines of their own, `advice` is printed as it
-    is.
-    """
-    over = ", ".join(map(key_label, sweep.best_over))
-    label = column_label(best.metric, metrics_of(runs))
-    title = f"{label} at the end" + (over and f", best over {over}")
-    title += ", means over seeds with 95 % intervals"
-    lines = [
-        [
-            *("–" if row[key] is None else value_label(key, row[key]) for key in best.keys),
-            str(estimate_in(row)), decimals(row["deviation"]), str(row["seeds"]),
-            f"{row['failed']} of {row['runs']}",
-            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
-            number(row["delta"]),
-        ]
-        for row in best.rows
-    ]  # fmt: skip
-    headings = [
-        *map(key_label, best.keys), "mean", "std over\nseeds", "seeds", "failed\nruns",
-        "ε\nzero-out", "ε\nreplace", "δ",
-    ]  # fmt: skip
-    print_rows(headings, lines[:_MOST_LINES], title, left=0)
-    if len(lines) > _MOST_LINES:
-        print(f"… and {len(lines) - _MOST_LINES} more (results.parquet)")
-    for sentence in filter(None, (best.choice, sweep.remark, *advice)):
-        print(sentence)
-    if failed := _failed(runs):
-        print(f"{failed} runs failed: marked in the results, never ranked and in no mean")
-    nonfinite = sum(row.get("nonfinite") or 0 for run in runs for row in run.rows)
-    if nonfinite:
-        print(f"{nonfinite:.0f} messages of clients were not finite and counted as zero")
-    for line in dict.fromkeys(found.of_examples() for found in reports if found.of_examples()):
-        print(line)
-    print(SELECTION)
-    print(f"guarantees in full: {REPORT}")
-    print(SHARED_SEED)
-
-
-def _failed(runs: Sequence[Run]) -> int:
+def failed_runs(runs: Sequence[Run]) -> int:
+    """Return how many runs failed."""
     return sum(any(row["failed"] for row in run.rows) for run in runs)
 
 

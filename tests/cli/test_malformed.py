@@ -16,6 +16,7 @@ from support.problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli import running as command
+from fedjaxsim.runs import starting
 
 _SMALL = "--clients 6 --rounds 1 --local-steps 1"
 
@@ -35,7 +36,7 @@ def answer(tmp_path, monkeypatch, capsys):
     def late(*_):
         raise AssertionError(f"no answer within {HANGS} seconds")
 
-    monkeypatch.setattr(command, "execute", _start)
+    monkeypatch.setattr(starting, "execute", _start)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of modules in the folder
     monkeypatch.chdir(tmp_path)
 

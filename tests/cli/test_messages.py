@@ -5,9 +5,9 @@ import contextlib
 import jax
 import pytest
 
-from fedjaxsim.cli import process
 from fedjaxsim.cli.messages import in_flags, refuse
 from fedjaxsim.report import progress
+from fedjaxsim.runs import build
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_may_take_long_is_said_unless_the_command_is_quiet(
         yield
 
     monkeypatch.setattr(progress, "doing", doing)
-    monkeypatch.setattr(process, "doing", doing)
+    monkeypatch.setattr(build, "doing", doing)
     refused(command)
     assert said in every[-1]
     starts = not command.startswith(("compare", "privacy", "data"))

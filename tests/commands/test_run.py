@@ -18,6 +18,7 @@ from support.written_runs import write_run
 
 from fedjaxsim.cli import main, running
 from fedjaxsim.cli.program import parse
+from fedjaxsim.runs import starting
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory, fingerprint_of, settings_digest
 
@@ -65,22 +66,27 @@ def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypa
     out, resumed = tmp_path / "run", []
     shutil.copytree(finished / "pmtl", out)
     (out / "summary.json").unlink()
-    monkeypatch.setattr(running, "prepare_resume", lambda *given: resumed.append(given) or int)
+
+    def resume(*given, **how):
+        resumed.append(given)
+        raise ValueError("resumed")
+
+    monkeypatch.setattr(starting, "prepare_resume", resume)
     private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", str(out)]
-    assert main(["run", *SMALL, *private]) == 0
-    assert [(path, rounds) for path, rounds, _ in resumed] == [(out, None)]
+    assert main(["run", *SMALL, *private]) == 2
+    assert resumed == [(out,)]
 
 
 def test_several_seeds_are_runs_of_their_own_with_a_mean(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def prepare(config, out, start, course, overwrite, labels):
+    def prepare(config, out, start, output, *, overwrite, labels):
         assert labels == {"tags": ["a", "b"]}
         asked.append((config.seed, out.name))
         write_run(out, "pmtl", 0.5 + 0.1 * config.seed, seed=config.seed)
         return lambda: 0
 
-    monkeypatch.setattr(running, "prepare_run", prepare)
+    monkeypatch.setattr(running, "run_work", prepare)
     assert (
         main(
             ["run", "--seed", "1", "--seeds", "2", "--tags", "a,b", "--out", str(tmp_path / "runs")]
@@ -147,6 +153,9 @@ def test_a_run_is_repeated_by_the_configuration_it_wrote(finished):
     assert data == fingerprint_of(again.simulation.population)
     assert wrote["resolved"].pop("settings_fingerprint") == settings_digest(again.config.settings())
     assert wrote["resolved"].pop("code_fingerprint") == settings_digest([])
+    assert wrote["resolved"].pop("data_settings_fingerprint") == settings_digest(
+        {k: wrote.get(k) for k in (*sorted(again.config.data_settings()), "loss")}
+    )
     assert again.resolved() == wrote
 
 

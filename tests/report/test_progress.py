@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedjaxsim.callbacks import Progress
+from fedjaxsim.cli.printing import print_table
 from fedjaxsim.metrics import METRICS
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report import progress
@@ -15,7 +16,6 @@ from fedjaxsim.report.progress import (
     doing,
     in_words,
 )
-from fedjaxsim.report.results import print_table
 
 RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1.2341}
 

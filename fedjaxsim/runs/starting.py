@@ -1,0 +1,230 @@
+"""Runs that begin, or go on in their folder: all input is checked before anything is computed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjaxsim import store
+from fedjaxsim.engine import processes
+from fedjaxsim.factories import flag
+from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
+from fedjaxsim.runs.assemble import data_warnings
+from fedjaxsim.runs.build import Experiment, check_own_code, prepare_with_progress, versions
+from fedjaxsim.runs.directory import CONFIG, RunDirectory, fingerprint_of, settings_digest
+from fedjaxsim.runs.execute import (
+    FIXED,
+    NO_LABELS,
+    Executed,
+    Stage,
+    about,
+    code_of,
+    execute,
+    spent_in_all,
+    start_from,
+)
+from fedjaxsim.runs.loggers import Factory, find_logger
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.signals import Stop
+
+_SAME_NOISE = "and would draw the same noise again"
+_ANEW = "begin anew with another seed and --out"
+
+
+class PreparedRun(NamedTuple):
+    """A run whose input is checked, ready to run, or to go on in its folder.
+
+    Attributes:
+      loggers: the factories of its loggers, by name.
+      warnings: sentences that the user should read before it runs.
+    """
+
+    stage: Stage
+    loggers: Mapping[str, Factory]
+    warnings: Sequence[str]
+
+    def run(self, stop: Stop, **options: Any) -> Executed:
+        """Run it; `options` are those of `execute`."""
+        return execute(self.stage, stop, loggers=self.loggers, **options)
+
+
+def prepare_run(
+    config: RunConfig,
+    out: Path | None,
+    start: Path | None = None,
+    *,
+    overwrite: bool = False,
+    labels: Mapping[str, Any] = NO_LABELS,
+    loggers: Sequence[str] = (),
+    quiet: bool = False,
+) -> PreparedRun | RunDirectory:
+    """Check all input of a run, or of a stage after that in `start`.
+
+    The run in `out` goes on if it is the same; a finished one is returned as its directory.
+    """
+    if start is not None:
+        if config.audit_canaries is not None:
+            raise ValueError("audit-canaries is for one run, not for several stages: leave it out")
+        if out is not None and out.resolve() == start.resolve():
+            raise ValueError(f"out must be another directory than from, got {out} for both")
+        delta = RunDirectory(start).config().get("resolved", {}).get("delta")
+        if config.clients_used == "held-out" and delta and config.get("delta") is None:
+            config = config.replace(delta=delta)  # that of the number of new clients is another
+    if out is not None and (out / CONFIG).is_file() and not overwrite:
+        _check_same(config, out, start)
+        directory = RunDirectory(out)
+        if processes.is_first():
+            directory.label(labels)
+        if directory.is_finished():
+            return directory
+        return prepare_resume(out, loggers=loggers, quiet=quiet)
+    experiment = prepare_with_progress(config, quiet=quiet)
+    check_own_code(experiment)
+    _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
+    begin, earlier = None, []
+    if start is not None:
+        begin, earlier = start_from(start, experiment)
+    elif experiment.simulation.algorithm.warm_start.required:
+        raise ValueError(f"algorithm {config.algorithm} starts from another run: give --from DIR")
+    directory = None
+    found = _find_loggers(loggers, out)
+    if out is not None:
+        directory = RunDirectory.create(out, overwrite=overwrite)
+    _agree_on_files(directory)
+    stage = Stage(experiment, directory, config.rounds, begin, earlier, labels)
+    warnings = [*data_warnings(config, experiment.simulation.population)]
+    if begin is not None and begin.privacy.limit is None:
+        spent = spent_in_all(experiment, begin)
+        warnings += warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
+    return PreparedRun(stage, found, warnings)
+
+
+def _find_loggers(names: Sequence[str], out: Path | None) -> dict[str, Factory]:
+    """Return the factories of loggers, by name."""
+    if names and out is None:
+        raise ValueError("logger needs out, the directory that keeps what was logged")
+    return {name: find_logger(name) for name in names}
+
+
+def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
+    """Check that the run in a directory is the one that is asked for: then it goes on."""
+    saved, stages = read_toml(out / CONFIG), RunDirectory(out).config().get("stages", [])
+    theirs, ours = saved.settings(), config.settings()
+    if saved.has_secret_seed and config.has_secret_seed:  # drawn for this command
+        ours["seed"] = theirs["seed"]
+    theirs["from"] = stages[-1]["directory"] if stages else None
+    ours["from"] = None if start is None else str(start)
+    other = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if other:
+        known = ", ".join(
+            f"{flag(name)} {theirs.get(name)} there and {ours.get(name)} here" for name in other[:3]
+        )
+        more = f", and {len(other) - 3} others" if len(other) > 3 else ""
+        raise ValueError(
+            f"{out} already holds a run with other settings ({known}{more}): choose another "
+            "directory or say --overwrite"
+        )
+
+
+def prepare_resume(
+    path: Path, rounds: int | None = None, *, loggers: Sequence[str] = (), quiet: bool = False
+) -> PreparedRun:
+    """Check that a run can resume, to a total of `rounds`."""
+    directory, found = RunDirectory(path), _find_loggers(loggers, path)
+    tables = directory.config()
+    if processes.is_first():
+        store.hold(path)
+    resolved, earlier = tables.get("resolved", {}), tables.get("stages", [])
+    config = read_toml(path / CONFIG)
+    experiment = prepare_with_progress(config, quiet=quiet)
+    _agree(experiment, directory, rounds=rounds)
+    facts, code = about(experiment), code_of(experiment)
+    last = directory.checkpoints(facts).last()
+    for what in FIXED if last is None else ():
+        if resolved.get(f"{what}_fingerprint", facts[what]) != facts[what]:
+            raise ValueError(f"{path} began with other {what}, {_SAME_NOISE}: {_ANEW}")
+    if earlier and last is None:
+        raise ValueError(f"{path} has no checkpoint: run the first command again with --overwrite")
+    done = 0 if last is None else last.round
+    released = max(done, directory.released())
+    if released > done and resolved.get("code_fingerprint", code) != code:
+        other = f"released round {released} with other code of yours"
+        raise ValueError(f"{path} {other}, {_SAME_NOISE}: restore it, or {_ANEW}")
+    if rounds is not None and not max(released, 1) <= rounds <= MOST_ROUNDS:
+        limits = f"at least the {released} that are done, and at most {MOST_ROUNDS}"
+        raise ValueError(f"rounds must be {limits}, got {rounds}")
+    planned: int = resolved.get("rounds") or config.rounds
+    total = rounds or planned
+    at_end = released > done and released % config.eval_every
+    if experiment.evaluations is not None and at_end and total != planned:
+        raise ValueError(
+            f"{path} released an evaluation of round {released} and has no checkpoint of it: "
+            "resume without --rounds first, so that it is charged"
+        )
+    if directory.is_finished():
+        summary = directory.summary()
+        if summary.get("stopped_early"):
+            why = f"ran out of patience after {done} rounds: continue it with run --from"
+            raise ValueError(f"{path} {why}")
+        if summary.get("budget_spent"):
+            raise ValueError(f"{path} spent its budget in {done} rounds: nothing is left to resume")
+        if total == done:
+            raise ValueError(f"{path} has done its {done} rounds: extend it with --rounds N in all")
+    if total > config.rounds:
+        schedule = config.get("schedule", "constant")
+        why = ""
+        if schedule != "constant":
+            why = f"schedule {schedule}, as its learning rate is 0 then"
+        elif not config.noise_schedule.is_constant:
+            why = f"noise_schedule {config.noise_schedule}, or add a stage by run --from"
+        if why:
+            raise ValueError(f"rounds must be at most {config.rounds} with {why}, got {total}")
+    simulation = experiment.simulation
+    simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)
+    labels = tables.get("known_as", {})
+    stage = Stage(experiment, directory, total, earlier=earlier, labels=labels)
+
+    warnings = []
+    if total > config.rounds and config.get("budget_epsilon") is None:
+        more = spent_in_all(experiment, rounds=total)
+        warnings += warn_above(config.target_epsilon, more, f"{total} rounds will spend")
+    if last is None:
+        warnings.append(f"{path} has no checkpoint: the run begins anew")
+    here, there = versions(), {} if last is None else last.note["versions"]
+    if last is not None and there != here:
+        other = ", ".join(f"{k} {v}" for k, v in there.items() if here.get(k) != v)
+        warnings.append(
+            f"{last.file} was written with {other}: numbers may differ in their last digits"
+        )
+    return PreparedRun(stage, found, warnings)
+
+
+def warn_above(asked: float, spent: float, who: str) -> list[str]:
+    """Return the warning that `who` more ε than was asked, if so."""
+    return [f"{who} ε {epsilon_text(spent)}, more than the {asked:g} asked"] * (spent > asked)
+
+
+def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
+    """Check that all processes do the same run from the same checkpoint."""
+    if not processes.several():
+        return
+    last = None if start is None else start.checkpoints().last()
+    parts = {
+        **{flag(name): value for name, value in experiment.config.settings().items()},
+        "versions": versions(),
+        "number of devices": jax.local_device_count(),
+        "checkpoint": last and last.round,
+        **flags,
+    }
+    facts = {name: settings_digest(value) for name, value in parts.items()}
+    processes.agree({**facts, "clients' rows": fingerprint_of(experiment.simulation.population)})
+
+
+def _agree_on_files(directory: RunDirectory | None) -> None:
+    """Check that all processes see the files that the first has made."""
+    if directory is not None and processes.several():
+        processes.agree({})
+        last = directory.checkpoints().last()
+        processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
