@@ -15,6 +15,7 @@ ETA, K = 0.1, 3
 PLAIN = pytest.param(False, 0.0, marks=pytest.mark.thorough)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("adaptive", "beta"), [PLAIN, (True, 0.6)])
 def test_it_is_algorithm_1_in_numpy(adaptive, beta):
     """With momentum β of both models' steps; 0 is the paper's SGD."""

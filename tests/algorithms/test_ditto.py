@@ -42,6 +42,7 @@ def test_ditto_is_its_formula_worked_by_hand():
             np.testing.assert_allclose(np.ravel(state.personal["kernel"]), v, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_personal_models_have_their_own_rate_and_epochs():
     # As above, but v alone: from 0 four steps of 1/4 a round, so that the rest of the way to
     # (y + w)/2 is halved by each, and it is 1/16 of the way after a round.

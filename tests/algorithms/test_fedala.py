@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from support.problems import (
     coefficients,
     designs,
@@ -16,6 +17,7 @@ from fedjaxsim.algorithms.fedala import fedala
 ETA, RATE = 0.1, 0.5
 
 
+@pytest.mark.thorough
 def test_it_is_algorithm_1_in_numpy():
     with jax.enable_x64(True):
         population, task = least_squares([4, 6, 5])

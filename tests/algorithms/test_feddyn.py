@@ -12,6 +12,7 @@ from fedjaxsim.algorithms.feddyn import feddyn
 ETA, ALPHA, K = 0.1, 0.6, 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("message", ["update", pytest.param("state", marks=pytest.mark.thorough)])
 def test_it_is_algorithm_1_in_numpy(message):
     with jax.enable_x64(True):

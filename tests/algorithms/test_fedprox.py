@@ -12,6 +12,7 @@ from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 
 
+@pytest.mark.thorough
 def test_fedprox_is_its_formula_and_without_mu_fedavg():
     with jax.enable_x64(True):
         population, task = least_squares([6, 9])

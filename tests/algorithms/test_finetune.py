@@ -66,6 +66,7 @@ def rounds(sim, state, count):
     return state
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("penalty", [thorough("vanilla"), thorough("mean"), "kl", thorough("ewc")])
 def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
     # Of ‖Xw − y‖²/(2n) + (λ/2) (w − w̃)ᵀ M (w − w̃): M = I, XᵀX/n (the predictions are normal

@@ -24,6 +24,7 @@ def losses(models, x, y):
     return [np.mean((x @ w - y) ** 2) / 2 for w in models]
 
 
+@pytest.mark.thorough
 def test_it_is_algorithm_1_in_numpy_and_clients_choose_on_their_training_rows():
     with jax.enable_x64(True):
         population, task = least_squares([9, 12, 11], test=0.3)

@@ -28,6 +28,7 @@ def kernel(distances):
     return np.exp(-distances / SCALE)
 
 
+@pytest.mark.thorough
 def test_predictions_are_mixed_with_those_of_neighbours_on_ones_own_rows():
     population, _ = classification([8, 40, 11])
     task, steps = softmax(MODEL, 3), Minibatches(4, steps=2)

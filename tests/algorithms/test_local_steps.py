@@ -39,6 +39,7 @@ def test_one_client_alone_does_gradient_descent(algorithm):
             np.testing.assert_allclose(coefficients(params), expected, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_minibatch_loss_is_reported_before_the_step():
     # One step on one full batch from zero: the reported loss is that of w = 0.
     population, _ = least_squares([5, 5])

@@ -84,6 +84,7 @@ def test_without_noise_it_reaches_the_minimum_and_acceleration_gets_there_sooner
     assert rounds["convex"] < rounds["none"] / 1.5
 
 
+@pytest.mark.thorough
 def test_relationship_is_mtrl():
     # Zhang and Yeung: W for Ω, all clients at once, in closed form; then Ω = (WᵀW)^½/tr, here by
     # its dual, D = (WWᵀ)^½/tr for each feature. A small λ: directions that vanish would freeze.
@@ -118,6 +119,7 @@ def test_relationship_is_mtrl():
     assert np.linalg.norm(rest, 2) <= 1
 
 
+@pytest.mark.thorough
 def test_stl_without_a_penalty_is_mp_mtl_without_one_and_with_it_it_solves_the_lasso():
     sim = behind(stl(TASK, acceleration="convex"), no_release())
 
@@ -180,6 +182,7 @@ def test_it_is_the_paper_written_in_numpy():
     assert np.any(np.linalg.norm(w, axis=0) > k)  # something was clipped
 
 
+@pytest.mark.thorough
 def test_the_decomposed_model_is_algorithm_4_written_in_numpy():
     # η = 1/(2L); both parts take one gradient, and Q starts at 0.
     eta, lam2, rounds = ETA / 2, 0.1, 20

@@ -35,6 +35,7 @@ def simulation(problem, algorithm=None, mechanism=None):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_it_is_its_formula_worked_by_hand():
     # One weight and one row per client, (x, y) = (1, 2), (1, 6) and (1, 9), E = 1, η = 1/2, λ = 1:
     # a step from w_k is (y − w_k)/2 + (w̄ − w_k)/2, clipped at C = 2 and added to the row as it is.

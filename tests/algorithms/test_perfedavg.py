@@ -18,6 +18,7 @@ def gradient(design, targets, w):
     return design.T @ (design @ w - targets) / len(targets)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "derivative", [pytest.param("first-order", marks=pytest.mark.thorough), "hessian"]
 )

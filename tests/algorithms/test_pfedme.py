@@ -15,6 +15,7 @@ ETA, RATE, LAM, BETA, K = 0.1, 0.5, 0.8, 0.7, 2
 PLAIN = pytest.param(0.0, marks=pytest.mark.thorough)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("beta", [PLAIN, 0.6])
 def test_it_is_algorithm_1_in_numpy(beta):
     """With momentum β of the steps of θ; 0 is the paper's SGD."""

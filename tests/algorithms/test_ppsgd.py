@@ -117,6 +117,7 @@ def algorithm_2(draws, parametrization, objective, eta, level, q, clip, z):
     return np.array([w for w, _ in history]), np.array([t for _, t in history]), clipped
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sampling", "objective", "parametrization", "averaged", "levels"),
     [

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from support.problems import coefficients, designs, gradient_descent, least_squares, states_of
 
 from fedjaxsim.algorithms.fedavg import qffl
@@ -9,6 +10,7 @@ from fedjaxsim.algorithms.fedavg import qffl
 ETA = 0.1
 
 
+@pytest.mark.thorough
 def test_a_message_is_the_update_times_the_loss_to_the_power_q():
     with jax.enable_x64(True):
         population, task = least_squares([4, 6, 5])

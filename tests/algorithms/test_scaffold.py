@@ -19,6 +19,7 @@ from fedjaxsim.simulation import Simulation
 ETA, SERVER_ETA, K = 0.1, 0.7, 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("message", ["update", pytest.param("steps", marks=pytest.mark.thorough)])
 def test_it_is_algorithm_1_in_numpy(message):
     with jax.enable_x64(True):

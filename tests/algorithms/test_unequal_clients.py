@@ -337,7 +337,18 @@ REFERENCES = {
     "fedadam": of_fedadam, "fedyogi": of_fedyogi, "fedper": of_dpfedmtl,
     "fedrep": lambda: of_dpfedmtl(head_first=True), "fedbn": of_dpfedmtl,
 }  # fmt: skip
-QUICK = ("scaffold", "pmtl", "mpmtl")
+QUICK = (
+    "scaffold",
+    "pmtl",
+    "mpmtl",
+    "ppsgd",
+    "ditto",
+    "dpfedmtl",
+    "fedprox",
+    "ifca",
+    "apfl",
+    "naive-dp",
+)
 
 
 def population(classes=False):
@@ -396,6 +407,7 @@ def test_steps_of_scaffold_with_unequal_clients_are_its_numpy_loop():
         compare(sim, lambda: of_scaffold("steps"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("message", ["update", pytest.param("steps", marks=pytest.mark.thorough)])
 def test_scaffold_settles_where_the_mean_gradient_is_zero_whatever_the_steps(message):
     """Rows (1, 6) with labels 0 and 1: the mean of the clients' minima, not that of the rows."""

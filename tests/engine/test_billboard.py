@@ -152,6 +152,7 @@ def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, messa
         check(make(CLIENTS), rounds=1, build=make)
 
 
+@pytest.mark.thorough
 def test_a_noise_multiplier_made_of_messages_is_found():
     # The noise that the ledger is charged would itself tell of the data.
     mechanism = gaussian()
@@ -172,6 +173,7 @@ def test_a_check_that_tried_nothing_says_so():
         check(build(pmtl(TASK)), clients=[12])
 
 
+@pytest.mark.thorough
 def test_a_client_that_learns_nothing_is_told_from_one_that_leaks_nothing():
     constant = Algorithm(
         init=lambda key, hparams: (jnp.zeros(2), ()),

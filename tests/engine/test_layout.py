@@ -178,7 +178,7 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     )
     client = sim.program.client_bytes(hparams, rows)
     held = bytes_of(rows) + bytes_of((state.personal, state.consumed))
-    for fitting, size in ((30, 30), (12, 10), (3, 3), (0, 2)):  # of 30 places
+    for fitting, size in ((12, 10), (0, 2)):  # of 30 places
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
         assert sim.chunk_size_for(hparams) == size

@@ -119,6 +119,7 @@ def narrow_task(dtype):
     return softmax(model, 3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("factory", "mechanism"),
     [

@@ -122,6 +122,7 @@ def test_derivatives_of_a_run_are_those_of_differences(system):
                 np.testing.assert_allclose(gradient[name][index], expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "system", [each for each in every_system("pmtl") if each.values[0] not in LIKE_OTHERS]
 )

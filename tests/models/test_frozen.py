@@ -102,6 +102,7 @@ def test_only_the_trained_part_is_kept_and_sent():
         assert max(map(len, constants)) < FEATURES * WIDTH  # characters
 
 
+@pytest.mark.thorough
 def test_a_round_is_that_of_a_model_whose_frozen_part_gets_no_gradient():
     """On features of the frozen layer, a head is a linear model."""
     sim, hparams = of_head()

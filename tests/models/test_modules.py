@@ -120,6 +120,7 @@ def test_parameters_and_gradients_have_the_precision_that_jax_has(make):
         assert {leaf.dtype for leaf in jax.tree.leaves((params, slope))} == {jnp.dtype(kind)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "library",
     [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("flax", "equinox")), "nnx"],

@@ -128,6 +128,7 @@ def test_a_later_token_leaves_what_was_said_before(name):
     assert np.all(np.any(before[:, 3:] != after[:, 3:], axis=-1))
 
 
+@pytest.mark.thorough
 @NETWORKS
 def test_padding_leaves_the_losses_unchanged(name):
     x = tokens()

@@ -140,6 +140,7 @@ def in_linen(params):
     return out["kernel"][..., 0], out["bias"], bn["scale"], bn["bias"], *statistics.values()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("library", [pytest.param("linen", marks=pytest.mark.thorough), "nnx"])
 def test_fedavg_averages_statistics(library):
     x, y = clients()[1].values()
@@ -184,6 +185,12 @@ def test_statistics_are_not_noised_and_stay_with_their_client():
     for rows, mean in zip(clients(), state.personal["statistics"]["bn"]["mean"], strict=True):
         weight = 1 - MOMENTUM**2  # the layer sees rows alone, which no noise touches
         np.testing.assert_allclose(mean, weight * rows["x"].mean(0), rtol=1e-5)
+
+
+@pytest.mark.thorough
+def test_statistics_reach_no_other_client():
+    sim = simulation(fjs.fedbn, linen())
+    noised = sim.hyperparameters(learning_rate=ETA, clip=1.0, noise_multiplier=50.0)
     fjs.testing.check_billboard(sim, noised, rounds=2)
 
 

@@ -171,19 +171,21 @@ def test_ordinal_loss_is_the_proportional_odds_model():
     score = np.asarray(batch.fields["x"]) @ [0.5, -1.0]
     below = logistic_distribution.cdf(np.array([-np.inf, *cuts, np.inf]) - score[:, None])
     share = np.diff(below, axis=1)
-    losses = task.metrics(params, batch)["loss"]
-    np.testing.assert_allclose(losses, -np.log(share[np.arange(N), y]), rtol=1e-4)
+    metrics = jax.jit(task.metrics)(params, batch)
+    np.testing.assert_allclose(metrics["loss"], -np.log(share[np.arange(N), y]), rtol=1e-4)
     assert task.predict is not None
-    found = task.predict(params, batch.fields)
+    found = jax.jit(task.predict)(params, batch.fields)
     np.testing.assert_array_equal(found["prediction"], share.argmax(axis=1))
     np.testing.assert_allclose(found["probability"], share.max(axis=1), rtol=1e-4)
     assert task.classes is not None  # so it has F1, calibration and others by name
     scores = task.classes.scores(params, batch.fields)
     np.testing.assert_allclose(np.exp(scores), share, rtol=1e-4)
-    off = task.metrics(params, batch)["off"]
-    np.testing.assert_array_equal(off, np.abs(share.argmax(axis=1) - y))
+    np.testing.assert_array_equal(metrics["off"], np.abs(share.argmax(axis=1) - y))
     far = params | {"model": {"kernel": jnp.array([[300.0, 0.0]])}}
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.grad(task.loss)(far, batch)))
+    assert all(
+        np.isfinite(leaf).all()
+        for leaf in jax.tree.leaves(jax.jit(jax.grad(task.loss))(far, batch))
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,10 +199,11 @@ def test_bounds_on_the_curvature_hold_and_are_reached(task, bound):
     limit = task.curvature(float(jnp.sum(x**2)))
     assert limit == pytest.approx(bound * (float(jnp.sum(x**2)) + 1))
 
+    unravel = ravel_pytree(task.init(jax.random.key(0)))[1]
+    hessian = jax.jit(jax.hessian(lambda flat: task.loss(unravel(flat), batch)))
+
     def curvature(params):
-        flat, unravel = ravel_pytree(params)
-        hessian = jax.hessian(lambda flat: task.loss(unravel(flat), batch))(flat)
-        return float(np.linalg.eigvalsh(hessian)[-1])
+        return float(np.linalg.eigvalsh(hessian(ravel_pytree(params)[0]))[-1])
 
     zero = task.init(jax.random.key(0))
     # Two classes of equal odds are the worst case: the third has none.

@@ -95,6 +95,7 @@ def simulation():
     return fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation(), minibatches)
 
 
+@pytest.mark.thorough
 def test_every_token_of_a_client_counts_once(simulation):
     hparams = simulation.hyperparameters(learning_rate=1.0)
     state, _ = simulation.run(simulation.init(0, hparams), hparams, rounds=6, eval_every=6)
