@@ -108,6 +108,13 @@ def load(
     most = population.max_rows if max_rows is None else max_rows
     if population.max_rows is not None:
         population = dataclasses.replace(population, max_rows=None)
+    if given.get("time") is not None:
+        if split_by == "random" or population.splits["test"].count.any():
+            raise ValueError(
+                "time sorts the rows of which the last are for testing: leave it out if split_by "
+                "is 'random' or the data have test rows"
+            )
+        split_by = "time"
     population = _split(population, spec, validation, test, split_by, seed)
     return population if most is None else dataclasses.replace(population, max_rows=most)
 

@@ -38,6 +38,7 @@ OneHot = Annotated[tuple[str, ...], "Columns to replace by one column of 0 and 1
 Drop = Annotated[tuple[str, ...], "Columns that are no features."]
 Exposure = Annotated[str | None, "Column of exposures, such as years at risk, of loss poisson."]
 RowWeights = Annotated[str | None, "Column of weights of rows in the loss, above 0 and at most 1."]
+Time = Annotated[str | None, "Column by which rows are sorted and split; a feature unless dropped."]
 OnlyFeature = Annotated[str | None, "The only column of features; text becomes its characters."]
 
 
@@ -53,6 +54,7 @@ class Roles(NamedTuple):
     exposure: str | None = None
     drop_missing: bool = False
     row_weights: str | None = None
+    time: str | None = None
 
     @property
     def taken(self) -> list[str]:
@@ -85,6 +87,7 @@ def from_dataframe(
     exposure: str | None = None,
     drop_missing: bool = False,
     row_weights: str | None = None,
+    time: str | None = None,
 ) -> Population:
     """Make a population of a table with one row per example: pandas, polars, a pyarrow table.
 
@@ -107,12 +110,16 @@ def from_dataframe(
       drop_missing: whether rows with a missing value are left out, with a warning that counts them;
         else they are refused.
       row_weights: column of the weights of rows in the loss of training, in (0, 1].
+      time: column of numbers, dates or texts such as 2020-12-31 by which each client's rows are
+        sorted, for `split` by "time". It stays a feature unless it is dropped.
 
     Raises:
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights)
+    roles = Roles(
+        client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights, time
+    )
     return source_of(frame, roles).population()
 
 
@@ -127,6 +134,7 @@ def read_file(
     x: OnlyFeature = None,
     exposure: Exposure = None,
     row_weights: RowWeights = None,
+    time: Time = None,
     drop_missing: Annotated[bool, "Leave out rows with a missing value; else they are refused."] = (
         False
     ),
@@ -140,7 +148,9 @@ def read_file(
     written. In a column of numbers an empty cell, NA, NaN, null and `missing` cells are missing; in
     text only an empty one is.
     """
-    roles = Roles(client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights)
+    roles = Roles(
+        client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights, time
+    )
     with in_file(path):
         return source_of(read_table(path, client, missing, sep, decimal), roles)
 
@@ -206,6 +216,8 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         if not features:
             raise ValueError(f"no column is left for features, of {listed(table.column_names)}")
     source_row, used, dropped = None, [*roles.taken, *features], 0
+    if roles.time is not None and roles.time not in used:
+        used.append(roles.time)
     if roles.drop_missing:
         complete, source_row = _without_missing(table, used)
         if roles.client is not None:
@@ -213,6 +225,10 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         table = complete
     for name in used:
         require_complete(name, table[name])
+    if roles.time is not None:
+        order = np.argsort(_times(roles.time, table[roles.time]), kind="stable")
+        table = table.take(order)
+        source_row = order if source_row is None else source_row[order]
     kinds = [kind_of(table[name].type) for name in features]
     public, categories, columns = [], {}, {}
     if dropped:
@@ -307,7 +323,8 @@ def check_names(names: list[str], rows: int, roles: Roles) -> None:
     if features and (roles.one_hot or roles.drop):
         raise ValueError(f"x names the only feature, {roles.x!r}: leave out one-hot and drop")
     named = [*roles.taken, *features, *roles.one_hot, *roles.drop]
-    absent = [name for name in named if name not in names]
+    sorted_by = [] if roles.time is None else [roles.time]
+    absent = [name for name in [*named, *sorted_by] if name not in names]
     if absent:
         raise ValueError(f"there is no column {absent[0]!r}, only {listed(names)}")
     if len(set(named)) < len(named):
@@ -414,6 +431,20 @@ def texts(column: "ChunkedArray") -> np.ndarray:
         return values.astype(str)
     texts = [each.decode() if isinstance(each, bytes) else str(each) for each in values]
     return np.array(texts, object)
+
+
+def _times(name: str, column: "ChunkedArray") -> np.ndarray:
+    """Return the values of a column of times as numbers or dates, which can be sorted."""
+    values = column.to_numpy()
+    if values.dtype.kind in "iufM":
+        return values
+    try:
+        return np.array(texts(column), "datetime64")
+    except ValueError:
+        raise ValueError(
+            f"the time {name!r} must hold numbers or dates such as 2020-12-31, got "
+            f"{str(values[0])[:40]!r} in row 1"
+        ) from None
 
 
 def _numbers(

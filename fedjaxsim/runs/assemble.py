@@ -152,7 +152,8 @@ def whole_population_of(config: RunConfig) -> Population:
         **config.arguments("data"),
         **config.arguments("partition"),
     )
-    if config.loss in LOSSES and config.loss not in _NUMBERS and not _has_range(config, population):
+    of_classes = config.loss in LOSSES and config.loss not in _NUMBERS
+    if config.get("as_classes") or (of_classes and not _has_range(config, population)):
         population = as_classes(population)
     if config.held_out_clients:
         kept, held_out = hold_out(population, config.held_out_clients, config.data_seed)

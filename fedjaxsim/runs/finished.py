@@ -165,7 +165,7 @@ class FinishedRun:
         only_trained = roles.target, roles.split, roles.row_weights
         unread = [*roles.drop, *filter(None, only_trained)]
         dropped = [name for name in unread if name in names and name != client]
-        roles = roles._replace(client=client, target=None, split=None, row_weights=None)
+        roles = roles._replace(client=client, target=None, split=None, row_weights=None, time=None)
         roles = roles._replace(drop=() if roles.x else dropped)
         return _population(source_of(table, roles), spec.path or None)
 

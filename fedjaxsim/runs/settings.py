@@ -324,6 +324,10 @@ GROUPS = {
         "loss", _is_own,
         *_TRUST,
         Setting(
+            "as_classes", bool, False,
+            "Number the target's whole numbers from 0, as 1 and 2; predictions keep their names.",
+        ),
+        Setting(
             "outputs", int, None, "Outputs of the model for your loss.",
             shown="the classes of text, else the targets", least=1, most=_MILLION,
         ),

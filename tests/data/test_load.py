@@ -2,10 +2,11 @@ import json
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.io import savemat
 
-from fedjaxsim.data import Population, digits, load, save_npz, split
+from fedjaxsim.data import Population, digits, from_dataframe, load, save_npz, split
 
 
 def sizes(population, name):
@@ -156,3 +157,26 @@ def test_a_stream_has_clients_and_no_rows_to_divide():
     assert np.all((spread > 0.1) & (spread < 1.5))
     with pytest.raises(ValueError, match="rows"):
         load("synthetic-stream", test=0.2)
+
+
+def test_by_a_column_of_times_the_latest_rows_are_for_testing_wherever_they_are(tmp_path):
+    rng, days = np.random.default_rng(0), pd.date_range("2019-12-20", periods=40)
+    frame = pd.DataFrame({"who": np.arange(40) % 5, "day": days, "x": rng.normal(size=40)})
+    frame["y"] = np.arange(40.0)  # rises with the day
+    frame = frame.sample(frac=1, random_state=0)
+    frame.to_csv(tmp_path / "t.csv", index=False, date_format="%Y-%m-%d")
+    read = {"client": "who", "target": "y", "drop": ("day",), "time": "day", "test": 0.25}
+    last = frame.sort_values("day").groupby("who").tail(2).sort_values("y").y
+    frame.to_parquet(tmp_path / "t.parquet")  # dates, not their texts
+    for name in ("csv:t.csv", "parquet:t.parquet"):
+        kind, _, file = name.partition(":")
+        found = load(f"{kind}:{tmp_path / file}", **read)
+        tests = found.splits["test"].all_rows()
+        np.testing.assert_array_equal(np.sort(found.fields["y"][tests]), last)
+        # Rows are known by their places in the file.
+        np.testing.assert_array_equal(frame.y.to_numpy()[found.source_row], found.fields["y"])
+    with pytest.raises(ValueError, match=r"leave it out if split_by is 'random'"):
+        load(f"csv:{tmp_path / 't.csv'}", **read, split_by="random")
+    frame.day = "day " + frame.y.astype(str)
+    with pytest.raises(ValueError, match="must hold numbers or dates such as 2020-12-31, got 'day"):
+        from_dataframe(frame, client="who", target="y", drop=["day"], time="day")

@@ -10,7 +10,7 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.assemble import data_warnings, simulation_of
+from fedjaxsim.runs.assemble import data_warnings, population_of, simulation_of
 from fedjaxsim.runs.build import prepare, resolved
 
 CLIENTS, ROWS = 6, 20
@@ -143,3 +143,15 @@ def test_times_are_compared_within_minibatches_that_should_be_whole_clients(tabl
     assert float(run.hparams.learning_rate) == 1  # 1/R² for one column in [-1, 1]
     [warning] = data_warnings(run.config, run.simulation.population)
     assert "10 of up to 16 of a client: give --batch-size 16" in warning
+
+
+def test_an_own_loss_may_have_the_names_of_classes_numbered(tmp_path):
+    code = "import fedjaxsim as fjs\ndef loss(model, outputs):\n    return fjs.tasks.{}\n"
+    (tmp_path / "own.py").write_text(code.format("softmax(model, outputs)"))
+    own = ["--loss", "own.py:loss", "--algorithm", "fedavg"]
+    population = experiment("status", *own, "--as-classes").simulation.population
+    assert population.categories["y"] == ("1", "2")
+    assert {*np.unique(population.fields["y"])} == {0, 1}
+    (tmp_path / "own.py").write_text(code.format("squared(model)"))
+    population = population_of(parse(flags("status", *own)).settings)
+    assert {*np.unique(population.fields["y"])} == {1, 2}
