@@ -1,12 +1,14 @@
 """`fedjaxsim privacy`: what a plan costs, or what meets an ε, by the accountants of runs."""
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.extras import require
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import (
+    ADJACENCIES,
     MOST_ROUNDS,
     Adjacency,
     SamplingScheme,
@@ -14,6 +16,9 @@ from fedjaxsim.privacy.entries import (
     check_noise_multiplier,
 )
 from fedjaxsim.privacy.schedule import Schedule
+
+if TYPE_CHECKING:
+    from fedjaxsim.privacy.guarantee import Report
 
 
 def privacy(
@@ -30,6 +35,7 @@ def privacy(
     adjacency: Adjacency | None = None,
     noise_schedule: str | None = None,
     verify: bool = False,
+    plot: Path | None = None,
     json: bool = False,
 ) -> Work:
     """Compute the ε of a plan, or the noise, rounds or sampling rate that meets an ε.
@@ -55,8 +61,14 @@ def privacy(
       noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
         z is then the constant noise of the same total cost. Constant where rounds are solved for.
       verify: Recompute ε with Google's dp_accounting and print both; they must agree to 1 %.
+      plot: Figure (.png, .pdf or .svg) of ε against δ, beside the trade-off curves: the least type
+        II error of an attacker who tells two neighbouring runs apart, at each type I error.
       json: Print JSON instead of text.
     """
+    if plot is not None:
+        from fedjaxsim.report.plots import check_path
+
+        check_path(plot)
     if verify:
         require("verify")
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
@@ -104,6 +116,7 @@ def privacy(
         charged = PrivacySpend(scheme, GAUSSIAN, schedule.entries(z, p, T))
         made = report([charged], delta).assuming(assumed)
         opinions = made.verify() if verify else ()
+        picture = b"" if plot is None else _picture(made, plot)
 
     def work() -> int:
         from fedjaxsim.cli.printing import print_json
@@ -121,9 +134,26 @@ def privacy(
                 print("verified:")
             for opinion in opinions:
                 print(f"  {opinion}")
+        if plot is not None:
+            from fedjaxsim import store
+
+            store.write(plot, picture)
         return 0
 
     return work
+
+
+def _picture(made: "Report", path: Path) -> bytes:
+    from fedjaxsim.report.figures import privacy_figure
+    from fedjaxsim.report.plots import content
+
+    known: list[Adjacency] = [a for a in ADJACENCIES if made.find(a).epsilon is not None]
+    if not known:
+        raise ValueError("nothing is guaranteed, so there is nothing to plot")
+    title = "Privacy: " + ", ".join(
+        f"ε {made.find(a).value} at δ = {made.delta:.3g} ({a.replace('_', '-')})" for a in known
+    )
+    return content(privacy_figure([made.curve(a) for a in known], title), path.suffix[1:])
 
 
 def _resolve(

@@ -41,6 +41,7 @@ from fedjaxsim.privacy.entries import (
 from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.second_opinion import SecondOpinion
 from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons
+from fedjaxsim.privacy.trade_off import TradeOff, trade_off
 
 _FEW = 64
 """Number of different rounds that `rdp_epsilon` prices one by one; more are merged."""
@@ -59,7 +60,10 @@ class Guarantee:
 
     ε, in nats, is never rounded down, and None where nothing is guaranteed, for a `reason`. The
     adversary, the `view`, is "joint_dp" (all other clients) or "released_sequence"; `assumptions`
-    are sentences on what the guarantee assumes and does not cover.
+    are sentences on what the guarantee assumes and does not cover. The adversary's `advantage` is
+    the largest difference of a probability between the two neighbours (total variation): who
+    guesses which of two equally likely ones took place is right with at most (1 + advantage)/2.
+    None if it is not known.
     """
 
     epsilon: float | None
@@ -72,6 +76,7 @@ class Guarantee:
     assumptions: tuple[str, ...]
     reason: str = ""
     unit: Unit = "client"
+    advantage: float | None = None
 
     def __str__(self) -> str:
         """Return one line, as in `zero_out, joint_dp: ε ≤ 1.234 at δ = 1e-05 (pld)`."""
@@ -148,8 +153,7 @@ class Report:
           ValueError: if they differ by more than 1 %, if dp_accounting does not describe the
             releases, or if the report, as one read from a file, has no charges.
         """
-        if self.charges == () and any(each.epsilon for each in self.guarantees):
-            raise ValueError("the report has no charges: take it from a run, not from a file")
+        self._check_charges()
         costly, opinions = _costly(self.charges, "client"), []
         for each in self.guarantees:
             if (each.unit, each.view) == ("client", "joint_dp") and each.epsilon is not None:
@@ -159,6 +163,37 @@ class Report:
                     raise ValueError(f"two accountants differ by more than 1 %: {opinion}")
                 opinions.append(opinion)
         return tuple(opinions)
+
+    def curve(self, adjacency: Adjacency = "zero_out") -> TradeOff:
+        """Compute the trade-off curve of clients' releases: what an attacker can tell from them.
+
+        Raises:
+          ValueError: if nothing is guaranteed, or if the report, as one read from a file, has no
+            charges.
+        """
+        self._check_charges()
+        guarantee = self.find(adjacency)
+        if guarantee.epsilon is None:
+            raise ValueError(f"there is no trade-off curve: {guarantee}")
+        return trade_off(composition.profile(_costly(self.charges, "client"), adjacency), adjacency)
+
+    def _check_charges(self) -> None:
+        if self.charges == () and any(each.epsilon for each in self.guarantees):
+            raise ValueError("the report has no charges: take it from a run, not from a file")
+
+    def in_words(self) -> str:
+        """Return what clients' guarantees mean for an attacker; "" if nothing is guaranteed."""
+        chances = {
+            each.adjacency: f"{math.ceil(500 * (1 + each.advantage)) / 10:g} % ({each.adjacency})"
+            for each in self.guarantees
+            if each.unit == "client" and each.advantage is not None
+        }
+        if not chances:
+            return ""
+        return (
+            "Somebody who sees all this, and guesses which of two equally likely runs took place, "
+            f"is right with a probability of at most {' or '.join(chances.values())}."
+        )
 
     def short(self) -> str:
         """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""
@@ -245,6 +280,7 @@ class Report:
         if self.examples is not None:
             lines += [f"  one example, {text}" for text in self.examples.in_words()]
         lines += [f"  {name}: {text}" for name, text in _MEANINGS.items()]
+        lines += [f"  {words}"] if (words := self.in_words()) else []
         sentences = dict.fromkeys(s for each in self.guarantees for s in each.assumptions)
         return "\n".join([*lines, *(f"  - {sentence}" for sentence in sentences)])
 
@@ -257,6 +293,11 @@ def _certified(
     by_accountant, status = composition.profiles(charges, adjacency)
     epsilon, name = min((profile.epsilon(delta), name) for name, profile in by_accountant.items())
     return epsilon, name, status
+
+
+def _advantage(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> float:
+    """Compute δ at ε = 0."""
+    return composition.profile(charges, adjacency).delta(0.0)
 
 
 def tight_epsilon(
@@ -302,13 +343,14 @@ def _with_rounds(charged: PrivacySpend, more: int) -> PrivacySpend:
 def _of_examples(
     charges: Sequence[PrivacySpend], delta: float, assumed: Sequence[str], why: str
 ) -> Guarantee:
-    epsilon, name, status = None, "none", "none"
+    epsilon, name, status, advantage = None, "none", "none", None
     why = next(filter(None, map(no_guarantee, charges)), why)
     if not why:
         epsilon, name, status = _certified(tuple(charges), delta, "replace")
+        advantage = _advantage(charges, "replace")
     return Guarantee(
         epsilon, delta, "replace", "released_sequence", charges[0].scheme.kind, name, status,
-        (*OF_EXAMPLES, *assumed, KNOWN_SEED, SIMULATION), why, "example",
+        (*OF_EXAMPLES, *assumed, KNOWN_SEED, SIMULATION), why, "example", advantage,
     )  # fmt: skip
 
 
@@ -378,8 +420,9 @@ def report(
 
     def guarantees(adjacency: Adjacency) -> list[Guarantee]:
         epsilon, name, status, why = None, "none", "none", reason
+        advantage = None
         if not costly:
-            epsilon, status = 0.0, "exact"
+            epsilon, status, advantage = 0.0, "exact", 0.0
         elif not why:
             epsilon, name, status = _certified(tuple(allowed), delta, adjacency)
             status = status if limit is None else "upper_bound"
@@ -390,7 +433,9 @@ def report(
                 "below what the accountant resolves for this number of rounds"
             )
         # The accountants' ε is for joint DP, which bounds that of the released sequence.
-        rest = sampling, name, status, sentences, why
+        if epsilon:
+            advantage = _advantage(allowed, adjacency)
+        rest = sampling, name, status, sentences, why, "client", advantage
         return [Guarantee(epsilon, delta, adjacency, view, *rest) for view in VIEWS]
 
     found = tuple(itertools.chain.from_iterable(map(guarantees, ADJACENCIES)))

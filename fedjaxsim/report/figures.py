@@ -19,6 +19,7 @@ from fedjaxsim.metrics import (
     column_metric,
     primary_metric,
 )
+from fedjaxsim.privacy.trade_off import TradeOff
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import (
     NOISE,
@@ -380,4 +381,25 @@ def trade_off_figure(
     axes.set_xticks([*ticks, infinite], [*(f"{tick:.2g}" for tick in ticks), "∞"])
     axes.xaxis.set_minor_locator(NullLocator())
     _legend_below(figure, [*shown.values()], entries)
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def privacy_figure(curves: Sequence[TradeOff], title: str) -> Figure:
+    """Draw trade-off curves, and ε against δ, of one plan at its adjacencies."""
+    figure = picture(title, 7.2, 3.2)
+    errors, budgets = figure.subplots(1, 2)
+    alpha = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 300)])
+    alpha = np.unique(np.concatenate([alpha, 1 - alpha]))
+    errors.plot([0, 1], [1, 0], color="0.6", lw=0.8, ls=(0, (1, 2)), label="nothing released")
+    for trade, colour, dashes in zip(curves, COLOURS, DASHES, strict=False):
+        style = {"color": colour, "ls": dashes, "label": trade.adjacency.replace("_", "-")}
+        line(errors, alpha, trade.least_miss(alpha), **style)
+        shown = trade.deltas >= 1e-9
+        line(budgets, trade.deltas[shown], trade.epsilons[shown], **style)
+    errors.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    errors.set(xlabel="type I error (false alarm)", ylabel="least type II error (miss)")
+    errors.legend()
+    budgets.set(xscale="log", xlabel="δ", ylabel="ε (joint DP), nats")
+    budgets.set_ylim(bottom=0)
     return figure

@@ -198,3 +198,14 @@ def test_a_plan_is_verified_with_another_accountant(ask, ask_json):
     assert "zero_out: ε 3.3414, and by dp_accounting 3.3414 (δ = 1e-05)" in text
     second = ask_json(f"privacy {FULL} --verify")["dp_accounting"]
     assert second["replace"] == pytest.approx(7.5113, abs=6e-4)
+
+
+def test_a_plan_is_plotted(ask, refused, tmp_path):
+    pytest.importorskip("matplotlib")
+    ask(f"privacy {FULL} --plot {tmp_path / 'plan.svg'}")
+    assert (tmp_path / "plan.svg").is_file()
+    assert "nothing to plot" in refused(
+        f"privacy --sampling full --noise-multiplier 0 --rounds 1 --delta 1e-3 "
+        f"--plot {tmp_path / 'none.png'}"
+    )
+    assert "must be a .png, .pdf, .svg file" in refused(f"privacy {FULL} --plot plan.txt")

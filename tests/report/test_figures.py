@@ -6,10 +6,15 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from scipy.special import ndtr
 
+from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
+from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.figures import (
     envelope_figure,
     looks,
+    privacy_figure,
     run_figure,
     trade_off_figure,
 )
@@ -299,3 +304,12 @@ def test_a_run_says_that_its_evaluations_are_of_a_sample():
     [sampled] = run_figure([rows[0] | {"sampled_clients": 1500}, *rows[1:]], "").axes
     assert "sampled" not in whole.get_ylabel()
     assert "1,500 sampled clients" in sampled.get_ylabel()
+
+
+def test_curves_of_a_plan_are_those_of_its_guarantee():
+    found = report([PrivacySpend(SamplingScheme("full", 9, 9), GAUSSIAN, (Entry(4, 1, 9),))], 1e-4)
+    trade = found.curve()
+    errors, budgets = privacy_figure([trade, found.curve("replace")], "").axes
+    _, curve, _ = errors.lines
+    assert np.interp(0.5, xs(curve), ys(curve)) == pytest.approx(ndtr(-0.75), abs=1e-3)
+    assert (xs(budgets.lines[0])[0], ys(budgets.lines[0])[0]) == (trade.deltas[0], 0)

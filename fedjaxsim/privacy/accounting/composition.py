@@ -172,6 +172,7 @@ def profile(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> Profile:
     return Profile(
         lambda epsilon: min(each.delta(epsilon) for each in known),
         lambda delta: min(each.epsilon(delta) for each in known),
+        lambda epsilons: np.min([each.deltas(epsilons) for each in known], axis=0),
     )
 
 
@@ -190,7 +191,11 @@ def _closed(met: Sequence[_Rounds], adjacency: Adjacency) -> tuple[float, tuple[
 def _lazy(compute: Callable[[], Profile]) -> Profile:
     """Return a profile that is computed at its first use."""
     found = functools.cache(compute)
-    return Profile(lambda epsilon: found().delta(epsilon), lambda delta: found().epsilon(delta))
+    return Profile(
+        lambda epsilon: found().delta(epsilon),
+        lambda delta: found().epsilon(delta),
+        lambda epsilons: found().deltas(epsilons),
+    )
 
 
 def _by_rdp(met: Sequence[_Rounds], adjacency: Adjacency) -> Profile:

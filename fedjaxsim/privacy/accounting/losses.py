@@ -150,6 +150,7 @@ def profile(groups: Sequence[tuple[Pair, int]]) -> Profile:
     return Profile(
         lambda epsilon: max(way.delta(epsilon) for way in ways),
         lambda target: max(way.epsilon(target) for way in ways),
+        lambda epsilons: np.max([way.deltas(epsilons) for way in ways], axis=0),
     )
 
 
@@ -175,6 +176,17 @@ class _Sum:
             fine = float(-np.expm1(epsilon - losses[above]) @ masses[above]) + floor(epsilon)
             found = min(found, fine)
         return min(1.0, max(0.0, found + self.infinite))
+
+    def deltas(self, epsilons: np.ndarray) -> np.ndarray:
+        """Compute δ at ε ≥ 0, (n,), without a tilt: rounding counts as part of a tiny δ."""
+        losses, masses, floor = self.tilted(0.0)
+        # Sums of the masses above each place, and of none above the last.
+        upper = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+        weights = masses * np.exp(np.minimum(-losses, 700.0))
+        lower = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
+        above = np.searchsorted(losses, epsilons, side="right")
+        excess = upper[above] - np.exp(np.minimum(epsilons, 700.0)) * lower[above]
+        return np.clip(np.maximum(excess, 0.0) + floor(epsilons) + self.infinite, 0.0, 1.0)
 
     def epsilon(self, target: float) -> float:
         """Compute the smallest ε ≥ 0 at a δ; inf if there is none."""

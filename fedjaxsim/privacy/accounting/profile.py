@@ -19,13 +19,25 @@ class Profile:
     Functions that return no number certify nothing: ε is ∞, and δ is 1.
     """
 
-    def __init__(self, delta: Callable[[float], float], epsilon: Callable[[float], float]) -> None:
-        self._delta, self._epsilon = delta, epsilon
+    def __init__(
+        self,
+        delta: Callable[[float], float],
+        epsilon: Callable[[float], float],
+        deltas: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> None:
+        self._delta, self._epsilon, self._deltas = delta, epsilon, deltas
 
     def delta(self, epsilon: float) -> float:
         """Return the smallest δ certified at ε ≥ 0 (nats), in [0, 1]."""
         value = self._delta(epsilon)
         return value if 0 <= value <= 1 else 1.0
+
+    def deltas(self, epsilons: np.ndarray) -> np.ndarray:
+        """Return δ certified at many ε ≥ 0, (n,); it may be larger than `delta`'s if it is tiny."""
+        if self._deltas is None:
+            return np.array([self.delta(epsilon) for epsilon in epsilons.tolist()])
+        values = self._deltas(epsilons)
+        return np.where((values >= 0) & (values <= 1), values, 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Return the smallest ε ≥ 0 certified at δ in (0, 1); inf if there is none."""
