@@ -6,7 +6,7 @@ rounds, and an array that a function closes over may hold anybody's rows.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -77,11 +77,37 @@ def _bytes(value: Any) -> tuple[tuple[int, ...], bytes]:
     return np.shape(value), np.asarray(value).tobytes()
 
 
-def with_own_constants(closed: Any) -> Any:
-    """Return a closed jaxpr whose constants, those inside it too, are copies."""
+_RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk")
+"""Parameters of `jax.custom_jvp` and `jax.custom_vjp` with the rule that computes values."""
+
+
+class _CheckedRule:
+    """A user's rule of a derivative, which JAX traces when the engine differentiates."""
+
+    def __init__(self, rule: Any, checked: Callable[[Any], Any]):
+        self._rule, self._checked = rule, checked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+    def call_wrapped(self, *zeros: Any) -> Any:
+        """Trace the rule, check the trace, and return it with copies of its constants."""
+        jaxpr, constants, *rest = self._rule.call_wrapped(*zeros)
+        closed = self._checked(ClosedJaxpr(jaxpr, constants))
+        return closed.jaxpr, closed.consts, *rest
+
+
+def with_own_constants(closed: Any, checked: Callable[[Any], Any]) -> Any:
+    """Return a closed jaxpr whose constants, those inside it too, are copies.
+
+    Rules of derivatives pass through `checked` when they are traced.
+    """
     jaxpr, changed = closed.jaxpr, []
     for equation in jaxpr.eqns:
-        params = {name: _with_copies(value) for name, value in equation.params.items()}
+        params = {
+            name: _CheckedRule(value, checked) if name in _RULES else _with_copies(value, checked)
+            for name, value in equation.params.items()
+        }
         same = all(params[name] is value for name, value in equation.params.items())
         changed.append(equation if same else equation.replace(params=params))
     if any(new is not old for new, old in zip(changed, jaxpr.eqns, strict=True)):
@@ -91,11 +117,11 @@ def with_own_constants(closed: Any) -> Any:
     return ClosedJaxpr(jaxpr, [_copied(value) for value in closed.consts])
 
 
-def _with_copies(value: Any) -> Any:
+def _with_copies(value: Any, checked: Callable[[Any], Any]) -> Any:
     if isinstance(value, ClosedJaxpr):
-        return with_own_constants(value)
+        return with_own_constants(value, checked)
     if isinstance(value, tuple) and any(isinstance(part, ClosedJaxpr) for part in value):
-        copies = map(_with_copies, value)
+        copies = [_with_copies(part, checked) for part in value]
         return type(value)(*copies) if hasattr(value, "_fields") else tuple(copies)
     return value
 

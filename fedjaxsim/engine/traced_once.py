@@ -144,12 +144,16 @@ class TracedOnce:
         if repeat:
             again = _Trace.of(of_arrays, shapes)
             check_repeats(made.jaxpr, again.jaxpr, (made.numbers, again.numbers))
-        captured = check_pure(made.jaxpr)
         check_reads(made.jaxpr.jaxpr, parts.views)
+        return made._replace(jaxpr=self._checked(made.jaxpr))
+
+    def _checked(self, closed: Any) -> Any:
+        """Check a trace, of a function or of a rule of its derivative; return the one that runs."""
+        captured = check_pure(closed)
         for population, hashes in list(self._populations.items()):
             check_captured(captured, population.fields, hashes)
         self.captured += captured
-        return made._replace(jaxpr=with_own_constants(made.jaxpr))
+        return with_own_constants(closed, self._checked)
 
 
 class _Trace(NamedTuple):

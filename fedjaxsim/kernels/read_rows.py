@@ -99,6 +99,9 @@ def _check(jaxpr: Any, roles: dict[Any, _Role], sizes: list[int]) -> None:
             raise _refused(equation)
         inside = list(_entered(equation))
         used = equation.invars if not inside else [o for _, _, others in inside for o in others]
+        if "num_consts" in equation.params and equation.primitive.name.startswith("custom_"):
+            # Rules of derivatives, which are traced later, read what is no constant.
+            used = [*used, *equation.invars[equation.params["num_consts"] :]]
         if any(map(is_kept, used)):
             raise _refused(equation)
         for inner, constants, _ in inside:

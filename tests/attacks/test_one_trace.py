@@ -1,5 +1,6 @@
 """Attacks by functions that do one thing while they are checked and another while they run."""
 
+import dataclasses
 import itertools
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from support.problems import read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.shard import CLIENTS
+from fedjaxsim.kernels.primitives import ImpureError
 
 M, D = 6, 3
 RNG = np.random.default_rng(0)
@@ -127,6 +129,80 @@ def test_an_array_inside_a_linear_solve_is_a_copy_too():
     scale[...] = 4.0
     state, _ = sim.round(state, hparams)
     np.testing.assert_array_equal(state.shared, [0.5, 0.5])
+
+
+LATER = np.zeros((4 * M, D), np.float32)
+
+
+@jax.custom_batching.custom_vmap
+def mixed(total):
+    return total
+
+
+@mixed.def_vmap
+def _(size, batched, total):
+    return jnp.full_like(total, jnp.sum(total)), True
+
+
+def printed(total):
+    jax.debug.print("holds {}", total)
+    return total
+
+
+def of_rows(total):
+    return total + jnp.sum(jnp.asarray(LATER))
+
+
+@pytest.mark.parametrize("forward", [True, False], ids=["custom_jvp", "custom_vjp"])
+@pytest.mark.parametrize(
+    ("leak", "message"),
+    [(printed, "calls debug_print"), (mixed, "custom_vmap"), (of_rows, "rows of the")],
+)
+def test_the_rule_of_a_derivative_is_checked_when_it_is_traced(leak, message, forward):
+    # The engine differentiates a run, and its states are what the rule computes.
+    def seen(total):
+        return total
+
+    if forward:
+        seen = jax.custom_jvp(seen)
+        seen.defjvp(lambda primals, tangents: (leak(*primals), *tangents))
+    else:
+        seen = jax.custom_vjp(seen)
+        seen.defvjp(lambda total: (leak(total), None), lambda _, cotangent: (cotangent,))
+    sim = simulation(seen)
+    state, hparams = begun(sim)
+    rows, arrays = sim.rows["train"], hparams.as_arrays()
+
+    def personal(x):
+        read = dataclasses.replace(rows, fields=rows.fields | {"x": x})
+        return sim.program.rounds(state, arrays, read, 1)[0].personal
+
+    x = rows.fields["x"]
+    LATER[...] = POPULATION.fields["x"]
+    differentiated = jax.make_jaxpr(
+        lambda x: jax.jvp(personal, (x,), (x,))[0] if forward else jax.vjp(personal, x)[0]
+    )
+    try:
+        with pytest.raises(ImpureError, match=message):
+            differentiated(x)
+    finally:
+        LATER[...] = 0
+
+
+def test_what_a_rule_of_a_derivative_alone_would_read_is_refused():
+    @jax.custom_jvp
+    def own(total, fields):
+        return total
+
+    own.defjvp(lambda primals, tangents: (jnp.sum(primals[1]), tangents[0]))
+
+    def client(shared, personal, data, hparams, context):
+        return own(jnp.zeros(()), data._read.fields["x"]), jnp.zeros(2), {}
+
+    sim = simulation()
+    sim = dataclasses.replace(sim, algorithm=sim.algorithm._replace(client=client))
+    with pytest.raises(ImpureError, match="uses the arrays behind a client's view"):
+        begun(sim)
 
 
 def test_no_value_hides_behind_a_tracer():
