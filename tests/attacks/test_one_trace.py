@@ -49,7 +49,7 @@ def begun(sim):
     return sim.init(0, hparams), hparams
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_collective_that_hides_from_the_check_finds_no_axis(devices):
     # By the name that is printed, on one device or on two, the sum is the client's own.
     def everybody(total):
@@ -95,7 +95,11 @@ def test_a_flag_that_is_set_after_the_check_changes_nothing(capfd):
     assert "holds" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["a constant", "a constant of a jit"])
+@pytest.mark.parametrize(
+    "inside",
+    [pytest.param(False, marks=pytest.mark.thorough), True],
+    ids=["a constant", "a constant of a jit"],
+)
 def test_an_array_that_is_filled_after_the_check_is_the_copy_that_was_checked(inside):
     x = POPULATION.fields["x"]
     teacher = np.zeros(x.size, np.float32)

@@ -37,6 +37,7 @@ def test_a_run_killed_after_its_last_evaluation_is_extended_when_that_is_charged
     assert json.loads((tmp_path / "run" / "guarantee.json").read_text()) == released
 
 
+@pytest.mark.thorough
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_with_its_settings_alone(
     ended, refused, tmp_path
 ):

@@ -9,7 +9,7 @@ from scipy.optimize import bisect
 
 from fedjaxsim.privacy import calibration, guarantee
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
     Gaussian,
@@ -255,7 +255,7 @@ def test_a_plan_that_releases_nothing_is_free_and_one_without_a_guarantee_costs_
 
 
 @pytest.mark.parametrize(
-    "adjacency", ["zero_out", pytest.param("replace", marks=pytest.mark.thorough)]
+    "adjacency", [pytest.param(each, marks=pytest.mark.thorough) for each in ADJACENCIES]
 )
 def test_targets_at_a_small_delta_are_met_for_either_adjacency(adjacency):
     scheme = SamplingScheme("poisson", 10**6, 10**6)

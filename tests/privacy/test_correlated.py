@@ -153,6 +153,11 @@ def sim():
     return simulation()
 
 
+@pytest.fixture(scope="module")
+def independent():
+    return simulation(mechanism=fjs.gaussian())
+
+
 def given(sim, **changes):
     values = {"clip": 1.0, "noise_multiplier": Z, "sampling_rate": 0.25}
     return read_by(sim, **(values | changes))
@@ -197,21 +202,22 @@ def test_calibration_meets_its_target(sim):
     assert gdp.epsilon(DELTA, mu(9, z)) == pytest.approx(2, rel=1e-3)
 
 
-def test_other_noise_and_rounds_out_of_order_have_no_epsilon(sim):
+def test_other_noise_and_rounds_out_of_order_have_no_epsilon(sim, independent):
     state = run(sim, sim.init(0, given(sim)), 2)
     assert epsilon(sim, run(sim, jax.tree.map(jnp.copy, state), 1, noise_multiplier=9.0)) is None
     skipped = dataclasses.replace(state, round=state.round + 1)
     assert epsilon(sim, run(sim, skipped, 1)) is None
     # A stage of another simulation closes the account: its key drew other noise.
-    other = simulation(mechanism=fjs.gaussian())
-    back = run(sim, other.start_from(state, given(other)), 1)
+    begun = independent.start_from(state, given(independent))
+    back = run(sim, begun, 1)
     assert epsilon(sim, back) is None
 
 
-def test_independent_noise_of_fixed_groups_costs_the_rounds_of_one_group():
-    other = simulation(mechanism=fjs.gaussian())
-    state = run(other, other.init(0, given(other)), 5)
-    assert epsilon(other, state) == pytest.approx(gdp.epsilon(DELTA, math.sqrt(2) / Z), rel=1e-6)
+def test_independent_noise_of_fixed_groups_costs_the_rounds_of_one_group(independent):
+    state = run(independent, independent.init(0, given(independent)), 5)
+    assert epsilon(independent, state) == pytest.approx(
+        gdp.epsilon(DELTA, math.sqrt(2) / Z), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,14 @@ MECHANISMS = {
 EACH = [
     pytest.param(
         name,
-        marks=[pytest.mark.thorough]
-        if name.startswith(("pure ", "wishart")) or "diagonal" in name
-        else [],
+        marks=[] if name in ("weighted", "adaptive", "gram") else [pytest.mark.thorough],
     )
     for name in MECHANISMS
 ]
 PROTECTED = [
-    name for name, mechanism in MECHANISMS.items() if mechanism.event.kind != "no_known_cost"
+    pytest.param(name, marks=[pytest.mark.thorough] if name.startswith("pure") else [])
+    for name, mechanism in MECHANISMS.items()
+    if mechanism.event.kind != "no_known_cost"
 ]
 
 

@@ -88,7 +88,7 @@ def sums(mechanism, released):
 @pytest.mark.parametrize(
     ("mechanism", "message", "other"),
     [
-        (GAUSSIAN, FAR, NOTHING),
+        pytest.param(GAUSSIAN, FAR, NOTHING, marks=pytest.mark.thorough),
         (WEIGHTED, FAR, NEAR),
         (GRAM, FAR, ACROSS),
         pytest.param(GAUSSIAN, FAR, NEAR, marks=pytest.mark.thorough),
@@ -149,7 +149,7 @@ def pure_loss_distribution(shift, losses):
     ("mechanism", "message", "other"),
     [
         (PURE, FAR, NOTHING),
-        (PURE_GRAM, FAR[:2], ACROSS[:2]),
+        pytest.param(PURE_GRAM, FAR[:2], ACROSS[:2], marks=pytest.mark.thorough),
         pytest.param(PURE, FAR, NEAR, marks=pytest.mark.thorough),
         pytest.param(PURE_GRAM, FAR[:2], NOTHING[:2], marks=pytest.mark.thorough),
         pytest.param(PURE_DIAGONAL, FAR, ACROSS, marks=pytest.mark.thorough),

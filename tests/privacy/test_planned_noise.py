@@ -1,5 +1,6 @@
 """The ledger is the only source of ε: plans ask the mechanism for its noise."""
 
+import functools
 import math
 
 import jax
@@ -31,14 +32,16 @@ WAYS = {
 UNKNOWN = "from its state", "at random", "from messages"
 
 
-def simulation(way):
+@functools.cache
+def simulation(name):
     """FedAvg with a mechanism whose noise multiplier is not that of the hyperparameters."""
+    way = WAYS[name]
     base = fjs.gaussian()
 
     def release(accumulator, denominator, key, state, hparams, round_):
         value = base.release(accumulator, denominator, key, (), hparams, round_).value
         read = hparams.noise_multiplier, state, round_, key
-        messages = jax.tree.leaves(accumulator.total)[:1] * (way is WAYS["from messages"])
+        messages = jax.tree.leaves(accumulator.total)[:1] * (name == "from messages")
         z = way(*read, *messages)
         return fjs.privacy.Release(value, state * 1.0, z)
 
@@ -52,7 +55,7 @@ def settings(sim, z=Z):
 
 
 def test_a_plan_has_the_noise_that_the_mechanism_returns():
-    plans = {name: simulation(way) for name, way in WAYS.items()}
+    plans = {name: simulation(name) for name in WAYS}
     groups = {name: sim.planned(settings(sim), 0, ROUNDS).entries for name, sim in plans.items()}
     assert groups["two releases"] == (Entry(float(np.float32(Z / math.sqrt(2))), 1.0, ROUNDS),)
     assert groups["a mechanism in jit"] == (Entry(Z / 2, 1.0, ROUNDS),)
@@ -69,7 +72,7 @@ def test_calibration_meets_the_target_at_the_noise_of_the_mechanism():
     # Full participation is one Gaussian release of μ = √(Σ 1/z²).
     root = {"two releases": math.sqrt(2), "less and less": math.sqrt((1 + 4 + 9) / ROUNDS)}
     for name, factor in root.items():
-        sim = simulation(WAYS[name])
+        sim = simulation(name)
         z = float(
             sim.calibrate(settings(sim), epsilon=1.0, rounds=ROUNDS, delta=DELTA).noise_multiplier
         )
@@ -77,25 +80,25 @@ def test_calibration_meets_the_target_at_the_noise_of_the_mechanism():
         assert 0.998 <= epsilon <= 1.0
     reasons = {**dict.fromkeys(UNKNOWN, "no plan knows it"), "no noise at first": "no noise was"}
     for name, why in reasons.items():
-        sim = simulation(WAYS[name])
+        sim = simulation(name)
         with pytest.raises(ValueError, match=f"noise cannot be calibrated: .*{why}"):
             sim.calibrate(settings(sim), epsilon=1.0, rounds=ROUNDS, delta=DELTA)
 
 
 def test_a_budget_is_made_of_the_noise_of_the_mechanism():
-    sim = simulation(WAYS["less and less"])
+    sim = simulation("less and less")
     planned = sim.budget(settings(sim), epsilon=2.0, delta=DELTA).planned
     (noise,) = (sorted(entry.noise_multiplier for entry in each.entries) for each in planned)
     np.testing.assert_allclose(noise, sorted(Z / np.arange(1, len(noise) + 1)), rtol=1e-6)
     assert tight_epsilon(planned, DELTA) <= 2
     for name in (*UNKNOWN, "no noise at first"):
-        sim = simulation(WAYS[name])
+        sim = simulation(name)
         with pytest.raises(ValueError, match="no budget bounds"):
             sim.budget(settings(sim), epsilon=2.0, delta=DELTA)
 
 
 def test_a_gradient_at_a_fixed_epsilon_needs_the_noise_that_was_asked_for():
-    sim = simulation(WAYS["two releases"])
+    sim = simulation("two releases")
     gradient = hypergradient(sim, lambda state, hparams: jnp.zeros(()), ROUNDS, "learning_rate")
     with pytest.raises(ValueError, match=r"one that draws 0\.7071 for 1"):
         gradient(0, settings(sim), epsilon=1.0)
@@ -104,7 +107,7 @@ def test_a_gradient_at_a_fixed_epsilon_needs_the_noise_that_was_asked_for():
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", WAYS)
 def test_a_plan_is_what_a_run_is_charged(name):
-    sim = simulation(WAYS[name])
+    sim = simulation(name)
     hparams = settings(sim)
     state, _ = sim.run(sim.init(0, hparams), hparams, ROUNDS)
     (charged,) = ledger.charged(state.privacy)
@@ -117,14 +120,14 @@ def test_a_plan_is_what_a_run_is_charged(name):
 
 def test_planned_noise_that_varies_has_room_in_the_ledger():
     """Twelve different noise multipliers of one's own, with hyperparameters of one."""
-    sim = simulation(WAYS["less and less"])
+    sim = simulation("less and less")
     hparams = settings(sim)
     state = sim.with_room(sim.init(0, hparams), hparams, 12)
     assert len(state.privacy.charges[0].rounds) >= 12
 
 
 def test_an_overflowed_ledger_says_what_makes_room():
-    sim = simulation(WAYS["less and less"])
+    sim = simulation("less and less")
     state = sim.init(0, settings(sim))
     (charges,) = state.privacy.charges
     for round_ in range(9):

@@ -30,7 +30,9 @@ def draws(sampling, rounds, seed=0):
     return np.asarray(jax.jit(jax.vmap(one))(jnp.arange(rounds)))
 
 
-@pytest.mark.parametrize("q", [2, 4])  # drawn, and the complement of drawn
+@pytest.mark.parametrize(
+    "q", [pytest.param(2, marks=pytest.mark.thorough), 4]
+)  # drawn, and the complement of drawn
 def test_every_subset_of_a_fixed_size_is_equally_likely(q):
     ids = np.sort(draws(fixed_size(cohort=q).for_clients(7), 20_000), axis=1)
     subsets = list(itertools.combinations(range(7), q))

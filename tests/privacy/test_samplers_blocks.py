@@ -61,6 +61,7 @@ def test_the_members_of_a_block_are_binomial(p):
     assert scipy.stats.chisquare(observed, expected).pvalue > ALARM
 
 
+@pytest.mark.thorough
 def test_all_clients_are_drawn_alike_and_neighbours_independently():
     p = 0.02
     member, _ = membership(p)
@@ -74,6 +75,7 @@ def test_all_clients_are_drawn_alike_and_neighbours_independently():
     assert abs(deviation) < scipy.stats.norm.isf(ALARM / 2) * math.sqrt(DRAWS * variance)
 
 
+@pytest.mark.thorough
 def test_blocks_and_rounds_are_independent():
     p = 0.02
     sizes = membership(p)[0].sum(axis=1)

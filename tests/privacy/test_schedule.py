@@ -26,6 +26,7 @@ from fedjaxsim.privacy.schedule import CONSTANT, Schedule, entries, equally_cost
 DELTA, M, T = 1e-5, 40, 6
 EVERYONE, POISSON = SamplingScheme("full", M, M), SamplingScheme("poisson", M, M)
 GAUSSIAN, PURE = Gaussian(), Pure()
+QUICK = "power:0.4", 1.0
 SCHEDULES = ("power:0.4", "power:-1", "geometric:0.8", "geometric:1.1")
 
 
@@ -100,8 +101,9 @@ def test_what_is_no_schedule_is_refused(text, rounds, message):
 @pytest.mark.parametrize(
     ("text", "p"),
     [
-        *((text, 1.0) for text in SCHEDULES),
-        *(pytest.param(text, 0.2, marks=pytest.mark.thorough) for text in SCHEDULES),
+        pytest.param(text, p, marks=[] if (text, p) == QUICK else [pytest.mark.thorough])
+        for text in SCHEDULES
+        for p in (1.0, 0.2)
     ],
 )
 def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
@@ -147,6 +149,7 @@ def test_pure_rounds_add_up_to_the_target_and_share_it_as_the_schedule_says(text
     np.testing.assert_allclose(each / each.sum(), budget.weights(T) / budget.weights(T).sum())
 
 
+@pytest.mark.thorough
 def test_many_pure_rounds_meet_the_target_nearly_as_gaussian_ones():
     rounds, budget = 2000, Schedule.parse("power:0.6666667")
     plan: Any = {"rounds": rounds, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
@@ -243,8 +246,10 @@ def test_the_noise_of_round_t_has_the_standard_deviation_of_its_share(scheduled)
     z, states = scheduled
     leaves = [jax.tree.leaves(state.shared.params) for state in states]
     models = [np.concatenate([np.ravel(leaf) for leaf in of_round]) for of_round in leaves]
-    for t in range(T):
-        noise = (models[t + 1] - models[t]) * M / 0.5
+    drawn = [(models[t + 1] - models[t]) * M / 0.5 for t in range(T)]
+    apart = np.abs(np.corrcoef(drawn) - np.eye(T))
+    assert apart.max() < 6 / math.sqrt(models[0].size)
+    for t, noise in enumerate(drawn):
         low, high = scipy.stats.chi2.ppf([1e-6, 1 - 1e-6], noise.size)
         assert low < np.sum(np.square(noise, dtype=np.float64)) / float(z[t]) ** 2 < high
         # Other rounds have other noise.
@@ -282,6 +287,7 @@ def test_a_ledger_has_room_for_each_round_of_a_schedule_in_a_later_stage_too():
         assert len(charged.entries) == 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mechanism", "cost"),
     [

@@ -50,8 +50,19 @@ def round_of(mechanism, messages, mask, state=None, hparams=HPARAMS):
     return accumulator, mechanism.release(accumulator, 1.0, key, state, hparams, jnp.int32(0))
 
 
-@pytest.mark.parametrize("inner", [fjs.gaussian(), fjs.gaussian(exact_sums=True), per_layer()])
-@pytest.mark.parametrize("name", TRANSFORMS)
+INNER = fjs.gaussian(), fjs.gaussian(exact_sums=True), per_layer()
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [  # of each kind one is quick
+        pytest.param(
+            name, inner, marks=[] if INNER.index(inner) == place % 3 else [pytest.mark.thorough]
+        )
+        for place, name in enumerate(TRANSFORMS)
+        for inner in INNER
+    ],
+)
 def test_what_is_summed_is_bounded_after_it_is_encoded(name, inner):
     # The third client's numbers add up in one place of the projection: clipped before, it would
     # move the sum by up to √2 C.

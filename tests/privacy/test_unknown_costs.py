@@ -198,6 +198,7 @@ def test_an_event_that_does_not_say_what_sampling_hides_is_composed_without_it()
     assert "cost as much as with all clients" not in str(whole)
 
 
+@pytest.mark.thorough
 def test_losses_too_large_for_the_usual_grid_get_a_coarser_one():
     assert guarantee.tight_epsilon([spend(Laplace(), "full", z=1e-4)], DELTA) > 0.99 * ROUNDS * 1e4
     few = spend(Laplace(), "full", z=0.02, rounds=2)
