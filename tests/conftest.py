@@ -5,8 +5,10 @@ start, and for the next call.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -40,6 +42,8 @@ _UNROLLED = threefry.words
 _EXACT = noise._draw
 _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content
+_MEMORY = 1_000_000_000
+"""Bytes of a process above which it lets go of its programs."""
 _BLANK = plots.content(plots.picture("", 0.1, 0.1))
 
 
@@ -126,6 +130,21 @@ def pytest_collection_modifyitems(items):
     """What a shared simulation has compiled serves all its tests, whatever their files."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group(simulations.group_of(item)))
+
+
+def _resident() -> int:
+    """Return the bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """What a group has compiled does not stay in memory for the next: workers grew to gigabytes."""
+    if nextitem is None or simulations.group_of(item) == simulations.group_of(nextitem):
+        return
+    if sys.platform == "linux" and _resident() > _MEMORY:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _fixture_of(name, kind):
