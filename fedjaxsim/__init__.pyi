@@ -55,6 +55,7 @@ from .data.minibatches import ClientData as ClientData
 from .data.minibatches import Minibatches as Minibatches
 from .data.population import Population as Population
 from .engine.batch import batch as batch
+from .engine.compilation_cache import keep_compiled_programs as keep_compiled_programs
 from .engine.evaluation import Evaluation as Evaluation
 from .engine.evaluation import EvaluationPlan as EvaluationPlan
 from .engine.loop import History as History

@@ -1,13 +1,7 @@
-"""The process of a command, alone or beside others: how its work ends, and its compiled programs.
-
-Compiled programs are kept in the user's cache folder by JAX's persistent compilation cache. They
-are trusted and made for one kind of CPU, so the folder is the user's own and has one for each kind.
-"""
+"""The process of a command, alone or beside others: its end, and its compiled programs."""
 
 import contextlib
-import hashlib
 import os
-import platform
 import re
 import sys
 import traceback
@@ -15,8 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-
-import jax
 
 from fedjaxsim import store
 from fedjaxsim.cli.flags import Work
@@ -30,11 +22,10 @@ from fedjaxsim.cli.messages import (
     say,
 )
 from fedjaxsim.engine import processes
+from fedjaxsim.engine.compilation_cache import use_cache
 from fedjaxsim.signals import Stop, stop_on_signal
 
 Result = TypeVar("Result")
-_MOST_BYTES = 2**30
-"""Most bytes of compiled programs that are kept."""
 _BROKEN = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
@@ -110,42 +101,14 @@ def stoppable(kept: Callable[[], str]) -> Iterator[Stop]:
 
 
 def keep_compiled_programs() -> None:
-    """Turn the cache on before JAX compiles, unless the user has chosen another one or none.
-
-    A full folder begins anew, as JAX's own limit takes a lock for every program. An unusable one
-    gives a warning.
-    """
-    settings: Any = jax.config
-    if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
-        return
+    """Turn the cache on; an unusable folder gives a warning. See `engine/compilation_cache.py`."""
     try:
-        folder = cache_folder()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        if sum(path.stat().st_size for path in files) > _MOST_BYTES:
-            for path in files:
-                path.unlink(missing_ok=True)
+        folder = use_cache()
     except (OSError, RuntimeError) as error:
         say(f"warning: compiled programs are not kept: {error}")
         return
-    settings.update("jax_compilation_cache_dir", str(folder))
-    # Many small programs take as long to compile as a large one.
-    settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    _watch_files(folder)
-
-
-def cache_folder() -> Path:
-    """Return the folder for programs of this kind of CPU and threads.
-
-    A program says how its operations are spread over threads.
-    """
-    words = {platform.machine(), f"threads {os.environ.get(processes.THREADS)}"}
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        words |= {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    kind_of_cpu = hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:16]
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "fedjaxsim" / "compiled" / kind_of_cpu
+    if folder is not None:
+        _watch_files(folder)
 
 
 def _watch_files(folder: Path) -> None:

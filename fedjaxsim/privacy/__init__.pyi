@@ -1,10 +1,12 @@
 # The public names of `fedjaxsim.privacy`, for type checkers and `lazy_loader`.
 from . import selection as selection
+from .accounting.in_loop import noise_multiplier_in_jit as noise_multiplier_in_jit
 from .accounting.in_loop import rdp_epsilon_in_jit as rdp_epsilon_in_jit
 from .assumptions import default_delta as default_delta
 from .calibration import noise_multiplier as noise_multiplier
 from .entries import SamplingScheme as SamplingScheme
 from .events import Gaussian as Gaussian
+from .events import NoKnownCost as NoKnownCost
 from .events import PrivacyEvent as PrivacyEvent
 from .events import Pure as Pure
 from .guarantee import Guarantee as Guarantee
@@ -41,6 +43,7 @@ from .mechanisms.transforms import random_projection as random_projection
 from .mechanisms.transforms import transformed as transformed
 from .messages import Messages as Messages
 from .samplers import Availability as Availability
+from .samplers import Cohort as Cohort
 from .samplers import Sampler as Sampler
 from .samplers import Sampling as Sampling
 from .samplers import available as available

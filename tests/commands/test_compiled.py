@@ -14,7 +14,9 @@ import jax
 import pytest
 from support.problems import HANGS
 
+import fedjaxsim as fjs
 from fedjaxsim.cli import process
+from fedjaxsim.engine import compilation_cache
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings_files import read_toml
@@ -147,16 +149,18 @@ print(jax.jit(lambda x: x * 2)(21))
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(process, "jax", jax_without_cache())
+    monkeypatch.setattr(compilation_cache, "jax", jax_without_cache())
     process.keep_compiled_programs()
     error = capsys.readouterr().err
     assert error.startswith("fedjaxsim: warning: compiled programs are not kept: ")
     assert error.count("\n") == 1
+    with pytest.warns(UserWarning, match="compiled programs are not kept"):
+        assert fjs.keep_compiled_programs() is None
 
 
 def test_a_full_folder_begins_anew(tmp_path, monkeypatch):
     changed: dict[str, str] = {}
-    monkeypatch.setattr(process, "jax", jax_without_cache(changed))
+    monkeypatch.setattr(compilation_cache, "jax", jax_without_cache(changed))
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # and restored
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     process.keep_compiled_programs()
@@ -165,6 +169,7 @@ def test_a_full_folder_begins_anew(tmp_path, monkeypatch):
     for most, left in ((20, 2), (19, 0)):
         for name in "ab":
             (folder / name).write_bytes(bytes(10))
-        monkeypatch.setattr(process, "_MOST_BYTES", most)
+        monkeypatch.setattr(compilation_cache, "_MOST_BYTES", most)
         process.keep_compiled_programs()
         assert len(programs(tmp_path)) == left
+    assert fjs.keep_compiled_programs() == folder
