@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedjaxsim import store
 from fedjaxsim.cli.flags import Work

@@ -23,6 +23,7 @@ from .mechanisms import gaussian as gaussian
 from .mechanisms import no_release as no_release
 from .mechanisms import noise_like as noise_like
 from .mechanisms import noised_mean as noised_mean
+from .mechanisms import with_total as with_total
 from .mechanisms import zeros as zeros
 from .mechanisms.gram import gaussian_gram as gaussian_gram
 from .mechanisms.gram import pure_gram as pure_gram

@@ -240,14 +240,17 @@ def charge(
     z = jnp.asarray(noise_multiplier, charges.noise_multiplier.dtype)
     p = jnp.asarray(sampling_rate, charges.sampling_rate.dtype)
     used = charges.rounds > 0
-    usable = ~used | ((charges.noise_multiplier == z) & (charges.sampling_rate == p))
+    # Rounds without a known z are alike, too: they fill no more than one place.
+    unknown = jnp.isnan(z) & jnp.isnan(charges.noise_multiplier)
+    same = (charges.noise_multiplier == z) | unknown
+    usable = ~used | (same & (charges.sampling_rate == p))
     # Used places come first, so the first usable place is the equal one, if any.
     place = jnp.argmax(usable)
     countable = charges.rounds < np.iinfo(np.int32).max
     hit = (jnp.arange(usable.shape[0]) == place) & usable & countable
     # The step towards z is zero for an equal entry, but its derivative is not: the entry's
     # derivative becomes the mean over its rounds, so ε has the right gradient in each round's z.
-    equal = jnp.isinf(z) & (charges.noise_multiplier == z)
+    equal = ~jnp.isfinite(z) & same
     gap = jnp.where(equal, 0.0, z - charges.noise_multiplier)
     step = gap / (charges.rounds + 1).astype(z.dtype)
     missing = ~jnp.any(hit)

@@ -59,9 +59,13 @@ def test_a_count_that_would_leave_int32_overflows():
     assert entries(ledger) == [Entry(1.0, 1.0, most)]
 
 
-def test_not_a_number_never_joins_an_entry():
-    ledger = charged([(float("nan"), 1.0), (float("nan"), 1.0)], 3)
-    assert [entry.rounds for entry in entries(ledger)] == [1, 1]
+def test_not_a_number_joins_its_like_alone():
+    # However many such rounds: they have no ε, and the ledger says why instead of overflowing.
+    nan = float("nan")
+    ledger = charged([(nan, 1.0), (1.0, 1.0), (nan, 1.0), (nan, 0.5), (1.0, 1.0)], 3)
+    found = [(str(z), p, rounds) for z, p, rounds in entries(ledger)]
+    assert found == [("nan", 1.0, 2), ("1.0", 1.0, 2), ("nan", 0.5, 1)]
+    assert not ledger.overflowed
 
 
 def test_scan_counts_exactly_where_float32_sums_stop():

@@ -15,11 +15,11 @@ from fedjaxsim.privacy.mechanisms.protocol import Release as Release
 from fedjaxsim.privacy.mechanisms.protocol import accumulate as accumulate
 from fedjaxsim.privacy.mechanisms.protocol import check_noise as check_noise
 from fedjaxsim.privacy.mechanisms.protocol import check_statistics as check_statistics
-from fedjaxsim.privacy.mechanisms.protocol import counted as counted
 from fedjaxsim.privacy.mechanisms.protocol import noise_like as noise_like
 from fedjaxsim.privacy.mechanisms.protocol import noise_scale as noise_scale
 from fedjaxsim.privacy.mechanisms.protocol import noised_mean as noised_mean
 from fedjaxsim.privacy.mechanisms.protocol import round_value as round_value
+from fedjaxsim.privacy.mechanisms.protocol import with_total as with_total
 from fedjaxsim.privacy.mechanisms.protocol import zeros as zeros
 from fedjaxsim.privacy.mechanisms.record import (
     CLIP,

@@ -151,11 +151,11 @@ def zeros(shapes: PyTree, num_clients: int = 0) -> Accumulator:
 
 def accumulate(accumulator: Accumulator, bounded: Bounded, chunk_total: PyTree) -> Accumulator:
     """Add the total of a chunk of bounded messages."""
-    return counted(accumulator, bounded, jax.tree.map(jnp.add, accumulator.total, chunk_total))
+    return with_total(accumulator, bounded, jax.tree.map(jnp.add, accumulator.total, chunk_total))
 
 
-def counted(accumulator: Accumulator, bounded: Bounded, total: PyTree) -> Accumulator:
-    """Return the accumulator with a new total and the counts of a chunk added."""
+def with_total(accumulator: Accumulator, bounded: Bounded, total: PyTree) -> Accumulator:
+    """Return the accumulator with a new total, and the counts of a chunk of messages added."""
     return Accumulator(
         total,
         accumulator.clipped + jnp.sum(bounded.clipped, dtype=jnp.int32),

@@ -212,7 +212,7 @@ def mechanism_of(
             more = adaptation.tally(bounded)
         else:
             more = jnp.sum(mask, dtype=jnp.result_type(float))
-        return base.counted(accumulator, bounded, (total, count + more) if counts else total)
+        return base.with_total(accumulator, bounded, (total, count + more) if counts else total)
 
     def release(accumulator, denominator, key, state, hparams, round_):
         total, count = accumulator.total if counts else (accumulator.total, jnp.zeros(()))
