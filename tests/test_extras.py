@@ -149,6 +149,7 @@ def bare(tmp_path_factory):
     return folder, without([*libraries, "chex"], [*REFUSED, RUN, IN_WORDS], folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", REFUSED)
 def test_a_command_that_needs_a_library_is_refused_before_it_computes(command, bare):
     folder, answers = bare
@@ -158,6 +159,7 @@ def test_a_command_that_needs_a_library_is_refused_before_it_computes(command, b
     assert {path.name for path in folder.iterdir()} == {"sweep.toml", "t.csv", "run"}
 
 
+@pytest.mark.thorough
 def test_a_run_needs_no_extra_and_says_first_that_it_draws_no_pictures(bare):
     folder, answers = bare
     code, _, error = answers[RUN]
@@ -168,6 +170,7 @@ def test_a_run_needs_no_extra_and_says_first_that_it_draws_no_pictures(bare):
     assert json.loads((folder / "run" / "summary.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.thorough
 def test_what_draws_nothing_does_not_miss_pictures(bare, monkeypatch, capsys):
     def stopped(*arguments, **options):
         raise KeyboardInterrupt

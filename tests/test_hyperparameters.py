@@ -374,11 +374,12 @@ def test_they_show_their_values():
 # --- calibration ----------------------------------------------------------------------------------
 
 
-def test_calibration_finds_the_least_noise_of_a_target():
-    sim = simulation(fjs.fedavg(TASK), fjs.poisson(0.5))
-    hparams = sim.calibrate(sim.hyperparameters(clip=1.0), epsilon=2.0, rounds=3, delta=1e-3)
+def test_calibration_finds_the_least_noise_of_a_target(shared_fedavg):
+    sim = shared_fedavg
+    asked = sim.hyperparameters(clip=1.0, sampling_rate=0.5)
+    hparams = sim.calibrate(asked, epsilon=2.0, rounds=2, delta=1e-3)
     assert hparams.clip == 1.0
-    state, _ = sim.run(sim.init(0, hparams), hparams, 3)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 2)
     epsilon = sim.guarantee(state, 1e-3).find("zero_out", "joint_dp").epsilon
     assert epsilon is not None
     assert 1.99 < epsilon <= 2.0

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import simulations
 from support.problems import (
     classification,
     compilations,
@@ -20,6 +21,7 @@ from support.several import start
 from fedjaxsim import pmtl, ppsgd
 from fedjaxsim.callbacks import Records
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.splitting import split
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.shard import CLIENTS, RUNS
 from fedjaxsim.engine.state import state_of
@@ -32,6 +34,7 @@ from fedjaxsim.simulation_batch import SimulationBatch, grid
 from fedjaxsim.tasks.task import known_regression, softmax
 
 THOROUGH = pytest.mark.thorough
+pytestmark = pytest.mark.usefixtures("shared_pmtl")
 BASE = {
     "learning_rate": 0.05, "lam": 0.3, "lam2": 0.0, "mu": 0.2, "clip": 0.4,
     "noise_multiplier": 0.5,
@@ -106,8 +109,7 @@ def test_generated_data_and_noise_schedules_agree_too():
 @functools.cache
 def three() -> SimulationBatch:
     """Three runs that may differ in η and λ, in segments of two rounds."""
-    population, task = least_squares([5, 9, 17, 8])
-    sim = Simulation(pmtl(task), population, full_participation(), Minibatches(4, steps=2))
+    sim = simulations.shared("pmtl")
     base = read_by(sim, **BASE)
     return SimulationBatch(
         sim, [base, base.replace(learning_rate=0.06, lam=0.1), base.replace(lam=0.2)]
@@ -159,7 +161,7 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     many, sim = three(), three().simulation
     leaf = after(many, 2).personal["kernel"]
     assert len(jax.devices()) == 2
-    assert leaf.shape == (4, 4, 1, 3)  # three settings, the last one repeated
+    assert leaf.shape == (5, 4, 1, 3)  # three settings, the last one repeated
     assert leaf.sharding.device_set == set(jax.devices())
     one = SimulationBatch(sim, many.settings, devices=jax.devices()[:1])
     np.testing.assert_array_equal(after(one, 2).personal["kernel"], leaf[:, :3])
@@ -171,7 +173,9 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     assert not seen
     assert history[-1].metrics["loss"].shape == (2, 2)
     # Rows that are split otherwise share the program, whose bounds change no result.
-    elsewhere = sim.with_population(least_squares([9, 5, 20, 5])[0])
+    elsewhere = sim.with_population(
+        split(least_squares([10, 6, 13, 8, 11])[0], test=0.3, validation=0.2)
+    )
     moved = many.with_runs(elsewhere, many.settings)
     with compilations() as seen:
         found = after(moved, 2).personal["kernel"]
