@@ -119,46 +119,47 @@ def narrow_task(dtype):
     return softmax(model, 3)
 
 
-@pytest.mark.thorough
+def narrow_simulation(problem, factory, mechanism="gaussian"):
+    population, _ = problem
+    sim = fjs.Simulation(
+        factory(narrow_task(jnp.bfloat16)), population, fjs.full_participation(),
+        fjs.Minibatches(2, steps=1), make(MECHANISMS[mechanism]),
+    )  # fmt: skip
+    return sim, read_by(sim, lam=0.1, mu=0.1, clip=1.0, noise_multiplier=0.5, learning_rate=0.1)
+
+
 @pytest.mark.parametrize(
-    ("factory", "mechanism"),
+    "name",
     [
-        pytest.param(
-            lambda task: fjs.fedavg(task, server_optimizer=optimizers.server(optax.adam)),
-            "gaussian",
-            marks=pytest.mark.thorough,
-        ),
-        *(
-            pytest.param(
-                functools.partial(algorithm_of, name, num_clients=M),
-                system.mechanism,
-                marks=() if name == "pmtl" else pytest.mark.thorough,
-            )
-            for name, system in LAWFUL.items()
-            if system.mechanism in ("gaussian", "every-row")
-            and name != "fedavg"
-            and not system.linear
-        ),
+        pytest.param(name, marks=() if name == "pmtl" else pytest.mark.thorough)
+        for name, system in LAWFUL.items()
+        if system.mechanism in ("gaussian", "every-row") and not system.linear
     ],
 )
-def test_bfloat16_models_work_under_noise(problem, factory, mechanism):
-    population, _ = problem
-    task = narrow_task(jnp.bfloat16)
-    sim = fjs.Simulation(
-        factory(task), population, fjs.full_participation(), fjs.Minibatches(2, steps=1),
-        make(MECHANISMS[mechanism]),
-    )  # fmt: skip
-    hparams = read_by(sim, lam=0.1, mu=0.1, clip=1.0, noise_multiplier=0.5, learning_rate=0.1)
+def test_a_round_keeps_the_types_of_bfloat16_models(problem, name):
+    factory = functools.partial(algorithm_of, name, num_clients=M)
+    sim, hparams = narrow_simulation(problem, factory, LAWFUL[name].mechanism)
+    key, arrays = sim.check_start(0, hparams)
+    state = jax.eval_shape(sim.program.init, key, arrays)
+    after, _ = jax.eval_shape(sim.program.step, state, arrays, sim.rows["train"])
+    types = [jax.tree.map(lambda leaf: leaf.dtype, each.shared) for each in (state, after)]
+    assert types[0] == types[1]
+    assert jnp.bfloat16 in jax.tree.leaves(types[0])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "factory",
+    [fjs.pmtl, lambda task: fjs.fedavg(task, server_optimizer=optimizers.server(optax.adam))],
+)
+def test_bfloat16_models_work_under_noise(problem, factory):
+    sim, hparams = narrow_simulation(problem, factory)
     state = sim.init(0, hparams)
-    before = jax.tree.map(lambda leaf: leaf.dtype, state.shared)
     for _ in range(2):
         state, metrics = sim.round(state, hparams)
         assert int(metrics["nonfinite"]) == 0
-    assert jax.tree.map(lambda leaf: leaf.dtype, state.shared) == before
-    assert jnp.bfloat16 in jax.tree.leaves(before)
-    assert all(
-        np.all(np.isfinite(np.asarray(leaf, float))) for leaf in jax.tree.leaves(state.shared)
-    )
+    leaves = jax.tree.leaves(state.shared)
+    assert all(np.all(np.isfinite(np.asarray(leaf, float))) for leaf in leaves)
     assert sim.guarantee(state, 1e-3).find("zero_out").epsilon is not None
 
 

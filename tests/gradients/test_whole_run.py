@@ -28,6 +28,8 @@ THOROUGH = pytest.mark.thorough
 T = 50
 LIKE_OTHERS = ("scaffold", "feddyn", "qffl", "pfedme", "per-fedavg", "fedala")
 """Systems whose reverse mode meets no other loop or branch than those of apfl and ifca."""
+BOTH = ("pmtl", "fedavg", "mpmtl")
+"""Systems whose runs are differentiated in both modes."""
 BASE = {
     "learning_rate": 0.05,
     "server_learning_rate": 0.8,
@@ -98,34 +100,40 @@ def difference(value, at, step):
     return (8 * near - far) / (12 * step)
 
 
+def check_differences(name, function):
+    """Check a function of a seed and hyperparameters that gives a value and its derivatives."""
+    sim, hparams, _ = case(name)
+    _, gradient = function(3, hparams)
+
+    def at(wrt, point, index=()):
+        leaf = np.array(getattr(hparams, wrt), np.float64)
+        leaf[index] = point
+        return float(function(3, hparams.replace(**{wrt: leaf}))[0])
+
+    for wrt in read_names(sim):
+        leaf = np.asarray(getattr(hparams, wrt))
+        assert gradient[wrt].shape == leaf.shape
+        for index in SCHEDULE if leaf.ndim else ((),):
+            # So near that no message's norm crosses the clip norm, where there is a kink.
+            expected = difference(
+                lambda point, wrt=wrt, index=index: at(wrt, point, index),
+                leaf[index],
+                1e-4 * leaf[index],
+            )
+            assert abs(expected) > 1e-6
+            np.testing.assert_allclose(gradient[wrt][index], expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("system", every_system("pmtl"))
 def test_derivatives_of_a_run_are_those_of_differences(system):
+    """In reverse mode, or in forward mode, of systems that have both or loops like others."""
     with jax.enable_x64(True):
-        sim, hparams, forward = case(system)
-        _, gradient = forward(3, hparams)
-
-        def at(name, point, index=()):
-            leaf = np.array(getattr(hparams, name), np.float64)
-            leaf[index] = point
-            return float(forward(3, hparams.replace(**{name: leaf}))[0])
-
-        for name in read_names(sim):
-            leaf = np.asarray(getattr(hparams, name))
-            for index in SCHEDULE if leaf.ndim else ((),):
-                # So near that no message's norm crosses the clip norm, where there is a kink.
-                expected = difference(
-                    lambda point, name=name, index=index: at(name, point, index),
-                    leaf[index],
-                    1e-4 * leaf[index],
-                )
-                assert abs(expected) > 1e-6
-                np.testing.assert_allclose(gradient[name][index], expected, rtol=1e-6)
+        in_forward_mode = system in (*BOTH, *LIKE_OTHERS)
+        check_differences(system, case(system)[2] if in_forward_mode else reverse_of(system))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "system", [each for each in every_system("pmtl") if each.values[0] not in LIKE_OTHERS]
-)
+@pytest.mark.parametrize("system", BOTH)
 def test_both_modes_give_the_same_numbers(system):
     # In fedavg a client's messages are never finite, so they count as zero: forward mode and the
     # differences above show what reverse mode must make of them.
