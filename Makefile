@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: test test-all lint types unit thorough compiled demo docs release clean
+.PHONY: test test-all lint types unit quick thorough compiled demo docs release clean
 
 # Every capability and every law once; test-all adds types, repetitions, features together and the site.
 test: lint unit
@@ -24,6 +24,11 @@ PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 unit: $(VENV)/ready
 	$(PYTEST) -m "not thorough"
+
+# For the moment between two edits: the tests of what differs from the last commit (5: there are none).
+quick: $(VENV)/ready
+	@tests=$$($(BIN)/python tests/support/touched.py) && echo "tests touched: $${tests:-none}" && \
+	  { [ -z "$$tests" ] || $(PYTEST) -m "not thorough" $$tests || [ $$? -eq 5 ]; }
 
 thorough: $(VENV)/ready
 	$(PYTEST) -m thorough

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.touched import touched
 
 import fedjaxsim as fjs
 
@@ -58,3 +59,21 @@ def test_the_oldest_versions_are_those_that_are_declared():
     assert declared
     for name, least in declared:
         assert f"{oldest[name]}.".startswith(f"{least}."), name
+
+
+def test_a_quick_call_runs_the_tests_that_a_change_touches():
+    def of(*names):
+        return {str(path) for path in touched(map(Path, names))}
+
+    assert of() == of("docs/conf.py") == set()
+    ditto = of("fedjaxsim/algorithms/ditto.py")
+    assert "tests/algorithms/test_ditto.py" in ditto  # by its name and by its imports
+    assert "tests/data/test_table.py" not in ditto
+    assert of("tests/data/test_table.py") == {"tests/data/test_table.py"}
+    assert "tests/engine/test_streams.py" in of("tests/support/traced_keys.py")
+    assert "tests/models/test_modules.py" in of("fedjaxsim/models/modules.py")
+    assert of("fedjaxsim/models/no_such_module.py") == {"tests/models"}
+    assert of("fedjaxsim/cli/run.py", "tests/conftest.py") == {"tests"}
+    assert of("tests/commands/conftest.py", "docs/reference/faq.md") == {
+        "tests/commands", "tests/test_docs.py"
+    }  # fmt: skip
