@@ -36,11 +36,14 @@ class Default(enum.Enum):
       STEP: 1/L for a known bound L, see `Algorithm.curvature`, or `USUAL_STEP`.
       RATE: the rate p of the run's sampler.
       SAMPLED: the same, for the hyperparameter that a sampler with its usual rate reads.
+      RATIO: a ratio of variances that a run without noise estimates from its rows; see
+        `data.variance_ratios`.
     """
 
     STEP = "0.1, or 1/L on bounded rows"
     RATE = "sampling rate"
     SAMPLED = "max(0.2, 10 / clients)"
+    RATIO = "estimated from the rows, without noise"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,11 +285,13 @@ def fill(
     rate: Callable[[Hyperparameters], Value] = lambda hparams: 1.0,
     step: Callable[[Hyperparameters], Value] = lambda hparams: USUAL_STEP,
     *,
+    ratios: Callable[[], Mapping[str, float]] | None = None,
     clients: int | None = None,
 ) -> Hyperparameters:
     """Complete values by defaults and check them.
 
-    A `Default` follows from `rate`, `(hparams) -> p`, or `step`, `(hparams) -> η`.
+    A `Default` follows from `rate`, `(hparams) -> p`, `step`, `(hparams) -> η`, or `ratios`, ratios
+    of variances by name. Those are made of rows: without the function they must be given.
     """
     for name in values:
         checks.one_of(records, hyperparameter=name)
@@ -302,6 +307,16 @@ def fill(
         if records[name].per_client and isinstance(complete[name], list | tuple):
             complete[name] = np.asarray(complete[name])
     derived = {name: value for name, value in complete.items() if isinstance(value, Default)}
+    of_rows = [name for name, kind in derived.items() if kind is Default.RATIO]
+    if of_rows:
+        if ratios is None:
+            raise ValueError(
+                f"{' and '.join(of_rows)} must be given: fjs.data.variance_ratios(population) "
+                "estimates them from rows, which no ε covers"
+            )
+        found = ratios()
+        complete |= {name: found[name] for name in of_rows}
+        derived = {name: kind for name, kind in derived.items() if name not in of_rows}
     if derived:
         independent = Hyperparameters(**{n: v for n, v in complete.items() if n not in derived})
         p = independent.sampling_rate if "sampling_rate" in independent else rate(independent)

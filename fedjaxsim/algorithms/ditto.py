@@ -3,7 +3,14 @@
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
+from fedjaxsim.algorithms.local_steps import (
+    PULL,
+    PullBy,
+    check_pull,
+    local_steps,
+    pull_of,
+    pull_records,
+)
 from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
@@ -27,7 +34,7 @@ def _personal(
 @reads(
     optimizers.local_records,
     optimizers.server_records,
-    PULL,
+    pull_records,
     lambda **given: optimizers.local_records(local_optimizer=_personal(**given)),
 )
 def ditto(
@@ -37,6 +44,7 @@ def ditto(
     personal_epochs: int | None = None,
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
+    pull: PullBy = "equal",
 ) -> Algorithm:
     """Ditto: FedAvg's global w, and beside it a personal model v_k of every client (Algorithm 1).
 
@@ -52,17 +60,21 @@ def ditto(
       personal_optimizer: Optimizer of the personal models, with `hparams.personal_learning_rate`
         if given by name; by default that of the clients.
       personal_epochs: Epochs of the personal models; by default as many local steps as for w.
+      pull: "rows" divides λ by the client's training rows, and gives intercepts a λ of their own,
+        as a mixed model shrinks; see `data.variance_ratios`.
     """
+    check_pull(pull, local_optimizer, personal_optimizer)
     own = _personal(personal_optimizer=personal_optimizer, local_optimizer=local_optimizer)
     of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def client(shared, personal, data, hparams, context):
         _, update, _ = of_w.client(shared, (), data, hparams, context)
-        pull = Pull(hparams.lam, shared.params)
+        to_w = pull_of(pull, hparams, shared.params, data)
         v_k = local_steps(
-            personal, data, task, own, hparams, context.round, pull, epochs=personal_epochs
+            personal, data, task, own, hparams, context.round, to_w, epochs=personal_epochs
         )
         return v_k, update, {}
 
-    curvature = optimizers.curvature(local_optimizer, PULL.name)
+    penalties = (PULL.name,) if pull == "equal" else ()
+    curvature = optimizers.curvature(local_optimizer, *penalties)
     return with_personal(of_w, client)._replace(curvature=curvature, sends_from_shared=True)

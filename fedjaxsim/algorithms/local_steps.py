@@ -1,16 +1,17 @@
 """Local training: a client's minibatch steps with an optimizer."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.algorithms.optimizers import LocalChoice, as_local, evaluated, step_with
 from fedjaxsim.data.minibatches import Batch, ClientData
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
+from fedjaxsim.hyperparameters import Default, Hyperparameter, Hyperparameters, Records
 from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
 from fedjaxsim.tasks.task import Task
 
@@ -24,11 +25,57 @@ PULL = Hyperparameter(
 )
 
 
-class Pull(NamedTuple):
-    """The penalty (strength/2)·‖v − centre‖² on top of the loss, centre like the params."""
+LAM_BY_ROWS = dataclasses.replace(
+    PULL,
+    default=Default.RATIO,
+    per_client=False,
+    help="λ of slopes, which a client divides by its training rows; best is σ²/τ², the variance of "
+    "errors over that of slopes between clients.",
+)
+LAM_INTERCEPT = dataclasses.replace(
+    LAM_BY_ROWS,
+    name="lam_intercept",
+    help="The same for intercepts: σ²/τ₀² with their variance, (1 − ICC)/ICC.",
+)
+PullBy = Literal["equal", "rows"]
 
-    strength: ArrayLike
+
+def pull_records(pull: PullBy = "equal", **_: object) -> Records:
+    """Return the hyperparameters of a client's pull, for `reads`."""
+    return (PULL,) if pull == "equal" else (LAM_BY_ROWS, LAM_INTERCEPT)
+
+
+class Pull(NamedTuple):
+    """The penalty (strength/2)·‖v − centre‖² on top of the loss, centre like the params.
+
+    A `proximal` pull has a strength for each leaf and follows each step of plain SGD exactly, so
+    the strength does not bound the step.
+    """
+
+    strength: Any
     centre: PyTree
+    proximal: bool = False
+
+
+def pull_of(by: PullBy, hparams: Hyperparameters, centre: PyTree, data: ClientData) -> Pull:
+    """Return a client's pull to `centre`; if `by` rows, as a mixed model shrinks its n rows."""
+    if by == "equal":
+        return Pull(hparams.lam, centre)
+    rows = jnp.maximum(data.count, 1)
+
+    def strength(path, leaf):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        lam = hparams.lam_intercept if name == "bias" else hparams.lam
+        return (lam / rows).astype(leaf.dtype)
+
+    return Pull(jax.tree_util.tree_map_with_path(strength, centre), centre, proximal=True)
+
+
+def check_pull(by: PullBy, *optimizers: LocalChoice | None) -> None:
+    """Check the choice of a pull; pulls by rows know the step of plain SGD alone."""
+    checks.one_of(get_args(PullBy), pull=by)
+    if by == "rows" and any(optimizer not in ("sgd", None) for optimizer in optimizers):
+        raise ValueError("pull 'rows' needs local optimizer 'sgd' with a constant learning rate")
 
 
 def local_steps(
@@ -55,13 +102,18 @@ def local_steps(
     def step(carry, batch):
         params, state = carry
         grads = gradient(params, batch)
-        if pull is not None:
-            strength, centre = pull
+        if pull is not None and not pull.proximal:
+            strength, centre, _ = pull
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
         if penalty is not None:
             grads = jax.tree.map(jnp.add, grads, jax.grad(penalty)(params, batch))
         updates, state = step_with(optimizer, grads, state, params)
         moved = optax.apply_updates(params, updates)
+        if pull is not None and pull.proximal:
+            eta = hparams.learning_rate
+            moved = jax.tree.map(
+                lambda v, s, c: (v + eta * s * c) / (1 + eta * s), moved, pull.strength, pull.centre
+            )
         return task.tracked(params, moved, batch), state
 
     return evaluated(*data.fold(step, (params, optimizer.init(params)), epochs))

@@ -28,5 +28,6 @@ from .transforms import invert as invert
 from .transforms import scale as scale
 from .transforms import scale_by_rows as scale_by_rows
 from .transforms import unit_rows as unit_rows
+from .variance_components import variance_ratios as variance_ratios
 
 __all__: list[str]

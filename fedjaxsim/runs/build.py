@@ -18,6 +18,7 @@ from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import DataSpec
+from fedjaxsim.data.variance_components import variance_ratios
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
 from fedjaxsim.engine.processes import is_first
@@ -266,6 +267,9 @@ def fill_settings(
     records: Mapping[str, Hyperparameter],
     *follow: Callable[..., Any],
     clip_norm: float = USUAL_CLIP,
+    ratios: Callable[[], Mapping[str, float]] = lambda: dict.fromkeys(
+        ("lam", "lam_intercept"), 1.0
+    ),
 ) -> Hyperparameters:
     """Return the hyperparameters in some settings, before any follow from an ε; see `fill`.
 
@@ -278,7 +282,7 @@ def fill_settings(
         clip = clip_norm if values["clip"] is None else values["clip"]
         values["clip"] = clip if config.clips else math.inf
     given = {name: value for name, value in values.items() if value is not None}
-    return fill(records, given, *follow)
+    return fill(records, given, *follow, ratios=ratios)
 
 
 def _delta(config: RunConfig, num_clients: int) -> float:
@@ -290,7 +294,12 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
     """Return the hyperparameters of a run, with those that follow from its settings and data."""
     sampler, step = simulation.sampler, simulation.step_size
     hparams = fill_settings(
-        config, simulation.records, sampler.rate, step, clip_norm=simulation.clip_norm
+        config,
+        simulation.records,
+        sampler.rate,
+        step,
+        clip_norm=simulation.clip_norm,
+        ratios=functools.partial(_ratios, config, simulation),
     )
     scheme = sampler.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
@@ -320,6 +329,19 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
         z = float(np.asarray(hparams.noise_multiplier))
         hparams = hparams.replace(noise_multiplier=config.noise_schedule.noise(z, config.rounds))
     return complete(hparams)
+
+
+def _ratios(config: RunConfig, simulation: Simulation) -> dict[str, float]:
+    """Estimate ratios of variances, if the run makes no promise that does not cover them."""
+    noise = math.isfinite(config.target_epsilon) or (config.get("noise_multiplier") or 0) > 0
+    if noise or simulation.examples is not None or config.get("evaluate_privately") is not None:
+        raise ValueError(
+            "lam and lam-intercept must be given in a private run, since no ε covers an estimate "
+            "from rows: lam-intercept is (1 − ICC)/ICC, and a large lam pulls slopes together"
+        )
+    if config.loss != "squared":
+        raise ValueError(f"lam and lam-intercept must be given with loss {config.loss}")
+    return variance_ratios(simulation.population)
 
 
 @contextlib.contextmanager

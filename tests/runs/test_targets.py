@@ -155,3 +155,14 @@ def test_an_own_loss_may_have_the_names_of_classes_numbered(tmp_path):
     (tmp_path / "own.py").write_text(code.format("squared(model)"))
     population = population_of(parse(flags("status", *own)).settings)
     assert {*np.unique(population.fields["y"])} == {1, 2}
+
+
+def test_only_a_run_without_noise_estimates_how_clients_shrink(table):
+    scaled = ["--loss", "squared", "--range", "days=0:40", "--algorithm", "ditto", "--pull", "rows"]
+    run = experiment("days", *scaled)
+    want = fjs.data.variance_ratios(run.simulation.population)
+    assert float(run.hparams.lam) == pytest.approx(want["lam"])
+    assert run.resolved()["resolved"]["lam_intercept"] == pytest.approx(want["lam_intercept"])
+    config = parse(flags("days", *scaled, "--noise-multiplier", "1")).settings
+    with pytest.raises(ValueError, match=r"must be given in a private run"):
+        resolved(config, run.simulation)
