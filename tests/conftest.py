@@ -85,7 +85,7 @@ def _draw_short(words, size, dtype):
     """
     index = jax.lax.iota(jnp.uint32, size)
     high, low = threefry.words(words, jnp.zeros_like(index), index)
-    total = sum((part >> 16) + (part & 0xFFFF) for part in (high, low))
+    total = (high >> 16) + (high & 0xFFFF) + (low >> 16) + (low & 0xFFFF)
     return (total.astype(dtype) - 2 * 0xFFFF) * (3**0.5 / 2**16)
 
 

@@ -1,4 +1,4 @@
-"""What commands print on stdout: tables, JSON, guarantees and reports."""
+"""Tables, JSON, guarantees and reports that commands print on stdout."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
