@@ -32,6 +32,7 @@ def simulation(algorithm=pmtl, population=CLIENTS, task=TASK, **settings):
     return Simulation(algorithm(task), population, poisson(1.0), EPOCH, **settings)
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_what_the_user_passed_alone():
     mine = {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(3)}
     sim = simulation(task=TASK._replace(init=lambda key: mine))

@@ -19,6 +19,7 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import squared
 
 
+@pytest.mark.thorough
 def test_ditto_is_its_formula_worked_by_hand():
     # One weight and one row per client, (x, y) = (1, 2) and (1, 6); E = 2, η = 1/2, λ = 1, so that
     # w moves by (y − w)/2 a step and v by (y − v)/2 + (w − v)/2.

@@ -51,7 +51,7 @@ def ended():
     """PMTL of updates after two rounds, in float64: three models, and one far off, published."""
     with jax.enable_x64(True):
         sim = simulation(pmtl(TASK, message="update"), gaussian())
-        return sim, sim.run(begin(sim, seed=2), sim.hyperparameters(**VALUES), 2)[0]
+        return sim, rounds(sim, begin(sim, seed=2), 2)
 
 
 @functools.cache

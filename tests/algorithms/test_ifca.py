@@ -68,6 +68,7 @@ def test_clusters_must_be_positive():
         ifca(least_squares([3])[1], clusters=0)
 
 
+@pytest.mark.thorough
 def test_models_that_start_from_a_published_one_are_apart_by_the_seed():
     population, task = least_squares([5, 6])
     algorithm = ifca(task, clusters=K)

@@ -18,6 +18,7 @@ from fedjaxsim.tasks.task import squared
 FULL_BATCH = Minibatches(1000, epochs=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "algorithm", [pmtl, *(pytest.param(a, marks=pytest.mark.thorough) for a in (fedavg, local))]
 )

@@ -297,6 +297,7 @@ def test_several_outputs_and_intercepts_are_columns_and_coordinates():
         np.testing.assert_allclose(found, np.vstack([w, b]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_server_may_map_all_releases_to_anything_that_clients_can_apply():
     # f(Σ^(1:t)) = 0.1 times the trace of all releases so far; client i multiplies by 1 + i f.
     own = ServerMap(
@@ -313,6 +314,7 @@ def test_a_server_may_map_all_releases_to_anything_that_clients_can_apply():
         np.testing.assert_allclose(found[t], w, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("exact_noise")
 def test_examples_are_protected_by_noise_of_the_right_law():
     # Zero data: what a client goes on from is the noise alone, whose norm is Gamma(d, 2K/ε).

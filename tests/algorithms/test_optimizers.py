@@ -85,6 +85,7 @@ def test_a_learning_rate_schedule_counts_rounds():
         np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
     with jax.enable_x64(True):
         population, task = least_squares([8])
@@ -104,6 +105,7 @@ def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
         np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [pytest.param("momentum", marks=pytest.mark.thorough), "adam"])
 def test_momentum_and_weight_decay_are_those_of_pytorch(name):
     # torch.optim.SGD and Adam: the decay joins the gradient, before the moments.

@@ -42,6 +42,7 @@ def test_local_steps_are_those_of_algorithm_1_in_numpy(derivative: Derivative):
         np.testing.assert_allclose(coefficients(update), w, rtol=1e-11)
 
 
+@pytest.mark.thorough
 def test_clients_predict_one_step_from_w_on_their_training_rows():
     with jax.enable_x64(True):
         population, task = least_squares([5, 40, 9], test=0.3)

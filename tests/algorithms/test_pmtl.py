@@ -102,6 +102,7 @@ def test_the_offset_forgets_all_but_the_last_noise():
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("message", [pytest.param("update", marks=pytest.mark.thorough), "offset"])
 def test_both_messages_of_pmtl_are_their_formulas_worked_by_hand(message):
     # One weight and one row per client, (x, y) = (1, 2) and (1, 6), E = 1, η = 1/2, λ = 1: a step

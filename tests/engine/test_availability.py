@@ -157,6 +157,7 @@ def test_a_round_costs_a_client_that_may_be_silent_no_more(answers):
         assert np.all(seen <= charged)
 
 
+@pytest.mark.thorough
 def test_the_rate_is_that_of_an_available_client():
     """The numbers of the page, by dp_accounting: a third of the rounds at 3p costs more."""
 
@@ -198,6 +199,7 @@ def test_clients_answer_in_their_window_with_the_probability_of_the_others():
     assert float(sim.sampler.rate(hparams)) == p
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("minibatches", "most"),
     [

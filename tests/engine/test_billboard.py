@@ -168,6 +168,7 @@ def test_a_noise_multiplier_made_of_messages_is_found():
         check(build(pmtl(TASK), mechanism._replace(release=release)))
 
 
+@pytest.mark.thorough
 def test_a_check_that_tried_nothing_says_so():
     with pytest.raises(ValueError, match="client 4"):
         check(build(pmtl(TASK)), sampling_rate=1e-6, rounds=1)

@@ -143,6 +143,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [
@@ -423,6 +424,7 @@ def test_clients_without_rows_do_not_count():
     assert np.isnan(sim.evaluate(state, hparams, "validation").summary()["validation_loss"])
 
 
+@pytest.mark.thorough
 def test_a_population_without_test_rows_is_told_of_once():
     rows = {"x": np.ones((3, 2), np.float32), "y": np.array([0, 1, 1])}
     population = Population.from_clients([rows])

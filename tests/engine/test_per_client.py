@@ -39,7 +39,7 @@ def test_each_client_descends_with_its_own_eta_and_lambda():
         hparams = sim.hyperparameters(learning_rate=ETA, lam=LAM, clip=1.0, noise_multiplier=0.0)
         state = sim.init(0, hparams)
         w = coefficients(state.shared.params)
-        state, _ = sim.run(state, hparams, 1)
+        state, _ = sim.round(state, hparams)
         found = coefficients(sim.models(state, hparams))
         for k, (x, y) in enumerate(designs(problem()[0], "train")):
             expected = gradient_descent(x, y, w, ETA[k], 3, w, LAM[k])

@@ -97,6 +97,7 @@ def test_a_streamed_run_has_the_models_and_predictions_of_one_in_memory(
             np.testing.assert_allclose(found[name], each, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_new_rows_go_to_the_clients_of_their_names():
     population, task = classification([5, 9, 4])
     sim, state, hparams = trained("pmtl", population, task)

@@ -67,6 +67,7 @@ def in_chunks(size, chunk_map):
     return learned(second), (metrics, others), sim.evaluate(second, hparams).values
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "chunk_map"),
     [

@@ -23,6 +23,7 @@ def work(slots, weights, reverse, piece=False):
     return function
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("slots", "piece"),
     [

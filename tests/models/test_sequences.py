@@ -118,6 +118,7 @@ def test_the_transformer_is_its_formula():
     np.testing.assert_allclose(jax.jit(model.apply)(params, x), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thorough
 @NETWORKS
 def test_a_later_token_leaves_what_was_said_before(name):
     model = make(name)
