@@ -3,7 +3,9 @@
 import json
 import shlex
 
+import jsonschema
 import pytest
+from support.json_schemas import SCHEMAS
 
 from fedjaxsim.cli import main
 
@@ -21,9 +23,14 @@ def ask(capsys):
 
 @pytest.fixture
 def ask_json(ask):
-    """Run a command with `--json` and return what it prints, which must be strict JSON."""
+    """Run a command with `--json` and return what it prints: strict JSON that fits its schema."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not strict JSON")
 
-    return lambda command: json.loads(ask(f"{command} --json"), parse_constant=refuse)
+    def answer(command: str):
+        found = json.loads(ask(f"{command} --json"), parse_constant=refuse)
+        jsonschema.validate(found, SCHEMAS[command.split()[0]])
+        return found
+
+    return answer

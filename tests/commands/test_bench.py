@@ -1,6 +1,5 @@
 """`fedjaxsim bench`, from its flags to its numbers."""
 
-import json
 import os
 
 import pytest
@@ -56,14 +55,12 @@ def test_bad_input_is_refused_in_one_line(arguments, words, refused, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_tiny_run_is_measured(capsys):
-    assert main(["bench", *TINY, "--repeats", "2", "--json"]) == 0
-    printed = capsys.readouterr()
-    found = json.loads(printed.out)
+def test_a_tiny_run_is_measured(ask_json, capsys):
+    found = ask_json(f"bench {' '.join(TINY)} --repeats 2")
     assert found["machine"]["cores"] == os.cpu_count()
     assert found["machine"]["versions"].keys() >= {"python", "jax", "fedjaxsim"}
     low, high = found["rounds_per_second_range"]
     assert 0 < low <= found["rounds_per_second"] <= high
     for positive in ("evaluation_seconds", "clients_per_round", "chunk_size", "devices"):
         assert found[positive] > 0
-    assert "fedjaxsim" not in printed.err
+    assert "fedjaxsim" not in capsys.readouterr().err

@@ -34,10 +34,9 @@ def test_columns_of_text_are_shown_with_their_flags(tmp_path, capsys):
     assert "rows: 20" in capsys.readouterr().out
 
 
-def test_partitions_and_held_out_clients_count(capsys):
-    flags = "--clients 10 --partition quantity --held-out-clients 0.3 --seed 3 --json"
-    assert main(["data", "show", *flags.split()]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_partitions_and_held_out_clients_count(ask_json):
+    flags = "--clients 10 --partition quantity --held-out-clients 0.3 --seed 3"
+    found = ask_json(f"data show {flags}")
     assert found["clients"] == 7
     assert found["labels"] == [*range(10)]
 

@@ -2,9 +2,12 @@
 
 import pytest
 import tomli_w
+from support.json_schemas import SCHEMAS
 from support.written_runs import write_run
 
 from fedjaxsim.cli import main
+from fedjaxsim.cli.flags import Command
+from fedjaxsim.cli.program import COMMANDS
 from fedjaxsim.report.files import write_json
 
 
@@ -60,3 +63,8 @@ def test_a_damaged_folder_is_listed_with_its_problem(tmp_path, capsys):
 @pytest.mark.parametrize("words", ["ls absent", "ls --tag"])
 def test_a_folder_that_is_not_there_is_refused(refused, words):
     refused(words)
+
+
+def test_every_json_has_a_schema():
+    printing = {name for name, path in COMMANDS.items() if "json" in Command.find(name, path).flags}
+    assert printing == {*SCHEMAS}

@@ -12,7 +12,7 @@ import pytest
 from support.problems import HANGS
 from support.refusals import check_refusals, parsed
 
-from fedjaxsim.cli import main
+from fedjaxsim.cli import plan
 from fedjaxsim.cli.plan import planned
 from fedjaxsim.engine.layout import Workload
 from fedjaxsim.extras import missing
@@ -124,16 +124,15 @@ def test_a_streamed_run_needs_a_cohort_on_the_device_and_the_states_on_the_host(
     assert found["needs"] < found["has"]
 
 
-def test_the_command_prints_the_table_or_its_numbers(capsys):
-    command = [*FLAGS.split(), "--algorithm", "local"]
-    assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command_prints_the_table_or_its_numbers(ask, ask_json, monkeypatch):
+    command = f"{FLAGS} --algorithm local"
+    found = ask_json(command)
     assert (found["clients"], found["devices"]) == (M, jax.device_count())
     parts = sum(found[name] for name in ("rows", "states", "server"))
     device = parts + max(found["rounds"], found["evaluation"])
     assert found["needs"] == found["process"] + found["devices"] * device <= found["peak"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
+    monkeypatch.setattr(plan, "planned", lambda *run: found)  # compiled once
+    printed = ask(command)
     assert "personal states" in printed
     assert printed.endswith("it fits\n")
 

@@ -180,9 +180,8 @@ def test_compare_prints_a_table_and_draws(finished, tmp_path, capsys):
     assert picture.stat().st_size < 150_000
 
 
-def test_compare_as_json(finished, capsys):
-    assert main(["compare", str(finished / "pmtl"), "--json"]) == 0
-    [row] = json.loads(capsys.readouterr().out, parse_constant=refuse)
+def test_compare_as_json(finished, ask_json):
+    [row] = ask_json(f"compare {finished / 'pmtl'}")
     run = RunDirectory(finished / "pmtl")
     assert row == {"run": "pmtl", **run.summary(), "assumed": [*run.report().assumed]}
 

@@ -1,4 +1,7 @@
 import contextlib
+import os
+import re
+import sys
 import threading
 import types
 from typing import Any
@@ -136,6 +139,42 @@ def test_below_the_table_is_who_has_no_value(capsys):
     )
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("a "))
     assert line.split()[:4] == ["a", "patients,", "3", "clients"]
+
+
+def on_a_terminal(show, monkeypatch):
+    """What is on a terminal of 120 columns after some work, without colours."""
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as stderr, monkeypatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", "120")
+        patch.setattr(sys, "stderr", stderr)
+        show()
+    shown = b""
+    with contextlib.suppress(OSError):  # at its end, as nobody has the terminal any more
+        while part := os.read(reader, 2**16):
+            shown += part
+    os.close(reader)
+    return re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown.decode())
+
+
+def test_on_a_terminal_a_bar_is_drawn_over_itself(monkeypatch):
+    def show():
+        with Bar("pmtl", 10) as bar:
+            bar.show(10, "loss 0.5  ε ≤ 2")
+
+    shown = on_a_terminal(show, monkeypatch)
+    first, *_, last = shown.rstrip().split("\r")
+    assert re.fullmatch(r"pmtl \S+ 0/10 \S+ compiling …", first)
+    assert re.fullmatch(r"pmtl \S+ 10/10 \S+ loss 0.5  ε ≤ 2", last)
+    assert shown.count("\n") == 1
+
+
+def test_on_a_terminal_what_takes_long_is_said_at_once(monkeypatch):
+    def show():
+        with doing("reading"):
+            pass
+
+    assert "reading …" in on_a_terminal(show, monkeypatch)
 
 
 def test_a_quiet_bar_prints_nothing(capsys):

@@ -1,0 +1,90 @@
+"""What `--json` prints, by command: scripts of users read it, so names and types stay."""
+
+from typing import Any, get_args
+
+from fedjaxsim.privacy.entries import Status
+
+COUNT, TEXT, TRUTH = {"type": "integer", "minimum": 0}, {"type": "string"}, {"type": "boolean"}
+NUMBER, MAYBE = {"type": "number"}, {"type": ["number", "null"]}
+TEXTS = {"type": "array", "items": TEXT}
+_ADJACENCIES, _VIEWS = ("zero_out", "replace"), ("joint_dp", "released_sequence")
+
+
+def record(optional: dict[str, Any] | None = None, **required: Any) -> dict[str, Any]:
+    """Return the schema of an object with these entries and no others."""
+    properties = required | (optional or {})
+    return {
+        "type": "object", "properties": properties, "required": [*required],
+        "additionalProperties": False,
+    }  # fmt: skip
+
+
+def by_name(values: Any) -> dict[str, Any]:
+    """Return the schema of an object of entries with any names."""
+    return {"type": "object", "additionalProperties": values, "minProperties": 1}
+
+
+_GUARANTEE = record(
+    epsilon=MAYBE, delta=NUMBER, sampling=TEXT, status={"enum": [*get_args(Status)]},
+    assumptions=TEXTS, reason=TEXT, unit={"const": "client"},
+)  # fmt: skip
+_REPORT = dict.fromkeys(_ADJACENCIES, record(**dict.fromkeys(_VIEWS, by_name(_GUARANTEE))))
+_SOLVED = {"noise_multiplier": NUMBER, "rounds": COUNT, "sampling_rate": NUMBER}
+_ROW = {
+    "type": "object",
+    "properties": {
+        "run": TEXT, "rounds": COUNT, "rounds_planned": COUNT, "interrupted": TRUTH,
+        "epsilon": MAYBE, "epsilon_replace": MAYBE, "delta": NUMBER, "rounds_per_second": MAYBE,
+        "assumed": TEXTS,
+    },
+    "required": ["run", "rounds", "epsilon", "delta", "assumed"],
+}  # fmt: skip
+_BYTES = ("rows", "states", "server", "rounds", "evaluation", "process", "host_states", "peak")
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "audit": record(
+        epsilon=NUMBER, delta=NUMBER, reported=MAYBE, advantage=NUMBER, allowed=MAYBE,
+        canaries=COUNT, guesses=COUNT, correct=COUNT, refuted=TRUTH,
+    ),
+    "bench": record(
+        machine=by_name({}), settings=by_name({}), rounds_per_second=NUMBER,
+        rounds_per_second_range={"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2},
+        evaluation_seconds=NUMBER, compile_seconds=NUMBER, rounds_mb=NUMBER, device_peak_mb=MAYBE,
+        clients_per_round=NUMBER, chunk_size=COUNT, devices=COUNT,
+    ),
+    "compare": {
+        "anyOf": [
+            {"type": "array", "items": _ROW},
+            record(runs={"type": "array", "items": _ROW}, systems={"type": "array"}),
+        ]
+    },
+    "data": record(
+        {"columns": {"type": "array", "items": by_name({})}},
+        clients=COUNT, rows=COUNT, rows_train=COUNT, rows_validation=COUNT, rows_test=COUNT,
+        rows_min=COUNT, rows_median=NUMBER, rows_max=COUNT, rows_skewness=NUMBER,
+        fields=by_name({"type": "array"}), pictures={"type": ["array", "null"], "items": NUMBER},
+        labels={"type": ["array", "null"]}, clipped={}, between_clients=MAYBE, shared_windows={},
+    ),
+    "ls": {
+        "type": "array",
+        "items": record(
+            {
+                "name": TEXT, "tags": TEXTS, "algorithm": TEXT, "seed": {}, "data": TEXT,
+                "metric_name": TEXT, "metric": MAYBE, "epsilon": MAYBE, "problem": TEXT,
+                "tuned": TEXTS,
+            },
+            path=TEXT, kind={"enum": ["run", "sweep", "tuning"]}, rounds=TEXT,
+        ),
+    },
+    "plan": record(
+        device=TEXT, devices=COUNT, placement={"enum": ["streamed", "in memory"]}, clients=COUNT,
+        cohort=COUNT, chunk_size=COUNT, chunk_map={"enum": ["vmap", "scan"]}, needs=COUNT,
+        **dict.fromkeys(_BYTES, COUNT), has={"type": ["integer", "null"]},
+        fits={"type": ["boolean", "null"]},
+    ),
+    "privacy": {
+        "anyOf": [
+            record({"dp_accounting": by_name(MAYBE)}, **_REPORT, assumed=TEXTS),
+            record(_SOLVED, guarantee=record(**_REPORT, assumed=TEXTS)),
+        ]
+    },
+}  # fmt: skip
