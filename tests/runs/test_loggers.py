@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from fedjaxsim.callbacks import Log
@@ -122,6 +123,15 @@ def broken(settings, path):
 def test_a_run_that_resumes_writes_no_record_twice(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("my_tracker.py").write_text(MINE)
+    profiled = []
+
+    @contextlib.contextmanager
+    def trace(path):
+        profiled.append((path, Path("log.jsonl").exists()))
+        yield
+        profiled.append((path, Path("log.jsonl").exists()))
+
+    monkeypatch.setattr(jax.profiler, "trace", trace)  # which takes seconds
     small = "--clients 6 --eval-every 1 --local-steps 1 --noise-multiplier 1 --quiet"
     mine = "--logger my_tracker:tracker,my_tracker:broken"
     command = f"run {small} --rounds 2 --seed secret {mine} --format svg --profile trace --out run"
@@ -139,7 +149,7 @@ def test_a_run_that_resumes_writes_no_record_twice(tmp_path, monkeypatch, capsys
         assert row["test_accuracy"] == record["test_accuracy"]
         assert row["seconds/rounds"] >= 0
     assert Path("run/curves.svg").exists()
-    assert any(path.is_file() for path in Path("trace").rglob("*"))  # JAX's profile
+    assert profiled == [("trace", False), ("trace", True)]  # all rounds are inside
 
 
 def test_a_step_that_was_written_before_a_kill_is_not_written_again(tmp_path):
