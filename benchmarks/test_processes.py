@@ -2,7 +2,10 @@
 
 import json
 import subprocess
+import sys
+from unittest.mock import MagicMock
 
+import processes
 import pytest
 from processes import Results, in_child
 
@@ -49,13 +52,20 @@ def test_a_file_has_all_processes_and_their_spread(tmp_path):
     assert "device_peak_mb" not in run["summary"]
 
 
+def test_a_run_that_is_refused_is_a_line_of_json(monkeypatch, capsys):
+    request = {"settings": {"data": "leaf:absent"}, "devices": None}
+    monkeypatch.setattr(sys, "argv", ["", json.dumps(request)])
+    for name in ("_end_with_parent", "use_devices", "require", "jax"):
+        monkeypatch.setattr(processes, name, MagicMock())
+    processes.main()
+    assert "absent" in json.loads(capsys.readouterr().out)["refused"]
+
+
 @pytest.mark.thorough
 def test_a_child_measures_or_refuses_in_one_line_and_a_late_one_is_ended(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     tiny = {"data": "random", "clients": 4, "shape": [3], "rounds": 4, "eval_every": 2}
     assert in_child(tiny)["rounds_per_second"] > 0
-    with pytest.raises(ValueError, match="absent"):
-        in_child({"data": "leaf:absent"})
     with pytest.raises(ValueError, match="devices"):
         in_child({}, devices=10**6)
     with pytest.raises(subprocess.TimeoutExpired):

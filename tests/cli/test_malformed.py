@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused_in_one_line(answer, command):
     assert answer(command.split()) == 2
 
 
-@pytest.mark.parametrize("count", [36, pytest.param(600, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [36, pytest.param(240, marks=pytest.mark.thorough)])
 def test_malformed_commands_are_refused_in_one_line(answer, tmp_path, monkeypatch, count):
     make_files(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -147,7 +147,7 @@ def generated(cases):
 
 
 @pytest.mark.thorough
-@generated(80)
+@generated(40)
 @given(flag=_FLAG, value=_VALUE)
 def test_any_flag_with_any_value(answer, flag, value):
     answer(["run", *_SMALL.split(), f"--{flag}", value])
@@ -166,7 +166,7 @@ def test_any_configuration(answer, tmp_path, text, command):
 
 
 @pytest.mark.thorough
-@generated(30)
+@generated(12)
 @given(content=st.binary(max_size=60), kind=st.sampled_from(["npz", "mat", "leaf"]))
 def test_any_data_file(answer, tmp_path, content, kind):
     (tmp_path / "a").write_bytes(content)
@@ -256,7 +256,7 @@ _PRIVACY_FLAGS = st.sampled_from(_PRIVACY_WORDS.split())
 
 
 @pytest.mark.thorough
-@generated(100)
+@generated(50)
 @given(question=_PRIVACY, changes=st.dictionaries(_PRIVACY_FLAGS, _VALUE, min_size=1, max_size=2))
 @example(question="rounds", changes={"noise-multiplier": "1e6"})
 @example(question="rounds", changes={"epsilon": "1e6"})
@@ -277,7 +277,7 @@ def test_any_privacy_question(answer, question, changes):
 
 
 @pytest.mark.thorough
-@generated(60)
+@generated(30)
 @given(flag=st.sampled_from(["runs", "canaries", "delta", "seed"]), value=_VALUE)
 def test_any_audit(answer, monkeypatch, flag, value):
     # Settings that pass all checks would start their runs now.

@@ -14,12 +14,12 @@ from support.several import start
 from fedjaxsim.runs.directory import CLIENTS, CONFIG, GUARANTEE, METRICS, RunDirectory
 
 RUN = [
-    "run", "--quiet", "--data", "random", "--clients", "100000", "--rows", "2", "--shape", "4",
+    "run", "--quiet", "--data", "random", "--clients", "20000", "--rows", "2", "--shape", "4",
     "--labels", "2", "--test-fraction", "0.5", "--epsilon", "3",
-    "--sampling-rate", "0.001", "--local-steps", "1", "--rounds", "40", "--eval-every", "10",
+    "--sampling-rate", "0.005", "--local-steps", "1", "--rounds", "40", "--eval-every", "10",
 ]  # fmt: skip
 OFTEN = ["--checkpoint-every", "10"]
-KILLS = 5
+KILLS = 2
 
 
 def process(out):

@@ -1,5 +1,6 @@
 """One run of several processes over loopback, from the command line: all of it, or none."""
 
+import shutil
 import signal
 import socket
 
@@ -18,8 +19,17 @@ RUN = [
     "--noise-multiplier", "1",
 ]  # fmt: skip
 WATCHED = [flag for flag in RUN if flag != "--quiet"]
+pytestmark = pytest.mark.usefixtures("exact_noise")  # as in processes that tests start
 ALL_END = 120
 """Seconds in which all processes end after one of them has."""
+IMPATIENT = """
+import sys
+from fedjaxsim.cli import main
+from fedjaxsim.engine import processes
+processes.WAIT = 2
+sys.exit(main(sys.argv[1:]))
+"""
+"""The program, with less patience for processes that never come."""
 
 
 def ends(running):
@@ -70,7 +80,7 @@ def test_a_port_in_use_is_refused(refused):
 def test_a_process_to_whom_nobody_comes_ends(process):
     address = f"127.0.0.1:{free_port()}"
     where = ["--coordinator", address, "--processes", "2", "--process", str(process)]
-    alone = start("-m", "fedjaxsim", *RUN, "--devices", "1", *where)
+    alone = start("-c", IMPATIENT, *RUN, "--devices", "1", *where)
     _, errors = alone.communicate(timeout=ALL_END)
     assert alone.returncode not in (0, None)
     assert "do not meet" in errors or alone.returncode < 0
@@ -100,17 +110,8 @@ def test_a_process_with_another_setting_is_refused(refused, monkeypatch):
 
     monkeypatch.setattr(processes, "several", lambda: True)
     monkeypatch.setattr(processes, "from_all", from_all)
-    assert "lam" in refused(" ".join([*RUN, "--out", "out"]))
-
-
-@THOROUGH
-def test_processes_that_disagree_do_not_start(tmp_path):
-    out = ["--out", str(tmp_path / "out")]
-    codes, _, errors = ends(start_commands([*RUN, *out], [*RUN, *out, "--lam", "0.5"]))
-    assert codes == [2, 2]
-    for each in errors:
-        assert "process 1 has other lam than process 0" in each
-    assert not (tmp_path / "out").exists()
+    said = refused(" ".join([*RUN, "--out", "out"]))
+    assert "process 1 has other lam than process 0" in said
 
 
 @THOROUGH
@@ -126,21 +127,41 @@ def test_what_one_process_refuses_none_does(tmp_path):
     assert "process 0 refuses" in errors[1]
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Two processes of one run, of which the other than the first got a signal: all about them."""
+    out = RunDirectory(tmp_path_factory.mktemp("ended") / "two")
+    running = start_commands(*[[*WATCHED, "--rounds", "1000000", "--out", str(out.path)]] * 2)
+    interrupt(running, {1: signal.SIGHUP})
+    return out, *ends(running)
+
+
 @THOROUGH
-def test_two_processes_write_what_one_does_and_others_go_on(tmp_path):
-    two, one = RunDirectory(tmp_path / "two"), RunDirectory(tmp_path / "one")
-    command = [*RUN, "--rounds", "6", "--out"]
-    codes, printed, errors = ends(start_commands(*[[*command, str(two.path)]] * 2))
-    assert codes == [0, 0], errors
+def test_a_signal_to_any_of_them_ends_all_with_a_checkpoint(ended):
+    out, codes, printed, errors = ended
+    assert codes == [128 + signal.SIGHUP] * 2, errors
     assert "files in" in printed[0]
     assert not [line for line in printed[1].splitlines() if not line.startswith("[Gloo]")]
-    assert main([*command, str(one.path), "--devices", "all"]) == 0
-    assert_same_files(two, one)
-    again = ["resume", str(one.path), "--rounds", "8", "--quiet"]
+    summary = out.summary()
+    assert summary["interrupted"]
+    kept = out.checkpoints().last()
+    assert kept is not None
+    assert kept.round == summary["rounds"] > 0
+
+
+@THOROUGH
+def test_two_processes_write_what_one_does_and_either_goes_on(ended, tmp_path):
+    whole, two, one = (RunDirectory(tmp_path / name) for name in ("whole", "two", "one"))
+    rounds = str(ended[0].summary()["rounds"] + 2)
+    assert main([*RUN, "--devices", "all", "--rounds", rounds, "--out", str(whole.path)]) == 0
+    for each in (two, one):
+        shutil.copytree(ended[0].path, each.path)
+    again = ["resume", str(two.path), "--rounds", rounds, "--quiet"]
     assert ends(start_commands(again, again))[0] == [0, 0]
-    assert main(["resume", str(two.path), "--rounds", "8", "--quiet"]) == 0
-    assert_same_files(two, one)
-    assert one.summary()["rounds"] == 8
+    assert main(["resume", str(one.path), "--rounds", rounds, "--quiet"]) == 0
+    for each in (two, one):
+        assert_same_files(each, whole)
+    assert two.summary()["rounds"] == int(rounds)
 
 
 def assert_same_files(one, other):
@@ -162,26 +183,7 @@ def numbers(line):
 
 
 @THOROUGH
-@pytest.mark.parametrize(
-    ("which", "number"), [([0, 1], signal.SIGINT), ([0], signal.SIGHUP), ([1], signal.SIGTERM)]
-)
-def test_a_signal_to_any_of_them_ends_all_with_a_checkpoint(tmp_path, which, number):
-    out = tmp_path / "out"
-    running = start_commands(*[[*WATCHED, "--rounds", "1000000", "--out", str(out)]] * 2)
-    interrupt(running, dict.fromkeys(which, number))
-    codes, _, errors = ends(running)
-    assert codes == [128 + number] * 2, errors
-    summary = RunDirectory(out).summary()
-    assert summary["interrupted"]
-    kept = RunDirectory(out).checkpoints().last()
-    assert kept is not None
-    assert kept.round == summary["rounds"] > 0
-
-
-@THOROUGH
-@pytest.mark.parametrize(
-    ("which", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)]
-)
+@pytest.mark.parametrize(("which", "number"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
 def test_a_process_that_is_lost_ends_the_other_and_the_last_checkpoint_resumes(
     tmp_path, which, number
 ):

@@ -26,7 +26,7 @@ def by_name(values: Any) -> dict[str, Any]:
 
 _GUARANTEE = record(
     epsilon=MAYBE, delta=NUMBER, sampling=TEXT, status={"enum": [*get_args(Status)]},
-    assumptions=TEXTS, reason=TEXT, unit={"const": "client"},
+    assumptions=TEXTS, reason=TEXT, unit={"const": "client"}, advantage=MAYBE,
 )  # fmt: skip
 _REPORT = dict.fromkeys(_ADJACENCIES, record(**dict.fromkeys(_VIEWS, by_name(_GUARANTEE))))
 _SOLVED = {"noise_multiplier": NUMBER, "rounds": COUNT, "sampling_rate": NUMBER}

@@ -14,8 +14,11 @@ _SCRIPT = """
 import sys, jax
 jax.config.update("jax_disable_most_optimizations", True)
 from fedjaxsim.cli import main
+from fedjaxsim.engine import processes
+processes._HEARTBEAT = 20
 sys.exit(main(sys.argv[1:]))
 """
+"""A stopped process is lost sooner than for users, for whom busy machines are worse."""
 
 
 def free_port() -> int:
