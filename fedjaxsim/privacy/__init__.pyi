@@ -4,6 +4,7 @@ from .accounting.in_loop import noise_multiplier_in_jit as noise_multiplier_in_j
 from .accounting.in_loop import rdp_epsilon_in_jit as rdp_epsilon_in_jit
 from .assumptions import default_delta as default_delta
 from .calibration import noise_multiplier as noise_multiplier
+from .calibration import shares as shares
 from .entries import SamplingScheme as SamplingScheme
 from .events import Gaussian as Gaussian
 from .events import NoKnownCost as NoKnownCost
@@ -53,6 +54,7 @@ from .samplers import fixed_size as fixed_size
 from .samplers import full_participation as full_participation
 from .samplers import intermittent as intermittent
 from .samplers import poisson as poisson
+from .samplers import privacy_levels as privacy_levels
 from .samplers import random_allocation as random_allocation
 
 __all__: list[str]

@@ -88,6 +88,10 @@ LIMITED = (
     "The noise and the number of rounds may follow from what was released: ε is that of the whole "
     "budget, spent or not, which allows {}."
 )
+LEVELS = (
+    "Clients have privacy levels by group: the guarantees are those of clients with share 1. The "
+    "group of a client is public, and may not follow from private rows."
+)
 _LARGE_DELTA = 1e-3
 _NOT_AMPLIFIED = (
     "Sampled {} releases cost as much as with all clients: their event does not say what sampling "
@@ -136,6 +140,8 @@ def of_charges(
                 f"Some cohort exceeds the {charged.scheme.capacity} places with probability at "
                 f"most {overflow:.1e}; what full cohorts tell of a client is part of ε."
             )
+    if any(charged.scheme.levels for charged in charges):
+        sentences.append(LEVELS)
     m = charges[0].scheme.clients
     if delta > default_delta(m):
         sentences.append(

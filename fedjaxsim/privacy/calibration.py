@@ -39,6 +39,7 @@ from fedjaxsim.privacy.silos import Minibatches, delta_of, profile
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
 _FEW_ROUNDS = 10_000
+_LEAST_SHARE = 1e-6
 Plan = Callable[[int], Sequence[PrivacySpend]]
 """What a number of rounds releases."""
 
@@ -274,6 +275,45 @@ def sampling_rate(
             f"{noise_multiplier} in {rounds} rounds"
         )
     return p
+
+
+def shares(
+    epsilons: Sequence[float],
+    delta: float,
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    sampling_rate: float,
+    scheme: SamplingScheme,
+    event: PrivacyEvent = GAUSSIAN,
+    adjacency: Adjacency = "zero_out",
+) -> tuple[float, ...]:
+    """Find the largest shares of `privacy_levels` at which each group reports at most its ε.
+
+    The largest ε has share 1: choose noise and rate for it. Arguments as for `noise_multiplier`.
+
+    Raises:
+      ValueError: if share 1 costs more than the largest ε, or no share meets a smaller one.
+    """
+    groups = CONSTANT.entries(noise_multiplier, _as_drawn(sampling_rate), rounds)
+
+    def cost(share, method=guarantee.tight_epsilon, schedule=CONSTANT):
+        return method([PrivacySpend(scheme.at_share(share), event, groups)], delta, adjacency)
+
+    most, parts = cost(1.0), []
+    if most > max(epsilons):
+        raise ValueError(
+            f"the largest epsilon must be at least {most:.4g}, that of a client with share 1, got "
+            f"{max(epsilons)}"
+        )
+    for epsilon in epsilons:
+        _check(epsilon, delta, event)
+        ends = {"most": 1.0, "least": _LEAST_SHARE}
+        share = 1.0 if most <= epsilon else _solve(cost, epsilon, epsilon / most, 1.0, **ends)
+        if share is None:
+            raise ValueError(f"no share of at least {_LEAST_SHARE:g} meets epsilon {epsilon:g}")
+        parts.append(share)
+    return tuple(parts)
 
 
 @functools.lru_cache(maxsize=64)

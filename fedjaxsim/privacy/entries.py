@@ -45,6 +45,10 @@ class SamplingScheme:
         `groups`-th round; None for every other kind.
       period: t, the rounds of a period of an "allocation" scheme, from a round whose number is a
         multiple of t on; None for every other kind.
+      levels: ((clients, share), …) of public groups of clients, if a drawn client of a group takes
+        part with a probability, its share, by a secret coin of its own. The scheme itself is about
+        those with share 1; `at_share` is about the others.
+      share: the probability with which the drawn client in question takes part.
     """
 
     kind: SchemeKind
@@ -52,9 +56,22 @@ class SamplingScheme:
     capacity: int
     groups: int | None = None
     period: int | None = None
+    levels: tuple[tuple[int, float], ...] = ()
+    share: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(map(tuple, self.levels)))  # as read from a file
         checks.one_of(SCHEMES, kind=self.kind)
+        checks.in_range("(0, 1]", share=self.share)
+        if (self.levels or self.share < 1) and self.kind not in ("poisson", "full"):
+            raise ValueError(
+                f"clients with privacy levels need poisson or full sampling, got {self.kind!r}"
+            )
+        of_levels = sum(count for count, _ in self.levels)
+        if self.levels and of_levels != self.clients:
+            raise ValueError(
+                f"privacy levels must be those of all {self.clients} clients, got {of_levels}"
+            )
         checks.count(clients=self.clients)
         checks.count(1, self.clients, capacity=self.capacity)
         if self.kind == "full" and self.capacity != self.clients:
@@ -75,6 +92,10 @@ class SamplingScheme:
             )
         if self.period is not None:
             checks.count(1, LONGEST_PERIOD, period=self.period)
+
+    def at_share(self, share: float) -> "SamplingScheme":
+        """Return the scheme as it is for a client that takes part with a share, once drawn."""
+        return dataclasses.replace(self, levels=(), share=share)
 
     @property
     def turns(self) -> int | None:
@@ -107,8 +128,13 @@ class SamplingScheme:
 
             a + t,  a = P(o = B − 1),  t = Σ_{n ≥ B} P(o = n) p B/(n + 1) = B/m P(Bin(m, p) > B),
 
-        and its chance (p a + t)/(a + t). With fewer others its chance is p.
+        and its chance (p a + t)/(a + t). With fewer others its chance is p. A drawn client's coin
+        is independent of all this: its `share` is a factor of each chance.
         """
+        known = self._drawn(sampling_rate)
+        return tuple((weight, chance * self.share) for weight, chance in known)
+
+    def _drawn(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
         p, m, places = sampling_rate, self.clients, self.capacity
         if self.kind == "fixed":
             return ((places / m, 1.0), (1 - places / m, 0.0))

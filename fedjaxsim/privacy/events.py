@@ -222,6 +222,8 @@ class Correlated(Gaussian):
                 f"correlated noise has no known cost under {scheme.kind!r} sampling; sampling must "
                 "be full or groups"
             )
+        if scheme.share < 1:
+            raise ValueError("a share of the rounds hides nothing of correlated noise")
 
     def met(self, cost: "Cost", xp: Any) -> "Cost":
         self.check_scheme(cost.scheme)

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import second_opinion
@@ -95,6 +95,19 @@ class Guarantee:
         return f"{_STATUS_TEXT[self.status]} {epsilon_text(self.epsilon)}"
 
 
+class Level(NamedTuple):
+    """The joint-DP ε of a public group of clients that take part with a `share`, once drawn."""
+
+    clients: int
+    share: float
+    epsilon: dict[Adjacency, float | None]
+
+    def __str__(self) -> str:
+        """Return one line, as in `60 clients with share 0.5: ε ≤ 1.23 (zero_out)`."""
+        values = (f"ε ≤ {epsilon_text(value)} ({name})" for name, value in self.epsilon.items())
+        return f"{self.clients} clients with share {self.share:.4g}: {', '.join(values)}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """All guarantees of one run: for each adjacency and view, then of protected single examples.
@@ -105,6 +118,8 @@ class Report:
       assumed: further assumptions in sentences, such as numbers computed from private data and
         taken as public.
       examples: ε of single examples of each client, if clients protect them in gradients.
+      levels: ε of each group of clients, if they have privacy levels; `guarantees` are about the
+        one with share 1.
     """
 
     guarantees: tuple[Guarantee, ...]
@@ -113,6 +128,7 @@ class Report:
     draws: tuple[Drawn, ...] | None = None
     assumed: tuple[str, ...] = ()
     examples: ExampleEpsilons | None = None
+    levels: tuple[Level, ...] = ()
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
         """Return the guarantee for one adjacency and view; raise ValueError if there is none."""
@@ -246,6 +262,8 @@ class Report:
             } | {"delta": [round_up(value) for value in self.examples.delta.tolist()]}
         if self.draws is not None:
             nested["draws"] = [each._asdict() for each in self.draws]
+        if self.levels:
+            nested["levels"] = [each._asdict() for each in self.levels]
         return nested | {"assumed": list(self.assumed)}
 
     @classmethod
@@ -264,7 +282,9 @@ class Report:
                 for view, accountants in views.items()
                 for name, fields in accountants.items()
             ]
-            return cls(tuple(found), found[0].delta, assumed=tuple(content["assumed"]))
+            levels = tuple(Level(**each) for each in content.get("levels", ()))
+            assumed = tuple(content["assumed"])
+            return cls(tuple(found), found[0].delta, assumed=assumed, levels=levels)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(f"it is no privacy report ({error})") from error
 
@@ -279,6 +299,7 @@ class Report:
         lines += [f"  {guarantee}" for guarantee in self.guarantees]
         if self.examples is not None:
             lines += [f"  one example, {text}" for text in self.examples.in_words()]
+        lines += [f"  {level}" for level in self.levels]
         lines += [f"  {name}: {text}" for name, text in _MEANINGS.items()]
         lines += [f"  {words}"] if (words := self.in_words()) else []
         sentences = dict.fromkeys(s for each in self.guarantees for s in each.assumptions)
@@ -374,6 +395,30 @@ def _of_silos(
     return tuple(map(guarantee, ADJACENCIES))
 
 
+def _levels(charges: Sequence[PrivacySpend], delta: float) -> tuple[Level, ...]:
+    """Return ε of each group of clients with a privacy level; () if stages have unlike groups."""
+    known = {charged.scheme.levels for charged in charges} - {()}
+    if len(known) != 1:
+        return ()
+
+    def of(share: float) -> list[PrivacySpend]:
+        return [
+            charged._replace(scheme=charged.scheme.at_share(share))
+            if charged.scheme.levels and not charged.event.of_whole_run
+            else charged
+            for charged in charges
+        ]
+
+    levels = []
+    for count, share in known.pop():
+        values = {name: tight_epsilon(of(share), delta, name) for name in ADJACENCIES}
+        finite: dict[Adjacency, float | None] = {
+            name: value if value < math.inf else None for name, value in values.items()
+        }
+        levels.append(Level(count, share, finite))
+    return tuple(level for level in levels if level.clients)
+
+
 def report(
     charges: Sequence[PrivacySpend],
     delta: float,
@@ -452,7 +497,8 @@ def report(
         found += _of_silos(silos, (*of_silos, *also), (choices, *assumed), why)
     elif examples:
         found += (_of_examples((*examples, *also), delta, (choices, *assumed), why),)
-    return Report(found, delta, (*allowed, *examples), draws, (*assumed, *limited), silos)
+    levels = () if reason else _levels(allowed, delta)
+    return Report(found, delta, (*allowed, *examples), draws, (*assumed, *limited), silos, levels)
 
 
 def compose_reports(reports: Sequence[Report], delta: float | None = None) -> Report:

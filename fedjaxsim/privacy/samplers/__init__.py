@@ -11,12 +11,13 @@ that of a run in which all drawn clients answer.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import betaincinv
 
 from fedjaxsim import checks, keys
@@ -63,6 +64,27 @@ class Availability(NamedTuple):
     work: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
     answers: float
 
+    @property
+    def levels(self) -> tuple[tuple[int, float], ...]:
+        """((clients, share), …) of `privacy_levels`, at which each group has an ε; else ()."""
+        return self.work.levels if isinstance(self.work, _Coins) else ()
+
+
+class _Coins:
+    """Secret coins of clients, as `privacy_levels` says: no other answer hides a client."""
+
+    def __init__(self, groups: np.ndarray, shares: Sequence[float]) -> None:
+        self.by_client = np.asarray(shares, np.float64)[groups]
+        counts = np.bincount(groups, minlength=len(shares)).tolist()
+        self.levels = tuple(zip(counts, map(float, shares), strict=True))
+        thresholds = np.floor(self.by_client * 2.0**32).clip(max=2**32 - 1)
+        self.thresholds = thresholds.astype(np.uint32)
+
+    def __call__(self, key: jax.Array, round_: jax.Array, client_id: jax.Array) -> jax.Array:
+        place = jnp.minimum(client_id, len(self.thresholds) - 1)
+        heads = threefry.bits(key, (1,))[0] < jnp.asarray(self.thresholds)[place]
+        return jnp.where(heads | jnp.asarray(self.by_client == 1)[place], 1.0, 0.0)
+
 
 class Cohort(NamedTuple):
     """The clients of one round, in a static number of slots.
@@ -94,7 +116,10 @@ class Sampling(NamedTuple):
     def sampler(self, num_clients: int) -> "Sampler":
         """Return the sampler of m clients; raise ValueError if m does not suit it."""
         made = self.for_clients(num_clients)
-        return made if self.availability is None else made._replace(availability=self.availability)
+        if (availability := self.availability) is None:
+            return made
+        scheme = dataclasses.replace(made.scheme, levels=availability.levels)
+        return made._replace(availability=availability, scheme=scheme)
 
 
 class Sampler(NamedTuple):
@@ -502,6 +527,40 @@ def intermittent(
         return jnp.where(awake & (coin >= lost), share, 0.0)
 
     return Availability(work, (1 - dropout) * window / period)
+
+
+def privacy_levels(groups: ArrayLike, shares: Sequence[float]) -> Availability:
+    """Let drawn clients take part with a probability of their group, so each group has its own ε.
+
+    A group with a small share answers seldom and has a small ε. The reports of a run state ε for
+    each group, and, as that of the run, ε of the group with share 1. `calibration.shares` finds the
+    shares that meet an ε for each group. Models weight a client by its share.
+
+    Formal guarantees:
+      * A drawn client answers by 32 random bits of the round's key and its id: with probability
+        floor(share·2³²)/2³², independently of all other clients, of data and of other rounds. So
+        one of a group with share s takes part as in Poisson sampling with probability p·s.
+      * The group of a client is public. It must not follow from private rows, since it says which
+        ε the client has, and to whom it belongs.
+
+    Args:
+      groups: (m,) the number of each client's group, from 0 on.
+      shares: of each group; in (0, 1], the largest is 1.
+
+    Raises:
+      ValueError: for shares outside (0, 1] or none that is 1, or groups without a share.
+    """
+    numbers = np.asarray(groups)
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        raise ValueError(f"groups must be a list of whole numbers, got {groups}")
+    for share in shares:
+        checks.in_range("(0, 1]", share=share)
+    if max(shares, default=0.0) != 1:
+        raise ValueError(f"the largest of shares must be 1, got {list(shares)}")
+    if not len(numbers) or np.min(numbers) < 0 or np.max(numbers) >= len(shares):
+        raise ValueError(f"groups must be numbers below {len(shares)}, that of the shares")
+    coins = _Coins(numbers, shares)
+    return Availability(coins, float(np.mean(coins.by_client)))
 
 
 def work_of(
