@@ -52,7 +52,7 @@ def compare(
         if json:
             assumed = [each.guarantee["assumed"] for each in found.runs]
             shown = [row | {"assumed": of} for row, of in zip(found.rows, assumed, strict=True)]
-            print_json({"runs": shown, "systems": found.means} if found.means else shown)
+            print_json({"runs": shown, "systems": found.means})
             if found.drawn_twice:
                 print(found.drawn_twice, file=sys.stderr)
         else:

@@ -64,7 +64,7 @@ def data(
 
     def work() -> int:
         if json:
-            print_json(found | ({} if columns is None else {"columns": columns}))
+            print_json({"columns": columns or [], "refused": None} | found)
             return 0
         if columns is not None:
             print(columns_in_words(columns))

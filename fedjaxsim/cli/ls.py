@@ -9,6 +9,11 @@ from typing import Any
 from fedjaxsim.cli.flags import Work
 
 _CONFIG, _SWEEP, _TUNING, _TUNED = "config.toml", "sweep.toml", "path.json", "tuned.toml"
+_KEYS = (
+    "path", "kind", "name", "tags", "algorithm", "data", "seed", "rounds", "metric_name", "metric",
+    "epsilon", "tuned", "problem",
+)  # fmt: skip
+"""The keys of each line as JSON."""
 _HEADINGS = ("path", "kind", "algorithm", "data", "rounds", "metric", "ε", "tags")
 
 
@@ -35,7 +40,7 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
 
     def work() -> int:
         if json:
-            print_json(rows)
+            print_json([dict.fromkeys(_KEYS) | row for row in rows])
             return 0
         lines = []
         for row in rows:

@@ -122,10 +122,8 @@ def privacy(
         from fedjaxsim.cli.printing import print_json
 
         if json:
-            nested = made.to_json()
-            if verify:
-                nested["dp_accounting"] = {each.adjacency: each.second for each in opinions}
-            print_json({**solved, "guarantee": nested} if solved else nested)
+            second = {each.adjacency: each.second for each in opinions} if verify else None
+            print_json({**plan, **solved, "guarantee": made.to_json(), "dp_accounting": second})
         else:
             for name, value in solved.items():
                 print(f"{name.replace('_', ' ')}: {value}")

@@ -1,5 +1,8 @@
 """`fedjaxsim ls`: what lies in a folder, from its files alone."""
 
+import re
+from pathlib import Path
+
 import pytest
 import tomli_w
 from support.json_schemas import SCHEMAS
@@ -68,3 +71,11 @@ def test_a_folder_that_is_not_there_is_refused(refused, words):
 def test_every_json_has_a_schema():
     printing = {name for name, path in COMMANDS.items() if "json" in Command.find(name, path).flags}
     assert printing == {*SCHEMAS}
+
+
+def test_the_page_states_the_keys_of_each_schema():
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*`.*) \|$", page.partition("## JSON")[2], re.MULTILINE)
+    stated = {name: {*re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", row))} for name, row in rows}
+    entries = {name: schema.get("items", schema) for name, schema in SCHEMAS.items()}
+    assert stated == {name: {*entry["properties"]} for name, entry in entries.items()}

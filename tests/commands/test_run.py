@@ -181,7 +181,9 @@ def test_compare_prints_a_table_and_draws(finished, tmp_path, capsys):
 
 
 def test_compare_as_json(finished, ask_json):
-    [row] = ask_json(f"compare {finished / 'pmtl'}")
+    found = ask_json(f"compare {finished / 'pmtl'}")
+    assert found["systems"] == []
+    [row] = found["runs"]
     run = RunDirectory(finished / "pmtl")
     assert row == {"run": "pmtl", **run.summary(), "assumed": [*run.report().assumed]}
 

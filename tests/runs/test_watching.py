@@ -52,7 +52,7 @@ def test_a_comparison_says_what_the_guarantee_does_not_cover(stopped, capsys):
     assert main(["compare", str(stopped)]) == 0
     assert f"\n{STOPPING}\n" in capsys.readouterr().out
     assert main(["compare", str(stopped), "--json"]) == 0
-    assert STOPPING in json.loads(capsys.readouterr().out)[0]["assumed"]
+    assert STOPPING in json.loads(capsys.readouterr().out)["runs"][0]["assumed"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from fedjaxsim.privacy.entries import Status
 
 COUNT, TEXT, TRUTH = {"type": "integer", "minimum": 0}, {"type": "string"}, {"type": "boolean"}
 NUMBER, MAYBE = {"type": "number"}, {"type": ["number", "null"]}
-TEXTS = {"type": "array", "items": TEXT}
+TEXTS, MAYBE_TEXT = {"type": "array", "items": TEXT}, {"type": ["string", "null"]}
+MAYBE_TEXTS = TEXTS | {"type": ["array", "null"]}
 _ADJACENCIES, _VIEWS = ("zero_out", "replace"), ("joint_dp", "released_sequence")
 
 
@@ -29,7 +30,6 @@ _GUARANTEE = record(
     assumptions=TEXTS, reason=TEXT, unit={"const": "client"}, advantage=MAYBE,
 )  # fmt: skip
 _REPORT = dict.fromkeys(_ADJACENCIES, record(**dict.fromkeys(_VIEWS, by_name(_GUARANTEE))))
-_SOLVED = {"noise_multiplier": NUMBER, "rounds": COUNT, "sampling_rate": NUMBER}
 _ROW = {
     "type": "object",
     "properties": {
@@ -51,14 +51,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         evaluation_seconds=NUMBER, compile_seconds=NUMBER, rounds_mb=NUMBER, device_peak_mb=MAYBE,
         clients_per_round=NUMBER, chunk_size=COUNT, devices=COUNT,
     ),
-    "compare": {
-        "anyOf": [
-            {"type": "array", "items": _ROW},
-            record(runs={"type": "array", "items": _ROW}, systems={"type": "array"}),
-        ]
-    },
+    "compare": record(runs={"type": "array", "items": _ROW}, systems={"type": "array"}),
     "data": record(
-        {"columns": {"type": "array", "items": by_name({})}},
+        columns={"type": "array", "items": by_name({})}, refused={"type": ["string", "null"]},
         clients=COUNT, rows=COUNT, rows_train=COUNT, rows_validation=COUNT, rows_test=COUNT,
         rows_min=COUNT, rows_median=NUMBER, rows_max=COUNT, rows_skewness=NUMBER,
         fields=by_name({"type": "array"}), pictures={"type": ["array", "null"], "items": NUMBER},
@@ -67,12 +62,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "ls": {
         "type": "array",
         "items": record(
-            {
-                "name": TEXT, "tags": TEXTS, "algorithm": TEXT, "seed": {}, "data": TEXT,
-                "metric_name": TEXT, "metric": MAYBE, "epsilon": MAYBE, "problem": TEXT,
-                "tuned": TEXTS,
-            },
-            path=TEXT, kind={"enum": ["run", "sweep", "tuning"]}, rounds=TEXT,
+            path=TEXT, kind={"enum": ["run", "sweep", "tuning"]}, rounds=TEXT, seed={},
+            metric=MAYBE, epsilon=MAYBE, **dict.fromkeys(("tags", "tuned"), MAYBE_TEXTS),
+            **dict.fromkeys(("name", "algorithm", "data", "metric_name", "problem"), MAYBE_TEXT),
         ),
     },
     "plan": record(
@@ -81,10 +73,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(_BYTES, COUNT), has={"type": ["integer", "null"]},
         fits={"type": ["boolean", "null"]},
     ),
-    "privacy": {
-        "anyOf": [
-            record({"dp_accounting": by_name(MAYBE)}, **_REPORT, assumed=TEXTS),
-            record(_SOLVED, guarantee=record(**_REPORT, assumed=TEXTS)),
-        ]
-    },
+    "privacy": record(
+        noise_multiplier=NUMBER, rounds=COUNT, sampling_rate=NUMBER,
+        guarantee=record(**_REPORT, assumed=TEXTS),
+        dp_accounting={"type": ["object", "null"], "additionalProperties": MAYBE},
+    ),
 }  # fmt: skip
