@@ -36,14 +36,14 @@ class Default(enum.Enum):
       STEP: 1/L for a known bound L, see `Algorithm.curvature`, or `USUAL_STEP`.
       RATE: the rate p of the run's sampler.
       SAMPLED: the same, for the hyperparameter that a sampler with its usual rate reads.
-      RATIO: a ratio of variances that a run without noise estimates from its rows; see
-        `data.variance_ratios`.
+      RATIO: a ratio of variances: another such one that is given, or what a run without noise
+        estimates from its rows; see `data.variance_ratios`.
     """
 
     STEP = "0.1, or 1/L on bounded rows"
     RATE = "sampling rate"
     SAMPLED = "max(0.2, 10 / clients)"
-    RATIO = "estimated from the rows, without noise"
+    RATIO = "the other λ, or estimated where there is no noise"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +308,12 @@ def fill(
             complete[name] = np.asarray(complete[name])
     derived = {name: value for name, value in complete.items() if isinstance(value, Default)}
     of_rows = [name for name, kind in derived.items() if kind is Default.RATIO]
-    if of_rows:
+    alike = [name for name, r in records.items() if r.default is Default.RATIO]
+    if of_rows and len(of_rows) < len(alike):  # a ratio that is given is all of them
+        [first, *_] = (name for name in alike if name not in of_rows)
+        complete |= dict.fromkeys(of_rows, complete[first])
+        derived = {name: kind for name, kind in derived.items() if name not in of_rows}
+    elif of_rows:
         if ratios is None:
             raise ValueError(
                 f"{' and '.join(of_rows)} must be given: fjs.data.variance_ratios(population) "

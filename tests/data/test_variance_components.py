@@ -44,6 +44,7 @@ def test_a_pull_by_rows_shrinks_each_client_as_a_mixed_model_does():
     )
     with pytest.raises(ValueError, match=r"must be given: fjs\.data\.variance_ratios"):
         sim.hyperparameters()
+    assert sim.hyperparameters(lam=3.0).lam_intercept == 3
     # A step of 1/2 suits the loss; the λ of slopes, 300/2, is no bound on it.
     hparams = sim.hyperparameters(lam=300.0, lam_intercept=0.5, learning_rate=0.5)
     state = after(sim, hparams, 300)

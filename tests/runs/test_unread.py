@@ -34,7 +34,7 @@ CHANGED = {
     "momentum": 0.7, "server_momentum": 0.7, "weight_decay": 0.7, "personal_optimizer": "adam",
     "personal_learning_rate": 0.7, "personal_epochs": 2, "head_epochs": 2, "weights": "rows",
     "max_weight": 3.0, "neighbours": 3, "datastore": 64, "neighbour_weight": 0.7,
-    "neighbour_scale": 0.7, "typical_batches": 0.7,
+    "neighbour_scale": 0.7, "typical_batches": 0.7, "pull": "rows", "lam_intercept": 0.7,
 }  # fmt: skip
 NEEDS = {
     "lam2": {"penalty": "decomposed"},
@@ -46,6 +46,8 @@ NEEDS = {
     "personal_learning_rate": {"personal_optimizer": "sgd"},
     "weights": {"noise_multiplier": 0.0},
     "max_weight": {"weights": "rows", "max_weight": 50.0},
+    "pull": {"lam": 0.5},
+    "lam_intercept": {"pull": "rows", "lam": 0.5},
 }
 """Other settings without which a setting has no effect."""
 RELEASE = {
