@@ -52,7 +52,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.standard_errors import standard_errors_of
-from fedjaxsim.engine.state import AllClients, SimulationState
+from fedjaxsim.engine.state import AllClients, SimulationState, evaluated_part
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_once import TracedOnce
 from fedjaxsim.engine.trained import (
@@ -577,7 +577,8 @@ class Simulation:
         """
         state, hparams = self.with_account(state, hparams), self.check(hparams)
         self._require_own(state, hparams)
-        return self.compiled.step(state, hparams, self.placed["train"])
+        step = accounts.charged_alone(self.compiled.step, self.accounts)
+        return step(state, hparams, self.placed["train"])
 
     def run(
         self,
@@ -620,9 +621,10 @@ class Simulation:
         if evaluate_privately is not None:
             self.check_evaluated("validation", None)
             state = prepare_release(state, evaluate_privately, self.num_clients, self.task.records)
-        compiled, rows = self.compiled, self.placed["train"]
+        advance = accounts.charged_alone(self.compiled.rounds, self.accounts)
+        rows = self.placed["train"]
         run = RunLoop(
-            lambda state, length: compiled.rounds(state, hparams, rows, rounds=length),
+            lambda state, length: advance(state, hparams, rows, rounds=length),
             lambda state, split, clients: self.evaluate(state, hparams, split, clients),
             done + rounds,
             self._delta(delta),
@@ -650,6 +652,7 @@ class Simulation:
         require_values("evaluate", state, hparams)
         clients, hparams = self.check_evaluated(split, clients), hparams.as_arrays()
         self._require_own(state, hparams)
+        state = evaluated_part(state)
         measured = self.compiled.evaluate(state, hparams, self.placed[split], clients)
         return self.summarize(split, measured, clients)
 

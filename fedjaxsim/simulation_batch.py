@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjaxsim.checks import described
+from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
@@ -15,7 +16,7 @@ from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
-from fedjaxsim.engine.state import SimulationState, with_public
+from fedjaxsim.engine.state import SimulationState, evaluated_part, with_public
 from fedjaxsim.engine.transfers import moves_data
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import SHARED_SEED, default_delta
@@ -142,13 +143,14 @@ class SimulationBatch:
         JAX takes what another thread has compiled of them.
         """
         state, rows = self.init(key), self._rows
-        kind = jax.tree.map(
+        state = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
         )
+        part = current_part(state, self.simulation.accounts)
         functions: Any = self._compiled
         return [
-            functions.rounds.lower(kind, self._hparams, rows["train"], rounds=rounds),
-            functions.evaluate.lower(kind, self._hparams, rows["test"], None),
+            functions.rounds.lower(part, self._hparams, rows["train"], rounds=rounds),
+            functions.evaluate.lower(evaluated_part(state), self._hparams, rows["test"], None),
         ]
 
     def run(
@@ -173,9 +175,11 @@ class SimulationBatch:
         for setting in self.settings:
             self.simulation.check_rounds(setting, done, rounds, eval_every, eval_clients)
 
+        charged = charged_alone(self._compiled.rounds, self.simulation.accounts)
+
         def advance(state, length):
             rows = self._rows["train"]
-            state, metrics = self._compiled.rounds(state, self._hparams, rows, rounds=length)
+            state, metrics = charged(state, self._hparams, rows, rounds=length)
             metrics = to_host(metrics)
             asked = {k: v[..., : self.size] if v.ndim > 1 else v for k, v in metrics.items()}
             return state, asked
@@ -199,7 +203,8 @@ class SimulationBatch:
         require_values("evaluate", state)
         clients = self.simulation.check_evaluated(split, clients)
         rows = self._rows[split]
-        measured = to_host(self._compiled.evaluate(state, self._hparams, rows, clients))
+        part = evaluated_part(state)
+        measured = to_host(self._compiled.evaluate(part, self._hparams, rows, clients))
         asked = jax.tree.map(lambda values: values[:, : self.size], measured)
         return self.simulation.summarize(split, asked, clients)
 

@@ -18,6 +18,7 @@ from fedjaxsim.data.minibatches import (
 )
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import seed_key
 from fedjaxsim.privacy import ledger
@@ -154,6 +155,28 @@ def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
             "the state's rounds protect examples and those of this simulation do not, or the "
             "reverse: no ε of examples would hold for both"
         )
+
+
+def current_part(state: SimulationState, accounts: Sequence[Account]) -> SimulationState:
+    """Return the state with the part of its ledger that rounds of these accounts change."""
+    return dataclasses.replace(state, privacy=ledger.current(state.privacy, accounts))
+
+
+def charged_alone(
+    rounds: Callable[..., tuple[SimulationState, Any]], accounts: Sequence[Account]
+) -> Callable[..., tuple[SimulationState, Any]]:
+    """Return the compiled rounds of a state whose ledger may have other stages and sentences.
+
+    `rounds`, `(state, ...) -> (state, metrics)`, gets the accounts of its own stage alone: whatever
+    came before, it is compiled once.
+    """
+
+    def called(state, *args, **kwargs):
+        after, metrics = rounds(current_part(state, accounts), *args, **kwargs)
+        privacy = ledger.rejoined(state.privacy, after.privacy)
+        return dataclasses.replace(after, privacy=privacy), metrics
+
+    return called
 
 
 def places_for(hparams: Hyperparameters | None) -> int:

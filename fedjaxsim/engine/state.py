@@ -113,6 +113,12 @@ def with_public(state: SimulationState, sentences: Iterable[str]) -> SimulationS
     return dataclasses.replace(state, privacy=ledger.with_public(state.privacy, sentences))
 
 
+def evaluated_part(state: SimulationState) -> SimulationState:
+    """Return the state without what evaluations do not read: the ledger and the mechanism."""
+    unread: Any = ()
+    return dataclasses.replace(state, privacy=unread, mechanism=unread)
+
+
 def map_parts(function: Callable[[StatePart, PyTree], PyTree], state: SimulationState) -> Any:
     """Replace every part of a state by `function(part, subtree)`."""
     changed = {}

@@ -223,6 +223,34 @@ def update(
     return dataclasses.replace(ledger, charges=tuple(charges))
 
 
+def current(ledger: Ledger, accounts: Iterable[tuple[SamplingScheme, PrivacyEvent]]) -> Ledger:
+    """Return the part of a ledger that rounds charged to these accounts read and change.
+
+    Earlier stages and sentences are no part of it, so programs of rounds do not follow from them.
+    A budget is about all accounts.
+    """
+    if ledger.limit is not None:
+        charges = ledger.charges
+    else:
+        places = [_place(ledger, scheme, event) for scheme, event in accounts]
+        charges = tuple(ledger.charges[place] for place in places if place is not None)
+    return Ledger(charges, ledger.draws[-1:], limit=ledger.limit)
+
+
+def rejoined(ledger: Ledger, part: Ledger) -> Ledger:
+    """Return the ledger with its `current` part as rounds have changed it."""
+    charges = list(ledger.charges)
+    if ledger.limit is not None:
+        charges = part.charges
+    else:
+        for changed in part.charges:
+            place = _place(ledger, changed.scheme, changed.event)
+            assert place is not None
+            charges[place] = changed
+    draws = *ledger.draws[:-1], *part.draws
+    return dataclasses.replace(ledger, charges=tuple(charges), draws=draws)
+
+
 def _place(ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent) -> int | None:
     kinds = [(charges.scheme, charges.event) for charges in ledger.charges]
     places = [place for place, kind in enumerate(kinds) if kind == (scheme, event)]

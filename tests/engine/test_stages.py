@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import simulations
-from support.problems import after, every_system, least_squares, read_by
+from support.problems import after, compilations, every_system, least_squares, read_by
 
 from fedjaxsim.algorithm import WarmStart
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -18,8 +18,9 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.state import PARTS, SimulationState
+from fedjaxsim.engine.state import PARTS, SimulationState, with_public
 from fedjaxsim.factories import resolve, settings_of
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.mechanisms.sums import pure
 from fedjaxsim.privacy.samplers import full_participation
@@ -167,6 +168,20 @@ def test_a_stage_with_another_mechanism_adds_its_own_charge(ended):
     free, _ = ended[local]
     done = going_on(free, following(free, ended_again, new))
     assert epsilon(free, done) == epsilons[1]
+
+
+def test_later_stages_and_sentences_compile_nothing(ended):
+    sim, state = ended[pmtl]
+    first = going_on(sim, sim.start_from(state, given(sim)), 1)
+    with compilations() as programs:
+        second = with_public(sim.start_from(first, given(sim)), ["a sentence of a callback"])
+        second = going_on(sim, second, 1)
+    assert not programs
+    assert len(second.privacy.draws) == 3
+    assert "a sentence of a callback" in second.privacy.public
+    (spend,) = ledger.charged(second.privacy)
+    assert [entry.rounds for entry in spend.entries] == [4]
+    assert not spend.redrawn
 
 
 def test_a_stage_draws_noise_of_its_own(ended):
