@@ -118,6 +118,7 @@ def test_an_array_that_is_filled_after_the_check_is_the_copy_that_was_checked(in
     assert not np.any(state.shared)
 
 
+@pytest.mark.thorough
 def test_an_array_inside_a_linear_solve_is_a_copy_too():
     # Its four functions are one parameter of the equation.
     scale = np.full(2, 2.0, np.float32)
@@ -209,6 +210,7 @@ def test_what_a_rule_of_a_derivative_alone_would_read_is_refused():
         begun(sim)
 
 
+@pytest.mark.thorough
 def test_no_value_hides_behind_a_tracer():
     def behind(total):
         values = [getattr(total, name, None) for name in ("val", "primal", "tangent")]
@@ -239,6 +241,7 @@ def test_a_number_of_the_host_that_changes_is_refused_with_its_line(number):
         begun(simulation(lambda total: total + jnp.sum(jnp.asarray(number(), jnp.float32))))
 
 
+@pytest.mark.thorough
 def test_a_number_of_the_host_that_stays_is_a_constant():
     table = np.arange(3.0)
     sim = simulation(lambda total: total + table.sum() + len(table))

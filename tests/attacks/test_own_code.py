@@ -390,7 +390,13 @@ WITH_ROWS = {
 }
 
 
-@pytest.mark.parametrize("array", WITH_ROWS.values(), ids=WITH_ROWS)
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, id=name, marks=[pytest.mark.thorough] if place % 3 else [])
+        for place, (name, array) in enumerate(WITH_ROWS.items())
+    ],
+)
 def test_an_array_with_rows_is_refused_wherever_it_is_used(array):
     assert f"{[*array.shape]} with rows of the clients' 'x'" in refusal(
         simulation(
@@ -432,7 +438,7 @@ def test_a_check_sees_no_values():
         simulation(task=TASK._replace(check=lambda fields: BOX.update({0: float(fields["x"])})))
 
 
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("keeps", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_warm_start_sees_one_client(keeps):
     first = fjs.Simulation(
         fjs.local(TASK), POPULATION, fjs.full_participation(), fjs.Minibatches(4, steps=1),

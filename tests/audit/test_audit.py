@@ -95,7 +95,7 @@ def test_directions_are_orthonormal_and_cover_all_coordinates():
 @pytest.mark.parametrize("kind", ["full", "poisson", "groups"])
 def test_sound_runs_are_spared(kind):
     mechanism = fjs.privacy.correlated(bands=3) if kind == "groups" else fjs.gaussian()
-    states, report = bench.states_of(kind, mechanism, 25 if kind == "full" else 100, z=2.0)
+    states, report = bench.states_of(kind, mechanism, 25 if kind == "full" else 50, z=2.0)
     found = [result([state], report) for state in states]
     assert sum(one.epsilon > (one.reported or 0.0) for one in found) <= 1
     assert sum(one.refuted for one in found) <= 1  # each with probability 1e-4 at most

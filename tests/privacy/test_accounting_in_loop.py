@@ -173,7 +173,8 @@ def test_replacing_under_poisson_sampling_has_no_bound_here():
     assert float(epsilon_of(account((1.0, 0.5, 1)), 1e-5, "replace")) == math.inf
 
 
-@pytest.mark.parametrize("p", [0.01, pytest.param(1.0, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("p", [0.01, 1.0])
 def test_gradient_in_z_against_differences(p):
     with jax.enable_x64(True):
 
@@ -196,6 +197,7 @@ def test_noise_for_a_target_in_jit(plan, expected):
     assert float(z) == pytest.approx(expected, rel=2e-5)
 
 
+@pytest.mark.thorough
 def test_the_inverse_returns_the_upper_end_and_has_all_derivatives():
     arguments = (0, 1, 2, 3)
     inverse = jax.jit(in_loop.noise_multiplier_in_jit)

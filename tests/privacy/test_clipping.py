@@ -35,7 +35,7 @@ floats = st.floats(-(2.0**50), 2.0**50, width=32)
 
 
 # Few shapes, as every new one is compiled.
-shapes = st.sampled_from([(1,), (2,), (3,), (17,), (40,), (5, 7), (40, 40)])
+shapes = st.sampled_from([(1,), (17,), (5, 7), (40, 40)])
 
 
 @settings(deadline=None, max_examples=200)

@@ -281,6 +281,7 @@ def mechanism_scales(mechanism, hparams, one):
     return jax.tree.map(lambda a, u: float(a[0] / u[0]), release.value, unit)
 
 
+@pytest.mark.thorough
 def test_the_noise_of_parts_has_a_derivative():
     mechanism, key = per_part(parts=PARTS), jax.random.key(7)
     zero = mechanism.zero({"update": jnp.zeros(2), "steps": jnp.zeros(())}, M)
@@ -298,6 +299,7 @@ def test_the_noise_of_parts_has_a_derivative():
     check_names(["noise_multiplier"], Hyperparameters(**without))
 
 
+@pytest.mark.thorough
 def test_adaptive_clipping_sums_exactly():
     mechanism = adaptive_clipping(exact_sums=True)
     plain = adaptive_clipping()

@@ -390,6 +390,7 @@ def test_a_mean_over_the_realised_cohort():
         np.testing.assert_array_equal(mean(mechanism, np.zeros(5, bool)), np.zeros(3))
 
 
+@pytest.mark.thorough
 def test_every_row_gets_the_same_noise_for_any_cohort():
     # Clients 1 and 3 send, one of them clipped from a norm of 5 to 2.
     mechanism, draws = MECHANISMS["every row"], 4000

@@ -134,6 +134,7 @@ def halving(of_numbers):
     return inner._replace(add=add)
 
 
+@pytest.mark.thorough
 def test_a_users_mechanism_sees_no_factors():
     # A linear model of 4 classes and one example a client, whose update is sent as factors: halving
     # both would quarter it.

@@ -968,7 +968,9 @@ def test_calibrated_noise_is_the_run_s():
 # --- an audit with canary examples ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("z", "refuted"), [(4.0, False), (0.05, True)])
+@pytest.mark.parametrize(
+    ("z", "refuted"), [pytest.param(4.0, False, marks=pytest.mark.thorough), (0.05, True)]
+)
 def test_canary_examples_bound_epsilon_from_below(z, refuted):
     """Half of 200 orthogonal examples are in the one minibatch of a step: guess which.
 
