@@ -2,7 +2,9 @@
 
 import ast
 import dataclasses
+import functools
 import glob
+import inspect
 import json
 import os
 import pkgutil
@@ -87,11 +89,26 @@ def commands(document: Path) -> list[str]:
     return re.findall(r"^ {4}(?:\w+=\w+ )?((?:fedjaxsim|python) [^…\n]*)$", text, re.MULTILINE)
 
 
-@pytest.fixture(params=DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def document(request):
-    return request.param
+def of_each_document(check):
+    """Make one test of a check of a document; a failure names all that fail."""
+
+    @functools.wraps(check)
+    def test(**fixtures):
+        failures = []
+        for document in DOCUMENTS:
+            try:
+                check(document, **fixtures)
+            except Exception as error:
+                failures.append(f"{document.relative_to(ROOT)}: {type(error).__name__} {error}")
+        assert not failures, "\n".join(failures)
+
+    signature = inspect.signature(check)
+    fixtures = [*signature.parameters.values()][1:]
+    test.__dict__["__signature__"] = signature.replace(parameters=fixtures)
+    return test
 
 
+@of_each_document
 def test_links_lead_somewhere(document):
     for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         if link.startswith(f"{RAW}/"):
@@ -103,6 +120,7 @@ def test_links_lead_somewhere(document):
             assert not anchor or anchor in anchors(target), link
 
 
+@of_each_document
 def test_files_and_tests_that_are_named_exist(document):
     text = re.sub(r"https?://\S+", "", document.read_text())  # files of others
     for name in re.findall(r"[\w./-]+\.py\b", text):
@@ -121,6 +139,7 @@ def test_pages_that_code_and_notebooks_name_exist():
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
 
 
+@of_each_document
 def test_python_names_exist(document):
     text = document.read_text()
     for module, names in re.findall(r"from (fedjaxsim[\w.]*) import ([\w, ]+)", text):
@@ -163,6 +182,7 @@ def write_own_code(folder: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(folder)
 
 
+@of_each_document
 def test_commands_are_understood(document, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     write_own_code(tmp_path, monkeypatch)
@@ -189,6 +209,7 @@ def test_commands_of_tutorials_are_understood():
                 parse(shlex.split(command)[1:])
 
 
+@of_each_document
 def test_commands_inside_sentences_are_understood(document):
     """Parse those in running text, which may leave out values, or name the reader's own files."""
     for command in re.findall(r"`(fedjaxsim [a-z][^`…]*)`", document.read_text()):

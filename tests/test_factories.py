@@ -113,13 +113,14 @@ def test_a_name_stands_for_a_function():
         resolve("fedjaxsim.algorithms.fedavg:missing")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*(s.factory for s in SYSTEMS.values()), *MECHANISMS.values(), *SAMPLERS.values()],
-)
-def test_every_setting_of_every_part_has_help(path):
-    for setting in settings_of(resolve(path)).values():
-        assert setting.help, setting.name
+def test_every_setting_of_every_part_has_help():
+    paths = *(s.factory for s in SYSTEMS.values()), *MECHANISMS.values(), *SAMPLERS.values()
+    settings = {
+        (path, setting.name): setting.help
+        for path in paths
+        for setting in settings_of(resolve(path)).values()
+    }
+    assert [place for place, words in settings.items() if not words] == []
 
 
 def test_settings_of_parts_keep_their_types_behind_decorators():
