@@ -127,7 +127,7 @@ def check_law(function, public=False):
     return traced
 
 
-@pytest.mark.parametrize("name", every_system("fedavg", "mpmtl", "dpfedmtl"))
+@pytest.mark.parametrize("name", every_system("mpmtl"))
 def test_all_keys_of_a_run_are_distinct_and_a_clients_are_its_own(name):
     minibatches = Minibatches(2, epochs=1)
     simulation = simulation_of(name, TASK, POPULATION, poisson(0.5), minibatches)
@@ -164,6 +164,7 @@ def test_keys_of_canaries_are_none_of_the_run():
     assert any(use.name == Stream.CANARIES for use in traced.uses)
 
 
+@pytest.mark.thorough
 def test_a_client_that_draws_minibatches_to_predict_gets_none_of_the_runs_keys():
     """Not the key of which the first fold is the sampler's, nor that of another client."""
     seen = {}

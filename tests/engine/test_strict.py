@@ -15,7 +15,7 @@ from fedjaxsim.models import linear
 from fedjaxsim.privacy.samplers import poisson
 
 VALUES = {"noise_multiplier": 0.7, "clip": 1.0, "learning_rate": 0.05, "sampling_rate": 0.5}
-QUICK = ("pmtl", "knn-per")
+QUICK = ("pmtl",)
 NAMES = [
     pytest.param(name, marks=[] if name in QUICK else [pytest.mark.thorough])
     for name, system in SYSTEMS.items()
