@@ -30,8 +30,10 @@ def after_rounds(program, rate):
     return program.rounds(begun, hparams, simulation().rows["train"], 2)[0]
 
 
-@pytest.mark.parametrize("transform", [jax.grad, jax.vmap, jax.jit])
-@pytest.mark.parametrize("function", ["run", "evaluate", "guarantee"])
+@pytest.mark.parametrize(
+    ("transform", "function"),
+    [(jax.grad, "run"), (jax.vmap, "evaluate"), (jax.jit, "guarantee")],
+)
 def test_what_computes_on_the_host_names_what_is_mapped_and_differentiated(transform, function):
     sim = simulation()
 
