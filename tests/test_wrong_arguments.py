@@ -30,6 +30,9 @@ def run(*arguments, **settings):
 WRONG = {
     "devices must be a list of JAX devices, such as jax.devices()[:2], got 2":
         lambda: simulation(devices=2),
+    "minibatches must be of type Minibatches, such as Minibatches(10, epochs=1)":
+        # A subclass could have other sizes each time it is asked.
+        lambda: simulation(minibatches=type("Own", (fjs.Minibatches,), {})(2, steps=1)),
     "chunk_size must be an integer of at least 2, got 2.5": lambda: simulation(chunk_size=2.5),
     "learning_rate must be a number or one number per client (2), got '0.1'":
         lambda: SIM.hyperparameters(learning_rate="0.1"),
