@@ -9,6 +9,7 @@ from . import privacy as privacy
 from . import tasks as tasks
 from . import testing as testing
 from .algorithm import Algorithm as Algorithm
+from .algorithm import Client as Client
 from .algorithm import Context as Context
 from .algorithm import WarmStart as WarmStart
 from .algorithms import optimizers as optimizers

@@ -9,12 +9,13 @@ else. No algorithm knows that there is a client axis: the engine maps `client` o
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import optax
 from jax import dtypes
 
+from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.tasks.task import Task
 
@@ -47,8 +48,78 @@ class Context(NamedTuple):
     sampling_rate: jax.Array
 
 
-Client = Callable[[PyTree, PyTree, Any, Hyperparameters, Context], tuple[PyTree, PyTree, Metrics]]
-"""One client's round, as in `Algorithm`."""
+class Client(Protocol):
+    """One client's round."""
+
+    def __call__(
+        self,
+        shared: PyTree,
+        personal: PyTree,
+        data: ClientData,
+        hparams: Hyperparameters,
+        context: Context,
+        /,
+    ) -> tuple[PyTree, PyTree, Metrics]:
+        """Return the client's next personal state, its message and its metrics.
+
+        Args:
+          shared: the server state.
+          personal: the client's own state.
+          data: its view of its training rows, whose `fold` takes the local steps.
+          hparams: the declared hyperparameters, () each or (T,); of one per client, its own.
+          context: round, keys and public numbers.
+
+        Returns:
+          The personal state, of the structure, shapes and types of `personal`; the message, a
+          pytree of float arrays, or `()` if nothing is sent; metrics, scalars by name for the
+          researcher, which the server never reads.
+        """
+        ...
+
+
+class Server(Protocol):
+    """The server's step, which reads the release alone."""
+
+    def __call__(
+        self, shared: PyTree, release: PyTree, hparams: Hyperparameters, round_: jax.Array, /
+    ) -> PyTree:
+        """Return the next server state, like `shared`.
+
+        Args:
+          shared: the server state.
+          release: the output of the mechanism, by default the noised sum of clipped messages over
+            their expected number; like a message.
+          hparams: as for a client, but for those with a value for each client, which are hidden;
+            `hparams.sampling_rate` is the rate p of any sampler.
+          round_: () int32, counted from 0.
+        """
+        ...
+
+
+class Predict(Protocol):
+    """A client's model, from states alone."""
+
+    def __call__(
+        self, shared: PyTree, personal: PyTree, hparams: Hyperparameters, client_id: jax.Array, /
+    ) -> PyTree:
+        """Return the parameters that the client predicts with, as the task takes them."""
+        ...
+
+
+class PredictWithData(Protocol):
+    """A client's model, from its training rows, too."""
+
+    def __call__(
+        self,
+        shared: PyTree,
+        personal: PyTree,
+        data: ClientData,
+        hparams: Hyperparameters,
+        client_id: jax.Array,
+        /,
+    ) -> PyTree:
+        """Return the parameters that the client predicts with, made of its training rows."""
+        ...
 
 
 class NoiseAddsUp(NamedTuple):
@@ -122,16 +193,14 @@ class Algorithm(NamedTuple):
 
     init: Callable[..., tuple[PyTree, PyTree]]
     client: Client
-    server: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
-    predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
+    server: Server
+    predict: Predict
     task: Task
     hyperparameters: Records = ()
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     public: tuple[str, ...] = ()
     warm_start: WarmStart = WarmStart()
-    predict_with_data: (
-        Callable[[PyTree, PyTree, Any, Hyperparameters, jax.Array], PyTree] | None
-    ) = None
+    predict_with_data: PredictWithData | None = None
     example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
     noise_adds_up: NoiseAddsUp | None = None
     curvature: Curvature | None = None

@@ -10,7 +10,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjaxsim import keys
-from fedjaxsim.algorithm import Algorithm, Client, ServerOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, Client, Predict, Server, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms.optimizers import evaluated, step_with
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
@@ -55,7 +55,7 @@ def with_personal(
     shared_model: Algorithm,
     client: Client,
     state: Callable[[Hyperparameters, PyTree], PyTree] = lambda hparams, model: model,
-    predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree] | None = None,
+    predict: Predict | None = None,
 ) -> Algorithm:
     """Return an algorithm of one shared model, as `fedavg`, whose clients keep a state besides.
 
@@ -78,9 +78,7 @@ def with_personal(
     )
 
 
-def server_step(
-    server_optimizer: ServerOptimizer, *, statistics: bool = False
-) -> Callable[[SharedModel, PyTree, Hyperparameters, jax.Array], SharedModel]:
+def server_step(server_optimizer: ServerOptimizer, *, statistics: bool = False) -> Server:
     """Return the `server` function that steps along the mean update (Reddi et al. 2021, Alg. 1).
 
     If the model keeps running `statistics`, they become the mean of the clients'; no optimizer

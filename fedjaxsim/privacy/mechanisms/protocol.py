@@ -8,7 +8,7 @@ of all personal models.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -77,10 +77,67 @@ class Release(NamedTuple):
     noise_multiplier: jax.Array
 
 
-AddFunction = Callable[
-    [Accumulator, Messages, jax.Array, jax.Array, PyTree, Hyperparameters], Accumulator
-]
-ReleaseFunction = Callable[[Accumulator, Any, jax.Array, PyTree, Hyperparameters, Any], Release]
+class ZeroFunction(Protocol):
+    """The accumulator of no messages."""
+
+    def __call__(self, message: PyTree, num_clients: int, /) -> Accumulator:
+        """Return it, from one client's message as a pytree of shapes, and m; see `zeros`."""
+        ...
+
+
+class AddFunction(Protocol):
+    """The only reduction over clients whose result reaches the server."""
+
+    def __call__(
+        self,
+        accumulator: Accumulator,
+        messages: Messages,
+        mask: jax.Array,
+        ids: jax.Array,
+        state: PyTree,
+        hparams: Hyperparameters,
+        /,
+    ) -> Accumulator:
+        """Bound the messages of a chunk of k clients, and add them.
+
+        Each client may change the accumulator by no more than what the event charges, whatever it
+        sends; what is not finite counts as zero. See `Messages.bound` and `accumulate`.
+
+        Args:
+          accumulator: the sum so far, from `zero`; those of other devices are added to it.
+          messages: of the chunk.
+          mask: (k,) bool; False for clients that are absent.
+          ids: (k,) int32 client ids; m or more for some of the absent.
+          state: the mechanism's public state.
+          hparams: hyperparameters without those of one value per client.
+        """
+        ...
+
+
+class ReleaseFunction(Protocol):
+    """The noise of a round, drawn once for all clients."""
+
+    def __call__(
+        self,
+        accumulator: Accumulator,
+        denominator: Any,
+        key: jax.Array,
+        state: PyTree,
+        hparams: Hyperparameters,
+        round_: Any,
+        /,
+    ) -> Release:
+        """Return what the server may read, and the noise multiplier that is charged.
+
+        Args:
+          accumulator: the sum over all clients of the round.
+          denominator: (), the expected number of messages p·m, which is public.
+          key: of the round's noise, or of all rounds' if noise is correlated.
+          state: the mechanism's public state.
+          hparams: as in `add`.
+          round_: () int32, counted from 0.
+        """
+        ...
 
 
 class Mechanism(NamedTuple):
@@ -108,7 +165,7 @@ class Mechanism(NamedTuple):
 
     event: PrivacyEvent
     init: Callable[[Hyperparameters], PyTree]
-    zero: Callable[[PyTree, int], Accumulator]
+    zero: ZeroFunction
     add: AddFunction
     release: ReleaseFunction
     hyperparameters: Records = ()
