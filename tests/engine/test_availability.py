@@ -280,7 +280,7 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["pmtl", "scaffold", "mpmtl"])
+@pytest.mark.parametrize("name", ["pmtl", "scaffold"])
 def test_placements_agree(name):
     """All placements but devices are of one system."""
     flaky = intermittent(dropout=0.3, least_work=0.2, period=3, window=2)
