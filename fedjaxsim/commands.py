@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
     from fedjaxsim.tuning.run import TuningResult
 
-NOT_TUNED = (
-    "audit_canaries", "budget_epsilon", "clients_used", "evaluate_privately", "evaluation_largest",
-    "streamed",
-)  # fmt: skip
-"""Settings of a run that a tuning does not read."""
 _logger = logging.getLogger("fedjaxsim")
 
 
@@ -88,15 +83,14 @@ def tune(
       The path: its best point, the settings with it, and their test on fresh seeds.
     """
     from fedjaxsim import checks
-    from fedjaxsim.runs.settings import flag, run_config
+    from fedjaxsim.runs.settings import flag, run_config, unread_by
     from fedjaxsim.runs.settings_files import read_toml
     from fedjaxsim.tuning.run import prepare_tuning
 
     is_file = not isinstance(settings, Mapping)
     config = read_toml(Path(settings)) if is_file else run_config(**settings)
-    for name in config.given():
-        if name in NOT_TUNED:
-            raise ValueError(f"{flag(name)} has no effect on tune")
+    for name in config.given().keys() & unread_by("tune"):
+        raise ValueError(f"{flag(name)} has no effect on tune")
     checks.count(2, seeds=seeds)
     checks.count(steps=steps)
     asked = {"wrt": tuple(wrt), "seeds": seeds, "steps": steps, "metric": metric}

@@ -52,6 +52,10 @@ class Setting:
       argument: name of the factory's argument.
       per_client: whether a number may also be a list of one per client.
       evaluates: whether it says what evaluations compute and when, and changes nothing else.
+      unread_by: the commands with settings of a run that do not read it.
+      has_flag: whether it has a flag; without one it is for files alone.
+      of_releases: whether a stage that sends nothing, such as fine-tuning, does not inherit it.
+      is_secret: whether what may be handed on must not hold it.
     """
 
     name: str
@@ -65,6 +69,10 @@ class Setting:
     argument: str = ""
     per_client: bool = False
     evaluates: bool = False
+    unread_by: tuple[str, ...] = ()
+    has_flag: bool = True
+    of_releases: bool = False
+    is_secret: bool = False
 
     @property
     def required(self) -> bool:

@@ -1,13 +1,12 @@
 """`fedjaxsim audit`."""
 
-from fedjaxsim.cli.flags import UNEVALUATED, Work, without
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import end_on_signal
 
 
-@without("audit_canaries", *UNEVALUATED)
 def audit(
     *,
     settings: RunConfig,

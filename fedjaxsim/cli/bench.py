@@ -1,6 +1,6 @@
 """`fedjaxsim bench`."""
 
-from fedjaxsim.cli.flags import UNEVALUATED, Work, without
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
@@ -10,7 +10,6 @@ _MEDIANS = {
 }  # fmt: skip
 
 
-@without(*(name for name in UNEVALUATED if name != "eval_every"))
 def bench(
     *,
     settings: RunConfig,

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from fedjaxsim.cli.flags import Work, without
+from fedjaxsim.cli.flags import Work, reads_data_alone
 from fedjaxsim.cli.messages import in_flags, one_line
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.settings import DATA, GROUPS, RunConfig, static_keys
+from fedjaxsim.runs.settings import RunConfig
 
 
-@without(*static_keys().keys() - {each.name for each in (*DATA, *GROUPS["rows"].keys)})
+@reads_data_alone
 def data(
     what: Literal["show", "convert"],
     *,

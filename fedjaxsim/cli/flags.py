@@ -18,26 +18,25 @@ from typing import Any, Literal, NamedTuple
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.factories import Setting, Word, flag, resolve, settings_of
 from fedjaxsim.runs.parts import ROLES
-from fedjaxsim.runs.settings import DATA, GROUPS, IN_FILES_ONLY, RUN, Table, table_of
+from fedjaxsim.runs.settings import (
+    DATA,
+    GROUPS,
+    RUN,
+    Table,
+    static_keys,
+    table_of,
+    unread_by,
+)
 from fedjaxsim.runs.sweep_files import SweepOptions
 
 Work = Callable[[], int]
 HELP = ("--help", "-h")
-UNEVALUATED = (
-    "budget_epsilon", "eval_clients", "eval_every", "evaluate_privately", "evaluation_largest",
-    "patience",
-)  # fmt: skip
-"""Settings that commands without evaluations on the way do not read."""
 
 
-def without(*names: str) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
-    """Mark settings of a run that a command does not read: it has no such flags."""
-
-    def mark(function: Callable[..., Work]) -> Callable[..., Work]:
-        vars(function)["without"] = frozenset(names)
-        return function
-
-    return mark
+def reads_data_alone(function: Callable[..., Work]) -> Callable[..., Work]:
+    """Mark a command that reads no settings of a run but those of its data."""
+    vars(function)["reads_data_alone"] = True
+    return function
 
 
 class Command(NamedTuple):
@@ -86,7 +85,11 @@ class Command(NamedTuple):
     @property
     def without(self) -> frozenset[str]:
         """The settings of a run that it does not read."""
-        return getattr(self.function, "without", frozenset())
+        known = unread_by(self.name)
+        if hasattr(self.function, "reads_data_alone"):
+            of_data = {setting.name for setting in (*DATA, *GROUPS["rows"].keys)}
+            known |= static_keys().keys() - of_data
+        return frozenset(known)
 
     @property
     def description(self) -> str:
@@ -250,7 +253,7 @@ def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
 
 
 def _section(title: str, settings: Iterable[Setting]) -> None:
-    shown = [setting for setting in settings if setting.name not in IN_FILES_ONLY]
+    shown = [setting for setting in settings if setting.has_flag]
     if shown:
         print(f"\n{title}")
     for setting in shown:

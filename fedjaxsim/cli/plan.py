@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedjaxsim.cli.flags import UNEVALUATED, Work, without
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from fedjaxsim.runs.target import Target
 
 
-@without(*UNEVALUATED)
 def plan(
     *,
     settings: RunConfig,

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from fedjaxsim.cli.flags import Work, without
+from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Devices
-from fedjaxsim.commands import NOT_TUNED
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -34,7 +33,6 @@ class TuneOptions:
     metric: str | None = None
 
 
-@without(*NOT_TUNED)
 def tune(
     *,
     settings: RunConfig,

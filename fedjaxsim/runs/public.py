@@ -19,6 +19,7 @@ import numpy as np
 from fedjaxsim import store
 from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.report.files import Record, lines, write_json, write_tables
+from fedjaxsim.runs.settings import static_keys
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -27,7 +28,6 @@ PUBLIC = "public"
 """The folder's name in the directory of a run."""
 MODEL = "model.npz"
 _FILES = (MODEL, "guarantee.json", "guarantee.txt", "settings.toml", "metrics.jsonl")
-_PRIVATE_SETTINGS = ("seed", "partition_seed")
 _RESOLVED = (
     "rounds", "clients", "capacity", "noise_multiplier", "noise_first", "noise_last", "clip",
     "delta", "learning_rate", "personal_learning_rate", "sampling_rate", "local_epochs",
@@ -89,10 +89,11 @@ def write_public(
 
 
 def _public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    secret = {name for name, setting in static_keys().items() if setting.is_secret}
     found = {
         name: value
         for name, value in settings.items()
-        if name not in _PRIVATE_SETTINGS and not isinstance(value, Mapping) and name != "stages"
+        if name not in secret and not isinstance(value, Mapping) and name != "stages"
     }
     spec = DataSpec(found["data"])
     if spec.file is not None:

@@ -44,8 +44,10 @@ EXCLUSIVE = (
     ("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES,
 )  # fmt: skip
 """Pairs of settings of which a run is given one at most."""
-IN_FILES_ONLY = ("public",)
-"""Settings without a flag."""
+_MEASURING = "audit", "bench", "plan"
+"""Commands without evaluations on the way."""
+_OF_SINGLE_RUNS = *_MEASURING, "tune", "sweep"
+"""Commands with other runs than one that goes on by itself."""
 _CALIBRATED = ("gaussian", "correlated", "pure")
 """Kinds of events whose noise follows from a target ε."""
 _DERIVED = {
@@ -70,16 +72,25 @@ ALIASES = {
 """Names that others give to settings: suggested, never taken."""
 
 
-def _name(role: str, default: str | None, text: str, shown: str = "") -> Setting:
+def _name(
+    role: str, default: str | None, text: str, shown: str = "", *, of_releases: bool = False
+) -> Setting:
     *names, last = spellings_of(role)
-    return Setting(role, str, default, f"{text}: {', '.join(names)} or {last}.", shown=shown)
+    text = f"{text}: {', '.join(names)} or {last}."
+    return Setting(role, str, default, text, shown=shown, of_releases=of_releases)
 
 
 DATA = (
     _name("data", "digits", "Source of the clients"),
     _name("partition", None, "Division of data without clients", "dirichlet"),
     Setting("held_out_clients", float, 0.0, "Fraction to leave out, to tune on."),
-    Setting("clients_used", Literal["kept", "held-out"], "kept", "Clients that the run uses."),
+    Setting(
+        "clients_used",
+        Literal["kept", "held-out"],
+        "kept",
+        "Clients that the run uses.",
+        unread_by=("tune",),
+    ),
     SeedSetting(
         "seed",
         int,
@@ -87,6 +98,7 @@ DATA = (
         "Seed of all random numbers; secret: one that the operating system draws, to publish.",
         least=0,
         most=2**32 - 1,
+        is_secret=True,
     ),
     Setting(
         "partition_seed",
@@ -96,6 +108,7 @@ DATA = (
         shown="seed",
         least=0,
         most=2**63 - 1,
+        is_secret=True,
     ),
 )
 """The clients of a run."""
@@ -103,7 +116,7 @@ RUN = (
     _name("algorithm", "pmtl", "Federated algorithm"),
     _name("model", "linear", "Model of every client"),
     _name("mechanism", None, "Release of the messages", "the algorithm's own"),
-    _name("sampling", None, "Sampling of the cohorts", "poisson"),
+    _name("sampling", None, "Sampling of the cohorts", "poisson", of_releases=True),
     _name("availability", None, "When drawn clients answer", "always"),
     _name(
         "loss",
@@ -117,12 +130,13 @@ RUN = (
     ),
     Setting("rounds", int, 100, "T, communication rounds.", least=1, most=_INT32),
     Setting(
-        "eval_every", int, 10, "Rounds between evaluations.", least=1, most=_INT32, evaluates=True
+        "eval_every", int, 10, "Rounds between evaluations.", least=1, most=_INT32, evaluates=True,
+        unread_by=("audit", "plan"),
     ),
     Setting(
         "eval_clients", int | Literal["all"], 1000,
         "Clients whom evaluations before the last one sample.", least=1, most=_INT32,
-        evaluates=True,
+        evaluates=True, unread_by=_MEASURING,
     ),
     Setting(
         "metrics", tuple[str, ...], (),
@@ -135,15 +149,17 @@ RUN = (
         "Metric by which runs are judged: patience, choices and pictures read it, and it is the "
         "first in tables.",
         shown="the first one in tables with a direction", evaluates=True,
+        unread_by=_MEASURING,
     ),
     Setting(
         "patience", int, None,
         "Evaluations without a better validation metric before a stop; no ε covers that.",
-        shown="all rounds", least=1,
+        shown="all rounds", least=1, unread_by=(*_MEASURING, "sweep"),
     ),
     Setting(
         "audit_canaries", int, None,
         "Canary clients that yield an empirical lower bound on ε.", shown="none",
+        unread_by=("audit", "tune", "sweep"),
     ),
     Setting(
         "chunk_size", int, None, "Clients computed at once.", shown="by backend", most=_INT32
@@ -155,10 +171,12 @@ RUN = (
     Setting(
         "streamed", bool, False,
         "Keep rows on disk (data folder:PATH) or host; a device holds one cohort.",
+        unread_by=("tune",),
     ),
     Setting(
         "public", tuple[str, ...], (),
         "Sentences for every report of the run, on choices that read private rows.",
+        has_flag=False,
     ),
 )  # fmt: skip
 """The parts of a run and what all of them share."""
@@ -237,7 +255,7 @@ GROUPS = {
         Setting(
             "passes", int, None,
             "Passes over a client's rows in the whole run, which consumes them.",
-            shown="no limit", most=_MILLION,
+            shown="no limit", most=_MILLION, of_releases=True,
         ),
         Setting(
             "local_epochs", int, None, "E, passes over a client's rows per round.",
@@ -267,6 +285,7 @@ GROUPS = {
         Setting(
             "schedule", Literal["constant", "cosine", "linear"], "constant",
             "Schedule of η over rounds; cosine and linear end at 0.",
+            of_releases=True,
         ),
     ),
     "noise_schedule": _group(
@@ -299,16 +318,17 @@ GROUPS = {
         Setting(
             "budget_epsilon", float, None,
             "ε at which the run and its stages stop; noise and rounds may follow from "
-            "releases.", shown="none",
+            "releases.", shown="none", unread_by=_OF_SINGLE_RUNS,
         ),
         Setting(
             "evaluate_privately", float, None,
             "z of the noise with which evaluations release a validation metric, charged to ε.",
-            shown="none", least=SMALLEST_NOISE, most=LARGEST_NOISE,
+            shown="none", least=SMALLEST_NOISE, most=LARGEST_NOISE, unread_by=_OF_SINGLE_RUNS,
         ),
         Setting(
             "evaluation_largest", float, 1.0,
             "Public bound to which clients' metrics are clipped for that.",
+            unread_by=_OF_SINGLE_RUNS,
         ),
     ),
     "weights": _group(
@@ -340,6 +360,11 @@ def static_keys() -> dict[str, Setting]:
     """Return the keys that are known before the parts of a run are, by name."""
     groups = [setting for group in GROUPS.values() for setting in group.keys]
     return {setting.name: setting for setting in (*DATA, *RUN, *groups)}
+
+
+def unread_by(command: str) -> set[str]:
+    """Return the names of the settings that a command does not read."""
+    return {name for name, setting in static_keys().items() if command in setting.unread_by}
 
 
 @dataclasses.dataclass(frozen=True)

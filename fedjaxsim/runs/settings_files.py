@@ -9,17 +9,10 @@ from fedjaxsim.data.files import in_file, read_tables
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.seeds import number_of
-from fedjaxsim.runs.settings import (
-    IN_FILES_ONLY,
-    Layer,
-    RunConfig,
-    layered,
-)
+from fedjaxsim.runs.settings import Layer, RunConfig, layered, static_keys
 
 CONFIG = "config.toml"
 """The settings of a run in its directory."""
-_OF_RELEASES = ("sampling", "schedule", "passes")
-"""Settings that a stage without a release, such as fine-tuning, does not inherit."""
 OUTPUT = dict.fromkeys(
     ("out", "overwrite", "quiet", "no_client_table"), "belongs on the command line, not in a file"
 )
@@ -50,9 +43,12 @@ def resolve(
     Settings of the file that this run does not read are noted, those of the run in the directory
     `earlier` are left out. `without` holds settings that the caller does not read, with the reason.
     """
-    for name, why in {**dict.fromkeys(IN_FILES_ONLY, "is for files alone"), **without}.items():
-        if name in flags:
-            raise ValueError(f"{flag(name)} {why}")
+    known = static_keys()
+    for name in flags:
+        if name in without:
+            raise ValueError(f"{flag(name)} {without[name]}")
+        if name in known and not known[name].has_flag:
+            raise ValueError(f"{flag(name)} is for files alone")
     check_parts(flags)
     inherited = {} if earlier is None else read_raw(earlier / CONFIG)
     file = {} if path is None else read_raw(path)
@@ -62,7 +58,8 @@ def resolve(
         inherited = {"partition_seed": number_of(inherited["seed"])} | inherited
     system = SYSTEMS.get(str(asked.get("algorithm")))
     if system is not None and not system.sends:
-        inherited = {name: inherited[name] for name in inherited if name not in _OF_RELEASES}
+        left_out = {name for name, setting in known.items() if setting.of_releases}
+        inherited = {name: inherited[name] for name in inherited if name not in left_out}
     return layered(
         Layer(inherited, earlier and earlier / CONFIG, "left out"),
         Layer(file, path, "noted"),

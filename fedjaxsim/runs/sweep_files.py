@@ -14,7 +14,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, check_parts
-from fedjaxsim.runs.settings import displaced, table_of
+from fedjaxsim.runs.settings import displaced, table_of, unread_by
 from fedjaxsim.runs.settings_files import OUTPUT, content, entries
 
 SWEEP = "sweep.toml"
@@ -28,11 +28,10 @@ NOTHING: Values = MappingProxyType({})
 REFUSED: dict[str, str] = {
     **OUTPUT,
     **dict.fromkeys(
-        ("budget_epsilon", "evaluate_privately", "patience"),
-        "is for single runs: those of a sweep go on together",
+        unread_by("sweep"), "is for single runs: those of a sweep go on together and share noise"
     ),
-    "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
+"""Keys that a sweep's file and flags may not have, with the reason."""
 
 
 @dataclasses.dataclass(frozen=True)

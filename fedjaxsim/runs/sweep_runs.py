@@ -22,12 +22,12 @@ from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import ROLES, absolute
 from fedjaxsim.runs.seeds import SECRET, SeedSetting
 from fedjaxsim.runs.settings import (
-    IN_FILES_ONLY,
     Layer,
     RunConfig,
     displaced,
     excluded,
     layered,
+    static_keys,
     unread,
 )
 from fedjaxsim.runs.settings_files import entries
@@ -402,9 +402,12 @@ def read_plan(
     """
     if isinstance(changes.get("metric"), list):
         raise ValueError("metric is one for all runs of a sweep, got a list")
+    known = static_keys()
     for name in changes:
-        if name in REFUSED or name in IN_FILES_ONLY:
-            raise ValueError(f"{flag(name)} {REFUSED.get(name, 'is for files alone')}")
+        if name in REFUSED:
+            raise ValueError(f"{flag(name)} {REFUSED[name]}")
+        if name in known and not known[name].has_flag:
+            raise ValueError(f"{flag(name)} is for files alone")
     file = SweepFile() if path is None else read_file(path)
     if seeds is not None:
         first = changes.get("seed", file.base.get("seed", 0))
