@@ -132,14 +132,14 @@ def ended(tmp_path_factory):
     """Two processes of one run, of which the other than the first got a signal: all about them."""
     out = RunDirectory(tmp_path_factory.mktemp("ended") / "two")
     running = start_commands(*[[*WATCHED, "--rounds", "1000000", "--out", str(out.path)]] * 2)
-    interrupt(running, {1: signal.SIGHUP})
+    interrupt(running, {1: signal.SIGTERM})
     return out, *ends(running)
 
 
 @THOROUGH
 def test_a_signal_to_any_of_them_ends_all_with_a_checkpoint(ended):
     out, codes, printed, errors = ended
-    assert codes == [128 + signal.SIGHUP] * 2, errors
+    assert codes == [128 + signal.SIGTERM] * 2, errors
     assert "files in" in printed[0]
     assert not [line for line in printed[1].splitlines() if not line.startswith("[Gloo]")]
     summary = out.summary()

@@ -14,6 +14,7 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.npz import save_npz
 from fedjaxsim.data.population import Population
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
+from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -23,7 +24,6 @@ from fedjaxsim.runs.sweeping import families_of
 
 CLIENTS = 20
 SMALL = ["--clients", str(CLIENTS), "--rounds", "2", "--local-steps", "1"]
-DELTA = ["--delta", "1e-3"]
 NEEDS = {
     "fixed": ["--cohort", "5"],
     "groups": ["--groups", "4"],
@@ -36,16 +36,10 @@ def experiment(*flags):
     return prepare(command.settings)
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """`(flags) -> (summary, guarantee)` of a run."""
-
-    def run(*flags):
-        out = tmp_path_factory.mktemp("run") / "run"
-        assert main(["run", *SMALL, *DELTA, *flags, "--quiet", "--out", str(out)]) == 0
-        return RunDirectory(out).summary(), RunDirectory(out).guarantee()
-
-    return run
+def guaranteed(*flags):
+    """The report of a whole plan, as its run would have it, and its δ."""
+    found = experiment(*SMALL, "--delta", "1e-3", *flags)
+    return report([found.planned()], found.delta)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -87,24 +81,21 @@ def test_every_sampler_has_a_flag(name, rate):
     assert found.noise_multiplier > 0
 
 
-@pytest.mark.thorough
-def test_a_pure_release_costs_one_over_z(ran):
+def test_a_pure_release_costs_one_over_z():
     # One round with full participation: ε = 1/z, and 2/z for replacement; δ takes its part of the
     # probability (1 + e^−ε)^−1 of the high loss.
-    summary, _ = ran(
-        "--mechanism", "pure", "--noise-multiplier", "4", "--sampling", "full",
-        "--rounds", "1",
-    )  # fmt: skip
-    for name, cost in (("epsilon", 1 / 4), ("epsilon_replace", 2 / 4)):
-        expected = cost + math.log1p(-summary["delta"] * (1 + math.exp(-cost)))
-        assert summary[name] == pytest.approx(expected, rel=1e-6)
+    found = guaranteed(
+        "--mechanism", "pure", "--noise-multiplier", "4", "--sampling", "full", "--rounds", "1"
+    )
+    for adjacency, cost in (("zero_out", 1 / 4), ("replace", 2 / 4)):
+        expected = cost + math.log1p(-1e-3 * (1 + math.exp(-cost)))
+        assert found.find(adjacency).epsilon == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.thorough
-def test_in_two_groups_every_client_is_in_one_of_two_releases(ran):
+def test_in_two_groups_every_client_is_in_one_of_two_releases():
     # The Gaussian mechanism of sensitivity 1 at z.
-    summary, _ = ran("--sampling", "groups", "--groups", "2", "--noise-multiplier", "2")
-    epsilon, z = summary["epsilon"], 2.0
+    found = guaranteed("--sampling", "groups", "--groups", "2", "--noise-multiplier", "2")
+    epsilon, z = found.find("zero_out").epsilon, 2.0
     spent = norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z)
     assert spent == pytest.approx(1e-3, rel=1e-3)
 
@@ -117,14 +108,11 @@ def test_a_mechanism_without_a_guarantee_has_no_epsilon(tmp_path, capsys):
     assert "no guarantee is known for this mechanism" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
-def test_what_is_aimed_at_and_shown_is_what_the_accountant_reports(ran):
-    summary, guarantee = ran("--epsilon", "2")
-    assert 1.99 < summary["epsilon"] <= 2
-    assert guarantee["zero_out"]["joint_dp"]["pld"]["epsilon"] == pytest.approx(
-        summary["epsilon"], rel=1e-6
-    )
-    assert summary["epsilon_replace"] > summary["epsilon"]
+def test_what_is_aimed_at_is_what_the_accountant_reports():
+    found = guaranteed("--epsilon", "2")
+    assert 1.99 < found.find("zero_out").epsilon <= 2
+    assert found.find("zero_out").accountant == "pld"
+    assert found.find("replace").epsilon > found.find("zero_out").epsilon
 
 
 @pytest.mark.thorough
