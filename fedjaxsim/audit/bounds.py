@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from scipy.special import ndtri
 
 from fedjaxsim import checks, keys
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
-from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import check_delta
 from fedjaxsim.privacy.events import Gaussian
@@ -46,6 +47,8 @@ class AuditResult:
       allowed: the largest advantage that the reported guarantee allows, its δ at ε = 0; None if it
         reports none, or guesses on several canaries need not be independent.
       guesses: the number of guesses behind `epsilon`, of which `correct` were right.
+      gaussian: lower bound on ε, with `CONFIDENCE`, if all releases together are one Gaussian
+        release, as their charges say; None if they are not, or guesses need not be independent.
     """
 
     epsilon: float
@@ -56,6 +59,7 @@ class AuditResult:
     canaries: int
     guesses: int
     correct: int
+    gaussian: float | None = None
 
     @property
     def refuted(self) -> bool:
@@ -67,10 +71,11 @@ class AuditResult:
         verdict = "the reported guarantee does NOT hold" if self.refuted else "not refuted"
         if self.allowed is None:
             verdict = "no ε is reported" if self.reported is None else "no verdict"
+        noise = "" if self.gaussian is None else f", {self.gaussian:.3g} if noise is Gaussian"
         return (
             f"audit: ε ≥ {self.epsilon:.3g} zero-out at δ = {self.delta:.3g} with "
             f"{100 * CONFIDENCE:g} % confidence ({self.canaries} canaries, {self.correct} of "
-            f"{self.guesses} guesses right); {verdict}"
+            f"{self.guesses} guesses right){noise}; {verdict}"
         )
 
 
@@ -127,10 +132,12 @@ def result(states: Sequence[SimulationState], report: Report) -> AuditResult:
     reported, sent = report.find("zero_out").epsilon, [np.asarray(each.sent) for each in watched]
     adapts = jax.tree.leaves(states[0].mechanism)
     independent = not adapts and all(isinstance(each.event, Gaussian) for each in charges)
-    allowed = None
+    allowed, is_gaussian = None, False
     if reported is not None and independent:
         allowed = composition.profile(charges, "zero_out").delta(0.0)
-    return of_scores(np.concatenate(scores), np.concatenate(sent), report.delta, reported, allowed)
+        is_gaussian = composition.profiles(charges, "zero_out")[0].keys() == {"gaussian"}
+    together = np.concatenate(scores), np.concatenate(sent)
+    return of_scores(*together, report.delta, reported, allowed, is_gaussian)
 
 
 def of_scores(
@@ -139,12 +146,14 @@ def of_scores(
     delta: float,
     reported: float | None = None,
     allowed: float | None = None,
+    is_gaussian: bool = False,
 ) -> AuditResult:
     """Bound ε from scores (n,), higher if a canary more likely `sent`, (n,) bool.
 
     The highest r/2 scores are guessed as in, the lowest r/2 as out, for some r ≤ n. With an
     `allowed` advantage canaries are independent, and (ε, δ)-DP lets guesses on all of them be right
-    with probability (e^ε + δ)/(e^ε + 1) at most.
+    with probability (e^ε + δ)/(e^ε + 1) at most. If their releases are one Gaussian release
+    (`is_gaussian`), with some μ, that probability is Φ(μ/2), which says more of ε at a small δ.
     """
     from scipy.stats import beta  # slow to import
 
@@ -171,7 +180,11 @@ def of_scores(
         bound = lower_bound(n, 2 * half, right(half), delta, significance)
         best = max(best, (bound, 2 * half, right(half)))
     advantage = 2 * least_rate(1 - REFUTING) - 1
-    return AuditResult(best[0], delta, reported, advantage, allowed, n, *best[1:])
+    of_gaussian = None
+    if is_gaussian:
+        mu = 2 * float(ndtri(max(0.5, least_rate(1 - CONFIDENCE))))
+        of_gaussian = gaussian.epsilon(delta, mu)
+    return AuditResult(best[0], delta, reported, advantage, allowed, n, *best[1:], of_gaussian)
 
 
 def lower_bound(

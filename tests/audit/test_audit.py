@@ -20,6 +20,7 @@ from fedjaxsim.audit.canaries import Directions, Watched, with_canaries
 from fedjaxsim.engine import program
 from fedjaxsim.engine.shard import CLIENTS
 from fedjaxsim.privacy import guarantee
+from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import EXAMPLE, GAUSSIAN, Examples, PrivacySpend
 
@@ -63,6 +64,27 @@ def test_independent_canaries_prove_more():
     assert any_way.epsilon < 0.5 * alone.epsilon
 
 
+@pytest.mark.parametrize("mu", [0.5, 0.92])
+def test_guesses_on_gaussian_noise_prove_most_of_epsilon(mu):
+    """Beside jax_privacy's bound for f-DP (Mahloujifar et al. 2024), for dependent canaries."""
+    rng, delta, proved, beside = np.random.default_rng(0), 1e-5, [], []
+    epsilon = gaussian.epsilon(delta, mu)
+    coins = rng.random((200, 1000)) < 0.5
+    for run, sent in enumerate(coins):
+        scores = rng.normal(size=1000) + mu * sent
+        found = of_scores(scores, sent, delta, epsilon, 2 * ndtr(mu / 2) - 1, is_gaussian=True)
+        proved.append((found.gaussian or 0.0) / epsilon)
+        if run == 0:
+            assert "if noise is Gaussian" in str(found)
+        if run < 3:
+            auditor = CanaryScoreAuditor(scores[sent], scores[~sent])
+            beside.append(auditor.epsilon_one_run_fdp(0.05, delta) / epsilon)
+    assert np.mean(np.array(proved) > 1) < 0.1  # 0.05, and some luck
+    assert np.median(proved) > 0.65
+    assert np.median(proved) > 1.5 * np.median(beside)
+    assert "if noise" not in str(of_scores(coins[0] + 0.0, coins[0], delta, epsilon, 0.9))
+
+
 def test_the_guess_in_the_middle_counts_as_wrong():
     """Else the middle one of three canaries, the least certain, would leave the surer guesses."""
     found = of_scores(np.arange(3.0), np.array([False, True, True]), 1e-3, allowed=0.5)
@@ -78,7 +100,11 @@ def test_the_verdict_is_about_clients_alone():
     noted: Any = Watched((), Directions.draw(4, 8), jnp.zeros(8), jnp.zeros(4, bool))
     state: Any = SimpleNamespace(shared=noted, mechanism=())
     report = dataclasses.replace(guarantee.report([spent], 1e-3), charges=(spent, *examples))
-    assert result([state], report).allowed == pytest.approx(2 * ndtr(0.25) - 1)
+    found = result([state], report)
+    assert found.allowed == pytest.approx(2 * ndtr(0.25) - 1)
+    assert found.gaussian is not None
+    sampled = PrivacySpend(SamplingScheme("poisson", 9, 9), GAUSSIAN, (Entry(2.0, 0.5, 1),))
+    assert result([state], guarantee.report([sampled], 1e-3)).gaussian is None
 
 
 def test_directions_are_orthonormal_and_cover_all_coordinates():
