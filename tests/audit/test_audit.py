@@ -64,22 +64,21 @@ def test_independent_canaries_prove_more():
     assert any_way.epsilon < 0.5 * alone.epsilon
 
 
-@pytest.mark.parametrize("mu", [0.5, 0.92])
+@pytest.mark.parametrize("mu", [0.92, pytest.param(0.5, marks=pytest.mark.thorough)])
 def test_guesses_on_gaussian_noise_prove_most_of_epsilon(mu):
     """Beside jax_privacy's bound for f-DP (Mahloujifar et al. 2024), for dependent canaries."""
     rng, delta, proved, beside = np.random.default_rng(0), 1e-5, [], []
     epsilon = gaussian.epsilon(delta, mu)
-    coins = rng.random((200, 1000)) < 0.5
+    coins = rng.random((60, 1000)) < 0.5
     for run, sent in enumerate(coins):
         scores = rng.normal(size=1000) + mu * sent
         found = of_scores(scores, sent, delta, epsilon, 2 * ndtr(mu / 2) - 1, is_gaussian=True)
         proved.append((found.gaussian or 0.0) / epsilon)
         if run == 0:
             assert "if noise is Gaussian" in str(found)
-        if run < 3:
             auditor = CanaryScoreAuditor(scores[sent], scores[~sent])
             beside.append(auditor.epsilon_one_run_fdp(0.05, delta) / epsilon)
-    assert np.mean(np.array(proved) > 1) < 0.1  # 0.05, and some luck
+    assert np.mean(np.array(proved) > 1) < 0.15  # 0.05, and some luck
     assert np.median(proved) > 0.65
     assert np.median(proved) > 1.5 * np.median(beside)
     assert "if noise" not in str(of_scores(coins[0] + 0.0, coins[0], delta, epsilon, 0.9))
