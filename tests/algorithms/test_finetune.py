@@ -109,6 +109,7 @@ def test_a_client_alone_is_tuned_as_among_all(ended, penalty):
         )
 
 
+@pytest.mark.thorough
 def test_fisher_information_of_softmax_regression():
     # The gradient of a row is x_j (p_c − [y = c]) for the kernel and p_c − [y = c] for the bias.
     with jax.enable_x64(True):

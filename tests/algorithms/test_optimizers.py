@@ -163,6 +163,7 @@ def test_any_optimizer_of_optax_is_searched_for_code_of_ones_own(optimizer):
     assert made(Hyperparameters(learning_rate=0.1), jnp.array(1)).init(jnp.ones(2)) is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make",
     [optax.adam, optax.adamw, optax.rmsprop, optax.adabelief, optax.adagrad, optimizers.fedadam],

@@ -167,6 +167,7 @@ def test_pmtl_reaches_the_mean_regularized_minimizer():
         )
 
 
+@pytest.mark.thorough
 def test_pmtl_is_algorithm_1_written_in_numpy():
     # Two clients, full batches, E = 2, clipping that binds; compared round by round.
     with jax.enable_x64(True):

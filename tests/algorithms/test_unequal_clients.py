@@ -337,18 +337,7 @@ REFERENCES = {
     "fedadam": of_fedadam, "fedyogi": of_fedyogi, "fedper": of_dpfedmtl,
     "fedrep": lambda: of_dpfedmtl(head_first=True), "fedbn": of_dpfedmtl,
 }  # fmt: skip
-QUICK = (
-    "scaffold",
-    "pmtl",
-    "mpmtl",
-    "ppsgd",
-    "ditto",
-    "dpfedmtl",
-    "fedprox",
-    "ifca",
-    "apfl",
-    "naive-dp",
-)
+QUICK = ("scaffold", "pmtl", "mpmtl", "ppsgd", "dpfedmtl")
 
 
 def population(classes=False):

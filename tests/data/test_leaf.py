@@ -191,6 +191,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, content, message):
         load_leaf(path)
 
 
+@pytest.mark.thorough
 def test_femnist(real_file):
     population = load_leaf(real_file("femnist/mytest.json.zip"))
     assert population.num_clients == 206
@@ -203,6 +204,7 @@ def test_femnist(real_file):
     assert population.splits["train"].count.max() == 69
 
 
+@pytest.mark.thorough
 def test_vehicle(real_file):
     population = load_leaf(real_file("vehicle/mytrain.json"))
     assert population.num_clients == 23

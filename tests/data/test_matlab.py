@@ -80,6 +80,7 @@ def test_a_missing_file_is_not_found(tmp_path):
         load_matlab(tmp_path / "absent.mat")
 
 
+@pytest.mark.thorough
 def test_school(real_file):
     path = real_file("school/school.mat")
     population = load_matlab(path)
@@ -95,6 +96,7 @@ def test_school(real_file):
         np.testing.assert_array_equal(population.rows(k)["y"], stored["Y"][0, k][:, 0])
 
 
+@pytest.mark.thorough
 def test_landmine(real_file):
     path = real_file("landmine/small.mat")
     population = load_matlab(path)

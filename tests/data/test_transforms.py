@@ -52,6 +52,7 @@ def test_features_must_be_a_matrix(transform):
         transform(Population.from_flat({"y": [1]}, [1]))
 
 
+@pytest.mark.thorough
 def test_school(real_file):
     school = unit_rows(drop_constant_columns(load_matlab(real_file("school/school.mat"))))
     assert school.fields["x"].shape == (15362, 27)

@@ -133,7 +133,7 @@ def test_factorizations_of_clients_servers_and_settings_end_on_two_devices(name)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("solve", "cholesky") else [pytest.mark.thorough])
+        pytest.param(name, marks=[] if name == "cholesky" else [pytest.mark.thorough])
         for name in FACTORIZATIONS
     ],
 )

@@ -63,6 +63,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("library", MODELS)
 def test_dropout_keeps_the_mean_and_is_off_in_evaluation(library):
     model = MODELS[library]()
