@@ -171,7 +171,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         least = number(float(np.min(hparams.learning_rate)))
         print(f"learning rate {least}: 1/L, so no step expands")
     if config.get("clip", 0) is None and config.clips and simulation.bounds_messages:
-        print(f"clip norm {number(simulation.clip_norm)}: of the bounds of rows, no data")
+        print(f"clip norm {number(simulation.clip_norm)}: from the columns' bounds, not from rows")
     if shares := clipped_shares(simulation.population):
         print(clipped_in_words(shares))
     if done.audit is not None:

@@ -56,9 +56,12 @@ def standard_errors_of(
         )
     deviations = _deviations(hparams, int(state.round))
     public = program.mechanism.public
-    if program.mechanism.event.kind not in ("gaussian", "none") or EXACT in public:
+    mechanism = program.mechanism
+    plain = {"clip", "noise_multiplier"} == {record.name for record in mechanism.hyperparameters}
+    plain = plain and mechanism.event.kind == "gaussian" and not jax.tree.leaves(state.mechanism)
+    if not plain or EXACT in public:
         raise ValueError(
-            "standard errors are known for mechanism gaussian, without exact sums, and for none"
+            "standard errors are known for mechanism gaussian without exact sums, and per-layer"
         )
     if public and np.any(deviations):
         raise ValueError("standard errors with noise and weights need max-weight")

@@ -11,6 +11,7 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.shared_model import SharedModel
 from fedjaxsim.models import linear
+from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping, per_part, pure
 from fedjaxsim.tasks import squared
 
 CLIENTS, RANGES = 12, {"age": (20, 80), "dose": (0, 5), "y": (-50, 150)}
@@ -117,6 +118,24 @@ def test_intervals_of_the_noise_cover_the_models_of_runs_that_differ_in_it(rate)
         slopes = np.asarray(of_runs["kernel"])[:, 0] * (high - low) / 2 / half
         inside = np.abs(slopes - slopes.mean(axis=0)) < 1.96 * table["noise"][1:]
         np.testing.assert_allclose(inside.mean(axis=0), 0.95, atol=0.035)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        adaptive_clipping(),
+        per_part(parts=["bias", "kernel"]),
+        pure(),
+        fjs.gaussian(exact_sums=True),
+    ],
+    ids=["adaptive", "parts", "pure", "exact"],
+)
+def test_noise_of_other_mechanisms_is_not_stated(mechanism):
+    sim = dataclasses.replace(simulation(frame_of()), mechanism=mechanism)
+    names = {"clip", "clip_bias", "clip_kernel", "count_noise"} & {*sim.records}
+    hparams = sim.hyperparameters(noise_multiplier=1.0, **dict.fromkeys(names, 1.0))
+    with pytest.raises(ValueError, match="known for mechanism gaussian"):
+        sim.standard_errors(sim.init(0, hparams), hparams)
 
 
 def test_other_messages_have_no_standard_errors():
