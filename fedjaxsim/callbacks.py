@@ -317,7 +317,7 @@ class MetricsFile(Callback):
 
     @memory.setter
     def memory(self, kept: Any) -> None:
-        _, self._later = divided(self._path, kept)
+        _, self._later = split_lines_at_round(self._path, kept)
         self._last = kept
 
     @property
@@ -333,7 +333,7 @@ class MetricsFile(Callback):
 
     def keep_lines(self) -> None:
         """Keep the lines that the file holds until their evaluations are done again."""
-        self._later = divided(self._path, _NONE)[1]
+        self._later = split_lines_at_round(self._path, _NONE)[1]
 
     def start(self, state: SimulationState) -> None:
         """Cut the file after the evaluations up to `state`."""
@@ -364,7 +364,7 @@ class MetricsFile(Callback):
         self._last = segment.round
 
     def _lines(self) -> list[bytes]:
-        return divided(self._path, self._last)[0]
+        return split_lines_at_round(self._path, self._last)[0]
 
     def sync(self) -> None:
         """Make the file durable."""
@@ -499,12 +499,12 @@ def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
     def check(note: Mapping[str, Any]) -> None:
         kept = note.get("memory", {}).get(MetricsFile.__name__)
         if kept is not None:
-            divided(path, kept)
+            split_lines_at_round(path, kept)
 
     return check
 
 
-def divided(path: Path, last: int) -> tuple[list[bytes], list[bytes]]:
+def split_lines_at_round(path: Path, last: int) -> tuple[list[bytes], list[bytes]]:
     """Return the whole lines of a file (none if it is missing) up to a round, and those after it.
 
     Round -1 is before all lines. Raises ValueError if no line is of that round, or one is no

@@ -30,8 +30,8 @@ _DIGITS = 100
 """The most digits of whole numbers: no setting takes more."""
 
 
-class Word(str):
-    """Word of a command line, in which numbers and lists are still to be read."""
+class CommandLineText(str):
+    """Text of a command line, in which numbers and lists are still to be read."""
 
 
 def flag(name: str) -> str:
@@ -92,19 +92,19 @@ class Setting:
         return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is tuple else None
 
     def convert(self, value: Any, called: str | None = None) -> Any:
-        """Convert a value of a file, of Python or of a command line (`Word`) to the type.
+        """Convert a value of a file, of Python or a `CommandLineText` to the type.
 
         A ValueError names the setting as `called`, what is allowed and what was got.
         """
         called = flag(self.name) if called is None else called
-        if value is None or (isinstance(value, Word) and value == "None"):
+        if value is None or (isinstance(value, CommandLineText) and value == "None"):
             if self.optional or self.default is None:
                 return None
             raise ValueError(f"{called} must be given, got None")
         if self.item is not None and isinstance(value, str | list | tuple):
             one = dataclasses.replace(self, hint=self.item, default=REQUIRED, optional=False)
             if isinstance(value, str):
-                value = [Word(word.strip()) for word in value.split(",") if word.strip()]
+                value = [CommandLineText(word.strip()) for word in value.split(",") if word.strip()]
             return tuple(one.convert(each, called) for each in value)
         if self.per_client and isinstance(value, list | tuple):
             one = dataclasses.replace(self, per_client=False)
@@ -123,7 +123,7 @@ class Setting:
 
 def _read(value: Any, hint: Any) -> tuple[Any, str]:
     """Return a value as the plain type `hint`, None if it is none, and what is allowed."""
-    word = isinstance(value, Word)
+    word = isinstance(value, CommandLineText)
     number = type(value) in (int, float) or (
         isinstance(value, Integral | float) and not isinstance(value, bool)
     )

@@ -22,20 +22,20 @@ _ASKED = 1.0
 
 
 class Stop(threading.Event):
-    """Event that a signal sets, whose `number` it is; `late` ends the process unless it is read.
+    """Event that a signal of `number` sets; unless it is read, `deadline` ends the process.
 
-    Once `writes` is true the rounds are over, and a first signal ends nothing before the files are
-    whole.
+    Once `is_writing` is true the rounds are over, and a first signal ends nothing before the files
+    are whole.
     """
 
-    number, writes = 0, False
-    late: threading.Timer | None = None
+    number, is_writing = 0, False
+    deadline: threading.Timer | None = None
 
     def is_set(self) -> bool:
         """Return whether there was a signal; who reads it ends the work in time."""
         found = super().is_set()
-        if found and self.late is not None:
-            self.late.cancel()
+        if found and self.deadline is not None:
+            self.deadline.cancel()
         return found
 
 
@@ -73,14 +73,14 @@ def stop_on_signal(kept: Callable[[], str] = str) -> Iterator[Stop]:
             end()
             return
         again = f"{NAMES[number]} again ends at once\n"
-        if stop.writes:
+        if stop.is_writing:
             stop.set()
             _say(f"\nthe run is over and ends once its results are written; {again}")
             return
         what, most = "the rounds in flight or the compilation", f"within {PATIENCE:g} seconds"
-        stop.late = threading.Timer(PATIENCE, end, [f": {what} did not return {most}"])
-        stop.late.daemon = True
-        stop.late.start()
+        stop.deadline = threading.Timer(PATIENCE, end, [f": {what} did not return {most}"])
+        stop.deadline.daemon = True
+        stop.deadline.start()
         stop.set()
         _say(f"\nstopping after {what}, {most}; {again}")
 
@@ -88,9 +88,9 @@ def stop_on_signal(kept: Callable[[], str] = str) -> Iterator[Stop]:
         with _listening(receive):
             yield stop
     finally:  # nobody listens any longer, so no other timer begins
-        if stop.late is not None:
-            stop.late.cancel()
-            stop.late.join()
+        if stop.deadline is not None:
+            stop.deadline.cancel()
+            stop.deadline.join()
 
 
 @contextmanager

@@ -95,8 +95,8 @@ def whole_lines(path: Path) -> list[bytes]:
     return path.read_bytes().split(b"\n")[:-1]
 
 
-def hold(path: Path) -> None:
-    """Make a folder and lock it until `release` or the end of the process, however it ends.
+def lock_folder(path: Path) -> None:
+    """Make a folder and lock it until `unlock_folders` or the end of the process, however it ends.
 
     Raises ValueError if another process holds it, with its number, its machine and the time.
     """
@@ -132,8 +132,8 @@ def hold(path: Path) -> None:
                 left.unlink()
 
 
-def release() -> None:
-    """Release all folders that this process holds."""
+def unlock_folders() -> None:
+    """Unlock all folders that this process holds."""
     while _held:
         path, descriptor = _held.popitem()
         with contextlib.suppress(OSError):

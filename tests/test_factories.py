@@ -8,7 +8,7 @@ import pytest
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import Count, Word, described, make, resolve, settings_of
+from fedjaxsim.factories import CommandLineText, Count, described, make, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 
 Size = Literal["small", "large"]
@@ -80,9 +80,12 @@ def test_a_count_lies_in_the_range_of_its_type():
 
     found = settings_of(command)
     assert (found["every"].hint, found["every"].optional) == (int, True)
-    assert (found["every"].convert(Word("1")), found["rounds"].convert(Word("-1"))) == (1, -1)
+    assert (
+        found["every"].convert(CommandLineText("1")),
+        found["rounds"].convert(CommandLineText("-1")),
+    ) == (1, -1)
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
-        found["every"].convert(Word("0"))
+        found["every"].convert(CommandLineText("0"))
     with pytest.raises(ValueError, match="seeds must be at least 2, got 1"):
         found["seeds"].convert(1)
     with pytest.raises(ValueError, match="seeds must be at most 8, got 9"):

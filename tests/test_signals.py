@@ -80,10 +80,10 @@ def test_a_round_that_does_not_return_ends_the_command(monkeypatch, capfd):
     with stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(HANGS)
-        assert stop.late is not None
-        assert not stop.late.finished.is_set()
+        assert stop.deadline is not None
+        assert not stop.deadline.finished.is_set()
         assert stop.is_set()  # read after a round, so that the command ends by itself
-        assert stop.late.finished.is_set()
+        assert stop.deadline.finished.is_set()
     assert codes.empty()
 
 

@@ -88,13 +88,13 @@ def test_a_folder_has_one_writer_until_it_releases_it(tmp_path):
     fcntl.flock(other, fcntl.LOCK_EX)
     os.write(other, b"process 7 on there since noon")
     with pytest.raises(ValueError, match="process 7 on there since noon"):
-        store.hold(tmp_path)
+        store.lock_folder(tmp_path)
     os.close(other)  # as at the end of a process
     (tmp_path / f".metrics.{'0' * 32}").touch()
-    store.hold(tmp_path)
-    store.hold(tmp_path)
+    store.lock_folder(tmp_path)
+    store.lock_folder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [store.LOCK]
-    store.release()
+    store.unlock_folders()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,7 +104,7 @@ import sys
 from pathlib import Path
 from fedjaxsim import store
 try:
-    store.hold(Path({str(tmp_path / "new")!r}))
+    store.lock_folder(Path({str(tmp_path / "new")!r}))
     print("wins", flush=True)
 except ValueError as error:
     print("loses" if "in use by" in str(error) else error, flush=True)
@@ -120,5 +120,5 @@ sys.stdin.read()
         process.kill()
         process.communicate()
     assert sorted(said) == ["loses", "loses", "loses", "wins"]
-    store.hold(tmp_path / "new")  # the lock of a killed process is free
-    store.release()
+    store.lock_folder(tmp_path / "new")  # the lock of a killed process is free
+    store.unlock_folders()

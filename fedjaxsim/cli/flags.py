@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import Setting, Word, flag, resolve, settings_of
+from fedjaxsim.factories import CommandLineText, Setting, flag, resolve, settings_of
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     DATA,
@@ -103,7 +103,7 @@ class Command(NamedTuple):
             if setting.item is not None:
                 given[name], left = tuple(map(setting.item, left)), []
             elif left:
-                given[name] = setting.convert(Word(left.pop(0)))
+                given[name] = setting.convert(CommandLineText(left.pop(0)))
             elif setting.required:
                 allowed = f" ({', '.join(setting.values)})" if setting.values else ""
                 raise ValueError(f"fedjaxsim {self.name} needs {name.upper()}{allowed}")
@@ -142,13 +142,13 @@ def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str,
         before = f"{flags[name]}," if again else ""
         follows = bool(left) and not left[0].startswith("--")
         if equals:
-            flags[name] = Word(before + value)
+            flags[name] = CommandLineText(before + value)
         elif name in known and known[name].hint is bool:
             flags[name] = True
         elif name not in known and negated is not None and negated.hint is bool:
             flags[negated.name] = False
         elif follows and (name in known or not left[0].endswith(".toml")):
-            flags[name] = Word(before + left.pop(0))
+            flags[name] = CommandLineText(before + left.pop(0))
         elif name in known:
             raise ValueError(f"--{flag(name)} needs a value")
         else:

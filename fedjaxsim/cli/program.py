@@ -22,13 +22,13 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
-from fedjaxsim.factories import Word, flag, settings_of
+from fedjaxsim.factories import CommandLineText, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, is_own
 from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown, unread
 from fedjaxsim.runs.settings_files import OUTPUT, read_raw, resolve
 from fedjaxsim.runs.sweep_files import SweepFile, SweepOptions, read_file
 from fedjaxsim.signals import end_on_signal
-from fedjaxsim.store import release
+from fedjaxsim.store import unlock_folders
 
 _FILES = {
     "run": ("run", "resume", "export"), "sweep": ("sweep", "demo"), "tune": ("tune",),
@@ -134,7 +134,9 @@ def _axes(
             raise ValueError(f"no run reads what is set: {left[0]}")
         setting = keys[name]
         several = isinstance(value, str) and setting.item is None and "," in value
-        words_ = [Word(word.strip()) for word in value.split(",")] if several else [value]
+        words_ = (
+            [CommandLineText(word.strip()) for word in value.split(",")] if several else [value]
+        )
         converted = [setting.convert(word) for word in words_]
         axes[name] = converted if several else converted[0]
     return axes, own, others
@@ -225,7 +227,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             raise
         return refuse(error)
     finally:
-        release()
+        unlock_folders()
 
 
 def _prepare(arguments: Sequence[str]) -> Work:

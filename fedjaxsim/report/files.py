@@ -29,7 +29,7 @@ def make_directory(
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} must be a directory, and is a file")
     try:
-        store.hold(path)
+        store.lock_folder(path)
         present = [name for name in names if (path / name).exists()]
         if present and not overwrite:
             what = f"{path} already holds a {kind} ({', '.join(present)})"

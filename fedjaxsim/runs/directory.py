@@ -117,9 +117,9 @@ class RunDirectory:
 
     def released(self) -> int:
         """Return the last round with an evaluation on record; 0 without any."""
-        from fedjaxsim.callbacks import divided, last_round
+        from fedjaxsim.callbacks import last_round, split_lines_at_round
 
-        return last_round(divided(self.path / METRICS, -1)[1])
+        return last_round(split_lines_at_round(self.path / METRICS, -1)[1])
 
     def guarantee(self) -> Record:
         """Read the privacy report."""

@@ -123,12 +123,12 @@ def execute(
     recorded, patience, watching = _watching(stage, quiet=quiet)
     if directory is not None:
         remembering = [recorded] if patience is None else [patience, recorded]
-        folder, note = directory.checkpoints(about(experiment)), {"versions": versions()}
+        folder, note = directory.checkpoints(fingerprints(experiment)), {"versions": versions()}
         checkpoints = callbacks.Checkpoints(folder, remembering, every=checkpoint_every, note=note)
         watching.append(checkpoints)
         state = checkpoints.restore(state)
         if is_first():
-            tables, facts = experiment.resolved(), about(experiment)
+            tables, facts = experiment.resolved(), fingerprints(experiment)
             tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
             tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
             reading = {name: tables.get(name) for name in (*sorted(config.data_settings()), "loss")}
@@ -171,7 +171,9 @@ def execute(
     if last.pop(SAMPLED, None) is not None:
         last |= _of_all(simulation, state, hparams, evaluation, last)
     out_of_patience = patience is not None and patience.exhausted
-    stop.writes = True  # before the last look at `stop`: no signal between them ends the writing
+    stop.is_writing = (
+        True  # before the last look at `stop`: no signal between them ends the writing
+    )
     summary = {
         **_progress(experiment, state, rounds, out_of_patience, any(from_all(stop.is_set()))),
         **last,
@@ -303,7 +305,7 @@ def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> s
     return ", then ".join(f"{name} ({n} rounds)" for name, n in [*stages, (algorithm, rounds)])
 
 
-def about(experiment: Experiment) -> Mapping[str, str]:
+def fingerprints(experiment: Experiment) -> Mapping[str, str]:
     """Return fingerprints of the settings and data of a run."""
     return {
         "settings": settings_digest(experiment.config.settings()),
@@ -443,7 +445,7 @@ def trained(path: Path, population: Population | None = None) -> Trained:
     directory, config = RunDirectory(path), read_toml(path / CONFIG)
     population = population_of(config) if population is None else population
     experiment = prepare(config, simulation_of(config, population))
-    last = directory.checkpoints(about(experiment)).last()
+    last = directory.checkpoints(fingerprints(experiment)).last()
     if last is None:
         raise directory.missing(CHECKPOINTS)
     state = last.state(experiment.init())

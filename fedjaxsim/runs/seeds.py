@@ -3,7 +3,7 @@
 import secrets
 from typing import Any
 
-from fedjaxsim.factories import Setting, Word
+from fedjaxsim.factories import CommandLineText, Setting
 
 SECRET = "secret"
 _SAVED = f"{SECRET}:"
@@ -29,7 +29,11 @@ class SeedSetting(Setting):
             return value
         if isinstance(value, str) and value == SECRET:
             return SecretSeed(secrets.randbits(_BITS))
-        if isinstance(value, str) and value.startswith(_SAVED) and not isinstance(value, Word):
+        if (
+            isinstance(value, str)
+            and value.startswith(_SAVED)
+            and not isinstance(value, CommandLineText)
+        ):
             return SecretSeed(number_of(value))
         return super().convert(value, called)
 

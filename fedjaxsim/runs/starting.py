@@ -18,9 +18,9 @@ from fedjaxsim.runs.execute import (
     NO_LABELS,
     Executed,
     Stage,
-    about,
     code_of,
     execute,
+    fingerprints,
     spent_in_all,
     start_from,
 )
@@ -135,12 +135,12 @@ def prepare_resume(
     directory, found = RunDirectory(path), _find_loggers(loggers, path)
     tables = directory.config()
     if processes.is_first():
-        store.hold(path)
+        store.lock_folder(path)
     resolved, earlier = tables.get("resolved", {}), tables.get("stages", [])
     config = read_toml(path / CONFIG)
     experiment = prepare_with_progress(config, quiet=quiet)
     _agree(experiment, directory, rounds=rounds)
-    facts, code = about(experiment), code_of(experiment)
+    facts, code = fingerprints(experiment), code_of(experiment)
     last = directory.checkpoints(facts).last()
     for what in FIXED if last is None else ():
         if resolved.get(f"{what}_fingerprint", facts[what]) != facts[what]:

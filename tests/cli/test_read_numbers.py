@@ -3,7 +3,7 @@
 import pytest
 
 from fedjaxsim.cli.program import parse
-from fedjaxsim.factories import Setting, Word
+from fedjaxsim.factories import CommandLineText, Setting
 from fedjaxsim.runs.settings_files import read_toml
 
 _NOISE = "--noise-multiplier 1 --delta 1e-6 --sampling-rate 1e-3"
@@ -61,7 +61,7 @@ def test_what_is_no_number_is_refused_by_its_flag(command, name):
 
 
 def test_a_large_number_with_an_exponent_is_exact():
-    one = Word("1.000000000000000000001e21")
+    one = CommandLineText("1.000000000000000000001e21")
     assert Setting("n", int, 0).convert(one) == 10**21 + 1
 
 
