@@ -62,6 +62,12 @@ class Hyperparameter:
       schedule: whether it may have one value per round, shape (T,), instead of ().
       per_client: whether it may have one value per client, shape (m,), but no schedule; `init`,
         `client` and `predict` then read their client's, (), and nothing else may.
+
+    Example:
+      >>> decay = fjs.Hyperparameter("decay", 0.9, range=(0.0, 1.0), allowed="lie in [0, 1]")
+      >>> decay.check(1.5)
+      Traceback (most recent call last):
+      ValueError: decay must lie in [0, 1], got 1.5
     """
 
     name: str
@@ -212,6 +218,13 @@ def reads(
     """Declare the hyperparameters that the part made by a factory reads, its `hyperparameters`.
 
     A function among `records` returns those that the factory's keyword arguments decide on.
+
+    Example:
+      >>> @fjs.reads(fjs.PULL)
+      ... def pulled(task):
+      ...     return fjs.fedavg(task)
+      >>> [record.name for record in pulled(task).hyperparameters]  # task as in `Simulation`
+      ['lam']
     """
 
     def decorate(factory: Callable[_P, _Part]) -> Callable[_P, _Part]:

@@ -131,6 +131,17 @@ class Simulation:
       records: the hyperparameters that the parts declare, by name.
       program: the pure functions on one device; `transformed` is the program sharded or streamed as
         asked for, and `compiled` has its compiled functions.
+
+    Example:
+      >>> rng = np.random.default_rng(0)
+      >>> clients = [{"x": rng.normal(size=(n, 3)), "y": rng.normal(size=n)} for n in (8, 12)]
+      >>> population = fjs.data.split(fjs.Population.from_clients(clients), test=0.25, seed=0)
+      >>> task = fjs.tasks.squared(fjs.models.linear((3,), 1))
+      >>> sim = fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation())
+      >>> hparams = sim.calibrate(sim.hyperparameters(clip=1.0), epsilon=2.0, rounds=3)
+      >>> state, history = sim.run(sim.init(0, hparams), hparams, rounds=3)
+      >>> history[-1].round, sim.guarantee(state).find("zero_out").epsilon <= 2.0
+      (3, True)
     """
 
     algorithm: Algorithm

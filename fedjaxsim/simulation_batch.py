@@ -44,6 +44,12 @@ class SimulationBatch:
       size: S.
       capacity: number of settings that the program holds, repetitions included.
       program: the batched and sharded program.
+
+    Example:
+      >>> rates = [hparams.replace(learning_rate=rate) for rate in (0.1, 0.3, 1.0)]
+      >>> many = fjs.SimulationBatch(sim, rates)  # sim and hparams as in `Simulation`
+      >>> many.size
+      3
     """
 
     def __init__(

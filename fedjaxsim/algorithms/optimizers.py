@@ -155,6 +155,11 @@ def local(
       schedule: an optax schedule over *rounds*, used as a factor: `optax.cosine_decay_schedule(
         1.0, rounds)` decays η from `hparams.learning_rate` to 0. None keeps η constant.
       rate: the hyperparameter that is η.
+
+    Example:
+      >>> adam = fjs.fedavg(task, local_optimizer=fjs.optimizers.local(optax.adam))
+      >>> [record.name for record in adam.hyperparameters]  # task as in `Simulation`
+      ['learning_rate', 'server_learning_rate']
     """
     make, more = _found(optimizer, _BY_NAME, _LOCAL_RECORDS)
 

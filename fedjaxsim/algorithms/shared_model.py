@@ -107,7 +107,13 @@ def sum_outgrows_mean(p: float, hparams: Hyperparameters) -> float:
 
 
 def moved(tree: PyTree, rate: ArrayLike, direction: PyTree) -> PyTree:
-    """Return tree + rate · direction, in the types of the tree."""
+    """Return tree + rate · direction, in the types of the tree.
+
+    Example:
+      >>> w, step = {"w": jnp.ones(2)}, {"w": jnp.array([2.0, 4.0])}
+      >>> fjs.shared_model.moved(w, 0.5, step)["w"].tolist()
+      [2.0, 3.0]
+    """
     return jax.tree.map(lambda t, d: (t + rate * d).astype(t.dtype), tree, direction)
 
 

@@ -201,6 +201,13 @@ class Minibatches:
       passes: with `steps`, batches are consumed without replacement instead: over the whole run a
         client makes `passes` passes over its rows, each in a fresh random order, and then takes no
         more steps.
+
+    Example:
+      >>> fjs.Minibatches(10, epochs=1)  # a client with 25 rows takes 3 steps
+      Minibatches(size=10, steps=None, epochs=1, passes=None)
+      >>> fjs.Minibatches(10)
+      Traceback (most recent call last):
+      ValueError: give either steps or epochs, got steps=None and epochs=None
     """
 
     size: int

@@ -112,6 +112,12 @@ class Population:
         Raises:
           ValueError: no client, an empty client, fields that differ between clients or disagree
             in length, values that are not finite numbers, or duplicate names.
+
+        Example:
+          >>> first, second = {"x": [[0.0], [1.0]], "y": [0.0, 2.0]}, {"x": [[3.0]], "y": [5.0]}
+          >>> two = fjs.Population.from_clients([first, second], names=["Ada", "Bob"])
+          >>> two.splits["train"].count.tolist(), two.names.tolist()
+          ([2, 1], ['Ada', 'Bob'])
         """
         wanted = "clients must be a list with a dict of arrays for each, such as [{'x': …, 'y': …}]"
         if not isinstance(clients, Sequence):

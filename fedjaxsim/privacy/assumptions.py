@@ -104,6 +104,10 @@ def default_delta(num_clients: int) -> float:
     """Return δ = 1/(10 m), the largest that is reported without a remark.
 
     δ = 1/m, as in many papers, is met by publishing the data of one random client.
+
+    Example:
+      >>> fjs.privacy.default_delta(100)
+      0.001
     """
     checks.count(num_clients=num_clients)
     return 1 / (10 * num_clients)

@@ -143,6 +143,14 @@ def noise_multiplier(
     Raises:
       ValueError: for values outside these ranges, if the schedule does not suit the rounds, or if
         almost no noise is enough, as where δ exceeds the probability to take part.
+
+    Example:
+      >>> everyone = fjs.privacy.SamplingScheme("full", 100, 100)
+      >>> plan = {"sampling_rate": 1.0, "scheme": everyone}
+      >>> once = fjs.privacy.noise_multiplier(1.0, 1e-5, rounds=1, **plan)
+      >>> often = fjs.privacy.noise_multiplier(1.0, 1e-5, rounds=4, **plan)
+      >>> round(often / once, 2)  # Gaussian noise composes as a root
+      2.0
     """
     _check(epsilon, delta, event)
     checks.count(rounds=rounds)

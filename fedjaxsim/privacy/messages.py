@@ -47,6 +47,12 @@ class Messages(Opaque):
         """Clip each message to a global norm; absent ones, mask (k,) False, become zero.
 
         `ord` is 2 for the L2 norm, which suits Gaussian noise, or 1 for L1, which suits Laplace.
+
+        Example:
+          >>> sent = fjs.Messages({"w": jnp.array([[8.0, 0.0], [0.0, 0.5], [9.0, 9.0]])})
+          >>> bounded = sent.bound(jnp.asarray(2.0), jnp.array([True, True, False]))
+          >>> bounded.messages.total()["w"].round(4).tolist(), bounded.clipped.tolist()
+          ([2.0, 0.5], [True, False, False])
         """
         checks.one_of((1, 2), ord=ord)
         tree = self._tree if ord == 2 else self.dense()

@@ -170,6 +170,11 @@ def full_participation() -> Sampling:
 
     Formal guarantees:
       * Nothing is random, so nothing is amplified: p = 1.
+
+    Example:
+      >>> sampler = fjs.full_participation().sampler(5)
+      >>> sampler.draw(jax.random.key(0), jnp.int32(0), hparams).ids.tolist()
+      [0, 1, 2, 3, 4]
     """
 
     def for_clients(num_clients: int) -> Sampler:
