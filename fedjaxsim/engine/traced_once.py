@@ -35,6 +35,7 @@ from fedjaxsim.kernels import backend
 from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.kernels.read_rows import check_reads
 from fedjaxsim.models.model import FrozenWeights, bound
+from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages
 from fedjaxsim.privacy.samplers import Sampler
@@ -92,7 +93,9 @@ class TracedOnce:
             mesh = jax.sharding.get_abstract_mesh()  # a trace belongs to its axes of devices
             kind = parts.kind, *settings, backend.platform(), mesh
             if kind not in traces:
-                traces[kind] = self._traced(function, parts, repeat=not traces)
+                # The package's own functions hold no numbers of the host that change.
+                repeat = not traces and bool(own_modules(function))
+                traces[kind] = self._traced(function, parts, repeat=repeat)
             return traces[kind].evaluate(parts.arrays)
 
         return evaluated

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+import types
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from support.problems import read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.shard import CLIENTS
+from fedjaxsim.engine.traced_once import TracedOnce
 from fedjaxsim.kernels.primitives import ImpureError
 
 M, D = 6, 3
@@ -242,6 +244,18 @@ def test_a_number_of_the_host_that_changes_is_refused_with_its_line(number):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(("author", "traces"), [("fedjaxsim.some", 1), ("own", 2)])
+def test_functions_of_others_alone_are_traced_twice(author, traces):
+    def counted(x):
+        seen.append(x)
+        return x
+
+    seen = []
+    made = types.FunctionType(counted.__code__, {"__name__": author}, closure=counted.__closure__)
+    jax.make_jaxpr(TracedOnce(None).of(made))(jnp.zeros(2))
+    assert len(seen) == traces
+
+
 def test_a_number_of_the_host_that_stays_is_a_constant():
     table = np.arange(3.0)
     sim = simulation(lambda total: total + table.sum() + len(table))
