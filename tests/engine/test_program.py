@@ -277,3 +277,19 @@ def test_passes_bound_how_often_a_row_is_seen():
     assert np.any(before["kernel"] != 0)
     state, _ = sim.run(state, hparams, 3)
     np.testing.assert_array_equal(before["kernel"], state.shared.params["kernel"])
+
+
+def test_a_client_consumes_the_minibatches_that_it_takes():
+    # Of 5 and 2 rows, three of two rows each and one; a round takes two, or what is left.
+    population, task = least_squares([5, 2])
+    minibatches = Minibatches(2, steps=2, passes=1)
+    sim = Simulation(fedavg(task), population, full_participation(), minibatches)
+    hparams = sim.check(sim.hyperparameters(learning_rate=0.1))
+    state, rows = sim.program.init(jax.random.key(0), hparams), sim.rows["train"]
+    client = sim.program.client(state, hparams, rows, sim.program.draw(state, hparams))
+    after = jax.jit(lambda consumed, k: client(((), consumed), k)[0][1])  # compiles a count alone
+    for k, counts in enumerate(([2, 3, 3], [1, 1, 1])):
+        consumed = jnp.int32(0)
+        for count in counts:
+            consumed = after(consumed, k)
+            assert int(consumed) == count
