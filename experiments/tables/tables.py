@@ -115,7 +115,10 @@ def settings_of(name: str, folder: Path) -> dict[str, Any]:
 def of_systems(name: str, folder: Path) -> list[list[Any]]:
     """Run the sweep of a table, or what it lacks, and return its results."""
     settings, file = settings_of(name, folder), folder / f"{name}.toml"
-    file.write_text(tomli_w.dumps(tomllib.loads(SWEEP.read_text()) | settings))
+    asked = tomllib.loads(SWEEP.read_text()) | settings
+    if settings["loss"] != "squared":  # variance components are those of regressions
+        asked["sweep"] = [table for table in asked["sweep"] if "pull" not in table]
+    file.write_text(tomli_w.dumps(asked))
     code = cli.main(["sweep", str(file), "--out", str(folder / name), "--quiet"])
     if code:
         raise SystemExit(code)
@@ -125,6 +128,7 @@ def of_systems(name: str, folder: Path) -> list[list[Any]]:
         epsilon = run.settings["target_epsilon"]
         value = run.value("test_accuracy_weighted" if classes else "test_nmse")
         title = SYSTEMS[run.settings["algorithm"]].title
+        title += ", by rows" if run.settings.get("pull") == "rows" else ""
         error = None if value is None else 1 - value if classes else value
         found.append([title, NO_RELEASE if epsilon is None else f"{epsilon:g}", run.seed, error])
     return found
