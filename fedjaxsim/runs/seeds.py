@@ -7,8 +7,8 @@ from fedjaxsim.factories import CommandLineText, Setting
 
 SECRET = "secret"
 _SAVED = f"{SECRET}:"
-_BITS = 63
-"""Random bits of a secret seed: nobody tries them all, and TOML's integers hold them."""
+_LEAST, _BEYOND = 2**32, 2**63
+"""A secret seed lies between them: nobody tries them all, and TOML's integers hold them."""
 
 
 class SecretSeed(int):
@@ -28,13 +28,16 @@ class SeedSetting(Setting):
         if isinstance(value, SecretSeed):
             return value
         if isinstance(value, str) and value == SECRET:
-            return SecretSeed(secrets.randbits(_BITS))
+            return SecretSeed(_LEAST + secrets.randbelow(_BEYOND - _LEAST))
         if (
             isinstance(value, str)
             and value.startswith(_SAVED)
             and not isinstance(value, CommandLineText)
         ):
-            return SecretSeed(number_of(value))
+            number = number_of(value)
+            if not _LEAST <= number < _BEYOND:
+                raise ValueError(f"seed {value} was not drawn: give seed secret to draw one")
+            return SecretSeed(number)
         return super().convert(value, called)
 
 

@@ -81,6 +81,9 @@ def test_only_a_drawn_seed_is_called_secret(run):
     with pytest.raises(ValueError, match="share their seeds"):
         resolve_sweep({"seed": "secret"}, [{"lam": [0.1, 1.0]}])
     assert main(["run", "--seed", "secret:5"]) == 2
+    for seed in (5, 2**63):  # written by hand: a drawn one is larger than whoever guesses tries
+        with pytest.raises(ValueError, match=f"seed secret:{seed} was not drawn"):
+            run_config(seed=f"secret:{seed}")
 
 
 def test_all_bits_of_a_large_seed_count():
