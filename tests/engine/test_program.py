@@ -167,6 +167,8 @@ def test_the_denominator_is_the_expected_cohort_size():
         participants = int(metrics["participants"])
         sizes.add(participants)
         np.testing.assert_allclose(norm, participants * 0.5 / (0.3 * 20), rtol=1e-4)
+        # A metric is a mean over those who took part: all begin at the loss (0 − 1000)²/2.
+        np.testing.assert_allclose(metrics["loss"], 5e5, rtol=1e-6)
     assert len(sizes) > 1
 
 
