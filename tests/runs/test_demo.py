@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageColor
 
 from fedjaxsim.cli import main, sweep
-from fedjaxsim.report.results import estimate
-from fedjaxsim.runs.sweep_results import read_runs
+from fedjaxsim.report import plots
+from fedjaxsim.report.results import Run, estimate
+from fedjaxsim.runs.sweep_results import default_figures, read_runs
 from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -40,6 +42,30 @@ def test_settings_are_those_that_the_comparison_chose():
         assert config.learning_rate == point["learning_rate"]
         assert "lam" not in point or config.get("lam") == point["lam"]
         assert math.isinf(config.target_epsilon) or config.get("clip") == point["clip_norm"]
+
+
+def test_the_picture_in_the_documents_is_one_of_today():
+    """Its size, resolution and colours are those of a picture that would be drawn now."""
+    plan = read_plan(sweep.DEMO, {"seed": [0]})
+    assert isinstance(plan, SweepRuns)
+    runs = []
+    for index, config in enumerate(plan.runs):
+        settings = {name: value for name, value in plan.swept[index].items() if name != "seed"}
+        spent = 0.0 if config.algorithm == "local" else config.target_epsilon
+        rows = [
+            {"round": t, "train_loss": 1.0, "test_accuracy": 0.5, "epsilon_replace": None,
+             "epsilon": spent if math.isfinite(spent) else None, "delta": 0.1, "failed": False}
+            for t in (0, config.rounds)
+        ]  # fmt: skip
+        runs.append(Run(str(index), settings, 0, rows))
+    figure = default_figures(plan, runs, "test_accuracy")["envelopes.png"]
+    with Image.open(ROOT / "docs/demo.png") as picture:
+        assert picture.size == tuple(np.round(figure.get_size_inches() * plots.DPI))
+        assert round(picture.info["dpi"][0]) == plots.DPI
+        drawn = {*map(tuple, np.asarray(picture.convert("RGB")).reshape(-1, 3).tolist())}
+    used = {each.get_color() for axes in figure.axes for each in axes.get_lines()}
+    assert len(used) == 4
+    assert {ImageColor.getrgb(str(colour)) for colour in used} <= drawn
 
 
 @pytest.fixture
