@@ -266,6 +266,8 @@ def over_eight_devices():
     many = SimulationBatch(sim, settings)
     assert dict(many.program.mesh.shape) == {RUNS: 4, CLIENTS: 2}
     state, history = many.run(many.init(7), 4, eval_every=2)
+    shards = state.personal["kernel"].addressable_shards
+    assert [shard.data.shape for shard in shards] == [(4, 1, 1, 3)] * 8
     run_alone = functools.partial(_alone, seed=7, rounds=4, eval_every=2)
     agree(many, state, history, run_alone, sim, settings)
 

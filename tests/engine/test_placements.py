@@ -138,9 +138,6 @@ def test_one_setting_over_two_devices_is_its_run_alone(request, shared_system):
     assert dict(many.program.mesh.shape) == {RUNS: 1, CLIENTS: 2}
     state, history = many.run(many.init(7), 4, eval_every=simulations.SEGMENT)
     assert many.program.choose_layout(state)() == shared_system.layout
-    if name == "pmtl":
-        shards = state.personal["kernel"].addressable_shards
-        assert [shard.data.shape for shard in shards] == [(3, 1, 1, 3)] * 2
     expected = alone(name, "float64")[2]
     for part in ("shared", "personal"):
         found = numbers(getattr(state_of(state, 0), part))

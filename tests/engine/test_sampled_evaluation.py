@@ -147,7 +147,7 @@ def test_a_run_that_stops_early_ends_with_all_clients(shared_pmtl, tmp_path, kee
     sampled, last = [x for x in capsys.readouterr().err.splitlines() if "2/6" in x]
     assert "sampled" in sampled
     assert "sampled" not in last
-    assert f"{whole.mean('loss'):.4g}" in last
+    assert f"nMSE {whole.summary()['test_nmse']:.4g}" in last
 
 
 @pytest.mark.thorough
