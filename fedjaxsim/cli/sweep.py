@@ -62,10 +62,12 @@ def sweep(
     from fedjaxsim.runs.sweeping import prepare_sweep
 
     require(machines.count)
-    with doing(f"reading the data and checking the runs of {config or out}", quiet=quiet):
+    what = f"reading the data and checking the runs of {config or out}"
+    with doing(what, quiet=quiet) as say_how_far:
         if select_privately is None or score_noise is None:
             how: Any = {"checkpoint_every": checkpoint_every, "overwrite": overwrite}
-            return _work(prepare_sweep(read_plan(config, axes, seeds), out, quiet=quiet, **how))
+            how |= {"quiet": quiet, "say_how_far": say_how_far}
+            return _work(prepare_sweep(read_plan(config, axes, seeds), out, **how))
         plan, score = read_sweep(config, axes, seeds), (score_noise, score_largest)
         return _select(prepare_selection(plan, out, select_privately, score, overwrite=overwrite))
 

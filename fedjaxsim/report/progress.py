@@ -5,7 +5,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -60,22 +60,33 @@ def in_words(
 
 
 @contextmanager
-def doing(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Say on a terminal what a block does while it does it; elsewhere in a line if it is slow."""
+def doing(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what a block does while it does it; elsewhere in a line if it is slow.
+
+    Yields a function that says how far it is, elsewhere at most every half minute.
+    """
     if quiet:
-        yield
+        yield lambda _: None
         return
     console, said = Console(stderr=True), f"{text} …"
     if console.is_terminal:
-        with console.status(said):
-            yield
+        with console.status(said) as status:
+            yield lambda how_far: status.update(f"{text}: {how_far} …")
         return
     line = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
     timer = threading.Timer(SLOW, line, [said])
     timer.daemon = True
     timer.start()
+    last = time.monotonic()
+
+    def update(how_far: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 30 * SLOW:
+            last = time.monotonic()
+            line(f"{text}: {how_far} …")
+
     try:
-        yield
+        yield update
     finally:
         timer.cancel()
         timer.join()

@@ -176,18 +176,20 @@ def prepare_sweep(
     overwrite: bool = False,
     quiet: bool = False,
     chooses: bool = False,
+    say_how_far: Callable[[str], None] = lambda _: None,
 ) -> Sweep | SearchedSweep:
     """Check all input of a sweep before anything is computed, and open its folder."""
     how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet}
     if isinstance(plan, Search):
 
         def prepare(plan: SweepRuns, to: Path = out, *, chooses: bool = False) -> Sweep:
-            sweep = prepare_sweep(plan, to, overwrite=overwrite, chooses=chooses, **how)
+            first: dict[str, Any] = {"say_how_far": say_how_far} if chooses else {}
+            sweep = prepare_sweep(plan, to, overwrite=overwrite, chooses=chooses, **how, **first)
             assert isinstance(sweep, Sweep)
             return sweep
 
         return SearchedSweep(plan, prepare(plan.tuning(), out / SEARCH, chooses=True), prepare)
-    families = families_of(plan)
+    families = families_of(plan, say_how_far)
     firsts = [next(iter(family[0].values())) for family in families]
     metrics = merge_metrics(first.metrics for first in firsts)
     for first in firsts:
@@ -202,10 +204,14 @@ def prepare_sweep(
     return Sweep(plan, directory, families, chooses=chooses, **how)
 
 
-def families_of(plan: SweepRuns) -> list[Family]:
+def families_of(
+    plan: SweepRuns, say_how_far: Callable[[str], None] = lambda _: None
+) -> list[Family]:
     """Prepare all runs of a sweep; those of a family share the simulation of its first seed."""
-    found = []
-    for groups in plan.families():
+    found, families = [], plan.families()
+    for groups in families:
+        if found:
+            say_how_far(f"{len(found)} of {len(families)} programs")
         first = prepare(plan.runs[groups[0][0]])
         check_own_code(first)
         found.append([

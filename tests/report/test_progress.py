@@ -76,6 +76,9 @@ def test_what_is_slow_is_said_without_a_terminal_too(capsys, monkeypatch):
                 if isinstance(timer, threading.Timer):
                     timer.join()
         assert capsys.readouterr() == ("", said)
+    with doing("checking") as say_how_far:
+        say_how_far("1 of 3")
+    assert "checking: 1 of 3 …\n" in capsys.readouterr().err
 
 
 def test_the_table_has_the_columns_of_what_was_measured(capsys):
