@@ -1,5 +1,6 @@
 """Functions whose results do not suit one another are refused before any compute, in one line."""
 
+import dataclasses
 from typing import Any
 
 import chex
@@ -211,6 +212,7 @@ def test_how_many_rows_others_have_does_not_show_in_a_full_pass():
     few, _ = classification([5, 6, 7, 8])
     for population in (few, CLIENTS, classification([40] * 4)[0]):
         algorithm = pmtl(TASK)._replace(client=client)
+        population = dataclasses.replace(population, max_rows=40)  # which is public
         sim = build(algorithm, population=population, chunk_map="vmap")
         hparams = read_by(sim, **VALUES)
         jax.eval_shape(sim.round, sim.init(0, hparams), hparams.as_arrays())
