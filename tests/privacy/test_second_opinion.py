@@ -27,6 +27,7 @@ PLANS = {
     "gram, full": charged(EVERYONE, Gaussian(replace=math.sqrt(2)), (5.0, 1.0, 7)),
     "correlated": charged(GROUPS, Correlated(bands=4), (4.0, 0.25, 12)),
     "allocation": charged(TURNS, GAUSSIAN, (2.0, 0.25, 20)),
+    "many turns": charged(TURNS, GAUSSIAN, (18.0, 0.25, 4000)),
     "turns in full cohorts": charged(CROWDED, GAUSSIAN, (1.0, 0.25, 12)),
     "pure": charged(EVERYONE, Pure(), (20.0, 1.0, 12)),
     "pure, sampled": charged(POISSON, Pure(), (2.0, 0.1, 12)),

@@ -26,14 +26,29 @@ _MOST_BALLS = 6
 _MOVES = (-5.0, -2.5, 2.5, 5.0)
 """Moves of the mean over all rounds, in its standard deviations."""
 _AT_ONCE = 2_000_000
+_LEAST_OF_LIGHT_TAILS = 3.0
 
 
 @functools.lru_cache(maxsize=16)
 def losses(z: float, period: int, interval: float) -> Pair:
     """Estimate the losses of t rounds with one hidden turn, for zero-out, in both directions."""
     logs, weights = map(np.concatenate, zip(*_weighted(z, period), strict=True))
+    weights = _calibrated(logs, weights, z, period)
     remove = _on_grid(logs, weights * np.exp(logs), interval)
     return remove, _on_grid(-logs, weights, interval)
+
+
+def _calibrated(logs: np.ndarray, weights: np.ndarray, z: float, period: int) -> np.ndarray:
+    """Return weights with the true E_Q of 1, L and L²; the same ones if L has heavy tails.
+
+    Many periods together cost what these moments say, so errors of theirs would add up.
+    """
+    if z < _LEAST_OF_LIGHT_TAILS:
+        return weights
+    moments = np.array([1.0, 1.0, 1 + math.expm1(1 / z**2) / period])
+    powers = np.exp(logs[:, None] * np.arange(3))
+    factors = powers @ np.linalg.solve((powers * weights[:, None]).T @ powers, moments)
+    return weights * np.maximum(factors, 0.0)
 
 
 def _weighted(z: float, period: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
