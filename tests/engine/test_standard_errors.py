@@ -42,7 +42,7 @@ def cluster_robust(frame, weights):
     x = np.column_stack([np.ones(len(frame)), frame.age, frame.dose])
     bread = np.linalg.inv(x.T @ (weights[:, None] * x))
     estimate = bread @ x.T @ (weights * frame.y)
-    scores = pd.DataFrame(x * (weights * (frame.y - x @ estimate)).to_numpy()[:, None])
+    scores = pd.DataFrame(x * (weights * (frame.y.to_numpy() - x @ estimate))[:, None])
     meat = scores.groupby(frame.who.to_numpy()).sum().to_numpy()
     m, (n, q) = CLIENTS, x.shape
     few = m / (m - 1) * (n - 1) / (n - q)

@@ -137,7 +137,7 @@ def test_cox_stratified_by_client_is_that_of_statsmodels():
     params = {"kernel": jnp.asarray(fit.params[None], jnp.float32), "bias": jnp.zeros(1)}
 
     def loss(params):
-        batches = [Batch({"x": x[own], "y": y[own]}, jnp.ones(own.sum()))
+        batches = [Batch({"x": jnp.asarray(x[own]), "y": jnp.asarray(y[own])}, jnp.ones(own.sum()))
                    for own in (client == k for k in range(3))]  # fmt: skip
         return sum(N / 3 * task.loss(params, batch) for batch in batches)
 
