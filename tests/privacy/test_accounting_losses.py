@@ -52,7 +52,14 @@ def test_reference_values(p, z, rounds, delta, zero_out, replace):
         )
 
 
-@pytest.mark.parametrize(("p", "z"), [(0.1, 2.0), (0.5, 1.0), (0.01, 0.6), (0.9, 5.0)])
+@pytest.mark.parametrize(
+    ("p", "z"),
+    [
+        (0.1, 2.0),
+        (0.5, 1.0),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((0.01, 0.6), (0.9, 5.0))),
+    ],
+)
 @pytest.mark.parametrize("replace", [False, True])
 def test_one_release_is_the_hockey_stick_integral(p, z, replace):
     profile = poisson((z, p, 1), adjacency=way(replace))
@@ -124,7 +131,7 @@ def test_a_tilt_resolves_a_delta_far_below_rounding_errors(delta):
     assert found.epsilon(1e-21) == math.inf
 
 
-@pytest.mark.parametrize("z", [0.7, 2.0])
+@pytest.mark.parametrize("z", [pytest.param(0.7, marks=pytest.mark.thorough), 2.0])
 def test_replacing_by_the_same_number_of_rounds_at_a_small_delta_is_bounded_by_rdp(z):
     for adjacency in ("zero_out", "replace"):
         found = profile_of(charged(POISSON, GAUSSIAN, (z, 0.01, 5000)), adjacency=adjacency)
@@ -219,7 +226,10 @@ def test_at_the_limits_of_the_grid_epsilon_is_a_bound_from_above(z, rounds, delt
 
 @pytest.mark.parametrize(
     ("z", "rounds", "delta"),
-    [(1e6, 10**8, 1e-6), pytest.param(1e4, 2**31 - 1, 1e-5, marks=pytest.mark.thorough)],
+    [
+        pytest.param(*each, marks=pytest.mark.thorough)
+        for each in ((1e6, 10**8, 1e-6), (1e4, 2**31 - 1, 1e-5))
+    ],
 )
 def test_where_the_losses_of_very_many_rounds_are_cut_off_epsilon_is_a_bound(z, rounds, delta):
     entries = [Entry(z, 1 - 1e-12, rounds)]

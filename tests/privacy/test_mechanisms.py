@@ -332,6 +332,7 @@ def test_count_noise_that_cannot_cover_z_is_refused_or_voids_the_guarantee():
     mechanism.check(HPARAMS)
 
 
+@pytest.mark.thorough
 def test_the_shift_has_the_size_of_the_noise():
     # d = 8, t = 4, z = 1.5, K = 2: s = 6 and c = 6 (√16 + 4) = 48; on a diagonal 6 (√(2 ln 8) + 4).
     zero = jnp.zeros((1, 8))

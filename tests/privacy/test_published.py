@@ -13,9 +13,14 @@ GROUPS = json.loads((Path(__file__).parent / "published.json").read_text(encodin
 
 
 def cases(kind):
-    """Return the cases of one kind, each with what its group says of all."""
+    """Return the cases of one kind, each with what its group says of all; every third is quick."""
     found = [
-        pytest.param(group, case, id=f"{group['source'].split()[0]}-{number}")
+        pytest.param(
+            group,
+            case,
+            id=f"{group['source'].split()[0]}-{number}",
+            marks=[pytest.mark.thorough] if number % 3 else [],
+        )
         for group in GROUPS
         if group["kind"] == kind
         for number, case in enumerate(group["cases"])
