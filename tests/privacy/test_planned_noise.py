@@ -97,11 +97,19 @@ def test_a_budget_is_made_of_the_noise_of_the_mechanism():
             sim.budget(settings(sim), epsilon=2.0, delta=DELTA)
 
 
-def test_a_gradient_at_a_fixed_epsilon_needs_the_noise_that_was_asked_for():
+@pytest.mark.thorough
+def test_a_gradient_at_a_fixed_epsilon_has_the_noise_that_meets_it():
+    # Two releases of z/√2 each: one of μ = √(2 ROUNDS)/z.
     sim = simulation("two releases")
-    gradient = hypergradient(sim, lambda state, hparams: jnp.zeros(()), ROUNDS, "learning_rate")
-    with pytest.raises(ValueError, match=r"one that draws 0\.7071 for 1"):
-        gradient(0, settings(sim), epsilon=1.0)
+
+    def noise(state, hparams):
+        return hparams.noise_multiplier + 0 * hparams.learning_rate
+
+    gradient = hypergradient(sim, noise, ROUNDS, "learning_rate", delta=DELTA)
+    z, slope = gradient(0, settings(sim), epsilon=1.0)
+    epsilon = gaussian.epsilon(DELTA, math.sqrt(2 * ROUNDS) / float(z))
+    assert 0.998 <= epsilon <= 1.0
+    assert slope["learning_rate"] == 0
 
 
 @pytest.mark.thorough
