@@ -1,8 +1,27 @@
+import contextlib
+import io
+from subprocess import CompletedProcess
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from fedjaxsim.data import load_matlab
+from fedjaxsim.data import load_matlab, matlab_cells
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """Whole files are read here; `test_damaged.py` has the process that reads any file."""
+
+    def run(command, **_):
+        content = io.BytesIO()
+        out = io.TextIOWrapper(content)
+        with contextlib.redirect_stdout(out):
+            matlab_cells._write_cells(command[-1])
+        return CompletedProcess(command, 0, content.getvalue(), b"")
+
+    monkeypatch.setattr(matlab_cells, "subprocess", SimpleNamespace(run=run))
 
 
 def cells(*matrices):
@@ -63,7 +82,8 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, variables, message):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("compressed", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_a_truncated_file_is_named(tmp_path, compressed):
+def test_a_truncated_file_is_named(tmp_path, compressed, monkeypatch):
+    monkeypatch.undo()
     path = tmp_path / "whole.mat"
     savemat(path, {"X": X, "Y": Y}, do_compression=compressed)
     content = path.read_bytes()
