@@ -74,6 +74,7 @@ def test_a_run_and_its_report_pass_all_checkers_and_compile_no_crowd():
     assert 0 < epsilon <= bound
 
 
+@pytest.mark.thorough
 def test_jax_takes_a_key_in_a_mapped_branch_for_one_that_is_used_twice():
     """So epochs and passes, whose batches hold keys, cannot be checked: see `lax.cond`'s batching.
 
