@@ -43,7 +43,7 @@ _BYTES = ("rows", "states", "server", "rounds", "evaluation", "process", "host_s
 SCHEMAS: dict[str, dict[str, Any]] = {
     "audit": record(
         epsilon=NUMBER, delta=NUMBER, reported=MAYBE, advantage=NUMBER, allowed=MAYBE,
-        canaries=COUNT, guesses=COUNT, correct=COUNT, refuted=TRUTH,
+        canaries=COUNT, guesses=COUNT, correct=COUNT, refuted=TRUTH, gaussian=MAYBE,
     ),
     "bench": record(
         machine=by_name({}), settings=by_name({}), rounds_per_second=NUMBER,
