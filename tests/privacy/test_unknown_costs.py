@@ -167,7 +167,7 @@ def test_whoever_knows_less_of_a_cost_never_pays_less(door, scheme):
 
 
 @dataclasses.dataclass(frozen=True)
-class Laplace(PrivacyEvent):
+class LossesAlone(PrivacyEvent):
     """Laplace noise by dp_accounting, without Rényi divergences and without a word on sampling."""
 
     def losses(self, entry, adjacency, interval):
@@ -182,7 +182,7 @@ class Laplace(PrivacyEvent):
 def test_cohorts_of_a_fixed_size_cost_the_mean_over_participations(rounds):
     """Others know who took part: δ(ε) is the mean over Bin(T, q/m) participations."""
     one = privacy_loss_distribution.from_laplace_mechanism(4.0)
-    found = guarantee.tight_epsilon([spend(Laplace(), "fixed", z=4.0, rounds=rounds)], DELTA)
+    found = guarantee.tight_epsilon([spend(LossesAlone(), "fixed", z=4.0, rounds=rounds)], DELTA)
     delta = sum(
         binom.pmf(times, rounds, 0.3) * one.self_compose(times).get_delta_for_epsilon(found)
         for times in range(1, rounds + 1)
@@ -191,8 +191,8 @@ def test_cohorts_of_a_fixed_size_cost_the_mean_over_participations(rounds):
 
 
 def test_an_event_that_does_not_say_what_sampling_hides_is_composed_without_it():
-    sampled = guarantee.report([spend(Laplace(), "poisson")], DELTA)
-    whole = guarantee.report([spend(Laplace(), "full")], DELTA)
+    sampled = guarantee.report([spend(LossesAlone(), "poisson")], DELTA)
+    whole = guarantee.report([spend(LossesAlone(), "full")], DELTA)
     assert sampled.find("zero_out").epsilon == whole.find("zero_out").epsilon
     assert "cost as much as with all clients" in str(sampled)
     assert "cost as much as with all clients" not in str(whole)
@@ -200,8 +200,10 @@ def test_an_event_that_does_not_say_what_sampling_hides_is_composed_without_it()
 
 @pytest.mark.thorough
 def test_losses_too_large_for_the_usual_grid_get_a_coarser_one():
-    assert guarantee.tight_epsilon([spend(Laplace(), "full", z=1e-4)], DELTA) > 0.99 * ROUNDS * 1e4
-    few = spend(Laplace(), "full", z=0.02, rounds=2)
+    assert (
+        guarantee.tight_epsilon([spend(LossesAlone(), "full", z=1e-4)], DELTA) > 0.99 * ROUNDS * 1e4
+    )
+    few = spend(LossesAlone(), "full", z=0.02, rounds=2)
     assert guarantee.tight_epsilon([few], DELTA) == pytest.approx(100, rel=0.02)
 
 
