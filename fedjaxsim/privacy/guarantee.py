@@ -411,10 +411,10 @@ def _levels(charges: Sequence[PrivacySpend], delta: float) -> tuple[Level, ...]:
 
     levels = []
     for count, share in known.pop():
-        values = {name: tight_epsilon(of(share), delta, name) for name in ADJACENCIES}
-        finite: dict[Adjacency, float | None] = {
-            name: value if value < math.inf else None for name, value in values.items()
-        }
+        finite: dict[Adjacency, float | None] = {}
+        for name in ADJACENCIES:
+            value = tight_epsilon(of(share), delta, name)
+            finite[name] = value if value < math.inf else None
         levels.append(Level(count, share, finite))
     return tuple(level for level in levels if level.clients)
 

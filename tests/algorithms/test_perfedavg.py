@@ -1,5 +1,7 @@
 """Per-FedAvg against Algorithm 1 in numpy, and its predictions from a client's training rows."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def test_local_steps_are_those_of_algorithm_1_in_numpy(derivative: Derivative):
         )
         shared, _ = algorithm.init(jax.random.key(0), hparams)
 
-        data = FixedData(population.rows(0))
+        data: Any = FixedData(population.rows(0))
         _, update, _ = algorithm.client(shared, (), data, hparams, first_context())
         [(x, y)] = designs(population)
         (first, second), w = ((x[:3], y[:3]), (x[3:], y[3:])), np.zeros(4)

@@ -67,7 +67,8 @@ def test_a_linear_model_says_its_products(shared_pmtl, shared_fedavg, name):
     np.testing.assert_array_equal(said["row"], population.source_row)
     with compilations() as programs:  # nothing is compiled again, whatever reports name
         other = with_public(state, ["a sentence from a callback"])
-        sim.predict(other, hparams), sim.models(other, hparams)
+        sim.predict(other, hparams)
+        sim.models(other, hparams)
     assert not programs
 
 

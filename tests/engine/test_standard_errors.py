@@ -42,8 +42,8 @@ def cluster_robust(frame, weights):
     x = np.column_stack([np.ones(len(frame)), frame.age, frame.dose])
     bread = np.linalg.inv(x.T @ (weights[:, None] * x))
     estimate = bread @ x.T @ (weights * frame.y)
-    scores = pd.DataFrame(x * (weights * (frame.y.to_numpy() - x @ estimate))[:, None])
-    meat = scores.groupby(frame.who.to_numpy()).sum().to_numpy()
+    scores = pd.DataFrame(x * (weights * (np.asarray(frame.y) - x @ estimate))[:, None])
+    meat = np.asarray(scores.groupby(np.asarray(frame.who)).sum())
     m, (n, q) = CLIENTS, x.shape
     few = m / (m - 1) * (n - 1) / (n - q)
     return estimate, np.sqrt(few * np.diag(bread @ meat.T @ meat @ bread))

@@ -121,7 +121,7 @@ def test_results_are_sorted_by_run_and_round(tmp_path):
 def test_an_interrupted_sweep_goes_on(tmp_path):
     add(directory(tmp_path), *rows_of(2))
     # A file that a killed process leaves.
-    store.release()
+    store.unlock_folders()
     (tmp_path / f".results.parquet.{'a' * 32}").write_bytes(b"PAR1 half")
     again = directory(tmp_path, resolve_sweep({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}
