@@ -310,4 +310,4 @@ def test_a_search_chooses_on_validation_rows_of_other_seeds(tmp_path, capsys):
     assert sweep(tmp_path, DIGITS.replace("validation-fraction = 0.2\n", ""), "other") == 2
     assert "set validation-fraction" in capsys.readouterr().err
     assert sweep(tmp_path, 'metric = "auc"\n' + DIGITS, "other") == 2
-    assert "metric must be one of accuracy" in capsys.readouterr().err
+    assert "metric must be one of loss, accuracy, got 'auc'" in capsys.readouterr().err
