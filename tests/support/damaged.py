@@ -69,13 +69,15 @@ class Format(NamedTuple):
       files: contents by path in a folder.
       read: reads the folder.
       pack: packs the mutated content of a file, with the checksums of the format.
-      quick: files of a quick test; few where each is read in a process of its own.
+      quick, thorough: numbers of files of a quick and of a thorough test; few where each is read
+        in a process of its own.
     """
 
     files: dict[str, bytes]
     read: Callable[[Path], Any]
     pack: Callable[[bytes], bytes] = bytes
     quick: int = 80
+    thorough: int = 250
 
 
 def population() -> Population:
@@ -235,10 +237,14 @@ def formats() -> dict[str, Format]:
             {"a.npz": _npy(population().fields["x"])}, _loaded("npz:{}/a.npz"), _npz_of
         ),
         "mat.inside": Format(
-            {"a.mat": _cut(_mat(compressed=False))[0]}, _loaded("mat:{}/a.mat"), _mat_of, 2
+            {"a.mat": _cut(_mat(compressed=False))[0]}, _loaded("mat:{}/a.mat"), _mat_of, 2, 20
         ),
-        "mat": Format({"a.mat": _mat(compressed=False)}, _loaded("mat:{}/a.mat"), quick=5),
-        "mat.z": Format({"a.mat": _mat(compressed=True)}, _loaded("mat:{}/a.mat"), quick=2),
+        "mat": Format(
+            {"a.mat": _mat(compressed=False)}, _loaded("mat:{}/a.mat"), quick=5, thorough=20
+        ),
+        "mat.z": Format(
+            {"a.mat": _mat(compressed=True)}, _loaded("mat:{}/a.mat"), quick=2, thorough=20
+        ),
         "leaf": Format({"a.json": _leaf()}, _loaded("leaf:{}/a.json")),
         "leaf.text": Format({"a.json": _text()}, _loaded("leaf:{}/a.json")),
         "leaf.zip": Format(
