@@ -102,8 +102,9 @@ def check_law(function, public=False):
             continue
         assert path is not None, f"a stream {use.name:#x} is of no key of the run"
         names.setdefault(path, set()).add(use.name)
-        # A name is used with one number, or one array of numbers: else two might meet.
-        if use.name and use.name not in NUMBERED_BY_CLIENTS:
+        # A name is used with one number, or one array of numbers: else two might meet. The examples
+        # of a minibatch have the same keys in each model that a client trains on it, as in Ditto.
+        if use.name and use.name not in {*NUMBERED_BY_CLIENTS, Stream.EXAMPLES}:
             step = Step(use.name, use.numbers)
             assert numbers.setdefault((path, use.name), step) == step, hex(use.name)
     for path, below in names.items():

@@ -27,11 +27,14 @@ _LARGE = 1000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Term:
-    """An operation on terms or constants, or an input. Equal terms are one object."""
+    """An operation on terms or constants, or an input. Equal terms are one object.
+
+    Terms share their inputs, so text with all inputs of inputs would never end.
+    """
 
     name: str
     params: str
-    inputs: tuple
+    inputs: tuple = dataclasses.field(repr=False)
 
 
 class Step(NamedTuple):
