@@ -1,5 +1,8 @@
 """Losses that tables need besides squared errors: counts, costs, times, quantiles, orders."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
@@ -13,6 +16,7 @@ from fedjaxsim.tasks.task import (
     PRIOR,
     ROW_WEIGHT,
     Classes,
+    OfOutputs,
     Task,
     task_of_outputs,
     with_intercepts,
@@ -21,6 +25,8 @@ from fedjaxsim.tasks.task import (
 EXPOSURE = "exposure"
 """The field with each row's exposure, such as its years at risk, (N,), positive."""
 _DEVIANCE = Metric("deviance", None, False, (0.0, jnp.inf))
+_OF_COUNTS: dict[str, Any] = {"labels": (range(2**31),), "exposure": EXPOSURE}
+"""Targets of `poisson` and `negative_binomial`."""
 _BEYOND = 1e4
 """A logit of probability 1."""
 
@@ -37,9 +43,6 @@ def poisson(model: Model, prior: float | None = None) -> Task:
       model: outputs (b, 1): the logarithm of the rate.
       prior: A public rate at which the intercept starts.
     """
-    if prior is not None:
-        checks.positive(prior=prior)
-        model = with_intercepts(model, (jnp.log(prior),))
 
     def losses(outputs, y):
         return jnp.exp(outputs[:, 0]) - y * outputs[:, 0]
@@ -48,14 +51,8 @@ def poisson(model: Model, prior: float | None = None) -> Task:
         mean = jnp.exp(outputs[:, 0])
         return 2 * (xlogy(y, y) - y * outputs[:, 0] - y + mean)
 
-    task = task_of_outputs(
-        "poisson", model, 1, {"loss": losses, "deviance": deviance},
-        lambda outputs: {"prediction": jnp.exp(outputs[:, 0])},
-        "poisson needs one count per row, y (n,)", lambda y: y.ndim == 1,
-        labels=(range(2**31),), exposure=EXPOSURE,
-        records={"deviance": _DEVIANCE},
-    )  # fmt: skip
-    return task if prior is None else task._replace(public=(*task.public, PRIOR))
+    losses_by_name = {"loss": losses, "deviance": deviance}
+    return _with_log_link("poisson", model, losses_by_name, prior, "count", **_OF_COUNTS)
 
 
 def negative_binomial(model: Model, dispersion: float = 1.0, prior: float | None = None) -> Task:
@@ -71,9 +68,6 @@ def negative_binomial(model: Model, dispersion: float = 1.0, prior: float | None
       prior: A public rate at which the intercept starts.
     """
     checks.positive(dispersion=dispersion)
-    if prior is not None:
-        checks.positive(prior=prior)
-        model = with_intercepts(model, (jnp.log(prior),))
     alpha = dispersion
 
     def losses(outputs, y):
@@ -82,17 +76,11 @@ def negative_binomial(model: Model, dispersion: float = 1.0, prior: float | None
         return (y + 1 / alpha) * jax.nn.softplus(log_mean + jnp.log(alpha)) - y * log_mean
 
     def deviance(outputs, y):
-        log_mean = outputs[:, 0]
-        fitted = (y + 1 / alpha) * jax.nn.softplus(log_mean + jnp.log(alpha)) - y * log_mean
-        return 2 * (xlogy(y, y) - (y + 1 / alpha) * jnp.log1p(alpha * y) + fitted)
+        saturated = xlogy(y, y) - (y + 1 / alpha) * jnp.log1p(alpha * y)
+        return 2 * (saturated + losses(outputs, y))
 
-    task = task_of_outputs(
-        "negative_binomial", model, 1, {"loss": losses, "deviance": deviance},
-        lambda outputs: {"prediction": jnp.exp(outputs[:, 0])},
-        "negative_binomial needs one count per row, y (n,)", lambda y: y.ndim == 1,
-        labels=(range(2**31),), exposure=EXPOSURE, records={"deviance": _DEVIANCE},
-    )  # fmt: skip
-    return task if prior is None else task._replace(public=(*task.public, PRIOR))
+    losses_by_name = {"loss": losses, "deviance": deviance}
+    return _with_log_link("negative_binomial", model, losses_by_name, prior, "count", **_OF_COUNTS)
 
 
 def gamma(model: Model, prior: float | None = None) -> Task:
@@ -106,9 +94,6 @@ def gamma(model: Model, prior: float | None = None) -> Task:
       model: outputs (b, 1): the logarithm of the mean.
       prior: A public mean at which the intercept starts.
     """
-    if prior is not None:
-        checks.positive(prior=prior)
-        model = with_intercepts(model, (jnp.log(prior),))
 
     def losses(outputs, y):
         return y * jnp.exp(-outputs[:, 0]) + outputs[:, 0]
@@ -117,11 +102,26 @@ def gamma(model: Model, prior: float | None = None) -> Task:
         ratio = y * jnp.exp(-outputs[:, 0])
         return 2 * (ratio - 1 - jnp.log(y) + outputs[:, 0])
 
+    losses_by_name = {"loss": losses, "deviance": deviance}
+    return _with_log_link("gamma", model, losses_by_name, prior, "number", labels=(POSITIVE,))
+
+
+def _with_log_link(
+    name: str,
+    model: Model,
+    losses: Mapping[str, OfOutputs],
+    prior: float | None,
+    target: str,
+    **more: Any,
+) -> Task:
+    """Make a task whose outputs (b, 1) are logarithms of means; a public `prior` is the first."""
+    if prior is not None:
+        checks.positive(prior=prior)
+        model = with_intercepts(model, (jnp.log(prior),))
     task = task_of_outputs(
-        "gamma", model, 1, {"loss": losses, "deviance": deviance},
-        lambda outputs: {"prediction": jnp.exp(outputs[:, 0])},
-        "gamma needs one number per row, y (n,)", lambda y: y.ndim == 1,
-        labels=(POSITIVE,), records={"deviance": _DEVIANCE},
+        name, model, 1, losses, lambda outputs: {"prediction": jnp.exp(outputs[:, 0])},
+        f"{name} needs one {target} per row, y (n,)", lambda y: y.ndim == 1,
+        records={"deviance": _DEVIANCE}, **more,
     )  # fmt: skip
     return task if prior is None else task._replace(public=(*task.public, PRIOR))
 
