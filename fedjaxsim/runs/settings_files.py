@@ -1,6 +1,6 @@
 """Settings from flags, TOML files and earlier runs; errors name the file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ def read_toml(path: Path) -> RunConfig:
     return layered(Layer(read_raw(path), path))
 
 
+def check_flags(names: Iterable[str], without: Mapping[str, str]) -> None:
+    """Refuse flags that a command does not read, `without` with the reason, or that have none."""
+    known = static_keys()
+    for name in names:
+        if name in without:
+            raise ValueError(f"{flag(name)} {without[name]}")
+        if name in known and not known[name].has_flag:
+            raise ValueError(f"{flag(name)} is for files alone")
+
+
 def resolve(
     flags: Mapping[str, Any],
     path: Path | None,
@@ -43,12 +53,7 @@ def resolve(
     Settings of the file that this run does not read are noted, those of the run in the directory
     `earlier` are left out. `without` holds settings that the caller does not read, with the reason.
     """
-    known = static_keys()
-    for name in flags:
-        if name in without:
-            raise ValueError(f"{flag(name)} {without[name]}")
-        if name in known and not known[name].has_flag:
-            raise ValueError(f"{flag(name)} is for files alone")
+    check_flags(flags, without)
     check_parts(flags)
     inherited = {} if earlier is None else read_raw(earlier / CONFIG)
     file = {} if path is None else read_raw(path)
@@ -58,7 +63,7 @@ def resolve(
         inherited = {"partition_seed": number_of(inherited["seed"])} | inherited
     system = SYSTEMS.get(str(asked.get("algorithm")))
     if system is not None and not system.sends:
-        left_out = {name for name, setting in known.items() if setting.of_releases}
+        left_out = {name for name, setting in static_keys().items() if setting.of_releases}
         inherited = {name: inherited[name] for name in inherited if name not in left_out}
     return layered(
         Layer(inherited, earlier and earlier / CONFIG, "left out"),

@@ -27,10 +27,9 @@ from fedjaxsim.runs.settings import (
     displaced,
     excluded,
     layered,
-    static_keys,
     unread,
 )
-from fedjaxsim.runs.settings_files import entries
+from fedjaxsim.runs.settings_files import check_flags, entries
 from fedjaxsim.runs.sweep_files import (
     NOTHING,
     REFUSED,
@@ -402,12 +401,7 @@ def read_plan(
     """
     if isinstance(changes.get("metric"), list):
         raise ValueError("metric is one for all runs of a sweep, got a list")
-    known = static_keys()
-    for name in changes:
-        if name in REFUSED:
-            raise ValueError(f"{flag(name)} {REFUSED[name]}")
-        if name in known and not known[name].has_flag:
-            raise ValueError(f"{flag(name)} is for files alone")
+    check_flags(changes, REFUSED)
     file = SweepFile() if path is None else read_file(path)
     if seeds is not None:
         first = changes.get("seed", file.base.get("seed", 0))
