@@ -771,8 +771,10 @@ class Simulation:
             mechanism is not Gaussian.
         """
         require_state(state)
+        hparams = hparams.as_arrays()
+        z = self._planned_noise(hparams).values(hparams, 0, int(state.round))
         with self._near_rows():
-            return standard_errors_of(self.program, self.population, state, hparams.as_arrays())
+            return standard_errors_of(self.program, self.population, state, hparams, z)
 
     def guarantee(
         self,

@@ -42,9 +42,16 @@ class _Round(NamedTuple):
 
 
 def standard_errors_of(
-    program: Program, population: Population, state: SimulationState, hparams: Hyperparameters
+    program: Program,
+    population: Population,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    noise_multipliers: np.ndarray,
 ) -> Table:
-    """Return the published model's coefficients with standard errors; see `Simulation`."""
+    """Return the published model's coefficients with standard errors; see `Simulation`.
+
+    `noise_multipliers` are z of each round so far as the mechanism states it, (T,) or (1,).
+    """
     algorithm, m = program.algorithm, program.num_clients
     published = algorithm.warm_start.published(state.shared)
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(state.shared))
@@ -54,12 +61,14 @@ def standard_errors_of(
             "standard errors need clients that send changes of one published model, and a server "
             "without momentum, as in fedavg, fedprox and ditto"
         )
-    deviations = _deviations(hparams, int(state.round))
+    clip = np.asarray(hparams.get("clip", 0.0), np.float64)
+    scales = noise_multipliers.astype(np.float64) * np.where(np.isfinite(clip), clip, 0.0)
+    deviations = np.broadcast_to(scales, (int(state.round),))
     public = program.mechanism.public
     mechanism = program.mechanism
     plain = {"clip", "noise_multiplier"} == {record.name for record in mechanism.hyperparameters}
     plain = plain and mechanism.event.kind == "gaussian" and not jax.tree.leaves(state.mechanism)
-    if not plain or EXACT in public:
+    if not plain or EXACT in public or np.isnan(scales).any():
         raise ValueError(
             "standard errors are known for mechanism gaussian without exact sums, and per-layer"
         )
@@ -87,16 +96,6 @@ def standard_errors_of(
         sampling=few * inverse @ between @ inverse.T,
         noise=_accumulated(contraction, [scale**2 * unit for scale in deviations]),
         cohorts=_accumulated(contraction, [cohort] * len(deviations)),
-    )
-
-
-def _deviations(hparams: Hyperparameters, rounds: int) -> np.ndarray:
-    """Return the deviation of the noise on the sum of messages in each round, zC, (T,)."""
-    z, clip = (
-        np.asarray(hparams.get(name, 0.0), np.float64) for name in ("noise_multiplier", "clip")
-    )
-    return np.broadcast_to(z if z.ndim == 0 else z[:rounds], (rounds,)) * np.where(
-        np.isfinite(clip), clip, 0.0
     )
 
 

@@ -138,6 +138,22 @@ def test_noise_of_other_mechanisms_is_not_stated(mechanism):
         sim.standard_errors(sim.init(0, hparams), hparams)
 
 
+@pytest.mark.thorough
+def test_the_noise_is_what_a_mechanism_of_ones_own_draws():
+    plain, base = simulation(frame_of()), fjs.gaussian()
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        hparams = hparams.replace(noise_multiplier=0.1 * hparams.noise_multiplier)
+        return base.release(accumulator, denominator, key, state, hparams, round_)
+
+    quiet = dataclasses.replace(plain, mechanism=base._replace(release=release))
+    hparams = plain.hyperparameters(clip=0.5, noise_multiplier=0.2, learning_rate=0.2)
+    state, _ = plain.run(plain.init(0, hparams), hparams, 2)
+    loud = plain.standard_errors(state, hparams)["noise"]
+    soft = quiet.standard_errors(state, hparams)["noise"]
+    np.testing.assert_allclose(soft, 0.1 * loud, rtol=1e-5)
+
+
 def test_other_messages_have_no_standard_errors():
     frame = frame_of()
     sim = dataclasses.replace(simulation(frame), algorithm=fjs.pmtl(squared(linear((2,), 1))))
