@@ -188,7 +188,7 @@ class Keys:
         return [self._term(f"{name}{k or ''}", words, *inputs) for k in range(len(outputs))]
 
     def _scan(self, params, inputs):
-        closed, consts, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
+        closed, (consts, carried) = params["jaxpr"], _counts(params)
         first, start = inputs[:consts], inputs[consts : consts + carried]
         rows = [self._term("row", "", row) for row in inputs[consts + carried :]]
         carry = self._carry(closed.jaxpr, consts, start)
@@ -213,6 +213,14 @@ class Keys:
             value if first is last else self._term("carried", f"{self._loops} {k}", value)
             for k, (value, first, last) in enumerate(zip(start, before, after, strict=True))
         ]
+
+
+def _counts(params) -> tuple[int, int]:
+    """Return how many inputs of a scan are constants, and how many it carries."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carried, _ = params["ft_in"].unpack()  # since JAX 0.12
+    return len(consts), len(carried)
 
 
 def mark(role, key):
