@@ -40,6 +40,8 @@ NO_RELEASE = "none"
 """The ε of what sends nothing to a server that adds noise."""
 PRIVATE, PLAIN = ["1", "4", "16"], ["inf"]
 ACROSS = {"pooled": "dashed", "MixedLM": "dashdot", "MixedLM, slopes": "dotted"}
+BY_ROWS = ", by rows"
+"""Ends the title of a system whose λ is estimated from rows: without private runs, it is a line."""
 
 
 class Table(NamedTuple):
@@ -128,7 +130,7 @@ def of_systems(name: str, folder: Path) -> list[list[Any]]:
         epsilon = run.settings["target_epsilon"]
         value = run.value("test_accuracy_weighted" if classes else "test_nmse")
         title = SYSTEMS[run.settings["algorithm"]].title
-        title += ", by rows" if run.settings.get("pull") == "rows" else ""
+        title += BY_ROWS if run.settings.get("pull") == "rows" else ""
         error = None if value is None else 1 - value if classes else value
         found.append([title, NO_RELEASE if epsilon is None else f"{epsilon:g}", run.seed, error])
     return found
@@ -243,10 +245,11 @@ def drawn(found: dict[str, Scores]) -> Figure:
         panel = figure.add_subplot(-(-len(found) // 4), min(4, len(found)), place + 1)
         means = {key: estimate(errors).mean for key, errors in scores.items()}
         for method in dict.fromkeys(method for method, _ in means):
-            across = means.get((method, NO_RELEASE))
-            colour = colours[names[method]][0] if method in names else "black"
+            by_rows, system = method.endswith(BY_ROWS), method.removesuffix(BY_ROWS)
+            across = means.get((method, PLAIN[0] if by_rows else NO_RELEASE))
+            colour = colours[names[system]][0] if system in names else "black"
             if across is not None:
-                style = ACROSS.get(method, "solid")
+                style = "dashed" if by_rows else ACROSS.get(method, "solid")
                 panel.axhline(across, color=colour, ls=style, lw=1.2, label=method)
                 continue
             points = [(x, means.get((method, level))) for x, level in enumerate(PRIVATE + PLAIN)]
