@@ -51,7 +51,7 @@ from fedjaxsim.engine.purity import assumptions_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
-from fedjaxsim.engine.standard_errors import standard_errors_of
+from fedjaxsim.engine.standard_errors import linear_round_of, standard_errors_of
 from fedjaxsim.engine.state import AllClients, SimulationState, evaluated_part
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_once import TracedOnce
@@ -224,6 +224,7 @@ class Simulation:
         else:
             self.transformed = self.program
         self.compiled = self.transformed.compiled()
+        self._linear_round = jax.jit(linear_round_of(self.program))  # compiled when first called
 
     def _use(self, population: Population) -> None:
         """Check and set the population; rows go to the device when they are first needed."""
@@ -767,14 +768,16 @@ class Simulation:
           95 % interval of all three by Student's t with m − 1 degrees of freedom.
 
         Raises:
-          ValueError: clients send something else than changes of one published linear model, or the
-            mechanism is not Gaussian.
+          ValueError: clients send something else than changes of one published linear model, the
+            mechanism is not Gaussian, or the model began from an earlier stage.
         """
         require_state(state)
         hparams = hparams.as_arrays()
         z = self._planned_noise(hparams).values(hparams, 0, int(state.round))
         with self._near_rows():
-            return standard_errors_of(self.program, self.population, state, hparams, z)
+            return standard_errors_of(
+                self.program, self._linear_round, self.population, state, hparams, z
+            )
 
     def guarantee(
         self,

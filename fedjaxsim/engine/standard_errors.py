@@ -18,6 +18,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.trained import class_names, source_units
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms.record import EXACT
 from fedjaxsim.privacy.messages import Messages
 
@@ -43,6 +44,7 @@ class _Round(NamedTuple):
 
 def standard_errors_of(
     program: Program,
+    linear_round: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
     population: Population,
     state: SimulationState,
     hparams: Hyperparameters,
@@ -50,7 +52,8 @@ def standard_errors_of(
 ) -> Table:
     """Return the published model's coefficients with standard errors; see `Simulation`.
 
-    `noise_multipliers` are z of each round so far as the mechanism states it, (T,) or (1,).
+    `linear_round` is that of the program, compiled. `noise_multipliers` are z of each round so far
+    as the mechanism states it, (T,) or (1,).
     """
     algorithm, m = program.algorithm, program.num_clients
     published = algorithm.warm_start.published(state.shared)
@@ -60,6 +63,12 @@ def standard_errors_of(
         raise ValueError(
             "standard errors need clients that send changes of one published model, and a server "
             "without momentum, as in fedavg, fedprox and ditto"
+        )
+    of_stage = (state.key, keys.stream(state.key, keys.Stream.RELEASED))
+    digests = {ledger.hex_digest(ledger.key_digest(key)) for key in of_stage}
+    if any(drawn.digest not in digests for drawn in ledger.drawn(state.privacy)):
+        raise ValueError(
+            "standard errors know the noise of one stage, but this model began from an earlier one"
         )
     clip = np.asarray(hparams.get("clip", 0.0), np.float64)
     scales = noise_multipliers.astype(np.float64) * np.where(np.isfinite(clip), clip, 0.0)
@@ -79,7 +88,7 @@ def standard_errors_of(
     fields = jax.tree.map(jnp.asarray, dict(population.fields))
     rows = Rows.place(population, "train", fields, algorithm)
     with program.tracing():
-        found = jax.jit(_linear_round(program))(state, hparams, rows)
+        found = linear_round(state, hparams, rows)
     linear = _Round(*(np.asarray(part, np.float64) for part in found))
     centred = linear.parts - linear.parts.mean(axis=0)
     between = centred.T @ centred
@@ -137,7 +146,7 @@ def _table(published: Any, population: Population, **covariances: np.ndarray) ->
     }
 
 
-def _linear_round(program: Program) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+def linear_round_of(program: Program) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     """Return `(state, hparams, rows) -> parts, slope, of_release`; see `_Round`."""
     algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
 

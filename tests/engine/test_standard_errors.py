@@ -1,6 +1,7 @@
 """Standard errors of the published model: cluster-robust ones, and the noise of all rounds."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,37 @@ def test_errors_over_clients_are_the_cluster_robust_ones_of_least_squares(by_row
 
 
 @pytest.mark.thorough
+def test_intervals_of_sampling_cover_the_slopes_of_the_clients_population():
+    # Other clients in each repetition, with slopes of their own around 0.5 and −3.
+    m, n, repetitions = 40, 5, 200
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(m), n)
+    age = rng.uniform(20, 80, (repetitions, m * n))
+    dose = rng.uniform(0, 5, (repetitions, m * n))
+    of_age, of_dose = rng.normal([[0.5], [-3.0]], [[0.05], [0.5]], (repetitions, 2, m))[
+        ..., who
+    ].swapaxes(0, 1)
+    y = 10 + of_age * age + of_dose * dose + rng.normal(0, 3, (repetitions, m))[:, who]
+    y += rng.normal(0, 2, y.shape)
+    first = pd.DataFrame({"who": who, "age": age[0], "dose": dose[0], "y": y[0]})
+    sim = simulation(first)
+    hparams = sim.hyperparameters()
+    state = sim.init(0, hparams)
+    inside = []
+    for k in range(repetitions):
+        frame = first.assign(age=age[k], dose=dose[k], y=y[k])
+        x = np.column_stack([np.ones(m * n), frame.age, frame.dose])
+        fit = stored(np.linalg.lstsq(x, y[k])[0])
+        at_fit = dataclasses.replace(state, shared=SharedModel(fit, state.shared.optimizer))
+        rows = fjs.data.from_dataframe(frame, client="who", target="y")
+        other = sim.with_population(fjs.data.scale(rows, RANGES))
+        table = other.standard_errors(at_fit, hparams)
+        inside.append((table["low"] < (10, 0.5, -3)) & (table["high"] > (10, 0.5, -3)))
+    # The standard error of a share of 0.95 in 200 is 0.0154.
+    np.testing.assert_allclose(np.mean(inside, axis=0), 0.95, atol=0.045)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("rate", [None, 0.5])
 def test_intervals_of_the_noise_cover_the_models_of_runs_that_differ_in_it(rate):
     rounds, runs = 60, 400
@@ -150,6 +182,12 @@ def test_the_noise_is_what_a_mechanism_of_ones_own_draws():
     hparams = plain.hyperparameters(clip=0.5, noise_multiplier=0.2, learning_rate=0.2)
     state, _ = plain.run(plain.init(0, hparams), hparams, 2)
     loud = plain.standard_errors(state, hparams)["noise"]
+    compiled: Any = plain._linear_round
+    assert compiled._cache_size() == 1
+    np.testing.assert_array_equal(plain.standard_errors(state, hparams)["noise"], loud)
+    assert compiled._cache_size() == 1  # compiled once
+    with pytest.raises(ValueError, match="began from an earlier one"):
+        plain.standard_errors(plain.start_from(state, hparams), hparams)
     soft = quiet.standard_errors(state, hparams)["noise"]
     np.testing.assert_allclose(soft, 0.1 * loud, rtol=1e-5)
 
