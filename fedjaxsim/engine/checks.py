@@ -52,8 +52,9 @@ def check_parts(**parts: Any) -> None:
     """Check the kind of each part of a simulation, by name."""
     for name, part in parts.items():
         kind, example = _PARTS[name]
-        # A subclass of settings could give another number each time it is asked.
-        if not isinstance(part, kind) or (kind is Minibatches and type(part) is not kind):
+        # A subclass could give another number each time it is asked, or another sampler.
+        exact = kind in (Minibatches, Sampling, Sampler)
+        if not isinstance(part, kind) or (exact and type(part) is not kind):
             name = name.replace("_", " ")
             raise ValueError(
                 f"{name} must be of type {kind.__name__}, such as {example}, got {described(part)}"

@@ -1,7 +1,9 @@
 """Privacy levels of public groups: their ε by other plans and dp_accounting, draws and attacks."""
 
+import dataclasses
 import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +164,15 @@ def test_answers_of_ones_own_have_no_levels():
     assert available(poisson(0.2), own).sampler(M).scheme.levels == ()
     with pytest.raises(AttributeError):
         levels.levels = ((M, 0.1),)  # pyright: ignore[reportAttributeAccessIssue]
+    coins: Any = levels.work
+
+    class Always(type(coins)):
+        def __call__(self, key, round_, client_id):
+            return jnp.ones(())
+
+    assert levels._replace(work=Always(coins.groups, coins.shares)).levels == ()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        coins.shares = (1.0, 1.0)
 
 
 def test_samplings_without_secret_cohorts_are_refused():

@@ -1,5 +1,7 @@
 """A sampler draws what its scheme says, or no accountant believes the scheme."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,10 +10,14 @@ from support.problems import least_squares, read_by
 import fedjaxsim as fjs
 from fedjaxsim.privacy.samplers import (
     Cohort,
+    Sampling,
+    available,
     fixed_groups,
     fixed_size,
     full_participation,
+    intermittent,
     poisson,
+    privacy_levels,
     random_allocation,
 )
 from fedjaxsim.privacy.samplers.law import check_law
@@ -161,12 +167,39 @@ def test_a_run_with_a_sampler_of_ones_own_is_refused_before_it_starts():
 def test_a_sampler_of_the_package_with_a_scheme_and_rate_of_ones_own_is_refused():
     population, task = least_squares([2] * M, features=2)
     liar = FULL._replace(scheme=POISSON.scheme, rate=lambda hparams: jnp.asarray(0.01))
-    for sampler in (liar, liar._replace(rate=POISSON.rate)):
-        sampling = poisson(P)._replace(for_clients=lambda m, sampler=sampler: sampler)
+    whole = POISSON._replace(draw=FULL.draw)
+    makers = [lambda m, sampler=each: sampler for each in (liar, liar._replace(rate=POISSON.rate))]
+    for maker in (*makers, {M: whole}.__getitem__):  # the last one has no code of a user
+        sampling = poisson(P)._replace(for_clients=maker)
         sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
         hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
         with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
             sim.init(0, hparams)
+
+
+def test_a_sampling_of_another_class_is_refused():
+    """It could make other samplers than `for_clients`, which is what is asked for its author."""
+
+    class Whole(Sampling):
+        def sampler(self, num_clients):
+            return super().sampler(num_clients)._replace(draw=FULL.draw)
+
+    population, task = least_squares([2] * M, features=2)
+    sampling = Whole(*poisson(P))
+    with pytest.raises(ValueError, match="sampling must be of type Sampling"):
+        fjs.Simulation(fjs.fedavg(task), population, sampling)
+
+
+@pytest.mark.parametrize("claim", [{"share": 0.1}, {"levels": ((50, 1.0), (50, 0.1))}])
+def test_a_scheme_claims_no_share_that_no_coin_is_tossed_for(claim):
+    """Once a share in an own sampler's scheme was charged: ε 0.47 instead of 11.1."""
+    claims = POISSON._replace(scheme=dataclasses.replace(POISSON.scheme, **claim))
+    sampling = poisson(P)._replace(for_clients=lambda m: claims)
+    assert sampling.sampler(M).scheme == POISSON.scheme
+    always = available(sampling, intermittent())
+    assert always.sampler(M).scheme == POISSON.scheme
+    levels = available(sampling, privacy_levels([0] * M, (1.0,)))
+    assert levels.sampler(M).scheme.levels == ((M, 1.0),)
 
 
 def test_a_sampler_is_tested_with_all_hyperparameters():

@@ -67,23 +67,37 @@ class Availability(NamedTuple):
     @property
     def levels(self) -> tuple[tuple[int, float], ...]:
         """((clients, share), …) of `privacy_levels`, at which each group has an ε; else ()."""
-        return self.work.levels if isinstance(self.work, _Coins) else ()
+        work = self.work  # a subclass may answer otherwise
+        return work.levels if isinstance(work, _Coins) and type(work) is _Coins else ()
 
 
+@dataclasses.dataclass(frozen=True)
 class _Coins:
-    """Secret coins of clients, as `privacy_levels` says: no other answer hides a client."""
+    """Secret coins of clients, as `privacy_levels` says: no other answer hides a client.
 
-    def __init__(self, groups: np.ndarray, shares: Sequence[float]) -> None:
-        self.by_client = np.asarray(shares, np.float64)[groups]
-        counts = np.bincount(groups, minlength=len(shares)).tolist()
-        self.levels = tuple(zip(counts, map(float, shares), strict=True))
-        thresholds = np.floor(self.by_client * 2.0**32).clip(max=2**32 - 1)
-        self.thresholds = thresholds.astype(np.uint32)
+    `groups` has the number of each client's group, and `shares` that of each group.
+    """
+
+    groups: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def by_client(self) -> np.ndarray:
+        """The share of each client, (m,)."""
+        return np.asarray(self.shares, np.float64)[np.asarray(self.groups)]
+
+    @property
+    def levels(self) -> tuple[tuple[int, float], ...]:
+        """((clients, share), …) of the groups."""
+        counts = np.bincount(self.groups, minlength=len(self.shares)).tolist()
+        return tuple(zip(counts, self.shares, strict=True))
 
     def __call__(self, key: jax.Array, round_: jax.Array, client_id: jax.Array) -> jax.Array:
-        place = jnp.minimum(client_id, len(self.thresholds) - 1)
-        heads = threefry.bits(key, (1,))[0] < jnp.asarray(self.thresholds)[place]
-        return jnp.where(heads | jnp.asarray(self.by_client == 1)[place], 1.0, 0.0)
+        shares = self.by_client
+        thresholds = np.floor(shares * 2.0**32).clip(max=2**32 - 1).astype(np.uint32)
+        place = jnp.minimum(client_id, len(shares) - 1)
+        heads = threefry.bits(key, (1,))[0] < jnp.asarray(thresholds)[place]
+        return jnp.where(heads | jnp.asarray(shares == 1)[place], 1.0, 0.0)
 
 
 class Cohort(NamedTuple):
@@ -114,11 +128,16 @@ class Sampling(NamedTuple):
     availability: Availability | None = None
 
     def sampler(self, num_clients: int) -> "Sampler":
-        """Return the sampler of m clients; raise ValueError if m does not suit it."""
+        """Return the sampler of m clients; raise ValueError if m does not suit it.
+
+        Shares of clients follow from its availability, whatever the scheme of `for_clients` says.
+        """
         made = self.for_clients(num_clients)
-        if (availability := self.availability) is None:
-            return made
-        scheme = dataclasses.replace(made.scheme, levels=availability.levels)
+        if type(made) is not Sampler:
+            return made  # a simulation refuses it
+        availability = made.availability if self.availability is None else self.availability
+        levels = () if availability is None else availability.levels
+        scheme = dataclasses.replace(made.scheme, levels=levels, share=1.0)
         return made._replace(availability=availability, scheme=scheme)
 
 
@@ -564,7 +583,7 @@ def privacy_levels(groups: ArrayLike, shares: Sequence[float]) -> Availability:
         raise ValueError(f"the largest of shares must be 1, got {list(shares)}")
     if not len(numbers) or np.min(numbers) < 0 or np.max(numbers) >= len(shares):
         raise ValueError(f"groups must be numbers below {len(shares)}, that of the shares")
-    coins = _Coins(numbers, shares)
+    coins = _Coins(tuple(numbers.tolist()), tuple(map(float, shares)))
     return Availability(coins, float(np.mean(coins.by_client)))
 
 

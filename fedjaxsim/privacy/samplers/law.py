@@ -7,6 +7,7 @@ and clients that a key never draws. All counts are binomial, exactly.
 """
 
 import math
+import types
 from collections.abc import Iterator
 
 import jax
@@ -17,6 +18,7 @@ from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.keys import seed_key
 from fedjaxsim.own_code import own_modules
+from fedjaxsim.privacy import samplers
 from fedjaxsim.privacy.entries import SamplingScheme, excess
 from fedjaxsim.privacy.samplers import Sampler, Sampling
 
@@ -31,10 +33,12 @@ def check_own(
 ) -> None:
     """Check a sampler of a user's own with hyperparameters not in `lawful`, and add them.
 
-    A sampler of the package whose scheme or rate a user replaced is the user's own.
+    Only a function of the package, which closes over no code of a user, makes a sampler that is
+    none: one whose parts a user put together is the user's own.
     """
-    rate = on_host(sampler.rate(hparams))
-    if rate is None or not own_modules((sampling.for_clients, sampler.draw, sampler.rate)):
+    rate, maker = on_host(sampler.rate(hparams)), sampling.for_clients
+    made_here = isinstance(maker, types.FunctionType) and maker.__globals__ is vars(samplers)
+    if rate is None or (made_here and not own_modules((maker, sampler.draw, sampler.rate))):
         return
     # Any of them may change what is drawn.
     values = [on_host(hparams.get(name)) for name in sorted(hparams)]
