@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -45,9 +46,15 @@ from fedjaxsim.engine.evaluation import (
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.planned_noise import PlannedNoise
-from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
+from fedjaxsim.engine.processes import (
+    agree,
+    mesh_of,
+    require_devices,
+    spans_processes,
+    to_host,
+)
 from fedjaxsim.engine.program import ClientMetrics, Program, algorithm_of_run, mechanism_of_run
-from fedjaxsim.engine.purity import assumptions_of
+from fedjaxsim.engine.purity import assumptions_of, digest_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
@@ -630,6 +637,8 @@ class Simulation:
         hparams = self.check(hparams)
         self._require_own(state, hparams)
         state = self.with_room(state, hparams, rounds)
+        if self.devices is not None and spans_processes(self.devices):
+            self._agree(state, hparams)
         if evaluate_privately is not None:
             self.check_evaluated("validation", None)
             state = prepare_release(state, evaluate_privately, self.num_clients, self.task.records)
@@ -1004,6 +1013,21 @@ class Simulation:
     def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
         """Return the shapes of one client's message; the first call checks all functions."""
         return self._trace(key, hparams).message
+
+    def facts(self, hparams: Hyperparameters) -> dict[str, str]:
+        """Return digests of what all processes of a run must have in common, by name."""
+        rows, arrays = Rows.shapes(self.population, "train", self.algorithm), hparams.as_arrays()
+        state = jax.eval_shape(self.program.init, keys.seed_key(0), arrays)
+        traced = jax.make_jaxpr(self.program.step)(state, arrays, rows)
+        return {"code of a round": digest_of(traced)}
+
+    def _agree(self, state: SimulationState, hparams: Hyperparameters) -> None:
+        """Check that all processes go on with one round of one run: a ledger is of all of them."""
+        key = jax.random.key_data(state.key)
+        begun = to_host((state.round, key, state.privacy, hparams.as_arrays()))
+        values = repr([(leaf.shape, leaf.tobytes()) for leaf in jax.tree.leaves(begun)])
+        begins = {"key, ledger or hyperparameters": hashlib.sha256(values.encode()).hexdigest()}
+        agree(self.facts(hparams) | begins)
 
     def _trace(self, key: jax.Array, hparams: Hyperparameters) -> TracedRound:
         rows = Rows.shapes(self.population, "train")

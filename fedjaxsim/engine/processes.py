@@ -181,6 +181,11 @@ def several() -> bool:
     return jax.process_count() > 1
 
 
+def spans_processes(devices: Sequence[Any]) -> bool:
+    """Return whether devices belong to more than one process."""
+    return len({device.process_index for device in devices}) > 1
+
+
 def is_first() -> bool:
     """Return whether this process writes files and prints."""
     return jax.process_index() == 0

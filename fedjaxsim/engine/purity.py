@@ -5,7 +5,9 @@ batches sees the clients of a chunk, a collective those of all devices, a refere
 rounds, and an array that a function closes over may hold anybody's rows.
 """
 
+import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -56,6 +58,14 @@ def check_repeats(first: Any, again: Any, returned: tuple[Any, Any] = ((), ())) 
             raise _changing(next(each[1] for each in (one, two) if each is not None))
     if repr(returned[0]) != repr(returned[1]):
         raise _changing(None)
+
+
+def digest_of(traced: Any) -> str:
+    """Return a hash of a trace and its constants, the same in every process that traces alike."""
+    found = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
+    for value, _ in _constants(traced):
+        found.update(repr(_bytes(value)).encode())
+    return found.hexdigest()
 
 
 def _changing(equation: Any) -> ImpureError:

@@ -219,6 +219,7 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
         **flags,
     }
     facts = {name: settings_digest(value) for name, value in parts.items()}
+    facts |= experiment.simulation.facts(experiment.hparams)
     processes.agree({**facts, "clients' rows": fingerprint_of(experiment.simulation.population)})
 
 

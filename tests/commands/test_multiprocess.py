@@ -104,6 +104,32 @@ def test_own_code_that_fails_ends_every_process_with_its_line(tmp_path, monkeypa
         assert "Traceback" not in each
 
 
+UNLIKE = """import jax
+import fedjaxsim as fjs
+from fedjaxsim.hyperparameters import declared_by
+
+@fjs.reads(*declared_by(fjs.gaussian))
+def less():
+    "A thousandth of the noise in the second process, whose ledger no report reads."
+    base = fjs.gaussian()
+    def release(accumulator, denominator, key, state, hparams, round_):
+        z = hparams.noise_multiplier * (1 if jax.process_index() == 0 else 1e-3)
+        hparams = hparams.replace(noise_multiplier=z)
+        return base.release(accumulator, denominator, key, state, hparams, round_)
+    return base._replace(release=release)
+"""
+
+
+@THOROUGH
+def test_code_that_differs_by_process_is_refused(tmp_path, monkeypatch):
+    """Once clients of the second process had a billboard without noise, at ε 0.502."""
+    (tmp_path / "unlike.py").write_text(UNLIKE)
+    monkeypatch.chdir(tmp_path)
+    codes, _, errors = ends(start_commands(*[[*RUN, "--mechanism", "unlike:less"]] * 2))
+    assert codes == [2, 2]
+    assert all("process 1 has other code of a round than process 0" in each for each in errors)
+
+
 def test_a_process_with_another_setting_is_refused(refused, monkeypatch):
     def from_all(value):
         return [value, {"facts": value["facts"] | {"lam": "another"}}]
