@@ -1017,7 +1017,7 @@ class Simulation:
     def facts(self, hparams: Hyperparameters) -> dict[str, str]:
         """Return digests of what all processes of a run must have in common, by name."""
         rows, arrays = Rows.shapes(self.population, "train", self.algorithm), hparams.as_arrays()
-        state = jax.eval_shape(self.program.init, keys.seed_key(0), arrays)
+        state = self._trace(keys.seed_key(0), arrays).state
         traced = jax.make_jaxpr(self.program.step)(state, arrays, rows)
         return {"code of a round": digest_of(traced)}
 

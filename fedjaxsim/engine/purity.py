@@ -62,10 +62,10 @@ def check_repeats(first: Any, again: Any, returned: tuple[Any, Any] = ((), ())) 
 
 def digest_of(traced: Any) -> str:
     """Return a hash of a trace and its constants, the same in every process that traces alike."""
-    found = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
+    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
     for value, _ in _constants(traced):
-        found.update(repr(_bytes(value)).encode())
-    return found.hexdigest()
+        digest.update(repr(_bytes(value)).encode())
+    return digest.hexdigest()
 
 
 def _changing(equation: Any) -> ImpureError:
