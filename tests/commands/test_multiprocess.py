@@ -10,6 +10,7 @@ from support.several import free_port, start, start_as_slurm, start_commands
 
 from fedjaxsim.cli.program import main
 from fedjaxsim.engine import processes
+from fedjaxsim.runs import execute
 from fedjaxsim.runs.directory import RunDirectory
 
 THOROUGH = pytest.mark.thorough
@@ -135,7 +136,9 @@ def test_a_process_with_another_setting_is_refused(refused, monkeypatch):
         return [value, {"facts": value["facts"] | {"lam": "another"}}]
 
     monkeypatch.setattr(processes, "several", lambda: True)
-    monkeypatch.setattr(processes, "from_all", from_all)
+    # Had the command imported `execute` now, it would keep this function for later tests.
+    for module in (processes, execute):
+        monkeypatch.setattr(module, "from_all", from_all)
     said = refused(" ".join([*RUN, "--out", "out"]))
     assert "process 1 has other lam than process 0" in said
 
