@@ -53,8 +53,9 @@ def ditto(
 
         v_k ← v_k − η (∇ℓ_k(v_k) + λ (v_k − w))
 
-    with the w of the round's start. Clients predict with v_k, which starts as w. Messages,
-    releases and ε equal FedAvg's.
+    with the w of the round's start. Clients predict with v_k, which starts as w. Releases and ε
+    equal FedAvg's bit for bit; λ = 0 is Local. PMTL differs in the message: it sends the update of
+    the personal model.
 
     Args:
       personal_optimizer: Optimizer of the personal models, with `hparams.personal_learning_rate`

@@ -66,7 +66,28 @@ def dpfedmtl(
         w_{M+1,i} ← w_{M+1,i} − η ∂ℓ_i/∂w_{M+1},    w_i ← w_i − η ∂ℓ_i/∂w_i
 
     It keeps w_i and sends the update of its copy of the trunk, which the mechanism clips and noises
-    once, whatever H is; the server adds the mean to the trunk (equation 6).
+    once, whatever H is; the server adds the mean to the trunk (equation 6). The head is in no
+    message and costs nothing.
+
+    The paper draws a cohort at every step and averages every H, without saying what a client does
+    that is drawn in between. Here one cohort takes the H steps between two averages, so T steps
+    are T/H rounds. Stages: this algorithm publishes the trunk with the initial head, which no data
+    have reached. From others it takes the trunk of the published model and each client's head; a
+    client's own trunk is dropped, since it would reach the server without a mechanism.
+
+    Theorem 5.3 does not hold as stated; a stronger statement does, which `test_dpfedmtl_theory.py`
+    tests. With one client a round, α_i = 1/M and H = 1:
+
+    * Assumption 5.1 is about f, whose curvature along a head is 1/M of f_i's curvature, but
+      Algorithm 1 steps along the gradient of f_i. With η = 1/(λL) and that L it can diverge: for
+      f_i = 2|w_i − b_i|² + ½|u − u*|² and M = 5, every step triples the head's error. L must be the
+      smoothness ℓ of every f_i.
+    * With Assumption 5.5, read as mean ‖∂_u f_i‖² ≤ λ‖∂_u f‖² (so λ ≥ 1), and η = 1/(λℓ):
+      E f(w^T) − f* − β ≤ (1 − c/(λℓ))^T (f(w⁰) − f* − β) with β = d(Sσ)²/(2λc) and c the convexity
+      of f. The rate has no M (c is at most ℓ/M), and β needs no bound B on gradients, which no
+      strongly convex f has on the whole space. The paper's rate and larger β follow for ℓ ≥ 1/4.
+    * Assumption 5.5 holds if all clients want one trunk. Otherwise its left side is infinite at the
+      optimum, and with a fixed step the loss stays above f* without any noise.
 
     Raises:
       ValueError: if no head is given and the model names no output layer, or if the head or the
@@ -90,8 +111,12 @@ def dpfedmtl_as_published(
         clip(∂ℓ_i/∂w_{M+1}, C) + N(0, (σS)² I),    S = 2CK/M = 2Cp
 
     with σ = `hparams.noise_multiplier` and p = `context.sampling_rate`; the gradient of the head is
-    plain. The mechanism is `plain_mean`, the average over the participants (equation 6). There is
-    no ε, since Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K.
+    plain. The mechanism is `plain_mean`, the average over the participants (equation 6).
+
+    There is no ε. Lemma 4.1 takes 2CK/M for the sensitivity of the average over K clients, which is
+    2C/K: it divides by the sampling rate p, and Lemma 4.3 then amplifies by p once more. The
+    remaining noise on the sum is z = 2σK^1.5/M. The σ of §6.1, √(2 ln(1.25/δ))/ε, is for a single
+    step and ε < 1.
     """
     return _algorithm(task, head, local_optimizer, server_optimizer, noised=True)
 

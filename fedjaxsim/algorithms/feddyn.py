@@ -43,8 +43,14 @@ def feddyn(
 
         θ ← θ + R + d.
 
-    The message is v − θ or, by name, the "state" d_k, of which the server subtracts d to have R, so
-    that d forgets earlier noise; give α = 1 for p < 1. Clients predict with θ − d.
+    Clients predict with θ − d = θ + h/α, the mean of the last cohort's models.
+
+    The message "update" is the paper's v − θ. Its noise adds up: h − (mean of −g_k) holds p times
+    the sum of all noise, and θ settles only where the mean gradient is α times that sum. So it
+    diverges, the later the smaller α is. The message "state" is the new d_k, from which the server
+    subtracts d to have R, so that d forgets earlier noise. At p = 1 and without noise both are the
+    same algorithm. For p < 1 the cohort's states stand for all clients' states, which a small α
+    makes worse: give α = 1.
 
     Args:
       message: Message of a client: the paper's "update", v − θ, in which noise adds up, or "state",

@@ -35,7 +35,9 @@ def ifca(
     Client i of the cohort finds the cluster j of the smallest mean loss of all its rows (line 6)
     and takes local steps from w_j. Its message has k slots, v − w_j in slot j and 0 in the others:
     which one is taken depends on its data, so one clip bounds the whole message and all slots get
-    noise. The server adds each slot of the release to its model (option I).
+    noise. The server adds each slot of the release to its model (option I): the divisor is pm, so a
+    cluster of a share s of the clients moves by s times its mean update. (Option II divides by the
+    cluster's number of clients, which is private.)
 
     Clients predict with the best model on their training rows; `predict`, which has no rows, takes
     the choice of the last round.

@@ -52,8 +52,20 @@ def finetune(
         kl:      (λ/2) [KL(p_w‖p_w̃) + KL(p_w̃‖p_w)], averaged over the minibatch
         ewc:     (λ/2) Σ_j F_j (w_j − w̃_j)², F of `fisher` at w̃ on the client's own rows
 
-    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) Clients read only
-    their own data and w̃: this is post-processing, and ε does not change.
+    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) PMTL gives no
+    formulas; these are ours. Clients read only their own data and w̃: this is post-processing, and
+    the report has the ε of the first stage. It protects a client from everybody else; a personal
+    model that is published reveals something about its owner.
+
+    * KL: p_w is the distribution that the loss makes of the outputs: categorical for softmax, a
+      Bernoulli variable per output for logistic and one-versus-all losses, normal with variance 1
+      for squared losses.
+    * EWC: F takes one exact pass over the client's rows in every round. If w̃ fits a client badly, F
+      is large, and steps are stable only for η below 2/(L + λ max_j F_j).
+    * One round with full participation is a whole stage. Further rounds continue, and the local
+      optimizer starts anew in each.
+    * After Local there is no w̃, so all penalties but "vanilla" are refused. In a simulation that
+      starts from nothing, w̃ is the initial model.
 
     Args:
       task: model and loss; for "kl" with a `divergence`.

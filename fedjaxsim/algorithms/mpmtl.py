@@ -118,13 +118,36 @@ def mpmtl(
 
     and sends w_i. A mechanism such as `gaussian_gram()`, whose clip norm is K, releases
     Σ_i w̃_i w̃_iᵀ + E or its diagonal, from which the server computes the next M. Clients predict
-    with M w̃_i.
+    with M w̃_i. Nobody sees W: the proximal map of each penalty is a product M·W, and M follows
+    from WWᵀ. The loop is the paper's, rotated by half a round. Participation is full, since λ is
+    weighed against all of Σ.
 
     A decomposed model is W = P + Q (Algorithm 4): P as above, and Q kept by its clients, under
     λ₂ Σ_i ‖q_i‖₁ on its entries, λ₂ Σ_i ‖q_i‖₂ on its columns, or λ₂ ‖Q‖²_F. Both take the same
     gradient: η ≤ 1/(2L).
 
-    An intercept is one more coordinate of w_i. With c outputs a message is a matrix (d, c).
+    An intercept is one more coordinate of w_i. With c outputs a message is a matrix V (d, c),
+    clipped in Frobenius norm; ‖VVᵀ‖_F ≤ ‖V‖²_F keeps all sensitivities.
+
+    Differences from the paper:
+
+    * Noise: the paper's Wishart noise (Theorem 1), `wishart`, has no ε. Here it is symmetric
+      Gaussian noise with a positive shift (`gaussian_gram`), or pure ε (`pure_gram`).
+    * Directions: the paper's i ≤ min(d, m) would zero d − m of them with few clients; all d are
+      kept, since otherwise noise would not lead to M = I (Proposition 1).
+    * Negative eigenvalues count as 0; the shift makes them improbable. λ = 0 gives M = I, exactly
+      single-task learning.
+    * Group sparsity releases the diagonal of Σ alone: the same cost, and a smaller shift.
+    * Decomposed: Q starts at 0, since the paper's P = Q = W⁰ predicts with 2W⁰.
+    * Protected examples: the paper's density ∝ exp(−(2K/ε)‖b‖) would cost 4K²/ε.
+
+    Baselines of the paper: `stl`, and STL for Proposition 1 with λ = 0; non-private trace-norm and
+    ℓ2,1 MTL without noise and clipping; MTRL (Zhang and Yeung 2010) as "relationship", since the
+    best Ω turns λ₂ tr(WΩ⁻¹Wᵀ) into λ₂‖W‖_*²; `dp_mtrl`; DP-AGGR (Pathak et al. 2010) as `fedprox`
+    for one round behind `pure`, whose pull from w = 0 is the ridge.
+
+    Derivatives are finite at repeated eigenvalues; at an eigenvalue of exactly (ηλ)² the
+    derivative is 0.
 
     Args:
       penalty: Penalty on the matrix W of all models, or on its shared part P.
@@ -133,7 +156,8 @@ def mpmtl(
         again, sends the result and continues from it (Algorithm 5, which prints the inverse of the
         factor). One example moves w̃_i by at most 2K, so each round is ε-differentially private for
         it (Proposition 4), ε = `hparams.message_epsilon`; the report composes the rounds.
-      server_map: the map from releases to M; by default the proximal map of the penalty.
+      server_map: the map from releases to M, any `ServerMap` (f: Σ^(1:t) → M); by default the
+        proximal map of the penalty. It cannot mix clients' models (W ← WM).
 
     Raises:
       ValueError: if the task is not linear; when a run starts, if the mechanism does not suit.
@@ -221,6 +245,13 @@ def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none"
     Objective and descent equal `mpmtl(task, penalty="relationship")`. But `every_row` releases
     every client's model, clipped and noised; the relationship of the tasks is computed from the
     noised models, and clients continue from them and predict with them.
+
+    The paper's DP-MTRL and DP-AGGR protect one example with noise of density ∝ exp(−‖b‖ε'/Δ),
+    Δ = 2G/(n_i μ), G a bound on gradients and μ the ridge, and a client of n examples by group
+    privacy, at (ε/n, δ/(n e^ε)). That is the noise for messages that a client moves by
+    2Gn/(n_min μ), which clipping to C = Gn/(n_min μ) gives for replacement; z = 2/ε behind `pure`
+    is their DP-AGGR exactly. Clipping holds however well a client minimizes, and without G, which
+    the paper takes from the data, so that it has no ε. A smaller C is allowed and far better.
 
     Args:
       num_clients: m.

@@ -38,7 +38,8 @@ def perfedavg(
 
         ṽ = v − α ∇ℓ(v; D),    v ← v − η (I − α ∇²ℓ(v; D)) ∇ℓ(ṽ; D′)
 
-    or without the Hessian, Per-FedAvg (FO). A batch of one row has no D′ and takes no step. The
+    or without the Hessian, Per-FedAvg (FO). D″ is D, so the Hessian gives the exact gradient of the
+    adapted loss. A batch of one row has no D′ and takes no step. The
     client sends v − w and predicts with w − α∇ℓ_k(w), of all its training rows.
 
     Args:

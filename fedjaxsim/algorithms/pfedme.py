@@ -39,7 +39,8 @@ def pfedme(
         θ ← θ − η_θ (∇ℓ_i(θ) + λ (θ − w_i)),    w_i ← w_i − ηλ (w_i − θ)
 
     η_θ is `hparams.learning_rate`. The paper lets any method approximate the minimum: other local
-    optimizers and schedules are of θ, and start anew each round. The client sends w_i − w, the
+    optimizers and schedules are of θ, and start anew each round; θ goes on from minibatch to
+    minibatch, as in the authors' code, without its weight decay. The client sends w_i − w, the
     server adds β times the released mean (line 11; β is the server's learning rate), and clients
     predict with their last θ_i.
 

@@ -56,18 +56,34 @@ def pmtl(
 
         w ← w − η (∇ℓ_k(w) + λ (w − w̃))
 
-    and sends w − w̃, or by name w − w_k, the paper's message (line 6); the server adds the clipped,
-    noised mean of the messages to w̃ (line 8). All clients and w̃ start from one data-independent w⁰:
-    the mean of w_k fitted to data would publish data without noise. Clients predict with w_k.
+    keeps w, and sends a message (line 6). The server adds the clipped, noised mean of the messages
+    (line 8):
 
-    The message is one of two, both bounded, noised and charged alike:
+        w̃ ← w̃ + (Σ clip(message, C) + N(0, (zC)² I)) / pm
 
-    * "offset": w − w̃, the authors' code: it pulls w̃ back to the models, so that little or no
-      earlier noise remains.
-    * "update": w − w_k, the paper's: w̃ is w⁰ plus the sum of all releases and their noise, which
-      in the end outweighs the models. The server's step is p unless given, so that w̃ is the mean
-      of the models; the paper's 1 puts it 1/p times as far out, and diverges in directions of
-      little curvature.
+    The paper's σ is the noise on that mean, zC/(pm). All clients and w̃ start from one w⁰, which
+    depends on no data: the paper's mean of w_k⁰ is private only then. Clients predict with w_k.
+
+    The message is one of two. Both are bounded, noised and charged alike:
+
+    * "offset", w − w̃, as in the authors' code. With full participation and no clip binding, w̃ is
+      the mean of the models plus the noise of the *last* round. For p < 1 the last w̃ keeps a weight
+      of 1 − n/(pm) for a cohort of n: 0 on average, with standard deviation √((1 − p)/(pm)). An
+      offset is as long as the distance of a client's model from w̃, however far training has
+      converged. A small C turns the mean of the models into a point at which *clipped* offsets
+      cancel. So tune C, λ and η for each message.
+    * "update", w − w_k, as in the paper. Its noise adds up: it does not depend on where w̃ has
+      drifted, so with full participation and no clip binding, w̃ − (mean of all w_k) is *exactly*
+      the sum of all noise so far, a random walk with steps of zC/m. (In FedAvg clients start from
+      the noisy w, and their gradients pull the error back.) Choose a small λ under strong noise.
+
+    With the update and p < 1 the paper's rule moves w̃ 1/p times as far as the mean of the models.
+    It is unstable: a direction in which the loss curves less than λ(1/p − 1) grows without bound.
+    (Digits, λ = 0.1, p = 0.2, no noise: the training loss is 0.08 after 300 rounds and 3,460 after
+    1,000, the accuracy still 0.91.) So the server's step is p unless given; 1 is the paper's.
+
+    Left out of the authors' code: weights by numbers of rows, a pull in the first local batch
+    only, and one model object that clients share.
 
     Args:
       message: Message of a client: "offset", w − w̃, or the paper's "update", w − w_k, in which
@@ -193,12 +209,13 @@ def naive_dp(
         w ← w − η (∇ℓ_k(w) + λ (w − w̄))
 
     from its released row w_k, w̄ being the mean of all rows, and sends w − w_k. The mechanism,
-    `privacy.mechanisms.every_row()`, clips that and noises every row; the server adds the
-    release to W. Clients predict with their released row, so (ε, δ) covers a client's own model
-    too. At the ε of PMTL the noise is equally large, but meets the update of one client instead of
-    a cohort's sum.
+    `privacy.mechanisms.every_row()`, clips that and noises *every* row with N(0, (zC)²); the server
+    adds the release to W without division. Clients predict with their released row, so (ε, δ)
+    covers a client's own model too, and the ε of the view `released_sequence` covers everything.
 
-    W takes the memory of m models, on every device.
+    A round costs as much as PMTL's at the same z. But its noise meets the update of one client
+    instead of a cohort's sum, and T rounds leave zC√T in every coordinate. The baseline shows such
+    useless models (PMTL, Figure 1). W takes the memory of m models, on every device.
 
     Args:
       num_clients: m.

@@ -105,7 +105,33 @@ def ppsgd(
         "grid":   η_w = η min(a, 1),  η_θ = η / max(a, 1): their ratio is a; a = ∞ is global only
         "paper":  η_w = αη,           η_θ = η / qN: their ratio is a = α·qN; α is finite
 
-    with q the sampling rate. At level 0 clients learn alone.
+    with q the sampling rate. At level 0 clients learn alone. Both rules describe the same runs.
+
+    Privacy: only g_w,i goes through the mechanism. θ_i moves by the unclipped gradient and is its
+    client's own, so the joint-DP report holds at any level. At level 0 it is far from tight: every
+    release is charged, though none reaches a client. For a linear model `local(task)` with
+    `no_release()` computes the same θ_i at ε = 0. Theorems 4.1 and 5.1 are about replacing a
+    client's data; the authors' accountant is for add or remove, the smaller number.
+
+    The paper's text, the authors' code (github.com/albietz/ppsgd) and this function differ:
+
+    * Noise: σC on the *average* of clipped gradients; zC on their sum in the code and here, so that
+      σ = z/(qN). The σ of the figures are values of z.
+    * Cohort: Bernoulli(q), in section 6 a fixed Q; in the code a fixed size, charged as if it were
+      Poisson; here Poisson, divided by qN.
+    * Excess risk of the synthetic problem: the mean of ‖w + θ_i − θ_i*‖²_Σ, here too, which is
+      twice the excess of ½(·)²; divided by d = 100 in the code.
+    * Client offsets of that problem: N(0, 0.01²); in the code N(0, 0.1²), here `offset_scale=0.1`
+      (`experiments/ppsgd` has both).
+    * One-versus-all: squared loss; in the code and here ½ Σ over outputs, of one-hot labels − 0.1.
+    * CNN: the code's loss is a mean over outputs without ½, and here ½ Σ, so its C = 0.1 is 0.5
+      for 10 outputs. The code multiplies η_θ by the cohort's size (its `alpha` is a·Q) and starts
+      with a random w; here neither, and w starts at 0.
+
+    Theorem 5.2 needs a larger smoothness constant. Its L_{m,α} has m_max/M, but the proof (B.5)
+    arrives at L·max(α + α m_max/(qM), m_max/(qM)), because a client that is drawn with probability
+    q moves 1/q times as far. With q = 1 they agree. Theorem B.4 needs 1/(qN) for 1/N in the same
+    way. `test_ppsgd_theory.py` tests Lemma 4.6 and Theorems 4.5 and 5.2 with the proof's constant.
 
     Args:
       parametrization: Rule that turns the level into two step sizes; "grid" is used in the paper's

@@ -82,6 +82,10 @@ def scaffold(
     far below them is slow. Clients predict with x. If clients have learning rates η_i of their
     own, d is the mean of −bη_ic_i, so that x settles where Σ η_i ∇ℓ_i = 0.
 
+    Noise adds up in the update: at p = 1, c − (mean of c_i) holds the sum of all noise. c_i follows
+    from the unclipped message, so with clipping or noise c is no longer exactly the mean of c_i. A
+    run says which message forgets noise once the sum is the larger one, after two rounds at p = 1.
+
     Args:
       message: Message of a client: the paper's "update", in which noise adds up, or "steps", its
         mean gradient as a number of steps.

@@ -154,8 +154,20 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Return all metrics as flat numbers, such as `test_accuracy_p10`.
 
-        Endings of names are explained in docs/reference/algorithms.md. `test_failed` counts the
-        clients who failed, if any; `sampled_clients` is the size of the sample, if it is one.
+        A name is the split, the metric and an ending. Each is over the clients that have rows in
+        the split and a value of the metric:
+
+        * no ending: the mean, each client counting once. Pooled metrics, such as `nmse`, take all
+          rows together: total squared error over the variance of all targets.
+        * `_weighted`: the mean, clients counting by their rows.
+        * `_unweighted`: of a pooled metric, the mean with each client counting once.
+        * `_p10`, `_p50`, `_p90`, `_std`: percentiles, and the standard deviation of a population.
+        * `_worst_tenth`: the mean over the worst ⌈k/10⌉ of k clients.
+        * `_undefined`: the number of clients without a value, which are left out; a client with one
+          class has no `auc`.
+
+        `test_failed` counts the clients whose model predicts NaN, which makes means and percentiles
+        NaN. `sampled_clients` is the size of the sample, if it is one.
         """
         result: dict[str, Any] = {}
         for name, values in self.values.items():

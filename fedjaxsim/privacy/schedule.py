@@ -31,7 +31,16 @@ class Schedule:
         z_t = z √(mean of ω²) / ω_t,   so that   Σ_t 1/z_t² = T/z².
 
     So the constant noise multiplier z costs the same for Gaussian noise and full participation, as
-    μ_t = μ ω_t / √Σω². A pure release costs ε_t ∝ 1/z_t ∝ ω_t.
+    μ_t = μ ω_t / √Σω². A pure release costs ε_t ∝ 1/z_t ∝ ω_t. With a target ε, z is such that all
+    T rounds together report it.
+
+    MP-MTL recommends "constant" for convex losses without acceleration; "power" with A = 2/5 with
+    it; "geometric" with Q = (1 − μ/L)^(2/5) for strongly convex losses, accelerated
+    (1 − √(μ/L))^(1/5). For δ = 0 these exponents are 2/3, 2/3 and 1/3.
+
+    ω_t depends on t and the planned T alone, and no two differ by a factor above 10⁶. The ledger is
+    charged the z_t that was drawn, round by round: charging their mean, or z_1, would understate
+    the cost, since 1/z² is convex and rising weights begin with the most noise.
 
     Attributes:
       kind: "constant", "power" or "geometric".

@@ -1,8 +1,20 @@
 """The privacy profile of charges: one Gaussian release, or losses on a grid.
 
-Gaussian releases without sampling are one Gaussian release, exactly. Everything else is convolved
-as privacy losses, an upper bound tight to a few units of the grid; beside it RDP adds up, which is
-looser and holds at any δ. The smallest sound number counts.
+* Gaussian noise without sampling is exact: one Gaussian release with Σ 1/z_t². Of passes and groups
+  the costliest rounds that one client may meet count.
+* Correlated noise is exact for full participation and groups: one release of all rounds with
+  μ = max_g ‖D⁻¹u_g‖/z, for the indicator u_g of the rounds of group g, and one z.
+* Random allocation has periods of t rounds, and a client takes part in one of each. The law of the
+  likelihood ratio (1/t) Σ exp(x_i/z² − 1/(2z²)) is spread to a grid with the same mean, which
+  bounds both directions. A replacement is two zeroings. The least z of all rounds counts.
+* Everything else (Poisson, cohorts of a fixed size, pure releases) is convolved as privacy losses,
+  an upper bound tight to a few units of the grid (`pld`). Beside it Rényi divergences add up
+  (`rdp`), looser and for any δ. The smallest sound number counts.
+* `wishart`, `client-noise` and `plain-mean` have no ε.
+
+A pure release costs as much as randomized response; no bound for all pure releases can be lower. If
+each client takes part independently with probability p, its zero-out cost ε becomes
+log(1 + p(e^ε − 1)). Cohorts of a fixed size amplify nothing against those who know who took part.
 
 The adversary of joint differential privacy knows when it took part; the reader of the released
 sequence knows less, so a number for the first bounds the second.
