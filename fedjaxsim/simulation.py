@@ -63,7 +63,6 @@ from fedjaxsim.engine.state import AllClients, SimulationState, evaluated_part
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_once import TracedOnce
 from fedjaxsim.engine.trained import (
-    TrainedFunctions,
     coefficients_of,
     on_host,
     predictions_of,
@@ -231,7 +230,9 @@ class Simulation:
         else:
             self.transformed = self.program
         self.compiled = self.transformed.compiled()
-        self._linear_round = jax.jit(linear_round_of(self.program))  # compiled when first called
+        # Compiled when first called, and shared with `with_population`.
+        self._linear_round = jax.jit(linear_round_of(self.program))
+        self._trained = trained_functions(self.program)
 
     def _use(self, population: Population) -> None:
         """Check and set the population; rows go to the device when they are first needed."""
@@ -301,11 +302,6 @@ class Simulation:
         """Each split's rows where the transformed program reads them, by its name."""
         alike = self.transformed is self.program
         return self.rows if alike else self.transformed.place(self.population)
-
-    @functools.cached_property
-    def _trained(self) -> TrainedFunctions:
-        """Return the compiled functions of trained models, which all calls share."""
-        return trained_functions(self.program)
 
     @property
     def public(self) -> tuple[str, ...]:

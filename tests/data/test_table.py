@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from pyarrow import parquet
 
-from fedjaxsim.data import Population, from_dataframe, load, load_npz, save_npz
+from fedjaxsim.data import (
+    Population,
+    as_classes,
+    from_dataframe,
+    load,
+    load_npz,
+    save_npz,
+    scale,
+    split,
+)
 from fedjaxsim.data.table import read_file
 
 
@@ -313,6 +322,60 @@ def test_random_frames_are_read_as_pandas_reads_them(columns, clients):
     expected = frame.drop(columns=["who", "y"]).astype("float64").to_numpy()[order]
     np.testing.assert_array_equal(population.fields["x"], expected.astype(np.float32))
     assert population.names.tolist() == sorted(set(names))
+
+
+def frame_of(seed):
+    """Return a random frame: clients in any order, gaps, text, labels and a shuffled index."""
+    rng, n = np.random.default_rng(seed), 40
+    frame = pd.DataFrame({
+        "year": rng.integers(1950, 2020, n),
+        "who": rng.permutation(np.resize(["10", "9", "b", "a b"], n)),
+        "dose": rng.lognormal(3, 1, n),
+        "smokes": rng.random(n) < 0.5,
+        "city": rng.choice(["Ulm", "Bern", "Metz"], n),
+        "label": rng.permutation(np.resize([[1, 2, 5], [-1, 1, 7], ["u", "v", "w"]][seed % 3], n)),
+    })  # fmt: skip
+    frame = frame[rng.permutation(frame.columns)]
+    frame.loc[rng.choice(n, 4, replace=False), "dose"] = np.nan
+    frame.index = rng.permutation(n) + 100
+    return frame
+
+
+@pytest.mark.filterwarnings("ignore:4 of 40 rows have missing values:UserWarning")
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(20, 300), marks=pytest.mark.thorough)]
+)
+def test_rows_values_order_units_and_labels_of_random_frames_are_those_of_pandas(seeds):
+    for seed in seeds:
+        frame = frame_of(seed)
+        read = from_dataframe(
+            frame, client="who", target="label", one_hot=["city"], drop_missing=True
+        )
+        ranges = {"year": (1950.0, 2020.0), "dose": (0.0, float(np.nanmax(frame["dose"])))}
+        population = split(scale(as_classes(read), ranges), test=0.3, seed=seed)
+        # What pandas says, at the positions that the rows say they come from.
+        rows = frame.iloc[population.source_row]
+        complete = frame.dropna()
+        assert sorted(rows.index) == sorted(complete.index)
+        clients = complete.groupby("who").size()
+        assert population.names.tolist() == clients.index.tolist()
+        assert_array_equal(population.counts.sum(axis=1), clients)
+        assert_array_equal(np.repeat(population.names, clients), rows.who)
+        assert np.all(np.abs(population.splits["test"].count - 0.3 * clients) < 1)
+        features = rows.drop(columns=["who", "label"])
+        order = [
+            name
+            for column in features
+            for name in (["city=Bern", "city=Metz", "city=Ulm"] if column == "city" else [column])
+        ]
+        wanted = pd.get_dummies(features, columns=["city"], prefix_sep="=")[order].astype(float)
+        columns = population.columns["x"]
+        assert list(columns.names) == order
+        stored = population.fields["x"]
+        assert np.abs(stored).max() <= 1
+        np.testing.assert_allclose(columns.original(stored), wanted, rtol=1e-5, atol=1e-3)
+        names = np.array(population.categories["y"])
+        assert_array_equal(names[population.fields["y"]], rows.label.astype(str))
 
 
 def test_a_stray_quote_is_read(tmp_path):
