@@ -260,6 +260,15 @@ def ever_declared_by(factory: Callable[..., Any]) -> Records:
     return tuple(records)
 
 
+def keeps_ranges(before: Iterable[Hyperparameter], after: Iterable[Hyperparameter]) -> bool:
+    """Return whether all records before are there after, with the same values allowed."""
+
+    def allowed(record):
+        return type(record), record.name, record.range, record.also, record.schedule
+
+    return {*map(allowed, before)} <= {*map(allowed, after)}
+
+
 def compose(parts: Iterable[Records]) -> dict[str, Hyperparameter]:
     """Join the hyperparameters of several parts into one namespace."""
     by_name: dict[str, Hyperparameter] = {}

@@ -1,11 +1,15 @@
-"""The authors of a part's code: one answer for assumptions, checks and tests of users' code."""
+"""The authors of a part's code: one answer for assumptions, checks and tests of users' code.
+
+A record of functions, such as a mechanism, may hold no code of a user and still be his: he may have
+put parts of two records together. Only a record with a stamp is the package's.
+"""
 
 import contextlib
 import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 _PACKAGES = {
@@ -29,14 +33,14 @@ def own_modules(part: Any) -> list[str]:
         if id(value) in seen:
             continue
         seen.add(id(value))
+        module = _module_of(value)
+        if module.partition(".")[0] not in _PACKAGES:
+            modules.add(module)
         if isinstance(value, (tuple, list, Set)):
             left += value
         elif isinstance(value, Mapping):
             left += value.values()
         else:
-            module = _module_of(value)
-            if module.partition(".")[0] not in _PACKAGES:
-                modules.add(module)
             names = _OF_PARTIAL if isinstance(value, functools.partial) else _INSIDE
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 names = [field.name for field in dataclasses.fields(value)]
@@ -50,3 +54,35 @@ def _module_of(value: Any) -> str:
     if isinstance(value, types.FunctionType):
         return value.__globals__.get("__name__") or value.__code__.co_filename
     return (value if isinstance(value, type) else type(value)).__module__
+
+
+def stamp(record: Any, allows: Callable[[Any, Any], bool] | None = None) -> Any:
+    """Return a named tuple of the package with a stamp: its parts were made for each other.
+
+    All that makes another tuple of its parts loses the stamp. `_replace` keeps it if
+    `allows(before, after)`.
+    """
+    return tuple.__new__(
+        _stamped(getattr(type(record), "_unstamped", type(record)), allows), record
+    )
+
+
+def is_stamped(record: Any) -> bool:
+    """Return whether the package made a record, of which nothing was exchanged."""
+    return "_unstamped" in vars(type(record))
+
+
+@functools.cache
+def _stamped(kind: Any, allows: Callable[[Any, Any], bool] | None) -> type:
+    def without(_, *args, **kwargs):
+        return kind(*args, **kwargs)
+
+    def replaced(self, /, **changes):
+        after = kind._replace(self, **changes)
+        return stamp(after, allows) if allows is not None and allows(self, after) else after
+
+    inside = {
+        "__slots__": (), "__module__": kind.__module__, "__new__": without, "_make": kind._make,
+        "_replace": replaced, "__replace__": replaced, "_unstamped": kind,
+    }  # fmt: skip
+    return type(kind.__name__, (kind,), inside)

@@ -30,6 +30,7 @@ from fedjaxsim.engine.checks import (
     check_parts,
     require_key,
     require_same_shapes,
+    require_stamps,
     require_state,
     require_values,
     trace_round,
@@ -173,6 +174,7 @@ class Simulation:
             minibatches=self.minibatches,
             mechanism=mechanism,
         )
+        require_stamps(algorithm, mechanism)
         m = self.num_clients
         self.task, self.sampler = algorithm.task, self.sampling.sampler(m)
         check_parts(sampler=self.sampler)

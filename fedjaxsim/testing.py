@@ -19,6 +19,7 @@ from fedjaxsim.engine.evaluation import targets_of
 from fedjaxsim.engine.state import PARTS
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import seed_key
+from fedjaxsim.privacy.mechanisms.protocol import stamped
 from fedjaxsim.simulation import Simulation, SimulationState
 
 PyTree = Any
@@ -194,7 +195,7 @@ def _with_tape(
         tape = _Tape(kept, state.played, (out.value, out.state), sent, present > 0)
         return out._replace(value=value, state=tape)
 
-    taped = mechanism._replace(init=init, zero=zero, add=add, release=release)
+    taped = stamped(mechanism._replace(init=init, zero=zero, add=add, release=release))
     return dataclasses.replace(simulation, mechanism=taped, population=population)
 
 

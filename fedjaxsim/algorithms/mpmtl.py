@@ -23,11 +23,13 @@ from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
     Hyperparameter,
     Hyperparameters,
+    keeps_ranges,
     on_host,
     reads,
 )
 from fedjaxsim.kernels import threefry
 from fedjaxsim.keys import Stream
+from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy.mechanisms import CLIP_NORM
 from fedjaxsim.privacy.messages import clip_by_global_norm
 from fedjaxsim.privacy.noise import normal, radius
@@ -215,7 +217,7 @@ def mpmtl(
                 f"clip must be finite where examples are protected, got clip {clip_norm}"
             )
 
-    return Algorithm(
+    made = Algorithm(
         from_one_model(task, start),
         client,
         server_map.step,
@@ -226,6 +228,13 @@ def mpmtl(
         example_epsilon=(lambda hparams: hparams.message_epsilon) if protect_examples else None,
         curvature=lambda bound, hparams: (1 + decomposed) * (bound + hparams.ridge),
     )
+    return stamp(made, _same_noise)
+
+
+def _same_noise(before: Algorithm, after: Algorithm) -> bool:
+    """Return whether a change leaves the noise for examples as it was."""
+    same = before.client is after.client and before.example_epsilon is after.example_epsilon
+    return same and keeps_ranges(before.hyperparameters, after.hyperparameters)
 
 
 def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.keys import Stream
+from fedjaxsim.own_code import is_stamped, stamp
 from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.simulation import Simulation
 
@@ -186,7 +187,7 @@ def _watched(
         assert algorithm.predict_with_data is not None
         return algorithm.predict_with_data(shared.inner, *others)
 
-    return algorithm._replace(
+    watched = algorithm._replace(
         init=init,
         client=client,
         server=server,
@@ -194,3 +195,4 @@ def _watched(
         predict_with_data=algorithm.predict_with_data and predict_with_data,
         warm_start=WarmStart(),
     )
+    return stamp(watched) if is_stamped(algorithm) else watched

@@ -26,7 +26,7 @@ from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
 from fedjaxsim.keys import seed_key
 from fedjaxsim.models.model import STATISTICS
-from fedjaxsim.own_code import own_modules
+from fedjaxsim.own_code import is_stamped, own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
 from fedjaxsim.privacy.samplers import Sampler, Sampling, work_of
@@ -62,6 +62,26 @@ def check_parts(**parts: Any) -> None:
         public = getattr(part, "public", ())
         if not (isinstance(public, tuple) and all(isinstance(text, str) for text in public)):
             raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
+
+
+def require_stamps(algorithm: Algorithm, mechanism: Mechanism) -> None:
+    """Check that a cost belongs to its functions: parts of two records have no known cost.
+
+    A function of a user's own is an assumption of the guarantee instead.
+    """
+    event, protects = mechanism.event, algorithm.example_epsilon is not None
+    costs = {
+        "mechanism": (mechanism, event.known or not event.releases, "event"),
+        "algorithm": (algorithm, protects, "example_epsilon"),
+    }
+    for name, (part, has_cost, cost) in costs.items():
+        if has_cost and not is_stamped(part) and not own_modules(part):
+            raise ValueError(
+                f"the {name} is made of parts that do not belong together, so its {cost} need not "
+                "be its cost: use one as its factory returns it"
+                + ", or `mechanism_of`, which finds the cost of a combination"
+                * (part is mechanism)
+            )
 
 
 def require_state(state: Any) -> None:

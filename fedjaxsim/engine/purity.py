@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.contained_rows import FieldHashes, contained_rows
 from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, line_of, refusal
-from fedjaxsim.own_code import own_modules
+from fedjaxsim.own_code import is_stamped, own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
@@ -215,6 +215,11 @@ def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler)
         sentences.append(
             "Whether a drawn client answers, and how many local steps it takes, does not follow "
             "from data; whoever is drawn is charged, and who answers is as secret as who is drawn."
+        )
+    if algorithm.example_epsilon is not None and not is_stamped(algorithm):
+        sentences.append(
+            "Clients noise their messages as `example_epsilon` of the algorithm says; no check of "
+            "a run tests that."
         )
     for part, sentence in zip((algorithm, mechanism, sampler), _ASSUMED, strict=True):
         if modules := own_modules(part):

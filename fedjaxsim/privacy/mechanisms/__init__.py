@@ -19,6 +19,7 @@ from fedjaxsim.privacy.mechanisms.protocol import noise_like as noise_like
 from fedjaxsim.privacy.mechanisms.protocol import noise_scale as noise_scale
 from fedjaxsim.privacy.mechanisms.protocol import noised_mean as noised_mean
 from fedjaxsim.privacy.mechanisms.protocol import round_value as round_value
+from fedjaxsim.privacy.mechanisms.protocol import stamped as _stamped
 from fedjaxsim.privacy.mechanisms.protocol import with_total as with_total
 from fedjaxsim.privacy.mechanisms.protocol import zeros as zeros
 from fedjaxsim.privacy.mechanisms.record import (
@@ -83,4 +84,4 @@ def no_release() -> Mechanism:
     def release(accumulator, denominator, key, state, hparams, round_):
         return Release(accumulator.total, state, jnp.zeros(()))
 
-    return Mechanism(NoRelease(), lambda _: (), lambda _, m: zeros(()), add, release)
+    return _stamped(Mechanism(NoRelease(), lambda _: (), lambda _, m: zeros(()), add, release))

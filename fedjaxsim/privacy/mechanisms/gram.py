@@ -10,6 +10,7 @@ import scipy.special
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import reads
+from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.mechanisms.record import (
     CLIP,
@@ -88,7 +89,7 @@ def _gram(
         adds_chunks=True,
     )
     moved = None if psd_deviations is None else shift
-    return mechanism_of(statistic, CLIP, noise, "one", shift=moved)
+    return mechanism_of(stamp(statistic), CLIP, noise, "one", shift=moved)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -177,4 +178,4 @@ def wishart(diagonal: Diagonal = False) -> base.Mechanism:
         return s / 2 * jnp.matmul(g, g.T, precision=jax.lax.Precision.HIGHEST)
 
     noise = Noise("wishart", draw, hyperparameters=(base.NOISE_MULTIPLIER,))
-    return _gram(noise, diagonal)
+    return _gram(stamp(noise), diagonal)

@@ -14,7 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host
+from fedjaxsim.hyperparameters import (
+    Hyperparameter,
+    Hyperparameters,
+    Records,
+    keeps_ranges,
+    on_host,
+)
+from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.events import PrivacyEvent
 from fedjaxsim.privacy.messages import Bounded, Messages
@@ -173,6 +180,21 @@ class Mechanism(NamedTuple):
     num_clients: int | None = None
     public: tuple[str, ...] = ()
     adds_chunks: bool = False
+
+
+def stamped(mechanism: Mechanism) -> Mechanism:
+    """Return a mechanism of the package, whose event is the cost of its functions.
+
+    `_replace` of one of them, or of a range that they rely on, makes a mechanism that is not.
+    """
+    return stamp(mechanism, _same_cost)
+
+
+def _same_cost(before: Mechanism, after: Mechanism) -> bool:
+    names = "event", "init", "zero", "add", "release"
+    same = all(getattr(before, name) is getattr(after, name) for name in names)
+    ranges = keeps_ranges(before.hyperparameters, after.hyperparameters)
+    return same and ranges and {*before.public} <= {*after.public}
 
 
 def check_noise(hparams: Hyperparameters) -> None:

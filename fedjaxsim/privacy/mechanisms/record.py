@@ -1,7 +1,8 @@
 """A mechanism as a record of its choices: a statistic, a bound, noise and a divisor.
 
 `mechanism_of` writes `zero`, `add` and `release` once for all of them. The event follows from the
-choices by `SOUND`; choices that are not in it are refused.
+choices by `SOUND`; choices that are not in it are refused. Choices have a stamp, as SOUND speaks of
+those that are here: one with another function under its name makes no mechanism of the package.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, Records, on_host
 from fedjaxsim.kernels import integer_sums, threefry
+from fedjaxsim.own_code import is_stamped, stamp
 from fedjaxsim.privacy.accounting.gaussian import coefficients
 from fedjaxsim.privacy.events import Correlated, Gaussian, NoKnownCost, PrivacyEvent, Pure
 from fedjaxsim.privacy.mechanisms import protocol as base
@@ -255,7 +257,7 @@ def mechanism_of(
                 raise ValueError(f"{who} a finite {name}, got {norm}")
 
     public = (_WEIGHTS,) if shares is not None and max_weight is None else ()
-    return base.Mechanism(
+    made = base.Mechanism(
         event,
         bound.init,
         zero,
@@ -267,6 +269,7 @@ def mechanism_of(
         public=public + (EXACT,) * (statistic.kind == "exact sum"),
         adds_chunks=statistic.adds_chunks,
     )
+    return base.stamped(made) if all(map(is_stamped, (statistic, bound, noise))) else made
 
 
 def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
@@ -296,52 +299,62 @@ def _numbers(tree: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-SUM = Statistic(
-    "sum",
-    lambda message, num_clients: _zeros(message),
-    lambda total, terms, ids, norm: jax.tree.map(jnp.add, total, terms.total()),
-    _plus,
-    lambda total: total,
-    base.noise_like,
-    _numbers,
+SUM: Statistic = stamp(
+    Statistic(
+        "sum",
+        lambda message, num_clients: _zeros(message),
+        lambda total, terms, ids, norm: jax.tree.map(jnp.add, total, terms.total()),
+        _plus,
+        lambda total: total,
+        base.noise_like,
+        _numbers,
+    )
 )
-EXACT_SUM = Statistic(
-    "exact sum",
-    integer_sums.zero,
-    lambda total, terms, ids, norm: integer_sums.add(total, terms.dense(), norm),
-    integer_sums.plus,
-    lambda total: total.shapes,
-    base.noise_like,
-    _numbers,
+EXACT_SUM: Statistic = stamp(
+    Statistic(
+        "exact sum",
+        integer_sums.zero,
+        lambda total, terms, ids, norm: integer_sums.add(total, terms.dense(), norm),
+        integer_sums.plus,
+        lambda total: total.shapes,
+        base.noise_like,
+        _numbers,
+    )
 )
-ROWS = Statistic(
-    "rows",
-    lambda message, num_clients: jax.tree.map(
-        lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), message
-    ),
-    lambda total, terms, ids, norm: terms.add_rows(total, ids),
-    _plus,
-    lambda total: total,
-    base.noise_like,
-    _numbers,
+ROWS: Statistic = stamp(
+    Statistic(
+        "rows",
+        lambda message, num_clients: jax.tree.map(
+            lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), message
+        ),
+        lambda total, terms, ids, norm: terms.add_rows(total, ids),
+        _plus,
+        lambda total: total,
+        base.noise_like,
+        _numbers,
+    )
 )
 """The matrix of all clients' messages, a row each."""
 
 
 # --- bounds ---------------------------------------------------------------------------------------
 
-CLIP = Bound(
-    "clip norm",
-    lambda state, hparams: hparams.clip,
-    lambda messages, mask, state, hparams: messages.bound(hparams.clip, mask),
-    hyperparameters=(base.CLIP_NORM,),
-    clips=(base.CLIP_NORM.name,),
+CLIP: Bound = stamp(
+    Bound(
+        "clip norm",
+        lambda state, hparams: hparams.clip,
+        lambda messages, mask, state, hparams: messages.bound(hparams.clip, mask),
+        hyperparameters=(base.CLIP_NORM,),
+        clips=(base.CLIP_NORM.name,),
+    )
 )
 """The L2 norm of a message is at most C."""
-UNBOUNDED = Bound(
-    "none",
-    lambda state, hparams: jnp.asarray(jnp.inf),
-    lambda messages, mask, state, hparams: messages.bound(jnp.asarray(jnp.inf), mask),
+UNBOUNDED: Bound = stamp(
+    Bound(
+        "none",
+        lambda state, hparams: jnp.asarray(jnp.inf),
+        lambda messages, mask, state, hparams: messages.bound(jnp.asarray(jnp.inf), mask),
+    )
 )
 
 
@@ -361,7 +374,7 @@ def _clip_layers(
     return messages.bound_parts(layers, dict(norms), mask)
 
 
-LAYERS = CLIP._replace(kind="layers", clip=_clip_layers, norms=_norms_of_layers)
+LAYERS: Bound = stamp(CLIP._replace(kind="layers", clip=_clip_layers, norms=_norms_of_layers))
 """Each of G layers has norm at most C/√G, so that of a message is at most C."""
 
 
@@ -401,7 +414,7 @@ def parts_bound(parts: Sequence[str], records: Records) -> Bound:
     def fits(message):
         _parts_of(paths_of(message), parts)
 
-    return Bound(
+    bound = Bound(
         "parts",
         norm,
         clip,
@@ -411,6 +424,7 @@ def parts_bound(parts: Sequence[str], records: Records) -> Bound:
         clips=tuple(clips),
         fits=fits,
     )
+    return stamp(bound)
 
 
 def _parts_of(paths: Sequence[str], parts: Sequence[str]) -> list[str]:
@@ -471,13 +485,19 @@ def correlated_noise(bands: int, power: float) -> Noise:
     def event(replace):
         return Correlated(replace=replace, bands=bands, power=power)
 
-    return Noise("correlated", draw, event, (CONSTANT_NOISE,))
+    return stamp(Noise("correlated", draw, event, (CONSTANT_NOISE,)))
 
 
-GAUSSIAN_NOISE = Noise(
-    "gaussian", _gaussian, lambda replace: Gaussian(replace=replace), (base.NOISE_MULTIPLIER,)
+GAUSSIAN_NOISE: Noise = stamp(
+    Noise(
+        "gaussian", _gaussian, lambda replace: Gaussian(replace=replace), (base.NOISE_MULTIPLIER,)
+    )
 )
-PURE_NOISE = Noise("pure", _pure, lambda replace: Pure(replace=replace), (base.NOISE_MULTIPLIER,))
-CLIENTS_NOISE = Noise("of clients", _gaussian, hyperparameters=(base.NOISE_MULTIPLIER,))
+PURE_NOISE: Noise = stamp(
+    Noise("pure", _pure, lambda replace: Pure(replace=replace), (base.NOISE_MULTIPLIER,))
+)
+CLIENTS_NOISE: Noise = stamp(
+    Noise("of clients", _gaussian, hyperparameters=(base.NOISE_MULTIPLIER,))
+)
 """Noise of clients, whose sum is drawn at once; it has no known cost."""
-NO_NOISE = Noise("none", None)
+NO_NOISE: Noise = stamp(Noise("none", None))

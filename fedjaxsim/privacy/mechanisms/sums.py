@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameter, Records, on_host, reads
+from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.mechanisms import record
 from fedjaxsim.privacy.mechanisms.record import (
@@ -210,7 +211,7 @@ def adaptive_clipping(*, exact_sums: bool = False) -> base.Mechanism:
         check=check,
         adaptation=Adaptation(count, split, lambda hparams: hparams.count_noise, step),
     )
-    return mechanism_of(EXACT_SUM if exact_sums else SUM, bound, GAUSSIAN_NOISE)
+    return mechanism_of(EXACT_SUM if exact_sums else SUM, stamp(bound), GAUSSIAN_NOISE)
 
 
 @reads(base.CLIP_NORM, record.CONSTANT_NOISE)

@@ -21,6 +21,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.primitives import check_alone
 from fedjaxsim.keys import seed_key
+from fedjaxsim.own_code import is_stamped
 from fedjaxsim.privacy.mechanisms import protocol as base
 from fedjaxsim.privacy.messages import widened
 
@@ -130,7 +131,8 @@ def transformed(
         )
 
     public = (*mechanism.public, *transform.public)
-    return mechanism._replace(init=init, zero=zero, add=add, release=release, public=public)
+    changed = mechanism._replace(init=init, zero=zero, add=add, release=release, public=public)
+    return base.stamped(changed) if is_stamped(mechanism) else changed
 
 
 def _shapes(tree: PyTree) -> list[tuple[int, ...]]:
