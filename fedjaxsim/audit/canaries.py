@@ -79,14 +79,24 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
 
     Raises:
       ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
-        another shape than a message, clients have hyperparameters of their own, or canaries would
-        take the places of real clients.
+        another shape than a message, clients have hyperparameters, weights or privacy levels of
+        their own, or canaries would take the places of real clients.
     """
     scheme = simulation.sampler.scheme
     if scheme.kind not in ("poisson", "full", "groups"):
         raise ValueError(
             "audit_canaries needs poisson, full or groups sampling: in cohorts of a fixed size "
             f"canaries take the places of clients, got {scheme.kind} sampling"
+        )
+    if scheme.levels:
+        raise ValueError(
+            "audit_canaries needs clients of one privacy level: canaries, which are more clients, "
+            "would be in no group; audit a run without privacy_levels"
+        )
+    if simulation.mechanism.num_clients is not None:
+        raise ValueError(
+            "audit_canaries needs a mechanism for any number of clients: canaries, which are more "
+            "clients, would have no weight; audit a run without weights"
         )
     if simulation.assumed_of(hparams):
         raise ValueError("audit_canaries needs hyperparameters with one value for all clients")

@@ -253,6 +253,9 @@ def test_runs_whose_canaries_would_prove_nothing_are_refused():
     refused("the number of canaries must lie in", canaries=16)
     refused("fixed", fjs.privacy.fixed_size(cohort=2))
     refused("one value for all clients", rate=np.full(5, 0.1))
+    levels = fjs.privacy.privacy_levels([0, 0, 1, 1, 1], (1.0, 0.5))
+    refused("one privacy level", fjs.privacy.available(fjs.poisson(0.5), levels))
+    refused("would have no weight", mechanism=fjs.gaussian(np.ones(5)))
     local = fjs.Simulation(
         fjs.local(task), population, fjs.full_participation(), mechanism=fjs.no_release()
     )
