@@ -1,4 +1,4 @@
-"""The noise that five plans need for ε = 2, by sampling, with a second opinion on each value.
+"""The noise that six plans need for ε = 2, by sampling, with a second opinion on each value.
 
 python experiments/sampling.py
 

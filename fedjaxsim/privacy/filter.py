@@ -5,11 +5,19 @@ sets its noise, by what it has published. A budget is one: it is made of planned
 together cost at most (ε, δ), and each release of the run uses up a planned one that costs at least
 as much: of the same sampling and mechanism, with no more noise and no smaller p.
 
-Such a release is a function of the planned one's worst pair of outputs: noise is added, and with
-probability 1 − p/p₀ the client is left out. So the whole run, whose releases may follow from
-earlier ones, is a function of independent draws of all planned pairs, each used at most once, and
-costs at most what they cost together. Periods of random allocation are charged the least noise of
-all planned rounds, so each of them has such a pair, whatever noise its rounds get.
+1. A round with z ≥ z₀ and p ≤ p₀ is a function of the planned round: to the worst pair of outputs
+   under z₀ and p₀ add noise of variance z² − z₀² and, with probability 1 − p/p₀, draw the output
+   without the client instead. This gives the worst pair under z and p, for zero-out in both
+   directions and for replace, and any pure release in the same way. (In a cohort that may be full,
+   what others know varies with p; there the losses grow with p in the increasing convex order.)
+2. So take one independent draw from the worst pair of every planned round. The whole run, whose
+   rounds come in any order and whose releases may follow from earlier ones, is a function of these
+   draws, each used at most once.
+3. A function of draws is no easier to tell from its neighbour than the draws, whose ε is the
+   plan's.
+
+Periods of random allocation are charged the least noise of all planned rounds, so each of them has
+such a pair, whatever noise its rounds get.
 """
 
 import functools
