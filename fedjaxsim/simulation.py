@@ -13,7 +13,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax import core
 
 from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
+from fedjaxsim.data.aligned import aligned_with
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import accounts, trained
@@ -686,20 +687,21 @@ class Simulation:
 
         On the run's own population that is the global model beside the personal ones of `evaluate`.
         A central test set is a population of one client: `Population.from_flat(fields, [n])`, whose
-        rows are of the split "train". Rows of other clients are read as those of the run: columns
-        by their names, in its units.
+        rows are of the split "train". Columns and classes of other rows are found by their names,
+        and numbers converted to the run's units.
 
         Raises:
-          ValueError: no model was published, or the names of columns or classes differ.
+          ValueError: no model was published, or a column or class is not of the run.
         """
         require_state(state)
-        self.check_in_memory()
-        rows = self.population if population is None else population
+        own = self.population
+        rows = own if population is None else aligned_with(population, own)
         checks.one_of(sorted(rows.splits), split=split)
         check_rows(self.task, rows.fields)
-        measured = published_metrics(
-            self._trained, self.program, self.population, state, hparams.as_arrays(), rows, split
-        )
+        with self._near_rows():
+            measured = published_metrics(
+                self._trained, self.program, state, hparams.as_arrays(), rows, split
+            )
         return summary_of(rows, split, self.task, measured.sums)(measured, None)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
@@ -718,12 +720,14 @@ class Simulation:
         state: SimulationState,
         hparams: Hyperparameters,
         population: Population | None = None,
+        *,
+        model: Literal["personal", "published"] = "personal",
     ) -> dict[str, np.ndarray]:
         """Predict rows, each by its client's model, (N, ...) by name in the order of their source.
 
         That is the order of the data frame or file from which `population` was read, by default the
         run's own. Its clients and columns are known by their names, and labels are not read. New
-        clients predict with the model that the run published.
+        clients predict with the model that the run published, and all do if `model` is "published".
 
         Returns:
           "client", its name; "row", the row's position in the source; "prediction", in a regression
@@ -737,11 +741,11 @@ class Simulation:
             nothing of rows.
         """
         require_state(state)
-        rows = self.population if population is None else population
+        checks.one_of(("personal", "published"), model=model)
+        rows, published = self.population if population is None else population, model != "personal"
+        of_run = self._trained, self.program, self.population, state, hparams.as_arrays()
         with self._near_rows():
-            return predictions_of(
-                self._trained, self.program, self.population, state, hparams.as_arrays(), rows
-            )
+            return predictions_of(*of_run, rows, published_alone=published)
 
     def coefficients(
         self, state: SimulationState, hparams: Hyperparameters

@@ -1,7 +1,7 @@
-"""`fedjaxsim predict` and `fedjaxsim coefficients`."""
+"""`fedjaxsim predict`, `fedjaxsim evaluate` and `fedjaxsim coefficients`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import Devices
@@ -56,6 +56,48 @@ def predict(
     return work
 
 
+def evaluate(
+    directory: Path,
+    *,
+    data: str | None = None,
+    client: str | None = None,
+    split: Literal["train", "validation", "test"] = "test",
+    by: str | None = None,
+    out: Path | None = None,
+    quiet: bool = False,
+) -> Work:
+    """Judge a run's personal models and the published one on the same rows.
+
+    New rows are those of the run's clients, or a central test set without a column of clients; a
+    client who took no part is judged by the published model alone. No guarantee covers the numbers.
+
+    Args:
+      directory: Directory of the run.
+      data: Source of new rows with their targets, as csv:new.csv; by default the run's own rows.
+      client: Column with the client of each new row; by default that of the run.
+      split: The run's own rows that are judged.
+      by: class for precision and recall of each class, or a table (.csv or .parquet) of clients
+        and their groups in its first two columns, for a line for each group.
+      out: Table of the results (.csv or .parquet); by default the first rows are printed.
+      quiet: Print errors only.
+    """
+    _check(out)
+    groups = by if by in (None, "class") else _groups_in(Path(by))
+    Devices("1").start(quiet=quiet)
+    from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.finished import load_run
+
+    with doing(f"reading {directory} and judging its models", quiet=quiet):
+        run = load_run(directory)
+        table = run.evaluate(data, client=client, split=split, by=groups)
+
+    def work() -> int:
+        _print(table, out, quiet=quiet)
+        return 0
+
+    return work
+
+
 def coefficients(
     directory: Path,
     *,
@@ -96,6 +138,20 @@ def _check(out: Path | None) -> None:
         raise ValueError(f"out must end in {' or '.join(_FORMATS)}, got {out}")
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"out must be in a folder that exists, got {out}")
+
+
+def _groups_in(path: Path) -> dict[str, str]:
+    """Return the group of each client from the first two columns of a table."""
+    from fedjaxsim.data.table import read_table, texts
+
+    if path.suffix not in _FORMATS:
+        raise ValueError(f"by must be class, or a table ending in {' or '.join(_FORMATS)}: {path}")
+    names = read_table(path, None).column_names[:2]
+    if len(names) < 2:
+        raise ValueError(f"{path} must have two columns: clients and their groups")
+    table = read_table(path, names[0])  # whose names stay text
+    clients, groups = (texts(table[name]).tolist() for name in names)
+    return dict(zip(clients, groups, strict=True))
 
 
 def _print(table: "pd.DataFrame", out: Path | None, *, quiet: bool) -> None:

@@ -32,7 +32,7 @@ from fedjaxsim.store import unlock_folders
 
 _FILES = {
     "run": ("run", "resume", "export"), "sweep": ("sweep", "demo"), "tune": ("tune",),
-    "predict": ("predict", "coefficients"),
+    "predict": ("predict", "evaluate", "coefficients"),
     "compare": ("compare",), "ls": ("ls",),
     "data": ("data",), "plan": ("plan",), "privacy": ("privacy",),
     "audit": ("audit",), "bench": ("bench",),

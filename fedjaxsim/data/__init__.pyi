@@ -16,6 +16,7 @@ from .partition import iid as iid
 from .partition import pathological as pathological
 from .partition import quantity as quantity
 from .population import Population as Population
+from .splitting import limit_training_rows as limit_training_rows
 from .splitting import split as split
 from .synthetic import group_sparse_regression as group_sparse_regression
 from .synthetic import low_rank_regression as low_rank_regression

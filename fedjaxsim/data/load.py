@@ -82,11 +82,7 @@ def load(
             "client of each row, or --partition for rows without clients"
         )
     supplied = given | {"seed": seed}
-    found = make(READERS[kind], *([path] if path else []), supplied=supplied)
-    if isinstance(found, tuple):
-        found, _ = found  # the true parameters
-    if isinstance(found, Mapping):
-        found = Source(found)
+    found = _read(named, supplied)
     if isinstance(found, Source) and found.client is None:
         if partition is None and kind in ("npz", "images"):
             named = "the array `client`, (N,)," if kind == "npz" else "their folders or column"
@@ -117,6 +113,22 @@ def load(
         split_by = "time"
     population = _split(population, spec, validation, test, split_by, seed)
     return population if most is None else dataclasses.replace(population, max_rows=most)
+
+
+def read_rows(spec: str, settings: Mapping[str, Any]) -> Source | Population:
+    """Read the rows of a specification, with or without clients, and divide none; see `load`."""
+    named = DataSpec(spec)
+    if not named.is_known or named.kind in GENERATED:
+        raise ValueError(f"rows must be in a file, such as csv:new.csv, got {spec!r}")
+    return _read(named, settings)
+
+
+def _read(named: DataSpec, supplied: Mapping[str, Any]) -> Source | Population:
+    """Return what a reader finds; it takes what it can of `supplied`."""
+    found = make(READERS[named.kind], *([named.path] if named.path else []), supplied=supplied)
+    if isinstance(found, tuple):
+        found, _ = found  # the true parameters
+    return Source(found) if isinstance(found, Mapping) else found
 
 
 def _split(

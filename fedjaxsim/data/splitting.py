@@ -1,5 +1,6 @@
 """The division of a population: each client's rows into splits, and its clients into two groups."""
 
+import dataclasses
 from typing import Literal, get_args
 
 import numpy as np
@@ -107,6 +108,32 @@ def _in_time(population: Population, validation: float, test: float, gap: int) -
     index = index[np.argsort(of_row[index], kind="stable")].astype(np.int32)
     counts = np.bincount(of_row[index], minlength=len(SPLITS) * m).reshape(m, len(SPLITS))
     return population.of_rows(index, counts.astype(population.counts.dtype))
+
+
+def limit_training_rows(population: Population, most: int, seed: int = 0) -> Population:
+    """Leave out training rows of clients with more than `most`, but for random ones.
+
+    Which ones are left depends on the seed, the client's index and the row's number alone; they
+    keep their order, and those of fewer are among those of more. Validation and test rows stay.
+    Clients held out are limited, too.
+
+    Raises:
+      ValueError: `most` is not a positive integer, or the seed is negative.
+    """
+    checks.count(most=most)
+    checks.count(0, seed=seed)
+    train = population.splits["train"]
+    left = Ranges(train.start, np.minimum(train.count, most).astype(np.int32))
+    kept = np.ones(population.num_rows, bool)
+    kept[train.all_rows()] = False
+    kept[_shuffled(train, population.num_rows, seed)[left.all_rows()]] = True
+    counts = population.counts.copy()
+    counts[:, 0] = left.count
+    limited = population.of_rows(np.flatnonzero(kept).astype(np.int32), counts)
+    if population.held_out is None:
+        return limited
+    held_out = limit_training_rows(population.held_out, most, seed)
+    return dataclasses.replace(limited, held_out=held_out)
 
 
 def hold_out(population: Population, fraction: float, seed: int) -> tuple[Population, Population]:

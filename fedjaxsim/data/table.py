@@ -120,7 +120,7 @@ def from_dataframe(
     roles = Roles(
         client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights, time
     )
-    return source_of(frame, roles).population()
+    return _varied(source_of(frame, roles), target).population()
 
 
 def read_file(
@@ -152,7 +152,7 @@ def read_file(
         client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights, time
     )
     with in_file(path):
-        return source_of(read_table(path, client, missing, sep, decimal), roles)
+        return _varied(source_of(read_table(path, client, missing, sep, decimal), roles), target)
 
 
 def read_table(
@@ -280,6 +280,18 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         {"public": tuple(public), "categories": categories, "columns": columns},
         source_row,
     )
+
+
+def _varied(source: Source, target: str | None) -> Source:
+    """Check that the targets of rows to train on differ."""
+    y = source.fields.get("y")
+    if y is not None and y.ndim == 1 and np.all(y == y[0]):
+        classes = source.about["categories"].get("y")
+        only = y[0] if classes is None else classes[y[0]]
+        raise ValueError(
+            f"the target {target!r} is {only} in all {len(y)} rows: there is nothing to predict"
+        )
+    return source
 
 
 def table_of(frame: Any) -> "Table":
@@ -554,7 +566,6 @@ def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, .
     if (kind := kind_of(column.type)) == "list":
         return _stacked(column, f"column {name!r}"), ()
     y, names = column.to_numpy(), ()
-    first = y[0]
     if kind == "number" or y.dtype.kind in "iuf":  # pandas has categories that are numbers
         y = y.astype(np.float64) if y.dtype.kind == "O" else y
     elif kind == "text":
@@ -562,10 +573,6 @@ def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, .
         names, y = tuple(found.tolist()), y.astype(np.int32)
     else:
         raise ValueError(f"the target {name!r} must hold numbers or text, got {column.type}")
-    if np.all(y == y[0]):
-        raise ValueError(
-            f"the target {name!r} is {first} in all {len(y)} rows: there is nothing to predict"
-        )
     return y, names
 
 

@@ -100,6 +100,8 @@ def predictions_of(
     state: SimulationState,
     hparams: Hyperparameters,
     population: Population,
+    *,
+    published_alone: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return what each client's model says of its rows, by name, each (N, ...); see `predict`."""
     task = program.algorithm.task
@@ -109,7 +111,10 @@ def predictions_of(
             "`(params, fields) -> {'prediction': (b, ...)}` by task._replace(predict=…)"
         )
     owners = _owners(population)
-    rows, clients = training_rows(program, trained), _numbers(trained, population.names)[owners]
+    numbers = _numbers(trained, population.names)
+    rows, clients = training_rows(program, trained), numbers[owners]
+    if published_alone:
+        clients = np.full_like(clients, -1)
     fields = {name: v for name, v in population.fields.items() if name != "y"}
     named, given = trained.columns.get("x"), population.columns.get("x")
     clipped = {}
@@ -119,7 +124,10 @@ def predictions_of(
     fields = jax.tree.map(jnp.asarray, fields)
     published = program.algorithm.warm_start.published(state.shared)
     strangers = bool(np.any(clients < 0))
-    if strangers and (published is None or program.algorithm.predict_with_data is not None):
+    lacks_model = published is None or program.algorithm.predict_with_data is not None
+    if strangers and lacks_model and published_alone:
+        raise ValueError("the run publishes no model that predicts without a client's rows")
+    if strangers and lacks_model:
         known = set(map(str, trained.names.tolist()))
         unknown = [name for name in population.names.tolist() if str(name) not in known]
         raise ValueError(
@@ -148,31 +156,20 @@ def predictions_of(
 def published_metrics(
     functions: TrainedFunctions,
     program: Program,
-    trained: Population,
     state: SimulationState,
     hparams: Hyperparameters,
     population: Population,
     split: str,
 ) -> ClientMetrics:
-    """Return the metrics, (m', ...), of the published model on a population's rows of a split."""
+    """Return the metrics, (m', ...), of the published model on a population's rows of a split.
+
+    The rows are in the terms of the run; see `aligned_with`.
+    """
     published = program.algorithm.warm_start.published(state.shared)
     if published is None:
         raise ValueError("the run publishes no model: clients predict with their own alone")
-    for name in ("x", "y"):
-        ours, theirs = trained.categories.get(name), population.categories.get(name)
-        if ours != theirs:
-            raise ValueError(
-                f"the names of {name!r} must be those of the run, in their order: {ours}, got "
-                f"{theirs}"
-            )
-    fields, columns = dict(population.fields), trained.columns
-    targets = [found["y"] for found in (columns, population.columns) if "y" in found]
-    if any(target.scaled for target in targets) and (len(targets) < 2 or targets[0] != targets[1]):
-        raise ValueError("the target must be scaled as the run's, by the same range")
-    named, given = columns.get("x"), population.columns.get("x")
-    if named is not None and given is not None and given != named:
-        fields["x"] = named.aligned(fields["x"], given)
-    rows = Rows.place(population, split, jax.tree.map(jnp.asarray, fields), program.algorithm)
+    fields = jax.tree.map(jnp.asarray, dict(population.fields))
+    rows = Rows.place(population, split, fields, program.algorithm)
 
     return to_host(functions.published(on_host(state), hparams, rows))
 

@@ -16,7 +16,7 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import DataSpec
-from fedjaxsim.data.splitting import hold_out
+from fedjaxsim.data.splitting import hold_out, limit_training_rows
 from fedjaxsim.data.transforms import (
     BY_NUMBER,
     as_classes,
@@ -161,7 +161,8 @@ def whole_population_of(config: RunConfig) -> Population:
     population = _scaled(config, population)
     for step in config.get("preprocess", ()):
         population = TRANSFORMS[step](population)
-    return population
+    most = config.get("train_rows")
+    return population if most is None else limit_training_rows(population, most, config.data_seed)
 
 
 def _has_range(config: RunConfig, population: Population) -> bool:

@@ -1,15 +1,17 @@
 """A run of a folder as an object: its simulation and last state, and what they say of rows."""
 
+import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedjaxsim.data.images import read_new_images
-from fedjaxsim.data.load import load
+from fedjaxsim.data.load import load, read_rows
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.readers import DataSpec
+from fedjaxsim.data.readers import GENERATED, DataSpec
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.table import Roles, read_table, source_of
 from fedjaxsim.engine.state import SimulationState
@@ -20,6 +22,7 @@ from fedjaxsim.report.files import Record
 from fedjaxsim.runs.assemble import TRANSFORMS, population_of
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import Trained, trained
+from fedjaxsim.runs.judging import frame_of, judged
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import CONFIG, read_toml
 from fedjaxsim.simulation import Simulation
@@ -98,27 +101,62 @@ class FinishedRun:
         """
         population, clipped = self._population(rows, client)
         said = self.sim.predict(self.state, self.hparams, population)
-        return _frame(said | ({} if clipped is None else {"clipped": clipped}))
+        return frame_of(said | ({} if clipped is None else {"clipped": clipped}))
+
+    def evaluate(
+        self,
+        rows: Any = None,
+        *,
+        split: str = "test",
+        client: str | None = None,
+        by: Mapping[Any, str] | Literal["class"] | None = None,
+    ) -> "pd.DataFrame":
+        """Judge personal models and the published one, if there is one, on the same rows.
+
+        Rows of clients who took no part are judged by the published model alone. All numbers are
+        computed from private rows: no guarantee covers them.
+
+        Args:
+          rows: a population, a data frame, or data by name, such as "csv:new.csv", with targets;
+            by default the run's own rows of a split. Rows without clients are a central test set.
+          split: of the run's own rows.
+          client: the column with the client of each row, by default that of the run.
+          by: the group of each client by its name, for a line for each group of clients; or "class"
+            for a line for each class.
+
+        Returns:
+          A line for each model, and group: its clients, their rows, and each metric as the run
+          summarizes it, with the mean of the worst tenth of clients. Or, by class, of all rows
+          together: the rows of the class, "precision", "recall" and "f1".
+
+        Raises:
+          ValueError: nobody's model can judge the rows, a client has no group, or the task
+            predicts no classes.
+        """
+        population = rows
+        if rows is not None and not isinstance(rows, Population):
+            population, _ = self._population(rows, client, labelled=True)
+        return judged(self.sim, self.state, self.hparams, population, split=split, by=by)
 
     def coefficients(self) -> "pd.DataFrame":
         """Return clients' coefficients in the units of the columns; see `Simulation`."""
-        return _frame(self.sim.coefficients(self.state, self.hparams))
+        return frame_of(self.sim.coefficients(self.state, self.hparams))
 
     def standard_errors(self) -> "pd.DataFrame":
         """Return the published coefficients with standard errors; see `Simulation`."""
-        return _frame(self.sim.standard_errors(self.state, self.hparams))
+        return frame_of(self.sim.standard_errors(self.state, self.hparams))
 
     def __repr__(self) -> str:
         """Name the folder, the system and the data."""
         return f"FinishedRun({str(self.path)!r}): {self.config.algorithm} on {self.config.data}"
 
     def _population(
-        self, rows: Any, client: str | None
+        self, rows: Any, client: str | None, *, labelled: bool = False
     ) -> tuple[Population | None, np.ndarray | None]:
         """Return rows to predict and, if preprocessing hides it, whether each row was clipped."""
         if rows is None or isinstance(rows, Population):
             return rows, None
-        population, clipped = self._read(rows, client), None
+        population, clipped = self._read(rows, client, labelled), None
         steps = self.config.get("preprocess", ())
         if not steps:
             return population, None
@@ -142,11 +180,11 @@ class FinishedRun:
             population = population.with_field("x", lambda x, kept=kept: x[:, kept], chosen)
         return population, clipped
 
-    def _read(self, rows: Any, client: str | None) -> Population:
+    def _read(self, rows: Any, client: str | None, labelled: bool) -> Population:
         """Read a data frame, or data by name, with the roles of columns that the run's data had."""
         settings = self.config.arguments("data")
         spec = DataSpec(rows if isinstance(rows, str) else "")
-        if spec.kind == "images":
+        if spec.kind == "images" and not labelled:
             names = ("client", "x", "resize", "center_crop")
             how = {name: settings[name] for name in names if name in settings}
             if client is not None:
@@ -155,28 +193,39 @@ class FinishedRun:
             return _population(read_new_images(spec.path, trained, **how), spec.path)
         if isinstance(rows, str) and spec.kind not in _TABLES:
             alike = spec.kind == DataSpec(self.config.data).kind
-            return load(rows, test=0.0, **(settings if alike else {}))
+            how: dict[str, Any] = {**settings} if alike else {}
+            how |= {} if client is None else {"client": client}
+            found = load(rows, test=0.0, **how) if spec.kind in GENERATED else read_rows(rows, how)
+            return _population(found, spec.path)
         given: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
         roles = Roles(**{"client": None, "target": None, **given})
-        client = client or roles.client
+        client = roles.client if client is None else client
         how = {k: v for k, v in settings.items() if k in ("missing", "sep", "decimal")}
         table = read_table(spec.path, client, **how) if spec else rows
         names = [*getattr(table, "column_names", getattr(table, "columns", ()))]
-        only_trained = roles.target, roles.split, roles.row_weights
+        if client == roles.client and client not in names:
+            client = None  # rows of a new client
+        only_trained = [roles.split, *([] if labelled else [roles.target, roles.row_weights])]
         unread = [*roles.drop, *filter(None, only_trained)]
         dropped = [name for name in unread if name in names and name != client]
-        roles = roles._replace(client=client, target=None, split=None, row_weights=None, time=None)
+        roles = roles._replace(client=client, split=None, time=None)
+        if not labelled:
+            roles = roles._replace(target=None, row_weights=None)
         roles = roles._replace(drop=() if roles.x else dropped)
         return _population(source_of(table, roles), spec.path or None)
 
 
-def _population(source: Source, path: str | None) -> Population:
-    """Return the clients of new rows; rows without clients are those of a new one."""
-    if source.client is not None:
-        return source.population(path)
-    clients = np.zeros(len(next(iter(source.fields.values()))), int)
+def _population(found: Source | Population, path: str | None) -> Population:
+    """Return new rows, none set aside; rows without clients are those of a new one."""
+    if isinstance(found, Population):
+        counts = np.zeros_like(found.counts)
+        counts[:, 0] = found.counts.sum(axis=1)
+        return dataclasses.replace(found, counts=counts, max_rows=None)
+    if found.client is not None:
+        return dataclasses.replace(found, split=None).population(path)
+    clients = np.zeros(len(next(iter(found.fields.values()))), int)
     return Population.from_rows(
-        source.fields, clients, [NEW], source_row=source.source_row, **source.about
+        found.fields, clients, [NEW], source_row=found.source_row, **found.about
     )
 
 
@@ -189,10 +238,3 @@ def load_run(path: Path | str) -> FinishedRun:
     run = FinishedRun(Path(path))
     _ = run.config
     return run
-
-
-def _frame(columns: dict[str, np.ndarray]) -> "pd.DataFrame":
-    """Return a table; arrays of several numbers a row become lists."""
-    with importing("tables"):
-        import pandas as pd
-    return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in columns.items()})

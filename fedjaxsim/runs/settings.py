@@ -228,6 +228,11 @@ GROUPS = {
             shown="time for overlapping windows, with a gap of a window; else random",
         ),
         Setting(
+            "train_rows", int, None,
+            "Training rows of a client at most: random ones, the others are left out.",
+            shown="all of them", most=_INT32,
+        ),
+        Setting(
             "max_rows", int, None,
             "Public bound on the rows of a client in each split; a client with more is refused.",
             shown="the largest client's, which a report then takes as public", least=1, most=_INT32,

@@ -30,6 +30,7 @@ _COMMANDS = (
     "tune",
     "compare",
     "predict",
+    "evaluate",
     "coefficients",
     "data",
     "demo",

@@ -15,6 +15,7 @@ from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.runs import starting
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.finished import load_run
 from fedjaxsim.runs.settings_files import read_toml
 
 DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--seed", "3"]
@@ -164,9 +165,10 @@ def test_held_out_clients_start_from_what_was_published_and_cost_nothing(tmp_pat
     assert "took part in the run before" in refused(
         " ".join([*new, str(second), "--partition-seed", "1"])
     )
-    assert main([*new, str(second)]) == 0
+    assert main([*new, str(second), "--train-rows", "2"]) == 0
     one, other = RunDirectory(first), RunDirectory(second)
     assert (one.summary()["clients"], other.summary()["clients"]) == (4, 2)
+    assert load_run(second).sim.population.bound("train") == 2
     for name in ("epsilon", "epsilon_replace", "delta"):
         assert other.summary()[name] == one.summary()[name]
     [found] = other.guarantee()["zero_out"]["joint_dp"].values()

@@ -4,7 +4,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data import Population, split
+from fedjaxsim.data import Population, limit_training_rows, split
 
 
 def numbered(counts, **kwargs):
@@ -111,6 +111,26 @@ def test_split_keeps_the_rows_that_a_split_has_already():
     assert twice.splits["validation"].count.tolist() == [2, 4]
     with pytest.raises(ValueError, match="test"):
         split(once, test=0.1)
+
+
+def test_a_limit_leaves_random_training_rows_and_all_others():
+    whole = split(numbered([10, 3, 20]), validation=0.2, test=0.2)
+    limited, fewer = limit_training_rows(whole, 5), limit_training_rows(whole, 2)
+    assert limited.counts.tolist() == [[5, 2, 2], [1, 1, 1], [5, 4, 4]]
+    for client in range(3):
+        rows = {name: whole.rows(client, name)["x"].tolist() for name in whole.splits}
+        left = limited.rows(client, "train")["x"].tolist()
+        assert left == [row for row in rows["train"] if row in left]  # in their order
+        assert {*fewer.rows(client, "train")["x"].tolist()} <= {*left}
+        for name in ("validation", "test"):
+            assert limited.rows(client, name)["x"].tolist() == rows[name]
+    alone = limit_training_rows(whole.of_clients([0]), 5)
+    np.testing.assert_array_equal(alone.rows(0)["x"], limited.rows(0)["x"])
+    # Each of 4 rows is left equally often, for 2,000 clients: false alarm 1e-6.
+    left = limit_training_rows(numbered([4] * 2000), 1).fields["x"] % 4
+    assert scipy.stats.chisquare(np.bincount(left.astype(int))).pvalue > 1e-6
+    with pytest.raises(ValueError, match="most"):
+        limit_training_rows(whole, 0)
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,16 @@ def test_a_central_test_set_is_one_client(ended):
     np.testing.assert_allclose(again.values["squared_error"], expected, rtol=1e-5)
     with pytest.raises(ValueError, match="lack column"):
         sim.evaluate_published(state, hparams, turned, "train")
-    scaled = Columns(("y",), centre=(1.0,), half_range=(2.0,))
-    with pytest.raises(ValueError, match="scaled as the run's"):
-        sim.evaluate_published(
-            state, hparams, dataclasses.replace(central, columns={"y": scaled}), "train"
-        )
+    # Targets in other units: here they stand for 1 + 2 times the numbers that are kept.
+    half = Population.from_flat(
+        {"x": fields["x"], "y": (fields["y"] - 1) / 2}, [30],
+        columns={"y": Columns(("y",), centre=(1.0,), half_range=(2.0,))},
+    )  # fmt: skip
+    of_half = sim.evaluate_published(state, hparams, half, "train")
+    np.testing.assert_allclose(of_half.values["squared_error"], expected, rtol=1e-5)
     words = {"x": fields["x"], "y": np.arange(30, dtype=np.int32) % 2}
     classes = Population.from_flat(words, [30], categories={"y": ("no", "yes")})
-    with pytest.raises(ValueError, match="names of 'y'"):
+    with pytest.raises(ValueError, match="target is a number, got the classes 'no', 'yes'"):
         sim.evaluate_published(state, hparams, classes, "train")
     with pytest.raises(ValueError, match="split"):
         sim.evaluate_published(state, hparams, central, "tests")

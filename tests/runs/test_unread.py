@@ -58,7 +58,8 @@ RELEASE = {
 DATA = {
     "clients": 7, "partition": "pathological", "alpha": 9.0, "offset_scale": 3.0,
     "test_fraction": 0.5,
-    "validation_fraction": 0.3, "split_by": "time", "max_rows": 400, "preprocess": ("unit-rows",),
+    "validation_fraction": 0.3, "split_by": "time", "train_rows": 3, "max_rows": 400,
+    "preprocess": ("unit-rows",),
     "shards_per_client": 3,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {

@@ -1,0 +1,150 @@
+"""The models of a trained state judged on rows: personal ones beside the published one."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedjaxsim.data.aligned import aligned_with, rows_of, with_test_rows
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.trained import class_names
+from fedjaxsim.extras import importing
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.metrics import find_metric
+from fedjaxsim.simulation import Simulation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Table = dict[str, np.ndarray]
+Judged = Literal["personal", "published"]
+PERSONAL: Judged = "personal"
+PUBLISHED: Judged = "published"
+
+
+def judged(
+    sim: Simulation,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    population: Population | None,
+    *,
+    split: str,
+    by: Mapping[Any, str] | Literal["class"] | None,
+) -> "pd.DataFrame":
+    """Return the table of `FinishedRun.evaluate`."""
+    sim.check_evaluated(split, None)
+    if isinstance(by, str) and by != "class":
+        raise ValueError(f"by must be 'class' or the group of each client by its name, got {by!r}")
+    run, rows = sim.population, None
+    if population is not None:
+        if "y" not in population.fields:
+            raise ValueError("rows to judge need their targets")
+        rows = aligned_with(population, run)
+    names = _names(run if rows is None else rows)
+    known = np.isin(names, _names(run))
+    published = sim.algorithm.warm_start.published(state.shared) is not None
+    if not known.any() and not published:
+        raise ValueError(
+            f"client {str(names[0])!r} took no part in the run ({len(names)} such clients), which "
+            "published no model that judges rows of new clients"
+        )
+    models: list[Judged] = [PERSONAL] if known.any() else []
+    models += [PUBLISHED] if published else []
+    if by == "class":
+        all_rows = rows_of(run, split) if rows is None else rows
+        return frame_of(_by_class(sim, state, hparams, all_rows, models))
+    lines = []
+    for model in models:
+        if model == PUBLISHED:
+            evaluation = sim.evaluate_published(
+                state, hparams, rows, split if rows is None else "train"
+            )
+        elif rows is None:
+            evaluation = sim.evaluate(state, hparams, split)
+        else:
+            names = _names(run)
+            tested = sim.with_population(with_test_rows(run, rows))
+            evaluation = tested.evaluate(state, hparams, "test")
+        groups = None if by is None else _groups(names, evaluation, by)
+        lines += [{"model": model, **line} for line in _lines(evaluation, groups)]
+    return frame_of({name: np.array([line[name] for line in lines]) for name in lines[0]})
+
+
+def frame_of(columns: Mapping[str, np.ndarray]) -> "pd.DataFrame":
+    """Return a table; arrays of several numbers a row become lists."""
+    with importing("tables"):
+        import pandas as pd
+    return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in columns.items()})
+
+
+def _names(population: Population) -> np.ndarray:
+    """Return the clients' names as text, (m,)."""
+    return population.names.astype(str)
+
+
+def _groups(names: np.ndarray, evaluation: Evaluation, by: Mapping[Any, str]) -> list[str]:
+    """Return the group of each evaluated client; those without rows need none."""
+    of_names = {str(name): str(group) for name, group in by.items()}
+    without = [name for name in names[evaluation.count > 0].tolist() if name not in of_names]
+    if without:
+        raise ValueError(f"client {without[0]!r} has no group ({len(without)} such clients)")
+    return [of_names.get(name, "") for name in names.tolist()]
+
+
+def _lines(evaluation: Evaluation, groups: list[str] | None) -> Iterator[dict[str, Any]]:
+    """Yield clients, rows and metrics, in all or of each group of clients."""
+    parts = {} if groups is None else evaluation.by_group(groups)
+    for group, part in (parts or {"": evaluation}).items():
+        if not part.count.any():
+            continue
+        line: dict[str, Any] = {} if groups is None else {"group": group}
+        line |= {"clients": int(np.sum(part.count > 0)), "rows": int(np.sum(part.count))}
+        for name in part.values:
+            record = find_metric(name, part.records)
+            line[name] = part.pooled(name) if record.pooled else part.mean(name)
+            if record.larger_is_better is not None:
+                line[f"{name}_worst_tenth"] = part.worst_tenth(name)
+        yield line
+
+
+def _by_class(
+    sim: Simulation,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    rows: Population,
+    models: list[Judged],
+) -> Table:
+    """Return precision, recall and F1 of each class, of the rows of all clients together."""
+    tables: list[Table] = []
+    for model in models:
+        known = np.isin(_names(rows), _names(sim.population))
+        judged_rows = rows if model == PUBLISHED else rows.of_clients(known)
+        said = sim.predict(state, hparams, judged_rows, model=model)
+        labels, source_row = judged_rows.fields["y"], judged_rows.source_row
+        if "probability" not in said or labels.ndim > 1:
+            raise ValueError("by='class' needs a task that predicts one class for each row")
+        if source_row is not None:
+            labels = labels[np.argsort(source_row, kind="stable")]
+        classes = sim.population.categories.get("y")
+        if classes is not None:
+            labels = class_names(classes, labels)
+        of_classes = precision_and_recall(labels, said["prediction"])
+        tables.append({"model": np.repeat(model, len(of_classes["class"])), **of_classes})
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def precision_and_recall(labels: np.ndarray, predicted: np.ndarray) -> Table:
+    """Return precision, recall and F1 of each class that occurs; precision may be NaN."""
+    classes = np.unique(labels)
+    right, occur, told = (
+        np.array([np.sum(rows == name) for name in classes], float)
+        for rows in (labels[predicted == labels], labels, predicted)
+    )
+    with np.errstate(invalid="ignore"):
+        precision, recall, f1 = right / told, right / occur, 2 * right / (told + occur)
+    return {
+        "class": classes, "rows": occur.astype(int),
+        "precision": precision, "recall": recall, "f1": f1,
+    }  # fmt: skip
