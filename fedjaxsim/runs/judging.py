@@ -50,8 +50,11 @@ def judged(
             f"client {str(names[0])!r} took no part in the run ({len(names)} such clients), which "
             "published no model that judges rows of new clients"
         )
-    models: list[Judged] = [PERSONAL] if known.any() else []
-    models += [PUBLISHED] if published else []
+    models: list[Judged] = []
+    if known.any():
+        models.append(PERSONAL)
+    if published:
+        models.append(PUBLISHED)
     if by == "class":
         all_rows = rows_of(run, split) if rows is None else rows
         return frame_of(_by_class(sim, state, hparams, all_rows, models))
