@@ -137,6 +137,7 @@ def test_a_factory_declares_before_it_is_called_what_its_part_has(path):
         "fixed_size": {"cohort": 2},
         "fixed_groups": {"groups": 2},
         "random_allocation": {"every": 2},
+        "cyclic": {"groups": 2},
         "per_part": {"parts": ("kernel", "bias")},
     }.get(path.split(":")[1], {})
     part = make(path, **settings)

@@ -83,10 +83,10 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
         their own, or canaries would take the places of real clients.
     """
     scheme = simulation.sampler.scheme
-    if scheme.kind not in ("poisson", "full", "groups"):
+    if scheme.kind not in ("poisson", "full", "groups", "cyclic"):
         raise ValueError(
-            "audit_canaries needs poisson, full or groups sampling: in cohorts of a fixed size "
-            f"canaries take the places of clients, got {scheme.kind} sampling"
+            "audit_canaries needs poisson, full, groups or cyclic sampling: in cohorts of a fixed "
+            f"size canaries take the places of clients, got {scheme.kind} sampling"
         )
     if scheme.levels:
         raise ValueError(

@@ -27,11 +27,12 @@ def privacy(
     delta: float,
     noise_multiplier: float | None = None,
     rounds: int | None = None,
-    sampling: Literal["poisson", "fixed", "full", "allocation"] = "poisson",
+    sampling: Literal["poisson", "fixed", "full", "allocation", "cyclic"] = "poisson",
     sampling_rate: float | None = None,
     clients: int | None = None,
     capacity: int | None = None,
     every: int | None = None,
+    groups: int | None = None,
     adjacency: Adjacency | None = None,
     noise_schedule: str | None = None,
     verify: bool = False,
@@ -42,21 +43,23 @@ def privacy(
 
     Without --epsilon, a plan has the ε of its noise, rounds and sampling. With it, leave out one of
     them: the smallest noise multiplier, the most rounds (2³¹ − 1 if any number does) or the largest
-    rate of Poisson sampling that meets it is found, with the report of that plan.
+    rate of Poisson or cyclic sampling that meets it is found, with the report of that plan.
 
     Args:
       epsilon: Target ε, in nats.
       delta: Total δ.
       noise_multiplier: z, noise on the sum of clipped messages over the clip norm.
       rounds: T.
-      sampling: Sampling of cohorts: independent, of exactly q clients, all, or each client in one
-        random round of a period. K passes of fixed groups in turn cost what K rounds of all
+      sampling: Sampling of cohorts: independent, of exactly q clients, all, each client in one
+        random round of a period, or independent in the group in turn (cyclic; banded noise costs
+        what independent noise does). K passes of fixed groups in turn cost what K rounds of all
         clients do.
-      sampling_rate: p (poisson).
+      sampling_rate: p (poisson, cyclic).
       clients: m; ε depends on it only through a capacity.
-      capacity: Places in a cohort (poisson, allocation; by default enough for all), or its size
-        (fixed).
+      capacity: Places in a cohort (poisson, cyclic, allocation; by default enough for all), or its
+        size (fixed).
       every: Rounds in which each client takes part once (allocation).
+      groups: Number of groups in turn (cyclic).
       adjacency: Adjacency of the target; by default zero_out.
       noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
         z is then the constant noise of the same total cost. Constant where rounds are solved for.
@@ -72,7 +75,7 @@ def privacy(
     if verify:
         require("verify")
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}
-    if sampling == "poisson":
+    if sampling in ("poisson", "cyclic"):
         plan["sampling_rate"] = sampling_rate
     needed = ", ".join(map(flag, plan))
     missing = [name for name, value in plan.items() if value is None]
@@ -82,10 +85,11 @@ def privacy(
         all_of = "all" if epsilon is None else "epsilon and all but one"
         absent = ", ".join(map(flag, missing))
         raise ValueError(f"a plan has {all_of} of {needed}; not given: {absent}")
-    if missing == ["sampling_rate"]:  # The scheme of Poisson sampling is the same at every rate.
-        sampling_rate = 1.0
+    if missing == ["sampling_rate"]:  # The scheme is the same at every rate.
+        sampling_rate = 1 / (groups or 1)
     check_delta(delta)
-    scheme, share, assumed = _resolve(sampling, sampling_rate, clients, capacity, every, delta)
+    turns = {"every": every, "groups": groups}
+    scheme, share, assumed = _resolve(sampling, sampling_rate, clients, capacity, turns, delta)
     schedule = Schedule.parse(noise_schedule)
     check_noise_multiplier(noise_multiplier or 0.0, zero=True)
     checks.count(1, MOST_ROUNDS, rounds=1 if rounds is None else rounds)
@@ -155,16 +159,18 @@ def _picture(made: "Report", path: Path) -> bytes:
 
 
 def _resolve(
-    kind: Literal["poisson", "fixed", "full", "allocation"],
+    kind: Literal["poisson", "fixed", "full", "allocation", "cyclic"],
     p: float | None,
     m: int | None,
     capacity: int | None,
-    every: int | None,
+    turns: dict[str, int | None],
     delta: float,
 ) -> tuple[SamplingScheme, float, tuple[str, ...]]:
     """Return scheme, rate, and sentences on values filled in: ε does not depend on them."""
-    if (kind == "allocation") != (every is not None):
-        raise ValueError("every must be given for allocation sampling, and for no other")
+    every, groups = turns["every"], turns["groups"]
+    for name, needed_by in (("every", "allocation"), ("groups", "cyclic")):
+        if (kind == needed_by) != (turns[name] is not None):
+            raise ValueError(f"{name} must be given for {needed_by} sampling, and for no other")
     if every is not None and p is not None:
         raise ValueError("allocation sampling takes every, and no sampling_rate")
     if kind == "fixed":
@@ -177,9 +183,11 @@ def _resolve(
     if m is None:
         if capacity is not None:
             raise ValueError(f"capacity must come with clients, got {capacity} alone")
-        m = max(1, int(0.1 / max(delta, 1e-10) * (1 + 1e-12)))  # so that δ ≤ 1/(10 m), if possible
+        # So that δ ≤ 1/(10 m), if possible.
+        m = max(groups or 1, int(0.1 / max(delta, 1e-10) * (1 + 1e-12)))
         assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
-    scheme = SamplingScheme(kind, m, m if capacity is None else capacity, period=every)
+    places = m if capacity is None else capacity
+    scheme = SamplingScheme(kind, m, places, groups=groups, period=every)
     if kind == "full":
         if p not in (None, 1):
             raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
@@ -187,7 +195,7 @@ def _resolve(
     if every is not None:
         p = 1 / every
     if p is None:
-        raise ValueError("sampling_rate must be given for poisson sampling, got none")
+        raise ValueError(f"sampling_rate must be given for {kind} sampling, got none")
     if scheme.capacity == m:
         assumed += ("Cohorts have room for all clients.",)
     return scheme, p, assumed

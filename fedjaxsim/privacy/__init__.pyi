@@ -30,6 +30,7 @@ from .mechanisms.gram import gaussian_gram as gaussian_gram
 from .mechanisms.gram import pure_gram as pure_gram
 from .mechanisms.gram import wishart as wishart
 from .mechanisms.sums import adaptive_clipping as adaptive_clipping
+from .mechanisms.sums import banded as banded
 from .mechanisms.sums import client_noise as client_noise
 from .mechanisms.sums import correlated as correlated
 from .mechanisms.sums import every_row as every_row
@@ -49,6 +50,7 @@ from .samplers import Cohort as Cohort
 from .samplers import Sampler as Sampler
 from .samplers import Sampling as Sampling
 from .samplers import available as available
+from .samplers import cyclic as cyclic
 from .samplers import fixed_groups as fixed_groups
 from .samplers import fixed_size as fixed_size
 from .samplers import full_participation as full_participation

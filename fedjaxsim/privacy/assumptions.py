@@ -133,7 +133,7 @@ def of_charges(
     sentences = [TRUSTED_SERVER, *dict.fromkeys(map(_of_sampling, charges))]
     for charged in charges:
         if (
-            charged.scheme.kind in ("poisson", "allocation")
+            charged.scheme.kind in ("poisson", "cyclic", "allocation")
             and charged.event.known
             and not charged.event.amplifies
         ):
@@ -169,6 +169,9 @@ def _of_sampling(charged: PrivacySpend) -> str:
         "participation reveals a client's own, so sampling hides nothing in joint_dp.",
         "groups": f"{scheme.groups} fixed groups of the {m} clients take part in turn; the groups "
         "are public, so sampling hides nothing.",
+        "cyclic": f"{scheme.groups} public groups of the {m} clients have turns; in a turn "
+        "each client of the group takes part independently of all others with the charged "
+        f"probability times {scheme.groups}, and sums are divided by a public number.",
         "allocation": f"Each of the {m} clients takes part in one round of every "
         f"{scheme.period}, drawn uniformly and independently of all others and hidden from them; "
         "every round counts as if it had the least noise, and an unfinished period as whole.",
@@ -204,5 +207,5 @@ def no_guarantee(charged: PrivacySpend) -> str:
     if charged.event.releases and 0 in noise:
         return "no noise was added"
     if charged.event.of_whole_run and len(set(noise)) > 1:
-        return "correlated noise needs one noise multiplier in all rounds of a stage"
+        return f"{charged.event.kind} noise needs one noise multiplier in all rounds of a stage"
     return ""

@@ -258,17 +258,19 @@ def sampling_rate(
     adjacency: Adjacency = "zero_out",
     noise_schedule: Schedule = CONSTANT,
 ) -> float:
-    """Find the largest p ≥ 2⁻³² of Poisson sampling that reports at most (ε, δ).
+    """Find the largest p ≥ 2⁻³² of Poisson or cyclic sampling that reports at most (ε, δ).
 
-    It meets ε to 0.1 %, unless p = 1 or the capacity allows no larger p. Arguments as for
-    `noise_multiplier`.
+    It meets ε to 0.1 %, unless p = 1 (cyclic: 1/groups) or the capacity allows no larger p.
+    Arguments as for `noise_multiplier`.
 
     Raises:
-      ValueError: for any scheme but "poisson", and if no p of at least 2⁻³² suffices.
+      ValueError: for any other scheme, and if no p of at least 2⁻³² suffices.
     """
     _check(epsilon, delta, event)
-    if scheme.kind != "poisson":
-        raise ValueError(f"scheme must be poisson to have a sampling rate, got {scheme.kind!r}")
+    if scheme.kind not in ("poisson", "cyclic"):
+        raise ValueError(
+            f"scheme must be poisson or cyclic to have a sampling rate, got {scheme.kind!r}"
+        )
     check_noise_multiplier(noise_multiplier)
 
     def cost(p, method=guarantee.tight_epsilon, schedule=noise_schedule):
@@ -276,7 +278,7 @@ def sampling_rate(
         return method([planned], delta, adjacency)
 
     guess = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
-    p = _solve(cost, epsilon, guess, 1.0, most=1.0)
+    p = _solve(cost, epsilon, guess, 1.0, most=1 / (scheme.groups or 1))
     if p is None or p < 2.0**-32:
         raise ValueError(
             f"no sampling_rate meets epsilon {epsilon} at delta {delta} with noise_multiplier "

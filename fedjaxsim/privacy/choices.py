@@ -12,6 +12,7 @@ MECHANISMS = {
     "per-layer": f"{_MECHANISMS}.sums:per_layer",
     "per-part": f"{_MECHANISMS}.sums:per_part",
     "correlated": f"{_MECHANISMS}.sums:correlated",
+    "banded": f"{_MECHANISMS}.sums:banded",
     "pure": f"{_MECHANISMS}.sums:pure",
     "client-noise": f"{_MECHANISMS}.sums:client_noise",
     "plain-mean": f"{_MECHANISMS}.sums:plain_mean",
@@ -27,6 +28,7 @@ SAMPLERS = {
     "full": f"{_SAMPLERS}:full_participation",
     "fixed": f"{_SAMPLERS}:fixed_size",
     "groups": f"{_SAMPLERS}:fixed_groups",
+    "cyclic": f"{_SAMPLERS}:cyclic",
     "allocation": f"{_SAMPLERS}:random_allocation",
 }
 AVAILABILITIES = {"intermittent": f"{_SAMPLERS}:intermittent"}

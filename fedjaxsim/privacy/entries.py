@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from fedjaxsim import checks
 
-SchemeKind = Literal["poisson", "fixed", "groups", "allocation", "full"]
+SchemeKind = Literal["poisson", "fixed", "groups", "cyclic", "allocation", "full"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 Unit = Literal["client", "example"]
@@ -36,13 +36,15 @@ class SamplingScheme:
     Attributes:
       kind: "poisson": each client independently with the charged probability p; "fixed": a
         uniformly random cohort of exactly `capacity` clients; "groups": `groups` fixed groups of
-        clients in turn; "allocation": each client independently in one round of each period of
-        `period` rounds, drawn uniformly; "full": all clients, in every round.
+        clients in turn; "cyclic": the same, each client of the group in turn independently with
+        probability `groups`·p, so p is that of a round out of `groups`; "allocation": each client
+        independently in one round of each period of `period` rounds, drawn uniformly; "full": all
+        clients, in every round.
       clients: m, the size of the population, public.
-      capacity: B, the largest cohort that a round can hold. A larger cohort that is Poisson or
-        allocated loses uniformly random members.
-      groups: the number of groups of a "groups" scheme, whose clients take part in every
-        `groups`-th round; None for every other kind.
+      capacity: B, the largest cohort that a round can hold. A larger cohort that is Poisson, cyclic
+        or allocated loses uniformly random members.
+      groups: the number of public groups of a "groups" or "cyclic" scheme, whose clients take part
+        in every `groups`-th round at most; None for every other kind.
       period: t, the rounds of a period of an "allocation" scheme, from a round whose number is a
         multiple of t on; None for every other kind.
       levels: ((clients, share), …) of public groups of clients, if a drawn client of a group takes
@@ -78,10 +80,10 @@ class SamplingScheme:
             raise ValueError(
                 f"capacity must be {self.clients} for full participation, got {self.capacity}"
             )
-        if (self.kind == "groups") != (self.groups is not None):
+        if (self.kind in ("groups", "cyclic")) != (self.groups is not None):
             raise ValueError(
-                f"groups must be given for a groups scheme and for no other, got {self.groups} for "
-                f"kind {self.kind!r}"
+                "groups must be given for a groups or cyclic scheme and for no other, got "
+                f"{self.groups} for kind {self.kind!r}"
             )
         if self.groups is not None:
             checks.count(1, self.clients, groups=self.groups)
@@ -99,7 +101,7 @@ class SamplingScheme:
 
     @property
     def turns(self) -> int | None:
-        """The rounds in which a client takes part once; None if their number is not fixed."""
+        """The rounds in which a client takes part once at most; None if there is no such number."""
         return self.groups if self.period is None else self.period
 
     @property
@@ -118,6 +120,27 @@ class SamplingScheme:
         others = self.clients - 1
         return min(1.0, self.period * excess(self.capacity - 1, others, 1 / self.period))
 
+    @property
+    def group_size(self) -> int:
+        """The largest number of clients that may take part in one round."""
+        return -(-self.clients // (self.groups or 1))
+
+    def in_turn(self, sampling_rate: Any, xp: Any = math) -> Any:
+        """Return the probability to take part in a round of a client's own, from that of a round.
+
+        It is rounded up, as float32 rounds the product and the quotient.
+        """
+        if self.groups is None:
+            return sampling_rate
+        least = min if xp is math else xp.minimum
+        return least(1.0, self.groups * sampling_rate * (1 + 2.0**-22))
+
+    def overflow(self, sampling_rate: float) -> float:
+        """Return a bound on the probability that a round's random cohort exceeds its capacity."""
+        if self.kind not in ("poisson", "cyclic", "allocation"):
+            return 0.0
+        return excess(self.capacity, self.group_size, self.in_turn(sampling_rate))
+
     def inclusions(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
         """Return (weight, p) of what others may know in a round, p a client's chance to be in then.
 
@@ -130,6 +153,9 @@ class SamplingScheme:
 
         and its chance (p a + t)/(a + t). With fewer others its chance is p. A drawn client's coin
         is independent of all this: its `share` is a factor of each chance.
+
+        Of a cyclic cohort the round is one of the client's own, and the client counts as in if B or
+        more others of its group were drawn. With fewer, all have places, and its chance is p.
         """
         known = self._drawn(sampling_rate)
         return tuple((weight, chance * self.share) for weight, chance in known)
@@ -138,6 +164,11 @@ class SamplingScheme:
         p, m, places = sampling_rate, self.clients, self.capacity
         if self.kind == "fixed":
             return ((places / m, 1.0), (1 - places / m, 0.0))
+        if self.kind == "cyclic":
+            p, others = self.in_turn(p), self.group_size - 1
+            if p == 1 or (full := excess(places - 1, others, p)) == 0:
+                return ((1.0, p),)
+            return ((1 - full, p), (full, 1.0))
         if self.kind != "poisson":
             return ((1.0, 1.0),)
         if places >= m:
@@ -158,9 +189,21 @@ class SamplingScheme:
 
         With r the ratio of P(Bin(m, p) = n + 1) and P(Bin(m, p) = n) at n = B, and r < 1, t/a =
         p P(Bin(m, p) > B)/P(Bin(m, p) = B) is at most p r/(1 − r): an upper bound on the chance. A
-        rate with r ≥ 1 counts as if the client were in for certain.
+        rate with r ≥ 1 counts as if the client were in for certain. Of cyclic cohorts the weight is
+        Chernoff's bound, e^(−n KL(B/n ‖ p)) for n others.
         """
         m, places = self.clients, self.capacity
+        if self.kind == "cyclic":
+            p, others = self.in_turn(sampling_rate, xp), self.group_size - 1
+            if places > others:
+                return ((1.0, p),)
+            part, inside = places / others, xp.minimum(p, 1 - 2.0**-20)
+            terms = part * xp.log(part / inside), xp.zeros(())
+            if part < 1:
+                terms = terms[0], (1 - part) * xp.log((1 - part) / (1 - inside))
+            rounding = 2.0**-20 * sum(map(xp.abs, terms))
+            full = xp.exp(-others * xp.maximum(sum(terms) - rounding, 0.0))
+            return ((1.0, p), (xp.where(part > inside, full, 1.0), 1.0))
         if self.kind != "poisson":
             return self.inclusions(1.0)
         if places >= m:

@@ -104,10 +104,12 @@ class PrivacyEvent:
         order = xp.argsort(cost.noise_multiplier)
         z, p, rounds = (values[order] for values in cost[2:])
         left = -(-xp.sum(rounds) // turns)
+        # Rounds of the largest p may all be one client's own.
+        most = xp.max(xp.where(rounds > 0, p, 0.0), initial=0.0)
         return cost._replace(
             noise_multiplier=z,
             # Which round of a period is a client's own hides nothing, unless an event says so.
-            sampling_rate=p if cost.scheme.period is None else xp.ones_like(p),
+            sampling_rate=xp.full_like(p, most if cost.scheme.period is None else 1.0),
             rounds=xp.clip(left - (xp.cumsum(rounds) - rounds), 0, rounds),
         )
 
@@ -237,6 +239,49 @@ class Correlated(Gaussian):
             sampling_rate=xp.ones(1),
             rounds=xp.minimum(total, 1)[None],
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Banded(Gaussian):
+    """Gaussian noise of which later rounds take back a part, by a banded matrix.
+
+    `coefficients`, (bands,), are c: the releases are C⁻¹(C x + z ξ), C the lower triangular
+    Toeplitz matrix of c. With as many groups in turn, or more, a client's turns move C x in
+    rounds that are not those of its other turns, each by a multiple of c. So given all earlier
+    releases, a turn and the rounds until the next one are one Gaussian release at z/‖c‖, in which
+    the client is with the probability of its turn (Choquette-Choo et al. 2023, arXiv 2306.08153,
+    Theorem 4).
+    """
+
+    coefficients: tuple[float, ...] = (1.0,)
+
+    kind = "banded"
+    of_whole_run = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "coefficients", tuple(self.coefficients))  # as read from a file
+        checks.count(**{"the number of bands": len(self.coefficients)})
+        if not (all(map(math.isfinite, self.coefficients)) and self.coefficients[0] > 0):
+            raise ValueError(
+                f"coefficients must be finite, the first one positive, got {self.coefficients}"
+            )
+
+    def check_scheme(self, scheme: SamplingScheme) -> None:
+        bands = len(self.coefficients)
+        if scheme.kind not in ("cyclic", "groups", "full") or (scheme.groups or 1) < bands:
+            groups = f" with {scheme.groups} groups" if scheme.groups else ""
+            raise ValueError(
+                f"banded noise with {bands} bands has no known cost under {scheme.kind!r} "
+                f"sampling{groups}; sampling must be cyclic or groups, with at least {bands} groups"
+            )
+        if scheme.share < 1:
+            raise ValueError("a share of the rounds hides nothing of banded noise")
+
+    def met(self, cost: "Cost", xp: Any) -> "Cost":
+        self.check_scheme(cost.scheme)
+        met = super().met(cost, xp)
+        return met._replace(noise_multiplier=met.noise_multiplier / math.hypot(*self.coefficients))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedjaxsim.privacy.accounting import (
 from fedjaxsim.privacy.entries import Adjacency, Entry
 from fedjaxsim.privacy.events import (
     Allocated,
+    Banded,
     Correlated,
     Gaussian,
     PrivacyEvent,
@@ -31,7 +32,7 @@ LARGEST_DIFFERENCE = 0.01
 """Largest relative difference of two values of one ε."""
 _OF_LOSS = 2e-3
 """Grid in units of the loss of a pure release."""
-_KINDS = Gaussian, Correlated, Pure
+_KINDS = Gaussian, Correlated, Banded, Pure
 
 
 class SecondOpinion(NamedTuple):

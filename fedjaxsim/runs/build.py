@@ -367,7 +367,7 @@ def _check_start(experiment: Experiment) -> None:
     if config.get("budget_epsilon") is not None:
         _ = experiment.budget  # refuses one without a round
     if (
-        simulation.mechanism.event.kind in ("gaussian", "correlated")
+        simulation.mechanism.event.kind in ("gaussian", "correlated", "banded")
         and experiment.noise_multiplier > 0
     ):
         tight_epsilon([experiment.planned()], experiment.delta)

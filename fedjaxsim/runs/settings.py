@@ -48,7 +48,7 @@ _MEASURING = "audit", "bench", "plan"
 """Commands without evaluations on the way."""
 _OF_SINGLE_RUNS = *_MEASURING, "tune", "sweep"
 """Commands with other runs than one that goes on by itself."""
-_CALIBRATED = ("gaussian", "correlated", "pure")
+_CALIBRATED = ("gaussian", "correlated", "banded", "pure")
 """Kinds of events whose noise follows from a target ε."""
 _DERIVED = {
     "clip": "with noise 1, or 0.1/√L on bounded rows; else inf",
@@ -296,7 +296,7 @@ GROUPS = {
     "noise_schedule": _group(
         "mechanism",
         lambda _, hyperparameters, event: (
-            "noise_multiplier" in hyperparameters and event != "correlated"
+            "noise_multiplier" in hyperparameters and event not in ("correlated", "banded")
         ),
         Setting(
             "noise_schedule", str, None,

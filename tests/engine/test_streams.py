@@ -20,11 +20,12 @@ from fedjaxsim.engine import evaluation, trained
 from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.mechanisms import no_release
-from fedjaxsim.privacy.mechanisms.sums import correlated
+from fedjaxsim.privacy.mechanisms.sums import banded, correlated
 from fedjaxsim.privacy.noise import normal
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import (
     available,
+    cyclic,
     fixed_groups,
     fixed_size,
     intermittent,
@@ -143,6 +144,9 @@ VARIANTS = {
     "protected examples of clients that answer at times": lambda: Simulation(
         local(private_examples(TASK)), POPULATION, available(fixed_size(cohort=2), intermittent()),
         Minibatches(2, steps=2), no_release(),
+    ),
+    "cyclic turns and banded noise": lambda: Simulation(
+        fedavg(TASK), POPULATION, cyclic(groups=2), Minibatches(2, steps=1), banded(bands=2)
     ),
     "turns of random allocation": lambda: Simulation(
         fedavg(TASK), POPULATION, random_allocation(every=2), Minibatches(2, steps=1)

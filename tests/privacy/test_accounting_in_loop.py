@@ -128,6 +128,7 @@ def test_other_schemes_are_bounds_on_their_accountants():
     cases: list[tuple[SamplingScheme, Adjacency]] = [
         (SamplingScheme("fixed", 1000, 100), "zero_out"),
         (SamplingScheme("groups", 1000, 100, groups=10), "replace"),
+        (SamplingScheme("cyclic", 1000, 370, groups=2), "zero_out"),
     ]
     for scheme, adjacency in cases:
         charges = account((5.0, 0.1, 400), scheme=scheme)

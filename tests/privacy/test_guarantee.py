@@ -237,6 +237,7 @@ KINDS = {
     "allocation": rounds_of(
         SamplingScheme("allocation", 1000, 1000, period=10), GAUSSIAN, (2.0, 0.1, 30)
     ),
+    "cyclic": rounds_of(SamplingScheme("cyclic", 1000, 40, groups=10), GAUSSIAN, (2.0, 0.02, 300)),
     "pure": rounds_of(EVERYONE, Pure(), (50.0, 1.0, 5)),
     "correlated": rounds_of(EVERYONE, Correlated(bands=4), (5, 1, 9)),
     "nothing": rounds_of(EVERYONE, GAUSSIAN),

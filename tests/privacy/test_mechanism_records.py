@@ -43,6 +43,7 @@ NOISES = {
     "gaussian": record.GAUSSIAN_NOISE,
     "pure": record.PURE_NOISE,
     "correlated": record.correlated_noise(2, 0.5),
+    "banded": record.banded_noise((0.8, 0.6)),
 }
 ADAPTIVE = Bound("adaptive", lambda state, hparams: state, record.CLIP.clip)
 BOUNDS = {

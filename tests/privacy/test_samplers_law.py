@@ -12,6 +12,7 @@ from fedjaxsim.privacy.samplers import (
     Cohort,
     Sampling,
     available,
+    cyclic,
     fixed_groups,
     fixed_size,
     full_participation,
@@ -36,7 +37,7 @@ FIXED = fixed_size(cohort=5).for_clients(M)
         pytest.param(fixed_size(cohort=90), marks=pytest.mark.thorough),
         *(
             pytest.param(each, marks=pytest.mark.thorough)
-            for each in (fixed_groups(groups=7), random_allocation(every=7))
+            for each in (fixed_groups(groups=7), random_allocation(every=7), cyclic(P, groups=7))
         ),
         pytest.param(full_participation(), marks=pytest.mark.thorough),
     ],

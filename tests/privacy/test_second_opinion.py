@@ -7,7 +7,15 @@ import pytest
 from support.plans import charged
 
 from fedjaxsim.privacy.entries import SamplingScheme
-from fedjaxsim.privacy.events import GAUSSIAN, Correlated, Gaussian, NoRelease, PrivacyEvent, Pure
+from fedjaxsim.privacy.events import (
+    GAUSSIAN,
+    Banded,
+    Correlated,
+    Gaussian,
+    NoRelease,
+    PrivacyEvent,
+    Pure,
+)
 from fedjaxsim.privacy.guarantee import Report, report
 
 M, DELTA = 200, 1e-4
@@ -15,6 +23,7 @@ EVERYONE = SamplingScheme("full", M, M)
 POISSON = SamplingScheme("poisson", M, M)
 FIXED = SamplingScheme("fixed", M, 20)
 GROUPS = SamplingScheme("groups", M, 50, groups=4)
+CYCLIC = SamplingScheme("cyclic", M, 30, groups=4)
 TURNS = SamplingScheme("allocation", M, M, period=4)
 CROWDED = SamplingScheme("allocation", M, 75, period=4)
 PLANS = {
@@ -26,6 +35,7 @@ PLANS = {
     "gram": charged(POISSON, Gaussian(replace=math.sqrt(2)), (2.0, 0.1, 20)),
     "gram, full": charged(EVERYONE, Gaussian(replace=math.sqrt(2)), (5.0, 1.0, 7)),
     "correlated": charged(GROUPS, Correlated(bands=4), (4.0, 0.25, 12)),
+    "banded": charged(CYCLIC, Banded(coefficients=(3.0, 4.0)), (6.0, 0.1, 41)),
     "allocation": charged(TURNS, GAUSSIAN, (2.0, 0.25, 20)),
     "many turns": charged(TURNS, GAUSSIAN, (18.0, 0.25, 4000)),
     "turns in full cohorts": charged(CROWDED, GAUSSIAN, (1.0, 0.25, 12)),

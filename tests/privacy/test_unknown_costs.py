@@ -25,6 +25,7 @@ SCHEMES = {
     "poisson, few places": (SamplingScheme("poisson", M, 15), 0.3),
     "fixed": (SamplingScheme("fixed", M, 9), 0.3),
     "groups": (SamplingScheme("groups", M, 10, groups=3), 1 / 3),
+    "cyclic": (SamplingScheme("cyclic", M, 7, groups=3), 0.2),
     "allocation": (SamplingScheme("allocation", M, M, period=3), 1 / 3),
 }
 

@@ -29,6 +29,7 @@ NEEDS = {
     "fixed": ["--cohort", "5"],
     "groups": ["--groups", "4"],
     "allocation": ["--every", "4"],
+    "cyclic": ["--groups", "4", "--sampling-rate", "0.125"],
 }
 
 
@@ -53,14 +54,15 @@ def test_every_mechanism_has_a_flag(name):
     systems |= {"no-release": "local", "every-row": "naive-dp"}
     system = systems.get(name, "pmtl")
     small = SMALL[:-2] if SYSTEMS[system].whole_pass else SMALL
-    sampling = ["--sampling", "full"] if name == "correlated" else []
+    turns = {"correlated": ["full"], "banded": ["groups", "--groups", "8"]}
+    sampling = ["--sampling", *turns[name]] if name in turns else []
     found = experiment(
         *small, "--mechanism", name, *noise, "--algorithm", system, *sampling, *parts.get(name, [])
     )
     gaussian = "gaussian", "adaptive", "every-row", "gaussian-gram", "per-layer", "per-part"
     kinds = dict.fromkeys(gaussian, "gaussian")
     kinds |= {"pure": "pure", "pure-gram": "pure", "no-release": "no_release"}
-    kinds |= {"correlated": "correlated"}
+    kinds |= {"correlated": "correlated", "banded": "banded"}
     assert found.simulation.mechanism.event.kind == kinds.get(name, "no_known_cost")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
     clip = "clip_bias" if name == "per-part" else "clip"
@@ -70,7 +72,7 @@ def test_every_mechanism_has_a_flag(name):
     assert found.hparams.get("count_noise") == count_noise
 
 
-RATES = zip(SAMPLERS, (0.3, 1.0, 0.25, 0.25, 0.25), strict=True)
+RATES = zip(SAMPLERS, (0.3, 1.0, 0.25, 0.25, 0.125, 0.25), strict=True)
 
 
 @pytest.mark.parametrize(("name", "rate"), list(RATES))

@@ -30,7 +30,7 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import gaussian, losses, one_round, rdp
 from fedjaxsim.privacy.accounting.profile import NO_PRIVACY, Profile
-from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status, excess
+from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status
 from fedjaxsim.privacy.events import PrivacyEvent, PrivacySpend
 
 INTERVAL = 1e-4
@@ -50,10 +50,9 @@ _MOST_POINTS_OF_ONE_ROUND = 1e6
 def overflow_probability(charges: Sequence[PrivacySpend]) -> float:
     """Compute τ, a bound on the probability that any random cohort exceeded its capacity."""
     often = (
-        entry.rounds * excess(scheme.capacity, scheme.clients, entry.sampling_rate)
+        entry.rounds * scheme.overflow(entry.sampling_rate)
         for scheme, _, entries, *_ in charges
         for entry in entries
-        if scheme.kind in ("poisson", "allocation")
     )
     return min(1.0, math.fsum(often))
 
@@ -71,6 +70,10 @@ def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
             raise ValueError(
                 f"sampling_rate must be 1/{scheme.period} for periods of {scheme.period} rounds, "
                 f"got {p}"
+            )
+        if scheme.kind == "cyclic" and p * (groups := scheme.groups or 1) > 1 + 1e-6:
+            raise ValueError(
+                f"sampling_rate must be at most 1/{groups} for {groups} groups in turn, got {p}"
             )
         if scheme.kind == "fixed" and not math.isclose(p, fraction, rel_tol=1e-6):
             raise ValueError(

@@ -21,10 +21,19 @@ independent standard normal. With D the lower triangular Toeplitz matrix of d, a
 D (D⁻¹ x + z ξ): one Gaussian release of D⁻¹ x, also for messages that depend on earlier releases
 (Denisov et al. 2022, Theorem 2.1). A client of group g of B takes part in the rounds g, g + B, …,
 and d makes all entries of D⁻¹ nonnegative, so equal messages of group 0 move D⁻¹ x furthest.
+
+With a banded C the noise is z C⁻¹ ξ, and a message of round t moves C x in rounds t to t + b − 1
+alone, by multiples of the b coefficients c. If a client's turns are b rounds apart or more, and it
+takes part in each by a coin of its own, the likelihood ratio of all releases is a product over its
+turns. Given all earlier releases, each factor is 1 − p + p e^(⟨c ⊗ m, y⟩/z² − ‖c ⊗ m‖²/(2z²)), with
+y the C-transformed releases of these rounds less what others sent: that of one sampled release at
+z/‖c‖, though others' messages follow from the releases in between. (The client's own message may
+follow from its earlier coins: a mixture of such pairs, and δ is jointly convex.)
 """
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +48,7 @@ from fedjaxsim.privacy.entries import check_delta
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12
 """At a larger μ, ε is about 10²³ at most, beyond the resolution of float64."""
+_MOST_WEIGHTS, _LEAST_WEIGHT = 2**15, 2.0**-40
 _TAIL = 10.0
 """Standard deviations beyond which losses count as infinite (probability 1e-23 a round)."""
 
@@ -179,6 +189,35 @@ def coefficients(bands: int, power: float) -> np.ndarray:
     """
     j = np.arange(1, bands)
     return np.cumprod([1.0, *((j - 1 - power) / j)]).astype(np.float32).astype(np.float64)
+
+
+def square_root(bands: int) -> np.ndarray:
+    """Compute the first coefficients of (1 − x)^(−1/2), C(2j, j)/4^j, over their norm, (bands,)."""
+    j = np.arange(1, bands)
+    c = np.cumprod([1.0, *((j - 0.5) / j)])
+    return c / np.linalg.norm(c)
+
+
+def inverse_series(coefficients: Sequence[float]) -> np.ndarray:
+    """Compute w, the coefficients of 1/c(x), without a tail below 2⁻⁴⁰ of the first one.
+
+    Raises:
+      ValueError: if w does not decay so within 2¹⁵ terms: noise would grow from round to round.
+    """
+    from scipy.signal import lfilter  # slow to import
+
+    first = np.zeros(2 * _MOST_WEIGHTS)
+    first[0] = 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights = np.asarray(lfilter([1.0], np.asarray(coefficients, np.float64), first))
+        tails = np.sqrt(np.cumsum(np.square(weights[::-1]))[::-1])
+    kept = int(np.sum(~(tails <= _LEAST_WEIGHT * weights[0])))
+    if kept > _MOST_WEIGHTS:
+        raise ValueError(
+            "coefficients must have an inverse series that decays, as positive and decreasing ones "
+            f"have: the noise of {tuple(coefficients)} would not"
+        )
+    return weights[:kept]
 
 
 def squared_sensitivity(bands: int, power: float, rounds: Any, groups: int, xp: Any = np) -> Any:

@@ -250,15 +250,22 @@ def noise_like(key: jax.Array, tree: PyTree, scale: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    scales = jax.tree.leaves(scale)
-    scales = scales * len(leaves) if len(scales) == 1 else scales
     offsets = np.cumsum([leaf.size for leaf in leaves])
     draws = normal(key, (int(offsets[-1]),), jnp.result_type(*leaves))
     parts = [
-        scale.astype(leaf.dtype) * part.reshape(leaf.shape).astype(leaf.dtype)
-        for leaf, part, scale in zip(leaves, jnp.split(draws, offsets[:-1]), scales, strict=True)
+        part.reshape(leaf.shape).astype(leaf.dtype)
+        for leaf, part in zip(leaves, jnp.split(draws, offsets[:-1]), strict=True)
     ]
-    return jax.tree.unflatten(structure, parts)
+    return scaled(jax.tree.unflatten(structure, parts), scale)
+
+
+def scaled(tree: PyTree, scale: PyTree) -> PyTree:
+    """Multiply a pytree by a scale, () or a pytree of (), one for each leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    scales = jax.tree.leaves(scale)
+    scales = scales * len(leaves) if len(scales) == 1 else scales
+    products = (s.astype(leaf.dtype) * leaf for leaf, s in zip(leaves, scales, strict=True))
+    return jax.tree.unflatten(structure, products)
 
 
 def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int = 1) -> jax.Array:

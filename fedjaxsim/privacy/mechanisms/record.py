@@ -19,8 +19,8 @@ from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, Records, on_host
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.own_code import is_stamped, stamp
-from fedjaxsim.privacy.accounting.gaussian import coefficients
-from fedjaxsim.privacy.events import Correlated, Gaussian, NoKnownCost, PrivacyEvent, Pure
+from fedjaxsim.privacy.accounting.gaussian import coefficients, inverse_series
+from fedjaxsim.privacy.events import Banded, Correlated, Gaussian, NoKnownCost, PrivacyEvent, Pure
 from fedjaxsim.privacy.mechanisms import protocol as base
 from fedjaxsim.privacy.messages import Bounded, Messages, paths_of
 from fedjaxsim.privacy.noise import radius
@@ -144,6 +144,7 @@ SOUND: dict[str, dict[str, tuple[str, ...]]] = {
     "pure": {"clip norm": (*_SUMS, "rows", "Gram matrix"), "layers": (*_SUMS, "rows")},
     # All rounds are one Gaussian release, with one z for each leaf; that of a count is another one.
     "correlated": {"clip norm": _SUMS, "layers": _SUMS, "parts": _SUMS},
+    "banded": {"clip norm": _SUMS, "layers": _SUMS, "parts": _SUMS},
 }
 """The statistics whose cost is known, by noise and bound, if the divisor is public."""
 
@@ -486,6 +487,29 @@ def correlated_noise(bands: int, power: float) -> Noise:
         return Correlated(replace=replace, bands=bands, power=power)
 
     return stamp(Noise("correlated", draw, event, (CONSTANT_NOISE,)))
+
+
+def banded_noise(coefficients: tuple[float, ...]) -> Noise:
+    """Return zC Σ_j w_j ξ_{t−j}, w the series of 1/c, as in `banded`."""
+    weights = inverse_series(coefficients)
+
+    def draw(statistic, key, like, scale, round_):
+        of_round = jnp.asarray(weights, dtype=float)
+
+        def add(rounds_ago, noise):
+            past = threefry.fold_in(key, round_ - rounds_ago)
+            more = statistic.normal(past, noise, of_round[rounds_ago])
+            return jax.tree.map(jnp.add, noise, more)
+
+        none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        number = jnp.minimum(round_ + 1, len(weights))
+        # The scale is outside of the loop, which has no derivative in reverse mode.
+        return base.scaled(jax.lax.fori_loop(0, number, add, none), scale)
+
+    def event(replace):
+        return Banded(replace=replace, coefficients=coefficients)
+
+    return stamp(Noise("banded", draw, event, (CONSTANT_NOISE,)))
 
 
 GAUSSIAN_NOISE: Noise = stamp(

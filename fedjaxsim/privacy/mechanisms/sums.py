@@ -12,6 +12,7 @@ from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameter, Records, on_host, reads
 from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy import mechanisms as base
+from fedjaxsim.privacy.accounting.gaussian import square_root
 from fedjaxsim.privacy.mechanisms import record
 from fedjaxsim.privacy.mechanisms.record import (
     CLIP,
@@ -24,6 +25,8 @@ from fedjaxsim.privacy.mechanisms.record import (
     mechanism_of,
 )
 
+MOST_BANDS = 2**10
+"""Most coefficients of banded noise."""
 _OPEN = (math.nextafter(0, 1), math.nextafter(1, 0))
 TARGET_QUANTILE = Hyperparameter(
     "target_quantile",
@@ -240,6 +243,64 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
         each participation.
     """
     return mechanism_of(SUM, CLIP, record.correlated_noise(bands, power))
+
+
+@reads(base.CLIP_NORM, record.CONSTANT_NOISE)
+def banded(
+    *, bands: int | None = None, coefficients: Sequence[float] | None = None
+) -> base.Mechanism:
+    """Add Gaussian noise that later rounds take back, amplified by sampling (BandMF).
+
+    release_t = (Σ_k clip(v_k, C) + zC Σ_{j≤t} w_j ξ_{t−j}) / denominator, with ξ_s a vector of
+    independent standard normals for each round s, and w the series of 1/c: the banded matrix
+    factorization of Choquette-Choo et al. (2023, arXiv 2306.08153), c being the coefficients of its
+    banded matrix, in order, with norm 1. By default they are C(2j, j)/4^j, the square root of the
+    prefix sum.
+
+    Noise of past rounds is drawn again from its keys, so there is no state: round t draws t + 1
+    times the noise of `gaussian`, until w has decayed after some 20 times `bands` rounds.
+
+        sampling = cyclic(groups=8)
+        mechanism = banded(bands=8)
+
+    Formal guarantees:
+      * The samplers are those whose clients have turns at least `bands` rounds apart: `cyclic` and
+        `fixed_groups` with as many groups or more. Every other one is refused.
+      * A turn and the rounds until the next one are one release of `gaussian` with the same z, in
+        which the client is with the probability of its turn (`accounting/gaussian.py`). So ε is
+        that of `gaussian` under the same sampler, in ⌈T/groups⌉ rounds.
+      * The clip norm may follow earlier releases, as all noise of a round is scaled by its C. The
+        noise multiplier may not change: no ε is reported then. Nor for rounds out of order.
+      * Each stage has noise of its own, and an account of its own.
+      * Weights w_j that are together below 2⁻⁴⁰ of the first are left out. That and float32 round
+        the ideal noise.
+      * With z = 0 there is no guarantee.
+
+    Args:
+      bands: Number b of coefficients, by default 8; 1 is independent noise.
+      coefficients: c, (b,), up to a factor, such as those of jax_privacy's
+        `optimize_banded_toeplitz`.
+
+    Raises:
+      ValueError: if coefficients are not finite, the first is not positive, w does not decay, or
+        `bands` is another number than theirs.
+    """
+    if coefficients is None:
+        bands = 8 if bands is None else bands
+        checks.count(1, MOST_BANDS, bands=bands)
+        c = square_root(bands)
+    else:
+        c = np.asarray(coefficients, np.float64)
+        if c.ndim != 1 or not np.all(np.isfinite(c)) or not np.any(c[:1] > 0):
+            raise ValueError(
+                "coefficients must be a list of finite numbers, the first positive, got "
+                f"{coefficients}"
+            )
+        checks.count(1, MOST_BANDS, **{"the number of coefficients": len(c)})
+        if bands not in (None, len(c)):
+            raise ValueError(f"bands must be {len(c)}, the number of coefficients, got {bands}")
+        c = c / np.linalg.norm(c)
+    return mechanism_of(SUM, CLIP, record.banded_noise(tuple(c.tolist())))
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)

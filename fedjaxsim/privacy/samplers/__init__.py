@@ -435,15 +435,118 @@ def fixed_groups(*, groups: int) -> Sampling:
         size = math.ceil(num_clients / groups)
 
         def draw(key, round_, hparams):
-            position = jnp.arange(size) * groups + round_ % groups
-            mask = position < num_clients
-            ids = by_swaps(key, jnp.int32(num_clients))(jnp.where(mask, position, 0))
-            return _cohort(jnp.where(mask, ids, num_clients).astype(jnp.int32), mask)
+            return _cohort(*_group(key, round_, groups, num_clients))
 
         scheme = SamplingScheme("groups", num_clients, size, groups=groups)
         return Sampler(scheme, draw, lambda hparams: jnp.asarray(1 / groups))
 
     return Sampling(for_clients)
+
+
+@reads(
+    lambda groups=1, sampling_rate=None, **_: (
+        dataclasses.replace(SAMPLING_RATE, default=_rate_of_turns(groups, sampling_rate)),
+    )
+)
+def cyclic(
+    sampling_rate: float | None = None, *, groups: int, max_rate: float | None = None
+) -> Sampling:
+    """Let each client of the group in turn take part with probability G·q (cyclic Poisson).
+
+    The clients are divided once into G = `groups` groups, as by `fixed_groups`. In round t each
+    client of group t mod G takes part, independently of all others. q is `hparams.sampling_rate`,
+    the part of all clients that a round expects: a client has a turn in every G-th round alone, and
+    is in with probability G·q then. q may be swept up to `max_rate`. Sums are divided by q·m.
+
+    Two participations of a client are a multiple of G rounds apart, as noise that is correlated
+    over up to G rounds needs (`banded`), and still the coins of its turns amplify. With independent
+    noise Poisson sampling costs less.
+
+    Formal guarantees:
+      * Groups are public, and a permutation whatever the random bits: no client has two turns
+        within G rounds.
+      * Coins have 32 random bits of the round's key and the client's place in its group, as
+        integers below floor(G·q·2³²), and are independent of each other, of data and of other
+        rounds.
+      * A cohort above capacity keeps a uniformly random part of its members; what that tells others
+        is part of the price; see `SamplingScheme.inclusions`.
+      * The largest p of a run is charged in all ⌈T/G⌉ turns; rounds out of order have no ε.
+
+    Accountants: "pld" and "rdp", in both views.
+
+    Args:
+      sampling_rate: q, the default of `hparams.sampling_rate`, at most 1/G; by default 1/(2G).
+      groups: G, the number of groups; at most m.
+      max_rate: Largest q that `hparams.sampling_rate` will take, by default `sampling_rate`; sets
+        the capacity.
+
+    Raises:
+      ValueError: if a rate lies outside (0, 1/G], or `max_rate` is below `sampling_rate`; for a
+        population, if it has fewer clients than groups.
+    """
+    checks.count(groups=groups)
+    usual = _rate_of_turns(groups, sampling_rate)
+    largest = usual if max_rate is None else max_rate
+    for name, rate in (("sampling_rate", usual), ("max_rate", largest)):
+        checks.in_range("(0, inf]", **{name: rate})
+        if rate * groups > 1 + 1e-6:
+            raise ValueError(f"{name} must be at most 1/{groups}, that of {groups} groups in turn")
+    if largest < usual:
+        raise ValueError(f"max_rate must be at least sampling_rate {usual}, got {max_rate}")
+
+    def for_clients(num_clients: int) -> Sampler:
+        checks.count(1, num_clients, groups=groups)
+        size = math.ceil(num_clients / groups)
+        slots = default_capacity(size, min(1.0, groups * largest * (1 + 2.0**-22)))
+
+        def probability(q):
+            return jnp.minimum(jax.lax.stop_gradient(jnp.asarray(q, float)) * groups, 1.0)
+
+        def draw(key, round_, hparams):
+            coin_key, keep_key = keys.streams(key, (Stream.COINS, round_), (Stream.KEPT, round_))
+            ids, in_turn = _group(key, round_, groups, num_clients)
+            p = probability(hparams.sampling_rate)
+            heads = (threefry.bits(coin_key, (size,)) < _threshold(p)) | (p >= 1)
+            return _in_slots(keep_key, ids, in_turn & heads, slots, num_clients)
+
+        def rate(hparams):
+            p = probability(hparams.get("sampling_rate", usual))
+            return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32) / groups
+
+        def check(hparams):
+            rates = on_host(hparams.sampling_rate)
+            for q in [] if rates is None else np.ravel(rates).tolist():
+                p = min(1.0, groups * q)
+                if not 2.0**-32 <= groups * q <= 1 + 1e-6:
+                    raise ValueError(
+                        f"sampling_rate must lie in [2^-32, 1]/{groups}, for {groups} groups in "
+                        f"turn, got {q}"
+                    )
+                if (often := excess(slots, size, p)) > _MOST_EXCESS:
+                    raise ValueError(
+                        f"sampling_rate {q} in {groups} groups of {num_clients} clients exceeds "
+                        f"the cohort capacity of {slots} with probability {often:.2g} a round; "
+                        f"max_rate must be at least {q}"
+                    )
+
+        scheme = SamplingScheme("cyclic", num_clients, slots, groups=groups)
+        return Sampler(scheme, draw, rate, check=check)
+
+    return Sampling(for_clients)
+
+
+def _rate_of_turns(groups: int, sampling_rate: float | None) -> float:
+    return 1 / (2 * groups) if sampling_rate is None else float(sampling_rate)
+
+
+def _group(
+    key: jax.Array, round_: jax.Array, groups: int, num_clients: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return ids of the group of a round, and whether a place is a client's, (⌈m/groups⌉,) each."""
+    position = jnp.arange(math.ceil(num_clients / groups)) * groups + round_ % groups
+    mask = position < num_clients
+    ids = by_swaps(key, jnp.int32(num_clients))(jnp.where(mask, position, 0))
+    return jnp.where(mask, ids, num_clients).astype(jnp.int32), mask
 
 
 def random_allocation(*, every: int) -> Sampling:

@@ -74,7 +74,17 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
             "the sampler's scheme is 'allocation', but a client does not take part in one round of "
             f"every {scheme.period}"
         )
-    if turns and scheme.period is None:
+    if kind == "cyclic":
+        of_turns = drawn.reshape(keys, 2, -1, m).any(axis=1).sum(axis=1)
+        if np.any(of_turns > 1):
+            raise ValueError(
+                f"the sampler's scheme is 'cyclic', but a client takes part in two rounds that are "
+                f"not a multiple of {turns} apart"
+            )
+        # A period is as a round of Poisson sampling.
+        drawn = np.asarray(drawn.reshape(keys, 2, -1, m).any(axis=2))
+        rate = scheme.in_turn(rate)
+    elif turns and scheme.period is None:
         first, second = np.split(drawn, 2, axis=1)
         if np.any(first.sum(axis=1) != 1) or np.any(first != second):
             raise ValueError(
@@ -128,7 +138,8 @@ def _counts(
 
     Counts are by client, or, of clients who are drawn independently, of all together.
     """
-    rounds, m, independent = drawn.shape[1], scheme.clients, scheme.kind == "poisson"
+    rounds, m = drawn.shape[1], scheme.clients
+    independent = scheme.kind in ("poisson", "cyclic")
     both = p * p if independent else p * (scheme.capacity - 1) / max(m - 1, 1)
     even = drawn[:, :, : m - m % 2]
     mirrored = drawn[:, :, m - m // 2 :][:, :, ::-1]
