@@ -535,7 +535,7 @@ def test_fedmuon_is_that_of_its_authors_but_for_their_additions(additions):
 
 def test_its_files_use_public_names_only():
     files = sorted(pathlib.Path(__file__).parent.glob("[!t]*.py"))
-    assert {*NAMES, "own_lambda", "privacy_levels"} == {file.stem for file in files}
+    assert {*NAMES, "own_lambda", "privacy_levels", "robust"} == {file.stem for file in files}
     for file in files:
         text = file.read_text()
         assert re.findall(r"^ *(?:from|import) +(fedjaxsim.*)", text, re.M) == ["fedjaxsim as fjs"]
@@ -576,6 +576,34 @@ def test_each_group_has_the_bound_and_the_epsilon_of_its_own_level():
         epsilon, mu = report.find("zero_out").epsilon, 2 * share / z
         first, second = normal.cdf(-epsilon / mu + mu / 2), normal.cdf(-epsilon / mu - mu / 2)
         assert first - np.exp(epsilon) * second == pytest.approx(delta, rel=1e-3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "expected"), [("median", (1.2, 1)), ("trimmed_mean", (1.4, 0.7)), ("krum", (1.2, 1.1))]
+)
+def test_a_center_ignores_the_client_that_sends_anything(name, expected):
+    sent = [(0, 0), (1, 2), (2, 1), (1.2, 1.1), (1000, -1000)]
+    rows = [{"x": np.array([row], np.float32), "y": np.zeros(1, np.float32)} for row in sent]
+
+    def client(shared, personal, data, hparams, context):
+        return personal, fjs.mean_over_rows(lambda batch: batch.fields["x"][0], data), {}
+
+    algorithm = fjs.Algorithm(
+        lambda key, hparams: (jnp.zeros(2), ()),
+        client,
+        lambda shared, release, hparams, round_: release,
+        lambda shared, personal, hparams, client_id: {"kernel": shared[None]},
+        squared(linear((2,), 1, bias=False)),
+    )
+    path = os.path.relpath(pathlib.Path(__file__).with_name("robust.py"))
+    mechanism = find_own("mechanism", f"{path}:{name}")()
+    population, everybody = fjs.Population.from_clients(rows), fjs.full_participation()
+    sim = fjs.Simulation(algorithm, population, everybody, fjs.Minibatches(1, steps=1), mechanism)
+    hparams = sim.hyperparameters()
+    state, _ = sim.round(sim.init(0, hparams), hparams)
+    np.testing.assert_allclose(state.shared, expected, rtol=1e-6)
+    assert "no guarantee is known for this mechanism" in str(sim.guarantee(state))
 
 
 @pytest.mark.thorough
