@@ -62,9 +62,13 @@ def stamp(record: Any, allows: Callable[[Any, Any], bool] | None = None) -> Any:
     All that makes another tuple of its parts loses the stamp. `_replace` keeps it if
     `allows(before, after)`.
     """
-    return tuple.__new__(
-        _stamped(getattr(type(record), "_unstamped", type(record)), allows), record
-    )
+    return tuple.__new__(_stamped(kind_of(record), allows), record)
+
+
+def kind_of(record: Any) -> type:
+    """Return the type of a record, without a stamp."""
+    kind = type(record)
+    return vars(kind).get("_unstamped", kind)
 
 
 def is_stamped(record: Any) -> bool:

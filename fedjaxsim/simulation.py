@@ -175,10 +175,15 @@ class Simulation:
             minibatches=self.minibatches,
             mechanism=mechanism,
         )
+        if algorithm.task.examples is not None:
+            check_parts(examples=algorithm.task.examples)
         require_stamps(algorithm, mechanism)
         m = self.num_clients
         self.task, self.sampler = algorithm.task, self.sampling.sampler(m)
         check_parts(sampler=self.sampler)
+        check_parts(scheme=self.sampler.scheme)
+        if self.sampler.availability is not None:
+            check_parts(availability=self.sampler.availability)
         scheme, event = self.sampler.scheme, mechanism.event
         for part, count in (
             ("sampler draws from", scheme.clients),

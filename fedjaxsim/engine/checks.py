@@ -26,10 +26,12 @@ from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
 from fedjaxsim.keys import seed_key
 from fedjaxsim.models.model import STATISTICS
-from fedjaxsim.own_code import is_stamped, own_modules
+from fedjaxsim.own_code import is_stamped, kind_of, own_modules
+from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
-from fedjaxsim.privacy.samplers import Sampler, Sampling, work_of
+from fedjaxsim.privacy.private_examples import PrivateExamples
+from fedjaxsim.privacy.samplers import Availability, Sampler, Sampling, work_of
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -39,9 +41,12 @@ _PARTS = {
     "algorithm": (Algorithm, "pmtl(task)"),
     "warm_start": (WarmStart, "WarmStart(start, published)"),
     "task": (Task, "softmax(model, num_classes)"),
+    "examples": (PrivateExamples, "private_examples(task).examples"),
     "population": (Population, "Population.from_clients(clients)"),
     "sampling": (Sampling, "poisson(0.2)"),
     "sampler": (Sampler, "poisson(0.2).for_clients(m)"),
+    "scheme": (SamplingScheme, 'SamplingScheme("full", 8, 8)'),
+    "availability": (Availability, "intermittent(dropout=0.1)"),
     "minibatches": (Minibatches, "Minibatches(10, epochs=1)"),
     "mechanism": (Mechanism, "gaussian()"),
 }
@@ -49,12 +54,13 @@ _PARTS = {
 
 
 def check_parts(**parts: Any) -> None:
-    """Check the kind of each part of a simulation, by name."""
+    """Check the type of each part of a simulation, by name.
+
+    A subclass is refused: it could answer otherwise each time it is asked, or have another cost.
+    """
     for name, part in parts.items():
         kind, example = _PARTS[name]
-        # A subclass could give another number each time it is asked, or another sampler.
-        exact = kind in (Minibatches, Sampling, Sampler)
-        if not isinstance(part, kind) or (exact and type(part) is not kind):
+        if kind_of(part) is not kind:
             name = name.replace("_", " ")
             raise ValueError(
                 f"{name} must be of type {kind.__name__}, such as {example}, got {described(part)}"

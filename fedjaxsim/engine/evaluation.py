@@ -458,7 +458,7 @@ def prepare_release(
     records: Records = MappingProxyType({}),
 ) -> SimulationState:
     """Return the state with an account and a record of draws for its evaluations."""
-    if not isinstance(plan, EvaluationPlan):
+    if type(plan) is not EvaluationPlan:  # a subclass could charge another noise than it draws
         raise ValueError(f"evaluate_privately must be an EvaluationPlan, got {described(plan)}")
     check_released(plan, records)
     spend = plan.spend(num_clients)

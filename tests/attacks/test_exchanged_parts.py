@@ -1,6 +1,7 @@
 """Parts of two records of the package put together: no code of a user, and a cost of neither."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import pytest
@@ -8,6 +9,7 @@ from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.mpmtl import mpmtl
+from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, record
 from fedjaxsim.privacy.mechanisms.record import CLIP, GAUSSIAN_NOISE, SUM, mechanism_of
 
@@ -92,9 +94,49 @@ def test_a_mechanism_of_ones_own_is_an_assumption():
     assert any(f"The mechanism of {__name__}" in each for each in simulation(own).public)
 
 
-def test_a_subclass_is_its_authors():
-    cheap = {"event": PURE.event}
-    with pytest.raises(ValueError, match="belong together"):
-        simulation(type("Cheap", (type(GAUSSIAN),), cheap)(*GAUSSIAN))  # which makes a `Mechanism`
-    own = type("Cheap", (fjs.Mechanism,), cheap)(*GAUSSIAN)
-    assert any(f"The mechanism of {__name__}" in each for each in simulation(own).public)
+def subclassed(part: Any, **inside: Any) -> Any:
+    """The same record, of a class of a user's that could answer otherwise each time."""
+    names = getattr(part, "_fields", None) or [field.name for field in dataclasses.fields(part)]
+    values = {name: getattr(part, name) for name in names}
+    return type("Mine", (type(part),), inside)(**values)
+
+
+def replaced(sim, **parts):
+    """The simulation with parts of users' classes, wherever they are."""
+    task, sampling, scheme = sim.task, sim.sampling, sim.sampler.scheme
+    if "examples" in parts:
+        task = fjs.private_examples(task)
+        task = task._replace(examples=subclassed(task.examples))
+    if "scheme" in parts:
+        sampler = sim.sampler._replace(scheme=subclassed(scheme))
+        sampling = sampling._replace(for_clients=lambda m: sampler)
+    if "availability" in parts:
+        levels = ((2, 1.0), (2, 0.01))  # which nobody tosses coins for
+        work = fjs.privacy.intermittent(dropout=0.5)
+        sampling = fjs.privacy.available(sampling, subclassed(work, levels=levels))
+    changed = {"algorithm": sim.algorithm._replace(task=task), "sampling": sampling}
+    return dataclasses.replace(sim, **changed | {k: v for k, v in parts.items() if v is not None})
+
+
+def test_no_part_may_be_of_a_subclass():
+    sim = simulation()
+    for name in ("algorithm", "population", "sampling", "minibatches"):
+        with pytest.raises(ValueError, match=f"{name} must be of type"):
+            replaced(sim, **{name: subclassed(getattr(sim, name))})
+    cheap = type("Mine", (fjs.Mechanism,), {"event": PURE.event})(*GAUSSIAN)
+    with pytest.raises(ValueError, match="mechanism must be of type Mechanism"):
+        replaced(sim, mechanism=cheap)
+    with pytest.raises(ValueError, match="task must be of type Task"):
+        replaced(sim, algorithm=fjs.fedavg(TASK)._replace(task=subclassed(TASK)))
+    for name in ("examples", "scheme", "availability"):
+        with pytest.raises(ValueError, match=f"{name} must be of type"):
+            replaced(sim, **{name: None})
+
+
+def test_a_plan_of_evaluations_charges_the_noise_that_it_draws():
+    """A subclass with a charge of z = 10⁶ said 0.89 for 7.74."""
+    sim = simulation()
+    hparams = sim.hyperparameters(clip=1.0, noise_multiplier=4.0, learning_rate=0.1)
+    plan = subclassed(EvaluationPlan(0.5, "accuracy"))
+    with pytest.raises(ValueError, match="must be an EvaluationPlan, got a Mine"):
+        sim.run(sim.init(0, hparams), hparams, 1, evaluate_privately=plan)
