@@ -167,7 +167,7 @@ class Algorithm(NamedTuple):
         `hparams.sampling_rate` is the rate p of any sampler.
       predict: `(shared, personal, hparams, client_id) -> params`: the client's model.
       predict_with_data: `(shared, personal, data, hparams, client_id) -> params`: the model that a
-        client makes of its own training rows, `data`; evaluations then use it in place of
+        client makes from its training rows, `data`; evaluations then use it in place of
         `predict`. None if predictions need no rows.
       task: model, loss and metrics.
       hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
@@ -180,7 +180,7 @@ class Algorithm(NamedTuple):
         private for each of its examples, by the client's own noise; charged to an account of its
         own. None without such noise.
       noise_adds_up: the remedy, if noise adds up in the server's state; or None.
-      curvature: L of a step with `hparams.learning_rate`, from that of the loss: the default η is
+      curvature: L of a step with `hparams.learning_rate`, from the loss's L: the default η is
         1/L, with which no step expands. None keeps the usual default.
       typical_message: `(L) -> C`, the default clip norm of private runs, from the curvature L of
         the loss on bounded rows; see `optimizers.small_update`. None keeps the usual default.

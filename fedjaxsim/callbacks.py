@@ -85,7 +85,7 @@ class Validation(Callback):
 def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluation:
     """Evaluate on validation rows; add columns `validation_METRIC` to the segment's records.
 
-    The clients are those of the segment's evaluation.
+    The clients are in the segment's evaluation.
     """
     found = run.evaluate(state, "validation", segment.evaluation.clients)
     columns = {f"validation_{name}": found.summary()[f"validation_{name}"] for name in found.values}

@@ -165,7 +165,7 @@ def resolve(path: str) -> Factory:
 
 
 def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, **settings: Any):
-    """Call a factory, or "module:factory", with those of the `supplied` values that it takes."""
+    """Call a factory, or "module:factory", with the `supplied` values that it takes."""
     function = resolve(factory) if isinstance(factory, str) else factory
     taken = inspect.signature(function).parameters
     known = {name: value for name, value in supplied.items() if name in taken}

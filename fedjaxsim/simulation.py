@@ -322,7 +322,7 @@ class Simulation:
 
     @property
     def bounds_steps(self) -> bool:
-        """Return whether the curvature of local steps is bounded, by that of the loss and ‖x‖."""
+        """Return whether the curvature of local steps is bounded, by the loss's and ‖x‖."""
         known = self.task.curvature is not None and self.algorithm.curvature is not None
         return known and "x" in (found := self.population.columns) and found["x"].norm < math.inf
 
@@ -385,7 +385,7 @@ class Simulation:
     ) -> Hyperparameters:
         """Return `hparams` with the least noise multiplier that meets a target ε.
 
-        It is of all `rounds`, in nats (zero-out, joint DP), at the noise that the mechanism itself
+        It covers all `rounds`, in nats (zero-out, joint DP), at the noise that the mechanism itself
         says it draws. Raises ValueError if there is no noise to calibrate, or no noise multiplier
         meets the target.
 
@@ -618,7 +618,7 @@ class Simulation:
     ) -> tuple[SimulationState, History]:
         """Run rounds, with evaluations on the test split; return the last state and the history.
 
-        The last evaluation in the history is of all clients. Those before are of a sample drawn
+        The last evaluation in the history reads all clients. Earlier ones read a sample drawn
         from the run's key, the same clients each time, if there are more than `eval_clients`.
 
         Args:
@@ -631,7 +631,7 @@ class Simulation:
           delta: δ of the ε that callbacks read.
           keep: number of segments to return, the last ones; by default all.
           evaluate_privately: a metric that each evaluation releases with noise, on the validation
-            split, and charges to the state: `Segment.private`. It is of all clients.
+            split, and charges to the state: `Segment.private`. It reads all clients.
           eval_clients: number of clients in that sample; None for all clients.
         """
         require_state(state)
@@ -692,7 +692,7 @@ class Simulation:
 
         On the run's own population that is the global model beside the personal ones of `evaluate`.
         A central test set is a population of one client: `Population.from_flat(fields, [n])`, whose
-        rows are of the split "train". Columns and classes of other rows are found by their names,
+        rows are in the split "train". Columns and classes of other rows are found by their names,
         and numbers converted to the run's units.
 
         Raises:
@@ -738,7 +738,7 @@ class Simulation:
           "client", its name; "row", the row's position in the source; "prediction", in a regression
           a number in the units of the target as read, in a classification a class (its name, if it
           has one; None or −1 where the model gives NaN), with its "probability", or after
-          `tasks.logistic` and `tasks.multilabel` that of the positive class; "clipped", for
+          `tasks.logistic` and `tasks.multilabel` the positive class's; "clipped", for
           other rows than the run's, whether a feature was beyond its range and was clipped.
 
         Raises:
@@ -773,8 +773,8 @@ class Simulation:
 
         The released mean message is an estimating equation, whose root is the model. "sampling" is
         the standard error over clients by the sandwich of their messages, as cluster-robust errors
-        of least squares are, with the same correction for few clients. "noise" is that of the
-        mechanism in all rounds of this stage, and "cohorts" that of which clients took part; both
+        of least squares are, with the same correction for few clients. "noise" comes from the
+        mechanism in all rounds of this stage, and "cohorts" from which clients took part; both
         contract from round to round as the model does near its last state. Errors are computed
         from private rows: publishing them is another release.
 
@@ -1029,7 +1029,7 @@ class Simulation:
         return {"code of a round": digest_of(traced)}
 
     def _agree(self, state: SimulationState, hparams: Hyperparameters) -> None:
-        """Check that all processes go on with one round of one run: a ledger is of all of them."""
+        """Check that all processes go on with one round of one run: they have one ledger."""
         key = jax.random.key_data(state.key)
         begun = to_host((state.round, key, state.privacy, hparams.as_arrays()))
         values = repr([(leaf.shape, leaf.tobytes()) for leaf in jax.tree.leaves(begun)])
@@ -1047,7 +1047,7 @@ class Simulation:
         return self._traced[kind]
 
     def _require_own(self, state: SimulationState, hparams: Hyperparameters) -> None:
-        """Check that a state has the shapes of those of `init`, and all functions."""
+        """Check that a state has the shapes that `init` gives, and all functions."""
         own = self._trace(keys.seed_key(0), hparams).state
         require_same_shapes("server state", own.shared, state.shared)
         require_same_shapes("personal states", own.personal, state.personal)

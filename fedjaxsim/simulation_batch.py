@@ -30,13 +30,13 @@ class SimulationBatch:
     Each run equals `Simulation.run` with the same seed, up to rounding. The runs share cohorts,
     minibatches and the standard normal numbers behind the noise, so at most one of them may be
     published under its guarantee. A run that diverges does not affect the others. Methods raise
-    ValueError as those of `Simulation`, for any of the settings.
+    ValueError as methods of `Simulation` do, for any of the settings.
 
     Args:
       simulation: the simulation.
       settings: S hyperparameters with equal sampling rates.
-      devices: JAX devices, by default all, those of other processes included. They divide the
-        settings, the last of which is repeated to divide evenly; only states show the repetitions.
+      devices: JAX devices, by default all, also other processes' devices. They divide the
+        settings, and the last one is repeated to divide evenly; only states show the repetitions.
         With more devices than settings they divide the clients, too (see `grid`).
       axes: the hyperparameters that may differ, as from `varying`; by default those that do.
 

@@ -65,7 +65,7 @@ def check_billboard(
 
     Raises:
       AssertionError: naming the round, the function or leaf, and the client who holds it.
-      NothingTestedError: if the changed data had no effect, as of a client who was never drawn.
+      NothingTestedError: if the changed data had no effect, as if the client was never drawn.
     """
     m = simulation.num_clients
     for client in clients or ():

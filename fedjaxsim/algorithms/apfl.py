@@ -48,7 +48,7 @@ def apfl(
     with the local w_i in place of w. It keeps v and sends w_i − w, the message of FedAvg. With
     `adaptive` each α_i starts at α = `hparams.mixture` and moves once a round, on the first
     minibatch (equation 10): α_i ← α_i − η ⟨v − w_i, ∇ℓ_i(α_i v + (1 − α_i) w_i)⟩, kept in [0, 1].
-    Other local optimizers and schedules are of the steps of v and w_i alone.
+    Other local optimizers and schedules take the steps of v and w_i alone.
 
     Args:
       adaptive: Whether clients adapt their α.

@@ -59,9 +59,9 @@ def ditto(
 
     Args:
       personal_optimizer: Optimizer of the personal models, with `hparams.personal_learning_rate`
-        if given by name; by default that of the clients.
+        if it is a name; by default the clients' optimizer.
       personal_epochs: Epochs of the personal models; by default as many local steps as for w.
-      pull: "rows" divides λ by the client's training rows, and gives intercepts a λ of their own,
+      pull: "rows" divides λ by the client's training rows, and gives intercepts their own λ,
         as a mixed model shrinks; see `data.variance_ratios`.
     """
     check_pull(pull, local_optimizer, personal_optimizer)

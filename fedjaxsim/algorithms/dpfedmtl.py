@@ -143,7 +143,7 @@ def fedrep(
     minibatches.
 
     Args:
-      head_epochs: τ, epochs of the head's steps; by default as many steps as of the trunk.
+      head_epochs: τ, epochs of the head's steps; by default as many steps as the trunk's.
     """
     return _algorithm(task, head, local_optimizer, "sgd", head_first=True, head_epochs=head_epochs)
 

@@ -195,12 +195,12 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
 
 
 def local_records(*, local_optimizer: LocalChoice = "sgd", **_: object) -> Records:
-    """Return the hyperparameters that a local optimizer reads; η alone of one's own."""
+    """Return the hyperparameters that a local optimizer reads: η alone if it is your own."""
     return getattr(as_local(local_optimizer), "hyperparameters", (LEARNING_RATE,))
 
 
 def server_records(*, server_optimizer: ServerChoice = "sgd", **_: object) -> Records:
-    """Return the hyperparameters that a server optimizer reads; its η alone of one's own."""
+    """Return the hyperparameters that a server optimizer reads: η alone if it is your own."""
     return getattr(as_server(server_optimizer), "hyperparameters", (SERVER_LEARNING_RATE,))
 
 
@@ -274,7 +274,7 @@ def small_update(curvature: float) -> float:
 
 
 def small_gradient(curvature: float) -> float:
-    """Return the norm of the gradient of which a step of 1/L is a `small_update`: 0.1 √L."""
+    """Return the norm of the gradient with which a step of 1/L is a `small_update`: 0.1 √L."""
     return curvature * small_update(curvature)
 
 

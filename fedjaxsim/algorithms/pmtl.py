@@ -113,7 +113,7 @@ def pmtl(
 
 
 def _outgrown(p: float, hparams: Hyperparameters) -> float:
-    """Return the rounds after which noise in w̃ exceeds that of one release: η_s²T > 1."""
+    """Return the rounds after which noise in w̃ exceeds one release's noise: η_s²T > 1."""
     step = float(hparams.server_learning_rate)
     return step**-2 if step > 0 else math.inf
 

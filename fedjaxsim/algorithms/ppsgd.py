@@ -43,7 +43,7 @@ _DIVISOR = (
 class Iterate(NamedTuple):
     """Parameters that move from round to round: (W, w) at the server, θ_i at client i.
 
-    `mean` is that of the first `rounds` rounds; both are None if no mean is asked for.
+    `mean` is the mean over the first `rounds` rounds; both are None if no mean is asked for.
     """
 
     value: PyTree

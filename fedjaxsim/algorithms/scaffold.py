@@ -70,7 +70,7 @@ def scaffold(
     `hparams.typical_batches`. If all clients take b steps, mean(d_i⁺ − d_i) is mean(y − x) − d, so
     that y − x is the whole message. Otherwise the message is both changes, (y − x, d_i⁺ − d_i).
     One clip bounds both: at b = K_i they are about equally long, so that the same clip keeps
-    about 1/√2 of each, and the noise on both is that of one.
+    about 1/√2 of each, and both get the noise of one.
 
     The message "steps" is d_i⁺ alone: the client's mean gradient as b local steps. It holds no
     earlier noise but by its gradients, and costs what FedAvg's costs. From its released mean R

@@ -46,7 +46,7 @@ class AuditResult:
         are right with probability q.
       allowed: the largest advantage that the reported guarantee allows, its δ at ε = 0; None if it
         reports none, or guesses on several canaries need not be independent.
-      guesses: the number of guesses behind `epsilon`, of which `correct` were right.
+      guesses: the number of guesses behind `epsilon`; `correct` of them were right.
       gaussian: lower bound on ε, with `CONFIDENCE`, if all releases together are one Gaussian
         release, as their charges say; None if they are not, or guesses need not be independent.
     """
@@ -121,7 +121,7 @@ def result(states: Sequence[SimulationState], report: Report) -> AuditResult:
     """Guess the canaries' coins from the releases of runs, and bound ε from below.
 
     Given the releases, the coins of canaries are independent if Gaussian noise of one scale is
-    added to a sum: each direction then sees noise of its own, and what other clients send depends
+    added to a sum: each direction then sees its own noise, and what other clients send depends
     on earlier releases alone. An adaptive clip norm, or noise with another density, couples them.
 
     `states` are the last ones of independent runs of one simulation; each has the same `report`.

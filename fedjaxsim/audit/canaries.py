@@ -32,7 +32,7 @@ OVERSHOOT = 10.0
 
 
 class Directions(NamedTuple):
-    """Orthonormal directions of n canaries: each has random signs on coordinates of its own.
+    """Orthonormal directions of n canaries: each has random signs on its own coordinates.
 
     `owner`, (p,) int32, and `sign`, (p,) int8, are of each coordinate; `size` (n,) counts them.
     """

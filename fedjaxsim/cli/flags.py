@@ -34,7 +34,7 @@ HELP = ("--help", "-h")
 
 
 def reads_data_alone(function: Callable[..., Work]) -> Callable[..., Work]:
-    """Mark a command that reads no settings of a run but those of its data."""
+    """Mark a command that reads only the data settings of a run."""
     vars(function)["reads_data_alone"] = True
     return function
 
@@ -74,7 +74,7 @@ class Command(NamedTuple):
 
     @property
     def takes_axes(self) -> bool:
-        """Return whether it takes the settings of several runs, of which lists are axes."""
+        """Return whether it takes the settings of several runs, in which lists are axes."""
         return "axes" in inspect.signature(self.function).parameters
 
     @property

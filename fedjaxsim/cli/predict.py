@@ -25,13 +25,13 @@ def predict(
     """Predict rows by the personal models of a run, in the order of the rows.
 
     New rows need no target. Those of a client that took no part are predicted by the model that the
-    run published, if it did. The probability of a class is that of the predicted one, but after
-    loss logistic that of the positive class, the second one.
+    run published, if it did. The probability is the predicted class's, but after
+    loss logistic the positive (second) class's.
 
     Args:
       directory: Directory of the run.
       data: Source of new rows, as csv:new.csv; by default the run's own rows.
-      client: Column with the client of each new row; by default that of the run.
+      client: Column with the client of each new row; by default the run's.
       out: Table of the predictions (.csv or .parquet); by default the first rows are printed.
       quiet: Print errors only.
     """
@@ -68,13 +68,13 @@ def evaluate(
 ) -> Work:
     """Judge a run's personal models and the published one on the same rows.
 
-    New rows are those of the run's clients, or a central test set without a column of clients; a
+    New rows belong to the run's clients, or are a central test set without a column of clients; a
     client who took no part is judged by the published model alone. No guarantee covers the numbers.
 
     Args:
       directory: Directory of the run.
       data: Source of new rows with their targets, as csv:new.csv; by default the run's own rows.
-      client: Column with the client of each new row; by default that of the run.
+      client: Column with the client of each new row; by default the run's.
       split: The run's own rows that are judged.
       by: class for precision and recall of each class, or a table (.csv or .parquet) of clients
         and their groups in its first two columns, for a line for each group.

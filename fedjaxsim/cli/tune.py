@@ -43,7 +43,7 @@ def tune(
 ) -> Work:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
-    Settings are those of `run`; tuned ones start there. Without --held-out-clients, tuning uses
+    Settings are `run`'s; tuned ones start there. Without --held-out-clients, tuning uses
     validation rows of the clients, which no ε covers: 0.2 of the training rows, unless
     --validation-fraction says otherwise. `run` with the tuned.toml in --out runs with the result,
     on other data if --data names them.

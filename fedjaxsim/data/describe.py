@@ -45,7 +45,7 @@ _SHOWN = 3
 def describe(population: Population) -> dict[str, Any]:
     """Return statistics of a population by name; None for one that does not apply.
 
-    `rows_min`, `rows_median`, `rows_max` and `rows_skewness` are of all splits together.
+    `rows_min`, `rows_median`, `rows_max` and `rows_skewness` count all splits together.
     """
     sizes = population.counts.sum(axis=1)
     found: dict[str, Any] = {
@@ -85,7 +85,7 @@ def between_clients(population: Population) -> float | None:
 
     It is the share of the target's variance between clients, in one-way analysis of variance with
     n₀ = (N − Σ n²/N) / (k − 1) rows a client (Donner 1986), and may be slightly negative. For
-    classes, by name or 0 to at most 19, the variance is that of their indicators together.
+    classes, by name or 0 to at most 19, it is the variance of their indicators together.
 
     Returns:
       The correlation; None without a target of one number a row, or if no client has two rows.

@@ -50,7 +50,7 @@ def load(
       split_by: rows for testing and validation: "random" ones, or the last ones of each client in
         "time", with a gap before them if rows are overlapping windows of text or a series. None is
         "time" for such windows, and "random" otherwise.
-      max_rows: `Population.max_rows`; None keeps that of the data.
+      max_rows: `Population.max_rows`; None keeps the data's.
       **settings: arguments of the reader and of the partition, by name, such as `num_clients`.
 
     Raises:

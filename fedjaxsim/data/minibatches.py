@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
     @property
     def examples(self) -> jax.Array:
-        """The number of examples of which a mean over the minibatch is, ()."""
+        """The number of examples in a mean over the minibatch, ()."""
         return jnp.sum(self.weight)
 
     def gradient(self, task: Any, params: PyTree) -> PyTree:
@@ -373,7 +373,7 @@ class ClientData:
 
         With steps the loop has a static length. With epochs its length depends on the client, and
         reverse mode needs `most_rows`. The mean over the minibatches of the losses at their first
-        `Task.gradient` becomes the client's metric "loss", that of the last fold of a round.
+        `Task.gradient` becomes the client's metric "loss", from the last fold of a round.
 
         Args:
           step: `(carry, batch) -> carry`.

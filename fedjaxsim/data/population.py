@@ -60,7 +60,7 @@ class Population:
         Fields (N,) and (N, d) without names get x0, x1, …; others have none.
       voids_epsilon: sentences on results of all clients' data, such as the ranges of columns, that
         no ε covers: no run on the population has one.
-      held_out: clients that take no part in a run, as a population of their own; None if there
+      held_out: clients that take no part in a run, as another population; None if there
         are none.
       source_row: (N,) the position of each row in its source, such as the data frame that it was
         read from; None if the rows are in the source's order.
@@ -170,7 +170,7 @@ class Population:
         source_row: np.ndarray | None = None,
         **more: Any,
     ) -> Self:
-        """Sort rows by client and split; those of one client and split keep their order.
+        """Sort rows by client and split; rows of one client and split keep their order.
 
         Args:
           fields: array-likes of shape (N, ...).

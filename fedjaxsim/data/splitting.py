@@ -35,7 +35,7 @@ def split(
 
     By time, a client's last training rows, in the order of their source, are its test rows, and
     those before them its validation rows. `gap` rows before either are left out, so that windows of
-    a series, which overlap with their neighbours, share nothing with those of another split.
+    a series, which overlap with their neighbours, share nothing with windows of another split.
 
     Args:
       population: clients with the training rows to divide.

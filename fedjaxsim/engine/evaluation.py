@@ -71,7 +71,7 @@ class Evaluation:
       records: the record of each metric, decided once by `resolve_metrics`.
       clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
         `values` are then (k,); None for all clients.
-      pools: by name, the statistics of clients of which a metric of all their rows is made.
+      pools: by name, clients' statistics, from which a metric of all their rows is made.
     """
 
     split: str
@@ -442,7 +442,7 @@ def release_evaluation(
 
 
 def check_released(plan: EvaluationPlan, records: Records) -> None:
-    """Check that a plan's metric has a direction and is of one client alone."""
+    """Check that a plan's metric has a direction and describes one client."""
     require_direction(plan.metric, records)
     if plan.metric == "nmse":
         raise ValueError(

@@ -341,7 +341,7 @@ class RunLoop:
         any), `private_` and the name of a metric (the released mean, if any), and `epsilon`
         (zero-out, joint DP; inf without a guarantee). `epsilon_tight` says which it is: True for
         the accountant's value, after the last planned round; False for the larger bound by RDP.
-        With a budget it is that of the whole budget, and `epsilon_spent` bounds what was spent.
+        With a budget it is the whole budget's ε, and `epsilon_spent` bounds what was spent.
         """
         if self._recorded is not segment:
             columns: Record = {"round": segment.round}

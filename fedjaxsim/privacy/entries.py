@@ -48,7 +48,7 @@ class SamplingScheme:
       period: t, the rounds of a period of an "allocation" scheme, from a round whose number is a
         multiple of t on; None for every other kind.
       levels: ((clients, share), …) of public groups of clients, if a drawn client of a group takes
-        part with a probability, its share, by a secret coin of its own. The scheme itself is about
+        part with a probability, its share, by its own secret coin. The scheme itself is about
         those with share 1; `at_share` is about the others.
       share: the probability with which the drawn client in question takes part.
     """

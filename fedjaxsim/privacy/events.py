@@ -16,7 +16,7 @@ _KINDS: "dict[str, type[PrivacyEvent]]" = {}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyEvent:
-    """The cost of one release; a mechanism of one's own brings a subclass, a frozen dataclass.
+    """The cost of one release; your own mechanism brings a subclass, a frozen dataclass.
 
     A round is an `Entry`: z, which the release returned, and p, the client's probability to be in
     the cohort, if the event `amplifies`, else 1 (composition knows the schemes). More noise, or a
@@ -43,7 +43,7 @@ class PrivacyEvent:
     """Whether costs follow from p: that sampling hides something is then the event's own claim. If
     False, p is always 1, and a sampled round costs as much as one with all clients."""
     of_whole_run: ClassVar[bool] = False
-    """Whether a round has no cost of its own, only consecutive rounds together."""
+    """Whether no round has a cost, only consecutive rounds together."""
     different: ClassVar[int] = 32
     """Number of different rounds that are composed one by one; more are merged."""
 
@@ -243,7 +243,7 @@ class Correlated(Gaussian):
 
 @dataclasses.dataclass(frozen=True)
 class Banded(Gaussian):
-    """Gaussian noise of which later rounds take back a part, by a banded matrix.
+    """Gaussian noise that later rounds partly cancel, by a banded matrix.
 
     `coefficients`, (bands,), are c: the releases are C⁻¹(C x + z ξ), C the lower triangular
     Toeplitz matrix of c. With as many groups in turn, or more, a client's turns move C x in

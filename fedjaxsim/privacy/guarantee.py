@@ -437,11 +437,11 @@ def report(
       delta: the total δ in (0, 1), overflow of cohorts included.
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
-      limit: the budget that the run kept: the guarantees are then those of all that it allows.
+      limit: the budget that the run kept: the guarantees then cover all that it allows.
       minibatches: (m,) the minibatches of each client that protects examples; by default those of
         all rounds.
       left: rounds that were planned besides those done; None if the time to stop is fixed. Examples
-        are charged for all planned rounds, since they keep no budget of their own.
+        are charged for all planned rounds, since they keep no budget.
       later: charges of clients' other releases in the rounds left, such as evaluations.
 
     Raises:

@@ -70,7 +70,7 @@ class Messages(Opaque):
     def bound_parts(
         self, parts: Sequence[str], clip_norms: Mapping[str, jax.Array], mask: jax.Array
     ) -> Bounded:
-        """Clip each part of a message to an L2 norm of its own, by its name in `clip_norms`.
+        """Clip each part of a message to its own L2 norm, by its name in `clip_norms`.
 
         `parts` has the part of each leaf, in the order of `paths`. A message is clipped if one of
         its parts is, and becomes zero if one is not finite.

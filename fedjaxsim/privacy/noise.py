@@ -11,7 +11,7 @@ Formal guarantees:
     rises, up to a few units in the last place. So the probability that it exceeds t is known by
     counting: equal to N(0, 1) within one part in 10⁴ and 2⁻⁶³, for every t.
   * The largest size is 9.16, met with probability 2⁻⁶³.
-  * Every number of a key has a threefry block of its own: they are independent as far as threefry
+  * Every number of a key has its own threefry block: they are independent as far as threefry
     is a random function.
   * Numbers lie on the grid of floats, and a sum of floats reveals more than an ideal one (Mironov
     2012): a simulation of the ideal mechanism, not a hardened deployment.
@@ -101,7 +101,7 @@ def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) 
 
 
 def _central(high: jax.Array, low: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Return the normal numbers of two words, ±∞ for those of the tail."""
+    """Return the normal numbers of two words, ±∞ in the tail."""
     below = _fraction(high, low, dtype)
     above = _fraction(~high, ~low, dtype)  # 1 − below, without cancellation
     value = _polynomial(_CENTRE, -_log(above * (1 + below)))

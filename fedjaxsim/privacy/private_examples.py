@@ -419,10 +419,10 @@ def private_examples(
     example is clipped to C = `hparams.example_clip`, and their sum gets Gaussian noise of standard
     deviation zC. All clients have z = `hparams.example_noise_multiplier` or, with `epsilon`, each
     the z with which it spends ε in `rounds` rounds. Every gradient of a minibatch is charged, and
-    draws noise of its own.
+    draws its own noise.
 
     `Task.gradient` is the only use of a minibatch. Algorithms that use rows in other ways are
-    refused when a simulation is made. The loss of an example is that of a minibatch of it alone.
+    refused when a simulation is made. An example's loss is the loss of a minibatch of it alone.
 
     Args:
       task: model and loss.

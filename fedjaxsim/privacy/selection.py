@@ -5,7 +5,7 @@ model, that too says something about each client. A *random* number of runs hide
 2019; Papernot and Steinke 2022). What is published is the best run alone, by a score that its own ε
 covers: its release, its settings and its score. The number of runs and all other runs stay secret.
 
-Every run draws its settings independently of the others, with a seed of its own, and costs at most
+Every run draws its settings independently of the others, with its own seed, and costs at most
 the Rényi curve that is given; the number of runs depends on nothing.
 """
 

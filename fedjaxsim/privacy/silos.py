@@ -152,7 +152,7 @@ def epsilons(
 
     `charges` are of the unit "example", with silos of the same clients; stages and runs may give
     them other numbers of rows. `minibatches`, (m,), counts those that each client has taken; by
-    default those of every round, which is an upper bound. `released` are clients' charges that are
+    default every round's, which is an upper bound. `released` are clients' charges that are
     charged to their examples, too.
     """
     every: list[Any] = [charged.event.silos for charged in charges]

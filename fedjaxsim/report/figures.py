@@ -128,7 +128,7 @@ def _scale(metric: Metric, rows: Rows) -> str:
 def _bounds_so_far(rows: Rows) -> list[float]:
     """Return upper bounds on ε over rounds that never fall; NaN is no bound.
 
-    What bounds the ε of a later round bounds that of an earlier one, so the tight value at the end
+    What bounds the ε of a later round bounds an earlier round's, so the tight value at the end
     lowers the bounds of the loop before it.
     """
     [known] = _columns(rows, "epsilon")
@@ -223,7 +223,7 @@ def looks_of(found: Sequence[System]) -> list[Look]:
 def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> Figure:
     """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
 
-    By default the column is the metric that judges the runs. Each data set has panels of its own.
+    By default the column is the metric that judges the runs. Each data set has its own panels.
     The title names the only one, and the meaning of ε.
 
     Raises:

@@ -27,7 +27,7 @@ def rare_class(population: Population) -> str | None:
 
 
 def worse_than_constant(population: Population, summary: Mapping[str, Any]) -> str | None:
-    """Say which metric of test rows is worse than that of one constant for all clients.
+    """Say which metric of test rows is worse than one constant for all clients.
 
     The constant is the mean or the most frequent class of all training rows.
 

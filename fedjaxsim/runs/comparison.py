@@ -1,4 +1,4 @@
-"""Finished runs side by side: those of folders, and those of sweeps."""
+"""Finished runs side by side, from folders and from sweeps."""
 
 import collections
 import csv
@@ -148,7 +148,7 @@ class Comparison:
 
     @functools.cached_property
     def sentences(self) -> list[str]:
-        """The assumptions of the guarantees, and those of single examples, with their runs."""
+        """The assumptions of the guarantees, also about single examples, with their runs."""
         said: dict[str, list[str]] = {}
         for each in self.runs:
             for sentence in (*_of_examples(each.guarantee), *each.guarantee["assumed"]):

@@ -96,8 +96,8 @@ class FinishedRun:
         Args:
           rows: a population, a data frame, or data by name, such as "csv:new.csv"; they need no
             target. By default the run's own rows.
-          client: the column with the client of each row, by default that of the run. Rows without
-            such a column are those of a new client.
+          client: the column with the client of each row, by default the run's. Rows without
+            such a column are a new client's.
         """
         population, clipped = self._population(rows, client)
         said = self.sim.predict(self.state, self.hparams, population)
@@ -120,7 +120,7 @@ class FinishedRun:
           rows: a population, a data frame, or data by name, such as "csv:new.csv", with targets;
             by default the run's own rows of a split. Rows without clients are a central test set.
           split: of the run's own rows.
-          client: the column with the client of each row, by default that of the run.
+          client: the column with the client of each row, by default the run's.
           by: the group of each client by its name, for a line for each group of clients; or "class"
             for a line for each class.
 
@@ -216,7 +216,7 @@ class FinishedRun:
 
 
 def _population(found: Source | Population, path: str | None) -> Population:
-    """Return new rows, none set aside; rows without clients are those of a new one."""
+    """Return new rows, none set aside; rows without clients are a new one's."""
     if isinstance(found, Population):
         counts = np.zeros_like(found.counts)
         counts[:, 0] = found.counts.sum(axis=1)

@@ -77,7 +77,7 @@ LOGGERS: dict[str, tuple[Factory, tuple[str, ...]]] = {
     "tensorboard": (tensorboard, ("tensorboardX", "torch")),
     "trackio": (trackio, ("trackio",)),
 }
-"""Factories by name, with the packages of which they need one."""
+"""Factories by name, each with packages that it can use; one is enough."""
 
 
 def find_logger(name: str) -> Factory:

@@ -43,7 +43,7 @@ _EXAMPLES = ("example_epsilon", "example_noise_multiplier")
 EXCLUSIVE = (
     ("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES,
 )  # fmt: skip
-"""Pairs of settings of which a run is given one at most."""
+"""Pairs of settings; a run is given one at most."""
 _MEASURING = "audit", "bench", "plan"
 """Commands without evaluations on the way."""
 _OF_SINGLE_RUNS = *_MEASURING, "tune", "sweep"
@@ -587,7 +587,7 @@ def run_config(**settings: Any) -> RunConfig:
 
 
 def layered(*layers: Layer, without: Mapping[str, str] = {}) -> RunConfig:
-    """Make the settings of a run from layers, of which the last one wins.
+    """Make the settings of a run from layers; the last one wins.
 
     Settings in `without` are not read, for the reason there: they have their defaults.
     """

@@ -48,7 +48,7 @@ def resolve(
     earlier: Path | None,
     without: Mapping[str, str],
 ) -> RunConfig:
-    """Make the settings of a run from flags, a file and an earlier run, of which the first wins.
+    """Make the settings of a run from flags, a file and an earlier run; the first wins.
 
     Settings of the file that this run does not read are noted, those of the run in the directory
     `earlier` are left out. `without` holds settings that the caller does not read, with the reason.

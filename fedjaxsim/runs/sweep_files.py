@@ -150,7 +150,7 @@ def _is_one_value(setting: Setting, values: list[Any]) -> bool:
 
 
 def lists(table: Values, place: str) -> dict[str, list[Any]]:
-    """Return the values of each key, of which none is there twice: a run counts once."""
+    """Return the values of each key, none of them twice: a run counts once."""
     found = {name: of if isinstance(of, list) else [of] for name, of in table.items()}
     for name, values in found.items():
         if not values:

@@ -1,7 +1,7 @@
 """The runs of a sweep, resolved from a TOML file, and the groups that share one program.
 
 A file has the keys of a run and the options of a sweep at its top level, the values to sweep in a
-table `[sweep]` or several `[[sweep]]`, each a product of its own, and may have a table `[search]`
+table `[sweep]` or several `[[sweep]]`, each its own product, and may have a table `[search]`
 that chooses further settings first, for each combination of swept values; see docs/sweeps.md.
 """
 

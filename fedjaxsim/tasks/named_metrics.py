@@ -1,7 +1,7 @@
 """Metrics of classifications by the names that people expect, pooled over the rows of all clients.
 
 A client's confusion counts, calibration bins or scores are small, and add up or stand side by side:
-the same function gives a client's metric from its own, and the pooled one from those of all.
+the same function gives a client's metric from its own, and the pooled one from all of them.
 """
 
 import functools
@@ -36,7 +36,7 @@ RECORDS = {
 def with_metrics(task: Task, names: Sequence[str]) -> Task:
     """Return a classification that also evaluates metrics by name, pooled over all rows.
 
-    F1, precision and recall are those of class 1 of two classes, and of more the mean over the
+    F1, precision and recall are class 1's if there are two classes, else the mean over the
     classes that occur or are predicted, as scikit-learn's "binary" and "macro"; a client without
     such rows has none. The column of a metric is its pooled value, `_unweighted` the mean over
     clients.
@@ -213,7 +213,7 @@ def _calibration(classes: Classes) -> StreamingMetric:
 
 
 def _area(classes: Classes) -> StreamingMetric:
-    """Make the AUC, whose pooled value is that of the rows of all clients together."""
+    """Make the AUC, whose pooled value ranks the rows of all clients together."""
 
     def score(params, batch):
         scores = classes.scores(params, batch.fields)

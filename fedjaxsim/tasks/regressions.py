@@ -180,7 +180,7 @@ def cox(model: Model) -> Task:
 
 
 def _concordance(model: Model) -> StreamingMetric:
-    """Make Harrell's C: the share of comparable pairs of which the earlier event scored higher.
+    """Make Harrell's C: the share of comparable pairs in which the earlier event scored higher.
 
     Equal scores count one half. A pair is comparable if the earlier time is an event's; at equal
     times, if one alone is, as in lifelines.

@@ -1,4 +1,4 @@
-"""Tasks with several targets per row: labels of which any may hold, and several numbers."""
+"""Tasks with several targets per row: labels that may hold together, and several numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +22,10 @@ from fedjaxsim.tasks.task import (
 
 
 def multilabel(model: Model, num_outputs: int) -> Task:
-    """Classification by L labels of which any may hold; "y" is 0 and 1, (n, L).
+    """Classification by L labels that may hold together; "y" is 0 and 1, (n, L).
 
     The loss of a row is the sum of the labels' logistic losses. "accuracy" is the mean over labels,
-    and "accuracy_0", "accuracy_1", … are those of each. Predictions are 0 and 1, (n, L), with the
+    and "accuracy_0", "accuracy_1", … are each label's. Predictions are 0 and 1, (n, L), with the
     probability of 1.
 
     Args:
@@ -55,7 +55,7 @@ def squared_targets(model: Model, num_outputs: int) -> Task:
     """Regression of t targets with ½‖prediction − y‖²; "y" is (n, t).
 
     "squared_error" is the mean over targets, of which nMSE is a multiple, and "squared_error_0",
-    "squared_error_1", … are those of each.
+    "squared_error_1", … are each target's.
 
     Args:
       model: outputs (b, t).

@@ -47,7 +47,7 @@ class Layers(NamedTuple):
     """A task on dense layers, for gradients of single examples.
 
     Attributes:
-      of: `Task.loss`, of which it is another form.
+      of: `Task.loss`, in another form.
       dense: the layers.
       losses: `(outputs, fields) -> (b,)`, the loss of each example.
     """
@@ -62,7 +62,7 @@ class Classes(NamedTuple):
 
     Attributes:
       number: number of classes c.
-      scores: `(params, fields) -> (b, c)`, of which the largest is the predicted class.
+      scores: `(params, fields) -> (b, c)`; the largest is the predicted class.
       labels: `(fields) -> (b,)`, classes 0, 1, …
       probabilistic: whether scores are logits, whose softmax are probabilities.
     """
@@ -94,7 +94,7 @@ class Task(NamedTuple):
       streaming_metrics: metrics that are no sums over rows, such as "auc", by name; evaluation
         computes them in the same pass. A client that has none, such as an AUC of one class, has NaN
         and does not count in means and percentiles.
-      records: the records of metrics of one's own, by name: title, direction, unit. They travel
+      records: the records of your own metrics, by name: title, direction, unit. They travel
         with the results to every table, picture and choice. Without a direction a metric has no
         worst tenth, and nothing is chosen by it.
       judged_by: the metric by which runs are judged: patience, choices and pictures read it, and it
@@ -109,7 +109,7 @@ class Task(NamedTuple):
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
       predict: `(params, fields) -> {name: (b, ...)}`, which reads no labels: "prediction", and in a
-        classification its "probability" (of `logistic` and `multilabel` that of the positive
+        classification its "probability" (for `logistic` and `multilabel` of the positive
         class); class −1 if the model's outputs are NaN. Or None.
       examples: the protection of single examples by noise in `gradient`, from `private_examples`;
         None without.
@@ -151,7 +151,7 @@ class Task(NamedTuple):
         return batch.gradient(self, params)
 
     def metric_records(self, means: Collection[str]) -> dict[str, Metric]:
-        """Decide the records of all metrics, of which `means` are the names of the means over rows.
+        """Decide the records of all metrics; `means` names the means over rows.
 
         Runs are judged by the first of them. Raises ValueError if `records` or `judged_by`
         contradict the metrics.
@@ -224,7 +224,7 @@ def augmented(task: Task, augment: Augment) -> Task:
     """Make a task whose examples are changed at random in training: cropped, flipped, noised.
 
     Evaluations read them as they are. `augment`, `(key, fields) -> fields` of one example, keeps
-    the shapes; the key is of the example, the client, the round and the step.
+    the shapes; each example, client, round and step has its key.
     """
 
     def changed(batch: Batch) -> Batch:

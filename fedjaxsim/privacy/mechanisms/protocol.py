@@ -111,7 +111,7 @@ class AddFunction(Protocol):
         sends; what is not finite counts as zero. See `Messages.bound` and `accumulate`.
 
         Args:
-          accumulator: the sum so far, from `zero`; those of other devices are added to it.
+          accumulator: the sum so far, from `zero`; other devices' sums are added to it.
           messages: of the chunk.
           mask: (k,) bool; False for clients that are absent.
           ids: (k,) int32 client ids; m or more for some of the absent.

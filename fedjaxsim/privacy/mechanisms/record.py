@@ -376,11 +376,11 @@ def _clip_layers(
 
 
 LAYERS: Bound = stamp(CLIP._replace(kind="layers", clip=_clip_layers, norms=_norms_of_layers))
-"""Each of G layers has norm at most C/√G, so that of a message is at most C."""
+"""Each of G layers has norm at most C/√G, so a message's norm is at most C."""
 
 
 def parts_bound(parts: Sequence[str], records: Records) -> Bound:
-    """Bound each part of a message by a clip norm of its own, as `per_part`.
+    """Bound each part of a message by its own clip norm, as `per_part`.
 
     `records` are the clip norms of the parts and then their shares.
     """

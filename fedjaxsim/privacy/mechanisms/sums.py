@@ -229,7 +229,7 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
     Formal guarantees:
       * All releases of a run are one Gaussian release of D⁻¹ applied to the sums
         (`accounting/gaussian.py`). The event is of the whole run: ε is of the rounds done, and
-        no round has a cost of its own.
+        no single round has a cost.
       * The samplers are those whose clients take part at known rounds: fixed groups in turn, and
         full participation. Every other one is refused.
       * The clip norm may follow earlier releases, as all noise of a round is scaled by its C. The

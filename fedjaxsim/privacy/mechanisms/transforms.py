@@ -86,7 +86,7 @@ def transformed(
       seed: Public seed of the transform's randomness, no secret: unlike the seed of a run.
 
     Raises:
-      ImpureError: from `zero`, if `encode` has a rule of its own for batches of clients.
+      ImpureError: from `zero`, if `encode` has its own rule for batches of clients.
     """
 
     def encode(message: PyTree, key: jax.Array) -> PyTree:

@@ -75,7 +75,7 @@ class Availability(NamedTuple):
 class _Coins:
     """Secret coins of clients, as `privacy_levels` says: no other answer hides a client.
 
-    `groups` has the number of each client's group, and `shares` that of each group.
+    `groups` has the number of each client's group, and `shares` each group's share.
     """
 
     groups: tuple[int, ...]
@@ -557,7 +557,7 @@ def random_allocation(*, every: int) -> Sampling:
     m/`every`. Every round of a period hashes all m ids.
 
     A client surely takes part in each period, but the noise of all its rounds hides in which one:
-    ε for zero-out is below that of Poisson sampling with p = 1/`every` in the plans of
+    ε for zero-out is below Poisson sampling's with p = 1/`every` in the plans of
     docs/privacy.md.
 
     Formal guarantees:
@@ -615,7 +615,7 @@ def available(sampling: Sampling, availability: Availability) -> Sampling:
     p·m·a, where a is the public share of drawn clients that answer; the realised number would
     reveal a single client.
 
-    Every drawn client is charged as if it answered, so ε is that of the sampling alone. For a
+    Every drawn client is charged as if it answered, so ε is the sampling's alone. For a
     client that is awake in a third of 2,000 rounds at p = 0.01, z = 1, δ = 10⁻⁵ the report says
     ε = 2.58; the rounds in which it is awake cost 1.51. Secret coins alone lower ε, as in
     `privacy_levels`. p is the rate of an available client: a server that fills its cohorts from the
