@@ -87,6 +87,7 @@ from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
     DECLARED_ROWS,
+    JOINED,
     MOST_ROWS,
     NEW_CLIENTS,
     OF_CLIENTS,
@@ -500,25 +501,31 @@ class Simulation:
         from 0 again, with new random numbers, and the mechanism starts anew.
 
         Args:
-          state: of a run on the same clients.
+          state: of a run on the same clients or, with `earlier`, on some of them.
           hparams: of this stage.
-          earlier: the simulation of `state` if its algorithm differs: clients then start from the
-            models that they predicted with, and the server from the published model, or the task's
-            `init`. By default server and personal states are taken as they are.
+          earlier: the simulation of `state` if its algorithm or its clients differ: clients then
+            start from the models that they predicted with, and the server and clients who join
+            from the published model; without one, the server from the task's `init`. Clients are
+            known by their names. By default server and personal states are taken as they are.
           earlier_hparams: hyperparameters of that simulation; by default `hparams`.
+
+        Raises:
+          ValueError: the clients are others than before, or some join and the stage before
+            published no model, protected examples, or gave clients privacy levels.
         """
         key, hparams = self.check_start(trained.stage_key(state.key, state.round), hparams)
         others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
-        if others:
+        if others and earlier is None:
             raise ValueError(
                 f"the state must be of {self.num_clients} clients, as those here, got "
-                f"{others.pop()}"
+                f"{others.pop()}: if clients join, give `earlier`, its simulation"
             )
         if earlier is None:
             shared, personal = jax.tree.map(jnp.copy, (state.shared, state.personal))
         else:
             if self.algorithm.warm_start.start is None:
                 raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
+            origin = self._origin(earlier, state)
             before_it = earlier.program.algorithm
             warm_start, predict = before_it.warm_start, before_it.predict
             before = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
@@ -531,6 +538,11 @@ class Simulation:
                         "the algorithm needs the model that the stage before published, as "
                         "FedAvg's w or PMTL's w̃, but that stage published none"
                     )
+                if published is None and origin is not None:
+                    raise ValueError(
+                        "clients who join start from the model that the stage before published, "
+                        "but it published none"
+                    )
                 if published is None:
                     published = self.task.init(keys.stream(key, Stream.INIT))
                 return trained.first_states(
@@ -541,13 +553,43 @@ class Simulation:
                     published,
                     state.personal,
                     lambda personal, client_id: predict(state.shared, personal, before, client_id),
+                    origin,
                 )
 
             shared, personal = begin(key, hparams, state, before)
+            if origin is not None:
+                joined = JOINED.format(np.sum(origin < 0), self.num_clients)
+                state = dataclasses.replace(
+                    state, privacy=ledger.with_public(state.privacy, (joined,))
+                )
         new = self._begun(key, hparams, shared, personal, state.privacy)
         if state.consumed is not None and new.consumed is not None:
             new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
         return new
+
+    def _origin(self, earlier: "Simulation", state: SimulationState) -> np.ndarray | None:
+        """Return the number of each client in `earlier`, −1 if it joins; None if all are as there.
+
+        Costs of examples, of privacy levels and of passes are of given clients, so none may join.
+        """
+        names, before = (sim.population.names.astype(str) for sim in (self, earlier))
+        if np.array_equal(names, before):
+            return None
+        origin = trained.numbers_of(earlier.population, self.population.names)
+        if len({*before} - {*names}):
+            raise ValueError(
+                f"all {len(before)} clients of the stage before must be here, known by their "
+                f"names, but {min({*before} - {*names})!r} is not"
+            )
+        charges = state.privacy.charges
+        examples = [self.examples, *(each.event for each in charges)]
+        if any(isinstance(event, Examples) for event in examples):
+            raise ValueError("an ε of examples is about the silos of one run: none may join")
+        if self.sampler.scheme.levels or any(each.scheme.levels for each in charges):
+            raise ValueError("privacy levels are those of all clients of a run: none may join")
+        if state.consumed is not None:
+            raise ValueError("passes are of the clients who began the run: none may join")
+        return origin
 
     def _begun(self, key, hparams, shared, personal, privacy) -> SimulationState:
         new = self.compiled.init(key, hparams)

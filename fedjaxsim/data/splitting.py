@@ -155,6 +155,24 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
     return population.of_clients(left), population.of_clients(held_out)
 
 
+def with_held_out(population: Population) -> Population:
+    """Return the population with the clients held out of it, who follow the others."""
+    new = population.held_out
+    if new is None:
+        return population
+    fields = {name: np.concatenate([v, new.fields[name]]) for name, v in population.fields.items()}
+    rows = [np.arange(each.num_rows) if each.source_row is None else each.source_row
+            for each in (population, new)]  # fmt: skip
+    return dataclasses.replace(
+        population,
+        fields=fields,
+        counts=np.concatenate([population.counts, new.counts]),
+        names=np.concatenate([population.names, new.names]),
+        source_row=np.concatenate(rows),
+        held_out=None,
+    )
+
+
 def check_fractions(validation: float, test: float) -> None:
     """Check that both are in [0, 1) and leave some rows to train on."""
     checks.in_range("[0, 1)", validation=validation, test=test)

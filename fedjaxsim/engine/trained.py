@@ -111,7 +111,7 @@ def predictions_of(
             "`(params, fields) -> {'prediction': (b, ...)}` by task._replace(predict=…)"
         )
     owners = _owners(population)
-    numbers = _numbers(trained, population.names)
+    numbers = numbers_of(trained, population.names)
     rows, clients = training_rows(program, trained), numbers[owners]
     if published_alone:
         clients = np.full_like(clients, -1)
@@ -239,7 +239,7 @@ def training_rows(program: Program, population: Population) -> Rows:
     return Rows.place(population, "train", fields, program.algorithm)
 
 
-def _numbers(trained: Population, names: np.ndarray) -> np.ndarray:
+def numbers_of(trained: Population, names: np.ndarray) -> np.ndarray:
     """Return the number of the trained client of each name, or −1, (m,) int32."""
     numbers = {str(name): number for number, name in enumerate(trained.names.tolist())}
     return np.array([numbers.get(str(name), -1) for name in names.tolist()], np.int32)
@@ -266,28 +266,36 @@ def first_states(
     published: PyTree,
     personal: PyTree = (),
     model_of: Callable[[PyTree, jax.Array], PyTree] | None = None,
+    origin: np.ndarray | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Return the server state and personal states (m, ...) that start from models.
 
     `key` is the stage's, as in `init`. Each client has the published one or, of its earlier
-    personal state, `model_of(personal, id)`. The server state is made of zeros in place of a
-    client's model, so it holds none of it.
+    personal state, `model_of(personal, id)`; `origin`, (m,), are their earlier ids, −1 for new
+    clients, by default as now. The server state is made of zeros in place of a client's model, so
+    it holds none of it.
     """
     start = algorithm.warm_start.start
     assert start is not None
     key = keys.stream(key, Stream.WARM_START)
 
-    def own_model(personal, client_id):
-        return published if model_of is None else model_of(personal, client_id)
+    def own_model(personal, before):
+        if model_of is None:
+            return published
+        model = model_of(personal, jnp.maximum(before, 0))
+        return jax.tree.map(lambda own, new: jnp.where(before < 0, new, own), model, published)
 
-    def of_one(personal, client_id):
+    def of_one(personal, client_id, before):
         own = client_values(algorithm.hyperparameters, hparams, client_id)
-        return start(key, own, published, own_model(personal, client_id))
+        return start(key, own, published, own_model(personal, before))
 
     ids = jnp.arange(population.num_clients, dtype=jnp.int32)
-    first = jax.tree.map(lambda leaf: leaf[0], (personal, ids))
+    before = ids if origin is None else jnp.asarray(origin, jnp.int32)
+    if origin is not None:
+        personal = jax.tree.map(lambda leaf: leaf[np.maximum(origin, 0)], personal)
+    first = jax.tree.map(lambda leaf: leaf[0], (personal, before))
     model = jax.tree.map(jnp.zeros_like, own_model(*first)) if model_of else published
     shared, _ = start(key, client_values(algorithm.hyperparameters, hparams, 0), published, model)
     # `out_axes` raises where the server state depends on a client's model.
-    _, personal = jax.vmap(of_one, out_axes=(None, 0))(personal, ids)
+    _, personal = jax.vmap(of_one, out_axes=(None, 0))(personal, ids, before)
     return shared, personal

@@ -52,6 +52,10 @@ NEW_CLIENTS = (
     "{} clients came later. They start from what was published and send nothing, so they cost the "
     "others nothing, and nobody learns anything of them while their models stay with them."
 )
+JOINED = (
+    "{} of {} clients joined in a later stage: ε is that of a client who took part in all stages, "
+    "and no larger for them."
+)
 OF_CLIENTS = (
     "Values of {} differ between clients and are public: they may not follow from private rows. "
     "What a client learns from its own rows belongs into its personal state."

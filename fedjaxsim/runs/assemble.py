@@ -16,7 +16,7 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import DataSpec
-from fedjaxsim.data.splitting import hold_out, limit_training_rows
+from fedjaxsim.data.splitting import hold_out, limit_training_rows, with_held_out
 from fedjaxsim.data.transforms import (
     BY_NUMBER,
     as_classes,
@@ -127,13 +127,14 @@ def _part(
 
 
 def population_of(config: RunConfig) -> Population:
-    """Load the population of a run: the clients that are kept, or those that are held out."""
+    """Load the population of a run: the clients that are kept, those held out, or all."""
     population = whole_population_of(config)
     if config.clients_used == "kept":
         return population
     if population.held_out is None:
-        raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
-    return population.held_out
+        used = config.clients_used
+        raise ValueError(f"clients-used {used} needs held-out-clients above 0, got 0")
+    return population.held_out if config.clients_used == "held-out" else with_held_out(population)
 
 
 def whole_population_of(config: RunConfig) -> Population:

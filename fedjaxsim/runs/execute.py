@@ -461,14 +461,17 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
     """
     directory = RunDirectory(path)
     tables, config = directory.config(), read_toml(path / CONFIG)
-    new = (config.clients_used, experiment.config.clients_used) == ("kept", "held-out")
-    here = fingerprint_of(experiment.simulation.population)
+    used, population = experiment.config.clients_used, experiment.simulation.population
+    new, grown = ((config.clients_used, used) == ("kept", of) for of in ("held-out", "all"))
+    if grown:
+        population = population_of(experiment.config.replace(clients_used="kept"))
+    here = fingerprint_of(population)
     if not new and tables.get("resolved", {}).get("data_fingerprint", here) != here:
         raise ValueError(
             f"{path} ran on other data: a stage has the same data, clients and partition-seed, so "
             "leave out these settings, or run without --from"
         )
-    last = trained(path, None if new else experiment.simulation.population)
+    last = trained(path, None if new else population)
     before, state = last.experiment, last.state
     simulation, hparams = experiment.simulation, experiment.hparams
     if last.skipped or directory.released() > last.round:
@@ -488,6 +491,7 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
         state = simulation.start_new_clients(state, hparams, before.simulation)
     elif (
         config.algorithm == experiment.config.algorithm
+        and not grown
         and not simulation.algorithm.warm_start.required
         and _shapes(before) == _shapes(experiment)
     ):

@@ -86,9 +86,9 @@ DATA = (
     Setting("held_out_clients", float, 0.0, "Fraction to leave out, to tune on."),
     Setting(
         "clients_used",
-        Literal["kept", "held-out"],
+        Literal["kept", "held-out", "all"],
         "kept",
-        "Clients that the run uses.",
+        "Clients that the run uses; in a stage after one of the kept, the others join by all.",
         unread_by=("tune",),
     ),
     SeedSetting(

@@ -8,7 +8,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.privacy.assumptions import NEW_CLIENTS, NO_RELEASE
+from fedjaxsim.privacy.assumptions import JOINED, NEW_CLIENTS, NO_RELEASE
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.guarantee import tight_epsilon
@@ -174,6 +174,12 @@ def test_held_out_clients_start_from_what_was_published_and_cost_nothing(tmp_pat
     [found] = other.guarantee()["zero_out"]["joint_dp"].values()
     assert NEW_CLIENTS.format(2) in found["assumptions"]
     assert "finetune mean of held-out clients" in capsys.readouterr().out
+    third = tmp_path / "third"
+    joining = ["run", "--from", str(first), "--clients-used", "all", "--quiet", "--out", str(third)]
+    assert main(joining) == 0
+    assert RunDirectory(third).summary()["clients"] == 6
+    assert JOINED.format(2, 6) in RunDirectory(third).guarantee()["assumed"]
+    assert "ran on other data" in refused(" ".join([*joining[:-1], "x", "--partition-seed", "1"]))
 
 
 @pytest.mark.thorough

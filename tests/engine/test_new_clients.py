@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import dp_accounting
 import jax
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedjaxsim.algorithms.local import finetune, local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import with_other_rows
-from fedjaxsim.data.splitting import hold_out
+from fedjaxsim.data.splitting import hold_out, with_held_out
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import full_participation
@@ -83,6 +84,53 @@ def test_new_clients_who_would_send_or_find_nothing_published_are_refused(ended)
     nothing = dataclasses.replace(state, shared=())
     with pytest.raises(ValueError, match="published"):
         new.start_new_clients(nothing, read_by(new, **VALUES), alone)
+
+
+GROWN = with_held_out(dataclasses.replace(THERE, held_out=NEW))
+
+
+def test_clients_who_join_start_from_what_was_published_and_the_others_from_their_models(ended):
+    sim, state, _ = ended
+    sizes = (THERE.num_clients, NEW.num_clients)
+    turned = GROWN.of_clients(np.r_[sizes[0] : sum(sizes), : sizes[0]])  # known by their names
+    grown = simulation(pmtl(TASK), turned)
+    hparams = read_by(grown, **VALUES)
+    begun = grown.start_from(state, hparams, sim, read_by(sim, **VALUES))
+    published = np.broadcast_to(state.shared.params["kernel"], (sizes[1], 1, 2))
+    expected = np.concatenate([published, sim.models(state, hparams)["kernel"]])
+    np.testing.assert_array_equal(begun.personal["kernel"], expected)
+    np.testing.assert_array_equal(begun.shared.params["kernel"], published[0])
+    for _ in range(3):
+        begun, _ = grown.round(begun, hparams)
+    report = grown.guarantee(begun)
+    # The rounds of both stages, all of them full, are Gaussian releases at z.
+    spent = dp_accounting.get_epsilon_gaussian(VALUES["noise_multiplier"] / 5**0.5, report.delta)
+    assert report.delta == 1 / (10 * sum(sizes))
+    assert report.find("zero_out").epsilon == pytest.approx(spent, rel=1e-3)
+    assert any(each.startswith(f"{sizes[1]} of {sum(sizes)} clients") for each in report.assumed)
+
+
+def test_clients_may_not_join_where_costs_are_of_given_clients(ended):
+    sim, state, _ = ended
+    hparams = read_by(sim, **VALUES)
+
+    def join(message, population=GROWN, task=TASK, of=state):
+        grown = simulation(pmtl(task), population)
+        given = read_by(grown, **VALUES, example_noise_multiplier=1.0, example_clip=1.0)
+        with pytest.raises(ValueError, match=message):
+            grown.start_from(of, given, sim, hparams)
+
+    join("all 4 clients of the stage before must be here", GROWN.of_clients(np.arange(3, 7)))
+    join("none may join", task=private_examples(TASK))
+    join("none may join", of=dataclasses.replace(state, consumed=np.zeros(4, np.int32)))
+    grown = simulation(pmtl(TASK), GROWN)
+    with pytest.raises(ValueError, match="if clients join, give `earlier`"):
+        grown.start_from(state, read_by(grown, **VALUES))
+    alone = simulation(local(TASK), THERE, no_release())
+    nothing = after(alone, read_by(alone, **VALUES), 1)
+    grown = simulation(local(TASK), GROWN, no_release())
+    with pytest.raises(ValueError, match="clients who join start from the model"):
+        grown.start_from(nothing, read_by(grown, **VALUES), alone, read_by(alone, **VALUES))
 
 
 @pytest.mark.thorough
