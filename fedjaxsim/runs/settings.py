@@ -308,8 +308,9 @@ GROUPS = {
         "mechanism", lambda *read: read[2] in _CALIBRATED,
         Setting(
             "epsilon", float, None,
-            "Target ε of the run (joint DP, zero-out); inf: no noise, no clipping.",
-            shown="inf",
+            "Target ε of the run (joint DP, zero-out), which sets the noise; inf: no noise, no "
+            "clipping.",
+            shown="no noise, unless noise-multiplier is given",
         ),
     ),
     "guarantee": _group(
