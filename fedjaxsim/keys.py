@@ -32,6 +32,7 @@ class Stream(enum.IntEnum):
     SELECTION = 0x73_65_6C_65  # the runs among which one is selected privately
     AUDIT = 0x61_75_64_69  # the runs that an audit attacks
     HELD_OUT = 0x68_6F_6C_64  # the clients who are held out, by numpy's generator
+    RANGES = 0x72_61_6E_67  # private ranges of columns, of a digest of the rows that they protect
     # Of the key of `init`.
     INIT = 0x8000_0001  # the algorithm's first states
     WARM_START = 0x8000_0004  # first states that start from models

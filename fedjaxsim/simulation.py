@@ -24,7 +24,7 @@ from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
 from fedjaxsim.data.aligned import aligned_with
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import Population
+from fedjaxsim.data.population import Population, adapted_alike
 from fedjaxsim.engine import accounts, trained
 from fedjaxsim.engine.checks import (
     TracedRound,
@@ -96,7 +96,7 @@ from fedjaxsim.privacy.assumptions import (
     no_guarantee,
 )
 from fedjaxsim.privacy.entries import MOST_ROUNDS
-from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.events import Examples, Prepared, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistics, gaussian
 from fedjaxsim.privacy.samplers import Sampling
@@ -228,7 +228,7 @@ class Simulation:
             ),
             AllClients(m),
             self.accounts,
-            accounts.no_charges(self.accounts),
+            accounts.no_charges(self.accounts, self.population.preparations),
             examples=self.examples,
             records=tuple(self.records.values()),
         )
@@ -291,7 +291,7 @@ class Simulation:
             raise ValueError(
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
-        alike = population.voids_epsilon == self.population.voids_epsilon
+        alike = adapted_alike(population, self.population)
         if not alike or row_shapes(population.fields) != row_shapes(self.population.fields):
             return dataclasses.replace(self, population=population)
         other = copy.copy(self)
@@ -417,6 +417,7 @@ class Simulation:
                 event=self.accounts[0][1],
                 noise_schedule=noise_schedule,
                 drawn=drawn,
+                before=self.prepared,
             )
         except ValueError as error:
             self.check(completed(1.0))  # says what another hyperparameter forbids
@@ -459,7 +460,7 @@ class Simulation:
         noise = np.asarray(hparams.noise_multiplier)
 
         def plan(rounds: int) -> list[PrivacySpend]:
-            planned = [self.planned(hparams, 0, rounds)]
+            planned = [*self.prepared, self.planned(hparams, 0, rounds)]
             if evaluate_privately is not None:  # before the first round and after the last, too
                 evaluations = rounds // eval_every + 2
                 planned.append(evaluate_privately.spend(self.num_clients, evaluations))
@@ -481,7 +482,9 @@ class Simulation:
         known = state.privacy.limit
         if known == budget:
             return state
-        if known is not None or any(each.entries for each in ledger.charged(state.privacy)):
+        charged = ledger.charged(state.privacy)
+        rounds = [spend for spend in charged if not isinstance(spend.event, Prepared)]
+        if known is not None or any(spend.entries for spend in rounds):
             raise ValueError(
                 "a budget must be set before the first release, and stays as it is: start from a "
                 f"state of `init` for epsilon {budget.epsilon}"
@@ -919,6 +922,7 @@ class Simulation:
         accounts.require_protection(state.privacy, self.accounts)
         privacy = ledger.with_public(state.privacy, (*self.public, *self.assumed_of(hparams)))
         places = accounts.places_for(hparams)
+        privacy = ledger.with_preparations(privacy, self.population.preparations)
         for scheme, event in self.accounts:
             privacy = ledger.with_account(privacy, scheme, event, places, begins)
         return dataclasses.replace(state, privacy=privacy)
@@ -937,6 +941,11 @@ class Simulation:
             return state
         planned = self.planned(hparams, done, done + rounds)
         return dataclasses.replace(state, privacy=ledger.with_room(state.privacy, planned))
+
+    @property
+    def prepared(self) -> tuple[PrivacySpend, ...]:
+        """The charges of releases before round 1, to which the population was adapted."""
+        return tuple(map(ledger.spend_of, self.population.preparations))
 
     def planned(
         self, hparams: Hyperparameters, begin: int = 0, end: int | None = None

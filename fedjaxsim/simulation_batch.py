@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjaxsim.checks import described
+from fedjaxsim.data.population import adapted_alike
 from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
@@ -87,7 +88,7 @@ class SimulationBatch:
         self._check(simulation, settings)
         if len(settings) > self.capacity:
             raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
-        if simulation.population.voids_epsilon != self.simulation.population.voids_epsilon:
+        if not adapted_alike(simulation.population, self.simulation.population):
             padded = [*settings, *[settings[-1]] * (self.capacity - len(settings))]
             devices = list(self.program.mesh.devices.flat)
             new = SimulationBatch(simulation, padded, devices, self._axes)

@@ -49,7 +49,7 @@ def data(
     try:
         with doing(f"reading {settings.data}", quiet=json):
             if what == "show" and spec.kind in TABLES and spec.path:
-                public = settings.get("scale") != "all"
+                public = settings.get("scale", "none") == "none"
                 scaled = [*ranges_of(settings.get("range", ()))] if public else None
                 columns = columns_of(spec.path, settings.arguments("data"), scaled)
             population = population_of(settings)

@@ -18,12 +18,13 @@ from fedjaxsim.cli.printing import (
     warn_if_no_matplotlib,
 )
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.data.describe import clipped_in_words
+from fedjaxsim.data.describe import clipped_in_words, ranges_in_words
 from fedjaxsim.data.transforms import clipped_shares
 from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.privacy.assumptions import NO_RELEASE, STOPPING
-from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.privacy.entries import epsilon_text
+from fedjaxsim.privacy.guarantee import Report, tight_epsilon
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.baseline import worse_than_constant
@@ -152,7 +153,7 @@ def _where(path: Path, config: RunConfig, report: Report) -> str:
     public = path / PUBLIC
     if not public.is_dir():
         return f"files in {path}, all private"
-    known = "" if config.has_secret_seed else ", if nobody can guess the seed (--seed secret)"
+    known = "" if config.hides_noise else ", if nobody can guess the seed (--seed secret)"
     chosen = ""
     if STOPPING in report.assumed:
         chosen = "; that its rounds ended there tells something of validation rows, without an ε"
@@ -174,6 +175,9 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         print(f"clip norm {number(simulation.clip_norm)}: from the columns' bounds, not from rows")
     if shares := clipped_shares(simulation.population):
         print(clipped_in_words(shares))
+    if prepared := simulation.prepared:
+        spent = epsilon_text(tight_epsilon(prepared, stage.experiment.delta))
+        print(f"private ranges cost ε {spent}: {ranges_in_words(simulation.population)}")
     if done.audit is not None:
         print(done.audit)
     if stage.earlier:

@@ -160,6 +160,18 @@ def clipped_in_words(shares: Mapping[str, float]) -> str:
     return f"rows clipped to the range of a column: {', '.join(texts)}"
 
 
+def ranges_in_words(population: Population) -> str:
+    """Format the ranges by which columns were scaled."""
+    return ", ".join(
+        f"{readable(name)} {centre - abs(half_range):.4g} to {centre + abs(half_range):.4g}"
+        for columns in population.columns.values()
+        for name, centre, half_range in zip(
+            columns.names, columns.centre, columns.half_range, strict=True
+        )
+        if (centre, half_range) != (0, 1)
+    )
+
+
 def readable(name: str) -> str:
     """Quote a name that is blank, not printable, or begins or ends with a space."""
     return name if name and name == name.strip() and name.isprintable() else repr(name)

@@ -34,7 +34,7 @@ import numpy as np
 from fedjaxsim.data.arrays import common_length, unit_pixels
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
-from fedjaxsim.data.population import Population
+from fedjaxsim.data.population import Population, Preparation
 from fedjaxsim.data.source import Source, shown, splits_of
 from fedjaxsim.data.text import encode
 
@@ -177,6 +177,7 @@ def _arrays_of(population: Population) -> dict[str, np.ndarray]:
     about = {name: getattr(population, name) for name in ("public", "voids_epsilon", "categories")}
     columns = {field: dataclasses.asdict(each) for field, each in population.columns.items()}
     about |= {"columns": columns, "max_rows": population.max_rows}
+    about |= {"preparations": population.preparations}
     about_bytes = json.dumps(about).encode()
     arrays["about"] = np.frombuffer(about_bytes, np.uint8)
     return arrays
@@ -232,5 +233,6 @@ def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         sentences = {name: (*map(str, found[name]),) for name in ("public", "voids_epsilon")}
         columns = {field: Columns(**each) for field, each in found["columns"].items()}
         names = {field: (*map(str, each),) for field, each in found["categories"].items()}
-        most = {"max_rows": found.get("max_rows")}
-        return {**sentences, "categories": names, "columns": columns, **most}
+        releases = tuple(Preparation(*each) for each in found.get("preparations", ()))
+        more = {"max_rows": found.get("max_rows"), "preparations": releases}
+        return {**sentences, "categories": names, "columns": columns, **more}

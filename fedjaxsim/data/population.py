@@ -6,7 +6,7 @@ Axes: m clients, N rows of all clients together, n rows of one client, d feature
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +27,21 @@ from fedjaxsim.data.arrays import (
 )
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.minibatches import Generate
+
+
+class Preparation(NamedTuple):
+    """A release about all clients' rows before round 1, to which a population was adapted.
+
+    Attributes:
+      digest: one-way digest of its random key: equal ones are one release.
+      clients: m, all of whom took part.
+      noise_multiplier: z of the Gaussian release that costs as much.
+    """
+
+    digest: str
+    clients: int
+    noise_multiplier: float
+
 
 _LARGE = 1e3
 """Standard deviation of the numbers that replace a client's rows."""
@@ -60,6 +75,8 @@ class Population:
         Fields (N,) and (N, d) without names get x0, x1, …; others have none.
       voids_epsilon: sentences on results of all clients' data, such as the ranges of columns, that
         no ε covers: no run on the population has one.
+      preparations: noised releases about all clients' data, such as private ranges of columns:
+        every run on the population is charged for them.
       held_out: clients that take no part in a run, as another population; None if there
         are none.
       source_row: (N,) the position of each row in its source, such as the data frame that it was
@@ -80,6 +97,7 @@ class Population:
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     columns: Mapping[str, Columns] = dataclasses.field(default_factory=dict)
     voids_epsilon: tuple[str, ...] = ()
+    preparations: tuple[Preparation, ...] = ()
     held_out: "Population | None" = None
     source_row: np.ndarray | None = None
     max_rows: int | None = None
@@ -287,6 +305,12 @@ class Population:
         counts = self.counts[chosen]
         rows = Ranges(self.splits["train"].start[chosen], counts.sum(axis=1, dtype=np.int32))
         return self.of_rows(rows.all_rows(), counts, chosen)
+
+
+def adapted_alike(first: Population, second: Population) -> bool:
+    """Return whether runs on two populations have the same ε for what was read before round 1."""
+    names = ("voids_epsilon", "preparations")
+    return all(getattr(first, name) == getattr(second, name) for name in names)
 
 
 def with_other_rows(population: Population, clients: Sequence[int], seed: int) -> Population:

@@ -2,7 +2,8 @@
 
 Changes that depend on all clients' data, such as which columns are constant, are the curator's
 preprocessing: they spend no privacy budget, and `Population.public` names them. Public ranges cost
-nothing. No ε covers the ranges of all rows, as `Population.voids_epsilon` says.
+nothing. No ε covers the ranges of all rows, as `Population.voids_epsilon` says; private ranges are
+those of `privacy.scale_privately`.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.columns import Columns
-from fedjaxsim.data.population import Population
+from fedjaxsim.data.population import Population, Preparation
 from fedjaxsim.data.source import listed
 
 Range = tuple[float, float]
@@ -140,7 +141,7 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
     chosen: dict[str, dict[str, Range]] = {}
     for name, ends in ranges.items():
         chosen.setdefault(known[name], {})[name] = ends
-    scaled = _mapped(population, chosen)
+    scaled = map_columns(population, chosen)
     for name, share in clipped_shares(scaled).items():
         if name not in ranges or share <= _MANY:
             continue
@@ -177,21 +178,35 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
       ValueError: x is not (N, d), or the target holds classes.
     """
     rows, ranges = population.splits["train"].all_rows(), {}
+    for field, names in unbounded(population, target=target).items():
+        columns = population.columns[field]
+        values = population.fields[field][rows].reshape(len(rows), -1).astype(np.float64)
+        ends = np.sort(columns.original([values.min(axis=0), values.max(axis=0)]), axis=0)
+        ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
+        of_columns = dict(zip(columns.names, map(tuple, ends.T.tolist()), strict=True))
+        ranges[field] = {name: of_columns[name] for name in names}
+    return noted(map_columns(population, ranges), voids_epsilon=(_READ,))
+
+
+def unbounded(population: Population, *, target: bool) -> dict[str, list[str]]:
+    """Return the columns of x, and of a numeric target y, without a known bound, by field.
+
+    Raises:
+      ValueError: x is not (N, d), or the target holds classes.
+    """
+    columns = {}
     for field in ("x", "y") if target else ("x",):
         names = _names(population, field)
         if not names:
             shapes = {name: f"{v.dtype} {v.shape}" for name, v in population.fields.items()}
             raise ValueError(f"scaling needs numbers x (N, d), and a numeric target, got {shapes}")
-        columns = population.columns[field]
-        values = population.fields[field][rows].reshape(len(rows), -1).astype(np.float64)
-        ends = np.sort(columns.original([values.min(axis=0), values.max(axis=0)]), axis=0)
-        ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
-        each = zip(names, columns.bound, map(tuple, ends.T.tolist()), strict=True)
-        ranges[field] = {name: both for name, bound, both in each if bound == math.inf}
-    return noted(_mapped(population, ranges), voids_epsilon=(_READ,))
+        bounds = population.columns[field].bound
+        unknown = [name for name, bound in zip(names, bounds, strict=True) if bound == math.inf]
+        columns |= {field: unknown} if unknown else {}
+    return columns
 
 
-def _mapped(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -> Population:
+def map_columns(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -> Population:
     """Map columns from ranges, by field and name, to [-1, 1], of clients held out, too.
 
     Of the field "y" training rows alone are clipped.
@@ -215,18 +230,24 @@ def _mapped(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -
         mapped = columns.mapped(centre, half_range, bound)
         clipped = tuple(np.maximum(columns.clipped, beyond).tolist())
         named[field] = dataclasses.replace(mapped, clipped=clipped)
-    held_out = population.held_out and _mapped(population.held_out, ranges)
+    held_out = population.held_out and map_columns(population.held_out, ranges)
     return dataclasses.replace(population, fields=fields, columns=named, held_out=held_out)
 
 
-def noted(population: Population, *public: str, voids_epsilon: tuple[str, ...] = ()) -> Population:
-    """Return the population with more of `public` and `voids_epsilon`, held-out clients, too."""
-    held_out = population.held_out
+def noted(
+    population: Population,
+    *public: str,
+    voids_epsilon: tuple[str, ...] = (),
+    preparations: tuple[Preparation, ...] = (),
+) -> Population:
+    """Return the population with more of these attributes, held-out clients, too."""
+    held_out, also = population.held_out, {"preparations": preparations}
     return dataclasses.replace(
         population,
         public=tuple(dict.fromkeys((*population.public, *public))),
         voids_epsilon=tuple(dict.fromkeys((*population.voids_epsilon, *voids_epsilon))),
-        held_out=held_out and noted(held_out, *public, voids_epsilon=voids_epsilon),
+        preparations=tuple(dict.fromkeys((*population.preparations, *preparations))),
+        held_out=held_out and noted(held_out, *public, voids_epsilon=voids_epsilon, **also),
     )
 
 

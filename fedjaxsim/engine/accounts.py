@@ -16,7 +16,7 @@ from fedjaxsim.data.minibatches import (
     RowReader,
     view_here,
 )
-from fedjaxsim.data.population import Population
+from fedjaxsim.data.population import Population, Preparation
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -186,9 +186,10 @@ def places_for(hparams: Hyperparameters | None) -> int:
 
 
 def no_charges(
-    accounts: Sequence[Account],
+    accounts: Sequence[Account], preparations: Sequence[Preparation] = ()
 ) -> Callable[[Hyperparameters], tuple[Charges, ...]]:
-    """Return the `no_charges` of a program."""
-    return lambda hparams: tuple(
-        ledger.no_charges(*account, places_for(hparams)) for account in accounts
+    """Return the `no_charges` of a program: none but those of releases before round 1."""
+    return lambda hparams: (
+        *(ledger.no_charges(*account, places_for(hparams)) for account in accounts),
+        *map(ledger.charges_of, preparations),
     )

@@ -23,7 +23,6 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
 from fedjaxsim.metrics import (
     METRICS,
@@ -36,8 +35,8 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.entries import Entry, SamplingScheme, check_noise_multiplier
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
-from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.messages import Messages, wide_type
+from fedjaxsim.privacy.mechanisms import release_once
+from fedjaxsim.privacy.messages import wide_type
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -391,12 +390,8 @@ def _released(plan: EvaluationPlan, better: bool):
         # that diverged must not look good.
         has = jnp.isfinite(values)
         share = jnp.clip(jnp.where(has, values, 0.0) / plan.largest, 0.0, 1.0)
-        share, m = share if better else 1.0 - share, len(values)
-        mechanism, ids = gaussian(), jnp.arange(m, dtype=jnp.int32)
-        hparams = Hyperparameters(clip=1.0, noise_multiplier=plan.noise_multiplier).as_arrays()
-        zero = mechanism.zero(jax.ShapeDtypeStruct((), share.dtype), m)
-        total = mechanism.add(zero, Messages(share), has, ids, (), hparams)
-        return mechanism.release(total, m, key, (), hparams, 0).value
+        share, z = share if better else 1.0 - share, plan.noise_multiplier
+        return release_once(share, has, key, clip=1.0, noise_multiplier=z)
 
     return jax.jit(release)
 

@@ -253,7 +253,7 @@ def _noise_slope(
 
     def cost(z):
         planned = simulation.planned(hparams.replace(noise_multiplier=z), 0, rounds)
-        return tight_epsilon([planned], delta)
+        return tight_epsilon([*simulation.prepared, planned], delta)
 
     with jax.ensure_compile_time_eval():
         z = float(hparams.noise_multiplier)

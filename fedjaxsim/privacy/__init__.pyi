@@ -45,6 +45,7 @@ from .mechanisms.transforms import random_coordinates as random_coordinates
 from .mechanisms.transforms import random_projection as random_projection
 from .mechanisms.transforms import transformed as transformed
 from .messages import Messages as Messages
+from .private_ranges import scale_privately as scale_privately
 from .samplers import Availability as Availability
 from .samplers import Cohort as Cohort
 from .samplers import Sampler as Sampler

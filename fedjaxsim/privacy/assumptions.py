@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedjaxsim import checks
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
+from fedjaxsim.privacy.events import ChecksSkipped, Prepared, PrivacySpend
 
 TRUSTED_SERVER = (
     "A trusted server clips, sums and noises; clients see only what it publishes and their own."
@@ -101,6 +101,10 @@ _NOT_AMPLIFIED = (
     "Sampled {} releases cost as much as with all clients: their event does not say what sampling "
     "hides (`amplifies`)."
 )
+_PREPARED = (
+    "The data were adapted to what all {} clients released with noise before round 1, as ranges of "
+    "columns. ε covers it; its noise follows from the seed of the data, which must be secret."
+)
 _NOTHING_SENT = "No client sends anything."
 
 
@@ -166,6 +170,8 @@ def of_charges(
 
 def _of_sampling(charged: PrivacySpend) -> str:
     scheme, m = charged.scheme, charged.scheme.clients
+    if isinstance(charged.event, Prepared):
+        return _PREPARED.format(m)
     return {
         "poisson": f"Each of the {m} clients takes part independently of all others with the "
         "charged probability, and sums are divided by a public number.",

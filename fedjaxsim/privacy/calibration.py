@@ -125,6 +125,7 @@ def noise_multiplier(
     adjacency: Adjacency = "zero_out",
     noise_schedule: Schedule = CONSTANT,
     drawn: Callable[[float], tuple[Entry, ...]] | None = None,
+    before: Sequence[PrivacySpend] = (),
 ) -> float:
     """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
 
@@ -139,9 +140,11 @@ def noise_multiplier(
       noise_schedule: the noise of each round, with scale z: see `Schedule`.
       drawn: the rounds as a mechanism charges them at scale z, by default with the noise of the
         schedule.
+      before: charges of releases before round 1, which ε covers, too.
 
     Raises:
-      ValueError: for values outside these ranges, if the schedule does not suit the rounds, or if
+      ValueError: for values outside these ranges, if earlier releases leave nothing of ε, the
+        schedule does not suit the rounds, or
         almost no noise is enough, as where δ exceeds the probability to take part.
 
     Example:
@@ -158,8 +161,14 @@ def noise_multiplier(
 
     def cost(z, method=guarantee.tight_epsilon, schedule=noise_schedule):
         groups = schedule.entries(z, p, rounds) if drawn is None else drawn(z)
-        return method([PrivacySpend(scheme, event, groups)], delta, adjacency)
+        return method([*before, PrivacySpend(scheme, event, groups)], delta, adjacency)
 
+    spent = guarantee.tight_epsilon(before, delta, adjacency)
+    if spent >= epsilon:
+        raise ValueError(
+            f"releases before round 1 spend ε {spent:.3g} of epsilon {epsilon}: give columns "
+            "public ranges, which cost nothing, or make those releases noisier"
+        )
     guess = p * math.sqrt(rounds) / epsilon + 0.5
     z = _solve(cost, epsilon, guess, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)
     if z is None and cost(LARGEST_NOISE) == math.inf:

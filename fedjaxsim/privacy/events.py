@@ -168,6 +168,18 @@ class Gaussian(PrivacyEvent):
 
 
 @dataclasses.dataclass(frozen=True)
+class Prepared(Gaussian):
+    """A release of all clients before round 1, to which the data were adapted.
+
+    Its `digest` tells it from others, and stands for its random numbers: it is charged once.
+    """
+
+    digest: str = ""
+
+    kind = "prepared"
+
+
+@dataclasses.dataclass(frozen=True)
 class Allocated(PrivacyEvent):
     """A `period` of Gaussian releases in which one round, a hidden one, is the client's.
 

@@ -17,10 +17,12 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from fedjaxsim import checks, keys
+from fedjaxsim.data.population import Preparation
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
     ChecksSkipped,
+    Prepared,
     PrivacyEvent,
     PrivacyLimit,
     PrivacySpend,
@@ -184,6 +186,26 @@ def with_account(
     return dataclasses.replace(ledger, charges=(*ledger.charges, new))
 
 
+def with_preparations(ledger: Ledger, preparations: Iterable[Preparation]) -> Ledger:
+    """Return the ledger with the charges that it lacks of releases before round 1."""
+    known = {charges.event for charges in ledger.charges}
+    new = [charges_of(each) for each in preparations if spend_of(each).event not in known]
+    return dataclasses.replace(ledger, charges=(*ledger.charges, *new)) if new else ledger
+
+
+def charges_of(preparation: Preparation) -> Charges:
+    """Return the account of a release before round 1."""
+    scheme, event, (entry,), *_ = spend_of(preparation)
+    return charge(no_charges(scheme, event, 1), entry.noise_multiplier, entry.sampling_rate, 0)
+
+
+def spend_of(preparation: Preparation) -> PrivacySpend:
+    """Return the charge of a release before round 1."""
+    digest, m, z = preparation
+    entry = Entry(float(np.float32(z)), 1.0, 1)
+    return PrivacySpend(SamplingScheme("full", m, m), Prepared(digest=digest), (entry,))
+
+
 def with_room(ledger: Ledger, planned: PrivacySpend) -> Ledger:
     """Return the ledger with room in the account of planned releases for their (z, p)."""
 
@@ -315,6 +337,8 @@ def charged(ledger: Ledger) -> list[PrivacySpend]:
     own = [tuple(entries(charges)) for charges in ledger.charges]
     spent = dict.fromkeys(UNITS, 0)
     for charges, each in zip(ledger.charges, own, strict=True):
+        if isinstance(charges.event, Prepared):  # its digest stands for its random numbers
+            continue
         spent[charges.event.unit] += sum(entry.rounds for entry in each)
     redrawn = max(spent.values()) > sum(each.rounds for each in drawn(ledger))
     redrawn |= any(bool(np.asarray(draws.repeated)) for draws in ledger.draws)

@@ -23,6 +23,7 @@ from fedjaxsim.privacy.events import (
     Banded,
     Correlated,
     Gaussian,
+    Prepared,
     PrivacyEvent,
     PrivacySpend,
     Pure,
@@ -32,7 +33,7 @@ LARGEST_DIFFERENCE = 0.01
 """Largest relative difference of two values of one ε."""
 _OF_LOSS = 2e-3
 """Grid in units of the loss of a pure release."""
-_KINDS = Gaussian, Correlated, Banded, Pure
+_KINDS = Gaussian, Prepared, Correlated, Banded, Pure
 
 
 class SecondOpinion(NamedTuple):

@@ -30,6 +30,7 @@ from fedjaxsim.data.transforms import (
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
+from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.baseline import RARE, rare_class
 from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, is_own, run_user_code
@@ -176,8 +177,12 @@ def _has_range(config: RunConfig, population: Population) -> bool:
 def _scaled(config: RunConfig, population: Population) -> Population:
     """Scale columns as the settings ask: public ranges first, then those of the other columns."""
     population = scale(population, ranges_of(config.get("range", ())))
-    if config.get("scale") == "all":
-        return scale_by_rows(population, target=config.loss in ("squared", "quantile"))
+    how, target = config.get("scale"), config.loss in ("squared", "quantile")
+    if how == "all":
+        return scale_by_rows(population, target=target)
+    if how == "private":
+        noise = config.get("scale_noise")
+        return scale_privately(population, noise, target=target, seed=config.data_seed)
     return population
 
 

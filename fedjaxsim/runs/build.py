@@ -370,7 +370,7 @@ def _check_start(experiment: Experiment) -> None:
         simulation.mechanism.event.kind in ("gaussian", "correlated", "banded")
         and experiment.noise_multiplier > 0
     ):
-        tight_epsilon([experiment.planned()], experiment.delta)
+        tight_epsilon([*simulation.prepared, experiment.planned()], experiment.delta)
 
 
 def _check_memory(experiment: Experiment) -> None:

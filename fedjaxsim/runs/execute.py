@@ -293,7 +293,7 @@ def spent_in_all(
     experiment: Experiment, begin: SimulationState | None = None, rounds: int | None = None
 ) -> float:
     """Return the ε of all stages up to a run of some rounds; inf without a guarantee."""
-    before = []
+    before = [*experiment.simulation.prepared]
     if begin is not None:
         before = ledger.charged(experiment.simulation.with_account(begin).privacy)
     return tight_epsilon([*before, experiment.planned(end=rounds)], experiment.delta)
@@ -331,7 +331,7 @@ def _report(
 ) -> Report:
     """Compute the guarantees of a run and of the stages before it; see `_guarantee`."""
     report, config = _guarantee(experiment, state, planned, released), experiment.config
-    if config.has_secret_seed and all(stage.get("secret_seed") for stage in earlier):
+    if config.hides_noise and all(stage.get("secret_seed") for stage in earlier):
         report = report.of_secret_seed()
     if not earlier:
         return report

@@ -96,7 +96,7 @@ def prepare_selection(
     candidates = _candidates(plan)
     judged = [each.evaluation_plan(*score) for each in candidates]
     report = _selection_report(runs, candidates, judged)
-    if candidates[0].config.has_secret_seed:
+    if candidates[0].config.hides_noise:
         report = report.of_secret_seed()
     if report.find("zero_out").epsilon is None:
         raise ValueError(f"there is nothing to select privately: {report.short()}")
@@ -130,7 +130,7 @@ def _selection_report(
     judged: Sequence[EvaluationPlan],
 ) -> Report:
     charges = [
-        [each.planned(), plan.spend(each.simulation.num_clients)]
+        [*each.simulation.prepared, each.planned(), plan.spend(each.simulation.num_clients)]
         for each, plan in zip(candidates, judged, strict=True)
     ]
     first = candidates[0]
@@ -176,7 +176,7 @@ def _run(experiment: Experiment, plan: EvaluationPlan, key: jax.Array, stop: Eve
     score = history[-1].private if len(history) else None
     if score is None:
         return None
-    planned = experiment.planned(), plan.spend(simulation.num_clients)
+    planned = *simulation.prepared, experiment.planned(), plan.spend(simulation.num_clients)
     selection.require_planned(planned, ledger.charged(state.privacy))
     sign = 1 if score.larger_is_better else -1
     return sign * score.mean, score, jax.tree.map(np.asarray, state.shared)

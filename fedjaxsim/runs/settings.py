@@ -238,8 +238,14 @@ GROUPS = {
             shown="the largest client's, which a report then takes as public", least=1, most=_INT32,
         ),
         Setting(
-            "scale", Literal["none", "all"], "none",
-            "Map columns to [-1, 1] by their ranges in all rows, for which there is no ε.",
+            "scale", Literal["none", "all", "private"], "none",
+            "Map columns to [-1, 1] by ranges: all, of all rows, for which there is no ε; private, "
+            "released by all clients with noise, which ε covers.",
+        ),
+        Setting(
+            "scale_noise", float, None,
+            "z of private ranges, charged as one round of all clients.",
+            shown="the most that m clients allow",
         ),
         Setting(
             "range", tuple[str, ...], (),
@@ -460,6 +466,12 @@ class RunConfig(Table):
         return isinstance(self.seed, SecretSeed)
 
     @property
+    def hides_noise(self) -> bool:
+        """True if all noise follows from a secret seed: that of private ranges from the data's."""
+        of_data = self.get("scale") == "private" and self.partition_seed is not None
+        return self.has_secret_seed and not of_data
+
+    @property
     def loss(self) -> str:
         """The name of the loss; `get` returns None if it is not chosen."""
         return self.values["loss"] or "softmax"
@@ -552,6 +564,8 @@ class RunConfig(Table):
             "releases are covered by a budget alone": releases and not self.get("budget_epsilon"),
             "evaluation-largest has no effect without evaluate-privately":
                 "evaluation_largest" in given and "evaluate_privately" not in given,
+            "scale-noise has no effect without scale private":
+                self.get("scale_noise") is not None and self.get("scale") != "private",
             "hidden must hold at least one width, got none": self.get("hidden", (1,)) == (),
             f"passes need local-steps, got passes {self.get('passes')} alone":
                 consumes and self.get("local_steps") is None,

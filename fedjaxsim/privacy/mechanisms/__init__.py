@@ -1,9 +1,10 @@
 """Mechanisms: their protocol, the record of choices they are made of, and the usual ones."""
 
+import jax
 import jax.numpy as jnp
 from numpy.typing import ArrayLike
 
-from fedjaxsim.hyperparameters import reads
+from fedjaxsim.hyperparameters import Hyperparameters, reads
 from fedjaxsim.privacy.events import NoRelease
 from fedjaxsim.privacy.mechanisms.protocol import CLIP_NORM as CLIP_NORM
 from fedjaxsim.privacy.mechanisms.protocol import LARGEST_CLIP_NORM as LARGEST_CLIP_NORM
@@ -29,6 +30,7 @@ from fedjaxsim.privacy.mechanisms.record import (
     SUM,
     mechanism_of,
 )
+from fedjaxsim.privacy.messages import Messages
 
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
@@ -69,6 +71,27 @@ def gaussian(
     """
     statistic = EXACT_SUM if exact_sums else SUM
     return mechanism_of(statistic, CLIP, GAUSSIAN_NOISE, weights=weights, max_weight=max_weight)
+
+
+def release_once(
+    messages: jax.Array,
+    present: jax.Array,
+    key: jax.Array,
+    *,
+    clip: float | jax.Array,
+    noise_multiplier: float | jax.Array,
+) -> jax.Array:
+    """Return the noised mean over all m clients of their messages (m, ...), outside of rounds.
+
+    Those not `present`, (m,), send zero. Whoever calls it charges one release of `gaussian` with
+    all clients.
+    """
+    mechanism, m = gaussian(), len(messages)
+    hparams = Hyperparameters(clip=clip, noise_multiplier=noise_multiplier).as_arrays()
+    zero = mechanism.zero(jax.ShapeDtypeStruct(messages.shape[1:], messages.dtype), m)
+    ids = jnp.arange(m, dtype=jnp.int32)
+    total = mechanism.add(zero, Messages(messages), present, ids, (), hparams)
+    return mechanism.release(total, m, key, (), hparams, 0).value
 
 
 def no_release() -> Mechanism:
