@@ -38,6 +38,8 @@ from fedjaxsim.privacy.silos import Minibatches, delta_of, profile
 
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
+_CLOSE = 0.005
+"""The same of a search on a coarse grid."""
 _FEW_ROUNDS = 10_000
 _LEAST_SHARE = 1e-6
 Plan = Callable[[int], Sequence[PrivacySpend]]
@@ -105,13 +107,35 @@ def _search(
 def _solve(
     cost: Callable[..., float], epsilon: float, guess: float, power: float, **ends: float
 ) -> float | None:
-    """Find x with `cost(x[, method, schedule])` ≤ ε from near where RDP meets it."""
+    """Find x with `cost(x[, method, schedule])` ≤ ε from near where cheaper methods meet it."""
+    by_rdp: dict[float, float] = {}
+    on_grid: dict[float, float] = {}
 
     def rough(x: float) -> float:
-        return cost(x, guarantee.rdp_epsilon, CONSTANT)  # a schedule changes this x little
+        by_rdp[x] = cost(x, guarantee.rdp_epsilon, CONSTANT)  # a schedule changes this x little
+        return by_rdp[x]
 
-    start = _search(rough, epsilon, guess, math.copysign(1, power), tolerance=0.05, **ends)
-    return _search(cost, epsilon, start or guess, power, **ends)
+    def coarse(x: float) -> float:
+        on_grid[x] = cost(x, guarantee.coarse_epsilon)
+        return on_grid[x]
+
+    start = _search(rough, epsilon, guess, math.copysign(1, power), tolerance=0.05, **ends) or guess
+    power = _slope(by_rdp, start, power)
+    if 0 < coarse(start) < math.inf:
+        start = _search(coarse, epsilon, start, power, tolerance=_CLOSE, **ends) or start
+        power = _slope(on_grid, start, power)
+    return _search(cost, epsilon, start, power, **ends)
+
+
+def _slope(points: dict[float, float], x: float, usual: float) -> float:
+    """Return d log cost/d log x at x from the costs at x and the nearest other point."""
+    finite = {each: value for each, value in points.items() if 0 < value < math.inf}
+    others = [each for each in finite if each != x]
+    if x not in finite or not others:
+        return usual
+    other = min(others, key=lambda each: abs(math.log(each / x)))
+    slope = math.log(finite[other] / finite[x]) / math.log(other / x)
+    return slope if 0.2 < slope / usual < 50 else usual
 
 
 def noise_multiplier(

@@ -89,7 +89,7 @@ def profile(
     if not all(each.event.known for each in released):
         return NO_PRIVACY
     spends = [*(each.spend() for each in taken), *released]
-    found, _ = composition.profiles(spends, adjacency, coarse=True)
+    found, _ = composition.profiles(spends, adjacency, coarse=1.0)
     tight = next(iter(found.values()))
     bound = found.get("rdp", tight)
     either = Profile(

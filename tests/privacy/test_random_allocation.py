@@ -279,6 +279,16 @@ def test_epsilon_is_below_that_of_poisson_cohorts(
     assert hidden <= guarantee.rdp_epsilon(plan(z, period, rounds), DELTA)
 
 
+def test_a_turn_drawn_anew_costs_less_than_one_that_a_client_keeps():
+    """One period is balls in bins; with a kept turn two of them are one at z/√2."""
+    anew, kept = plan(1.0, 4, 8), plan(1.0 / math.sqrt(2), 4, 4)
+    for epsilon in (0.5, 2.0):
+        redrawn, same = (
+            composition.profile(each, "zero_out").delta(epsilon) for each in (anew, kept)
+        )
+        assert 0 < redrawn < 0.85 * same
+
+
 def test_an_unfinished_period_is_whole_and_counts_the_least_noise():
     whole = guarantee.tight_epsilon(plan(2.0, 4, 8), DELTA)
     for rounds in (5, 7):
@@ -322,6 +332,19 @@ def test_correlated_noise_under_random_allocation_is_refused():
 def test_calibrated_noise_meets_epsilon():
     z = noise_multiplier(2.0, DELTA, rounds=40, sampling_rate=0.1, scheme=scheme(10))
     assert 1.998 <= guarantee.tight_epsilon(plan(z, 10, 40), DELTA) <= 2.0
+
+
+@pytest.mark.thorough
+def test_a_search_needs_few_values_of_the_fine_grid(monkeypatch):
+    grids, convolved = [], composition._convolved
+    monkeypatch.setattr(
+        composition,
+        "_convolved",
+        lambda met, *rest: grids.append(rest[-1]) or convolved(met, *rest),
+    )
+    z = noise_multiplier(2.0, DELTA, rounds=1000, sampling_rate=0.01, scheme=scheme(100))
+    assert 0 < grids.count(0.0) <= 3
+    assert 1.998 <= guarantee.tight_epsilon(plan(z, 100, 1000), DELTA) <= 2.0
 
 
 def test_the_bound_inside_jit_is_above_the_tight_one():

@@ -199,7 +199,9 @@ def test_the_rate_of_sampled_pure_releases_has_a_closed_form():
     # One round of ε = 1/4, sampled: log(1 + p (e^ε − 1)).
     plan: Any = {"noise_multiplier": 4.0, "scheme": POISSON, "event": PURE}
     p = calibration.sampling_rate(0.1, DELTA, rounds=1, **plan)
-    exact = math.expm1(0.1) / math.expm1(0.25)
+    # δ takes its part of the probability e^0.1/(1 + e^ε) of the high loss.
+    high = math.exp(0.1) / (1 + math.exp(0.25))
+    exact = math.expm1(0.1 - math.log1p(-DELTA / high)) / math.expm1(0.25)
     assert exact * (1 - 1.1 * calibration.TOLERANCE) <= p <= exact
     # Two rounds with the budgets 1 and 2, which are 1/z √(2/5) and twice that.
     rising = Schedule.parse("power:1")

@@ -550,11 +550,14 @@ def _group(
 
 
 def random_allocation(*, every: int) -> Sampling:
-    """Let each client take part in one round of every `every`, drawn uniformly (balls in bins).
+    """Let each client take part in one round of every `every`, drawn uniformly.
 
     Rounds form periods of `every` rounds. In each period each client draws its round independently
     of all other clients and periods, so cohorts have Bin(m, 1/`every`) members. Sums are divided by
     m/`every`. Every round of a period hashes all m ids.
+
+    In one period these are balls in bins. Over several, balls-and-bins sampling (Chua et al. 2025)
+    keeps each client's turn, which costs more; here it is drawn anew in each period.
 
     A client surely takes part in each period, but the noise of all its rounds hides in which one:
     ε for zero-out is below Poisson sampling's with p = 1/`every` in the plans of
