@@ -257,6 +257,7 @@ class Simulation:
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._once.watch(population)
         self._summaries: dict[str, Callable[[ClientMetrics, Any], Evaluation]] = {}
+        self._facts: dict[Any, dict[str, str]] = {}
         for cached in ("rows", "placed"):
             self.__dict__.pop(cached, None)
 
@@ -645,6 +646,7 @@ class Simulation:
         """
         state, hparams = self.with_account(state, hparams), self.check(hparams)
         self._require_own(state, hparams)
+        self._agree(state, hparams)
         step = accounts.charged_alone(self.compiled.step, self.accounts)
         return step(state, hparams, self.placed["train"])
 
@@ -686,8 +688,7 @@ class Simulation:
         hparams = self.check(hparams)
         self._require_own(state, hparams)
         state = self.with_room(state, hparams, rounds)
-        if self.devices is not None and spans_processes(self.devices):
-            self._agree(state, hparams)
+        self._agree(state, hparams)
         if evaluate_privately is not None:
             self.check_evaluated("validation", None)
             state = prepare_release(state, evaluate_privately, self.num_clients, self.task.records)
@@ -1074,18 +1075,23 @@ class Simulation:
 
     def facts(self, hparams: Hyperparameters) -> dict[str, str]:
         """Return digests of what all processes of a run must have in common, by name."""
-        rows, arrays = Rows.shapes(self.population, "train", self.algorithm), hparams.as_arrays()
-        state = self._trace(keys.seed_key(0), arrays).state
-        traced = jax.make_jaxpr(self.program.step)(state, arrays, rows)
-        return {"code of a round": digest_of(traced)}
+        leaves = jax.tree.leaves(hparams.as_arrays())
+        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if kind not in self._facts:
+            state = self._trace(keys.seed_key(0), hparams.as_arrays()).state
+            if self.transformed is self.program:
+                rows = Rows.shapes(self.population, "train", self.algorithm)
+            else:
+                rows = self.placed["train"]
+            self._facts[kind] = facts_of(self.transformed, state, hparams, rows)
+        return self._facts[kind]
 
     def _agree(self, state: SimulationState, hparams: Hyperparameters) -> None:
         """Check that all processes go on with one round of one run: they have one ledger."""
-        key = jax.random.key_data(state.key)
-        begun = to_host((state.round, key, state.privacy, hparams.as_arrays()))
-        values = repr([(leaf.shape, leaf.tobytes()) for leaf in jax.tree.leaves(begun)])
-        begins = {"key, ledger or hyperparameters": hashlib.sha256(values.encode()).hexdigest()}
-        agree(self.facts(hparams) | begins)
+        if self.devices is None or not spans_processes(self.devices):
+            return
+        traced = any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((state, hparams)))
+        agree(self.facts(hparams) | ({} if traced else facts_of_state(state, hparams)))
 
     def _trace(self, key: jax.Array, hparams: Hyperparameters) -> TracedRound:
         rows = Rows.shapes(self.population, "train")
@@ -1102,6 +1108,33 @@ class Simulation:
         own = self._trace(keys.seed_key(0), hparams).state
         require_same_shapes("server state", own.shared, state.shared)
         require_same_shapes("personal states", own.personal, state.personal)
+
+
+def facts_of(
+    program: Program, state: SimulationState, hparams: Hyperparameters, rows: Rows
+) -> dict[str, str]:
+    """Return a digest of a round, traced for the devices that run it, by its name in words.
+
+    State and rows may be shapes.
+    """
+    traced = jax.make_jaxpr(program.step)(state, hparams.as_arrays(), rows)
+    return {"code of a round": digest_of(traced)}
+
+
+def facts_of_state(state: SimulationState, hparams: Hyperparameters) -> dict[str, str]:
+    """Return digests of what bounds, noise and ledger of the next rounds follow from, by name."""
+    begun = {
+        "key, ledger or hyperparameters": (
+            state.round, jax.random.key_data(state.key), state.privacy, hparams.as_arrays(),
+        ),
+        "state of the mechanism": state.mechanism,
+    }  # fmt: skip
+    return {name: _digest_of_values(to_host(values)) for name, values in begun.items()}
+
+
+def _digest_of_values(tree: PyTree) -> str:
+    values = repr([(leaf.shape, leaf.tobytes()) for leaf in jax.tree.leaves(tree)])
+    return hashlib.sha256(values.encode()).hexdigest()
 
 
 def _maker(function: Callable[..., Any]) -> str:

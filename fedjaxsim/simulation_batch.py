@@ -14,14 +14,20 @@ from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
-from fedjaxsim.engine.processes import mesh_of, require_devices, to_host
+from fedjaxsim.engine.processes import (
+    agree,
+    mesh_of,
+    require_devices,
+    spans_processes,
+    to_host,
+)
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import SimulationState, evaluated_part, with_public
 from fedjaxsim.engine.transfers import moves_data
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import SHARED_SEED, default_delta
-from fedjaxsim.simulation import Simulation
+from fedjaxsim.simulation import Simulation, facts_of, facts_of_state
 
 
 @moves_data
@@ -181,6 +187,10 @@ class SimulationBatch:
         done = int(state.round)
         for setting in self.settings:
             self.simulation.check_rounds(setting, done, rounds, eval_every, eval_clients)
+        if spans_processes(list(self.program.mesh.devices.flat)):
+            part = current_part(state, self.simulation.accounts)
+            code = facts_of(self.program, part, self._hparams, self._rows["train"])
+            agree(code | facts_of_state(state, self._hparams))
 
         charged = charged_alone(self._compiled.rounds, self.simulation.accounts)
 
