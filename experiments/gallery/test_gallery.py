@@ -24,13 +24,13 @@ from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
 NAMES = (
-    "fedas", "fedbabu", "feddbe", "fedexp", "fedfomo", "fedlesam", "fedmuon", "fednova", "fedproto",
-    "fedrod",
-    "fedsam", "fedspeed", "lg_fedavg", "mime_lite", "moon", "pfedhn",
+    "fedas", "fedbabu", "fedbuff", "feddbe", "fedexp", "fedfomo", "fedlesam", "fedmuon", "fednova",
+    "fedproto", "fedrod", "fedsam", "fedspeed", "lg_fedavg", "mime_lite", "moon", "pfedhn",
 )  # fmt: skip
 OTHERS = {
     "fedas": {"alignment_rate": 0.2},
     "fedbabu": {"tuning_rate": 0.2},
+    "fedbuff": {"mean_delay": 1.0, "server_learning_rate": 0.8},
     "feddbe": {"kappa": 0.8, "mean_rate": 0.6},
     "fedexp": {"damping": 1e-3},
     "fedlesam": {"rho": 0.4},
@@ -69,7 +69,8 @@ def simulation(name):
     if name == "fedfomo":
         algorithm, mechanism = factory(name)(task, num_clients=2), fjs.privacy.every_row()
     else:
-        algorithm, mechanism = factory(name)(task), fjs.gaussian()
+        settings = {"delays": "constant"} if name == "fedbuff" else {}
+        algorithm, mechanism = factory(name)(task, **settings), fjs.gaussian()
     return fjs.Simulation(algorithm, population, fjs.full_participation(), batches, mechanism)
 
 
@@ -127,6 +128,15 @@ class ByHand:
             for r, t in zip(rows, tau, strict=True)
         ]
         return plus(w, mean(d), tau.mean()), own
+
+    def fedbuff(self, models, own):
+        """In the second of two rounds everybody is one step late, by the law of constant delays."""
+        newest, before = (jax.tree.map(lambda a, k=k: a[k], models) for k in (0, 1))
+        first = all(np.array_equal(a[0], a[-1]) for a in jax.tree.leaves(models))
+        old = newest if first else before
+        moved = mean([plus(trained(old, c["x"], c["y"]), old, -1) for c in clients()])
+        new = plus(newest, moved, 0.8 if first else 0.8 / np.sqrt(2))
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b[:-1]]), new, models), own
 
     def fedsam(self, w, own):
         def gradient(v, x, y):
@@ -544,6 +554,28 @@ def test_its_files_use_public_names_only():
             for part in name.split(".")[1:]:
                 assert part in dir(found), f"{file}: fjs{name}"
                 found = getattr(found, part)
+
+
+@pytest.mark.thorough
+def test_late_messages_weigh_less_by_a_geometric_law():
+    # Gradients are −1 everywhere, so a message is η/√(1 + τ), where τ is at most the round.
+    clients_ = fjs.Population.from_flat({"x": np.ones((2000, 1)), "y": np.ones(2000)}, [1] * 2000)
+    slope = squared(linear((1,), 1))._replace(loss=lambda w, batch: -jnp.sum(w["bias"]))
+    algorithm = factory("fedbuff")(slope, longest=3)
+    batches = fjs.Minibatches(1, steps=1)
+    sim = fjs.Simulation(algorithm, clients_, fjs.full_participation(), batches)
+    hparams = sim.hyperparameters(learning_rate=1.0, mean_delay=0.5)
+    state, moves = sim.init(0, hparams), []
+    for _ in range(5):
+        before = state.shared["bias"][0, 0]
+        state, _ = sim.round(state, hparams)
+        moves.append(float(state.shared["bias"][0, 0] - before))
+    late, weights = 1 / 3, 1 / np.sqrt(1 + np.arange(4))
+    for round_, move in enumerate(moves):
+        most = min(3, round_)
+        law = np.array([late**k * (1 - late) for k in range(most)] + [late**most])
+        spread = np.sqrt((law @ weights[: most + 1] ** 2 - (law @ weights[: most + 1]) ** 2) / 2000)
+        assert abs(move - law @ weights[: most + 1]) <= 5 * spread + 1e-5
 
 
 @pytest.mark.thorough
