@@ -2,11 +2,11 @@
 
     python experiments/correlated_noise.py
 
-makes the numbers and the picture of experiments/systems/README.md: 100 clients with digits
-(Dirichlet 0.5), a linear model, one epoch a round, ten groups in turn, or as many clients on
-average by Poisson sampling. Every arm is tuned at every ε on the same grid of learning rates and
-clip norms, by the mean test accuracy over seeds 0 to 2, which no ε covers; seeds 3 to 12 are
-reported. δ = 1/(10 m), zero-out, joint DP.
+makes the numbers of experiments/systems/README.md, which experiments/pictures.py draws: 100 clients
+with digits (Dirichlet 0.5), a linear model, one epoch a round, ten groups in turn, or as many
+clients on average by Poisson sampling. Every arm is tuned at every ε on the same grid of learning
+rates and clip norms, by the mean test accuracy over seeds 0 to 2, which no ε covers; seeds 3 to 12
+are reported. δ = 1/(10 m), zero-out, joint DP.
 """
 
 import functools
@@ -27,7 +27,6 @@ from fedjaxsim.simulation_batch import SimulationBatch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results" / "correlated-noise.json"
-PICTURE = ROOT / "docs" / "figures" / "correlated-noise.png"
 CLIENTS, GROUPS, ROUNDS, DELTA = 100, 10, 100, 1e-3
 BANDS, POWER = 4, 0.6
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -133,26 +132,6 @@ def accuracy(system: str, arm: str, population: fjs.Population, task: fjs.Task) 
     }
 
 
-def draw(result: dict[str, Any]) -> None:
-    """Draw noise and accuracy against ε."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
-    for name, values in result["noise"].items():
-        axes[0].plot(EPSILONS, values, "o-", label=name)
-    axes[0].set(yscale="log", ylabel="noise on the sum of releases, in C")
-    for axis, (system, arms) in zip(axes[1:], result["systems"].items(), strict=True):
-        for name, arm in arms.items():
-            axis.errorbar(EPSILONS, arm["accuracy"], arm["error"], fmt="o-", label=name)
-        axis.set(ylabel="test accuracy", title=system)
-    for axis in axes:
-        axis.set(xscale="log", xlabel="ε")
-        axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
-        axis.minorticks_off()
-    axes[0].legend(frameon=False)
-    figure.savefig(PICTURE, dpi=100)
-
-
 def main() -> None:
     """Compute everything, write it, and print the tables."""
     fields = fjs.data.digits()
@@ -172,7 +151,6 @@ def main() -> None:
         for system, arms in result["systems"].items():
             pairs = zip(arms[arm]["accuracy"], arms[arm]["error"], strict=True)
             print("  ", system, [f"{100 * a:.1f} ± {100 * e:.1f}" for a, e in pairs])
-    draw(result)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ holds results of before, and --csv writes one. The table has means with 95 % int
 
 import argparse
 import csv
+import itertools
 import math
 from pathlib import Path
 
@@ -106,23 +107,30 @@ def _level(level: float) -> str:
 
 @mpl.rc_context({**STYLE, "font.size": 10, "axes.titlesize": 10})
 def drawn(found: dict[str, tuple[str, Scores]]) -> Figure:
-    """Draw all systems, three data sets in a row at most, readable at the width of a page."""
-    across = min(3, len(found))
-    down = -(-len(found) // across)
-    systems = list(dict.fromkeys(name for _, scores in found.values() for name, _ in scores))
+    """Draw all systems, three data sets in a row at most, each row with its own systems."""
+    down = -(-len(found) // 3)
+    across = -(-len(found) // down)  # four are two and two
+    of_panel = [list(dict.fromkeys(name for name, _ in scores)) for _, scores in found.values()]
+    rows_of = [
+        list(dict.fromkeys(itertools.chain(*of_panel[first : first + across])))
+        for first in range(0, len(found), across)
+    ]
     title = "Equal ε, equal tuning: means over seeds with 95 % intervals"
-    figure = picture(title, 1.6 + 2.2 * across, (0.8 + 0.2 * len(systems)) * down)
-    axes = figure.subplots(down, across, sharey=True, squeeze=False).ravel().tolist()
+    figure = picture(title, 1.6 + 2.2 * across, 0.8 * down + 0.2 * sum(map(len, rows_of)))
+    heights = {"height_ratios": [len(systems) for systems in rows_of]}
+    panels = figure.subplots(down, across, sharey="row", squeeze=False, gridspec_kw=heights)
+    axes = panels.ravel().tolist()
     levels = sorted({level for _, scores in found.values() for _, level in scores})
     shown = {}
-    for panel, (name, (metric, scores)) in zip(axes, found.items(), strict=False):
+    for place, (name, (metric, scores)) in enumerate(found.items()):
+        panel, systems = axes[place], rows_of[place // across]
         for rank, level in enumerate(levels):
             if not any(of == level for _, of in scores):
                 continue
             by_seed = [scores.get((system, level), {}).values() for system in systems]
             rows = [
-                (place + 0.2 * (rank - (len(levels) - 1) / 2), over.mean, over.half or 0.0)
-                for place, over in enumerate(estimate(list(values)) for values in by_seed)
+                (at + 0.2 * (rank - (len(levels) - 1) / 2), over.mean, over.half or 0.0)
+                for at, over in enumerate(estimate(list(values)) for values in by_seed)
                 if over.mean is not None
             ]
             y, x, half = (list(each) for each in zip(*rows, strict=True))

@@ -1,0 +1,239 @@
+"""Draw the pictures of the pages again whose numbers are in experiments/results, in today's style.
+
+    python experiments/pictures.py
+
+writes equal-privacy, dpfedmtl-4, silo-privacy, mpmtl-6a, correlated-noise and twenty to
+docs/figures. No run is repeated.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedjaxsim.report.plots import COLOURS, MARKERS, STYLE, picture, save
+from fedjaxsim.report.results import estimate
+
+RESULTS = Path(__file__).with_name("results")
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+BLUE, VERMILION, GREEN, GREY, ORANGE, PURPLE, SKY = COLOURS[:7]
+
+
+def result(name: str) -> Any:
+    """Read the numbers of an experiment."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def over_seeds(values: Iterable[float]) -> tuple[float, float]:
+    """Return the mean and half of its 95 % interval."""
+    found = estimate(list(values))
+    assert found.mean is not None
+    return found.mean, found.half or 0.0
+
+
+def epsilons(axes: Axes, values: list[float], label: str) -> None:
+    """Scale the x axis by log ε, with a tick at each value; the last one may be ∞."""
+    shown = ["∞" if math.isinf(value) else f"{value:g}" for value in values]
+    axes.set_xticks(range(len(values)), shown, fontsize=7 if len(values) > 6 else 9)
+    axes.set_xlabel(label)
+
+
+EQUAL = {
+    "compare-digits": "digits", "compare-digits-sampled": "digits, a fifth of the clients a round",
+    "compare-school": "School", "compare-vehicle": "Vehicle", "compare-landmine": "Landmine",
+    "compare-femnist": "FEMNIST-206",
+}  # fmt: skip
+TITLES = {"accuracy": "test accuracy", "auc": "mean AUC of clients", "nmse": "test nMSE"}
+METHODS = {
+    "local": ("Local", GREY, "--"), "pmtl-offset": ("PMTL, offset", BLUE, "-"),
+    "pmtl": ("PMTL, update", BLUE, ":"), "ditto": ("Ditto", GREEN, "-"),
+    "fedavg": ("FedAvg", VERMILION, "-"), "fedprox": ("FedProx", ORANGE, "--"),
+}  # fmt: skip
+
+
+def equal_privacy() -> Figure:
+    """Draw results against ε on five data sets, digits twice."""
+    figure = picture("Equal ε, equal tuning: means over seeds with 95 % intervals", 9, 5.4)
+    panels = figure.subplots(2, 3).ravel()
+    for axes, (name, title) in zip(panels, EQUAL.items(), strict=True):
+        found = result(name)
+        levels = [level["epsilon"] or math.inf for level in found["levels"]]
+        for mark, (method, (label, colour, dashes)) in zip(MARKERS, METHODS.items(), strict=False):
+            of_level = [
+                over_seeds(test[f"test_{found['metric']}"] for test in one["test"])
+                for one in found["methods"][method]
+            ]
+            mean, half = zip(*of_level, strict=True)
+            if method == "local":
+                mean, half = [mean[0]] * len(levels), [half[0]] + [0.0] * (len(levels) - 1)
+            axes.errorbar(
+                range(len(levels)), mean, half, color=colour, ls=dashes, marker=mark, label=label
+            )
+        axes.set(title=title, ylabel=TITLES[found["metric"]])
+        epsilons(axes, levels, "ε (zero-out, joint DP)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return figure
+
+
+def dpfedmtl_4() -> Figure:
+    """Draw accuracy over rounds, without noise and at the largest noise of both mechanisms."""
+    found = result("dpfedmtl")
+    rounds = range(found["every"], found["rounds"] + 1, found["every"])
+    panels = {
+        "no noise": (
+            ("fedavg", "0.0", "FedAvg", VERMILION, "-"),
+            ("dpfedmtl", "0.0", "FedMTL", BLUE, "-"),
+            ("dpfedmtl-head-first", "0.0", "FedMTL, head first", SKY, ":"),
+            ("local", "0.0", "Local", GREY, "--"),
+        ),
+        "σ = 9.69": (
+            ("fedavg-as-published", "9.69", "DPFedAvg, as published", VERMILION, "--"),
+            ("dpfedmtl-as-published", "9.69", "DPFedMTL, as published", BLUE, "--"),
+            ("dpfedmtl", "9.69", "FedMTL, z = σ on the sum", BLUE, "-"),
+            ("fedavg", "9.69", "FedAvg, z = σ on the sum", VERMILION, "-"),
+        ),
+    }
+    figure = picture(
+        "FEMNIST-206, an MLP, 3 clients a round: mean and range of three seeds", 8, 3.6
+    )
+    for axes, (title, lines) in zip(
+        figure.subplots(1, 2, sharey=True), panels.items(), strict=True
+    ):
+        for method, sigma, label, colour, dashes in lines:
+            seeds = np.array([test["curve"] for test in found["methods"][method][sigma]["test"]])
+            axes.plot(rounds, seeds.mean(axis=0), color=colour, ls=dashes, label=label)
+            axes.fill_between(
+                rounds, seeds.min(axis=0), seeds.max(axis=0), color=colour, alpha=0.15, lw=0
+            )
+        axes.set(title=title, xlabel="round", ylim=(0, None))
+        axes.legend(loc="best")
+    figure.axes[0].set_ylabel("test accuracy, clients by their rows")
+    return figure
+
+
+def silo_privacy() -> Figure:
+    """Draw the error on School over the ε of each example, and over λ."""
+    found = result("silo-privacy-school-unit")
+    figure = picture("School, noise for each example: means over 3 splits, 95 % intervals", 8, 3.4)
+    left, right = figure.subplots(1, 2)
+    styles = {
+        "Local": ("Local", GREY, "--"), "FedAvg": ("FedAvg", VERMILION, "-"),
+        "mean-regularized": ("PMTL, offset", BLUE, "-"),
+    }  # fmt: skip
+    for mark, (method, (label, colour, dashes)) in zip(MARKERS, styles.items(), strict=False):
+        by_level = found[method]
+        points = [
+            over_seeds(split[one["chosen"]] for split in one["tests"]) for one in by_level.values()
+        ]
+        mean, half = zip(*points, strict=True)
+        x = [float(level) for level in by_level]
+        left.errorbar(x, mean, half, color=colour, ls=dashes, marker=mark, label=label)
+    levels = found["mean-regularized"]
+    lambdas = [setting["lam"] for setting in levels["0.5"]["settings"]]
+    shades = mpl.colormaps["Blues"](np.linspace(0.4, 1, len(levels)))
+    for shade, (level, one) in zip(shades, levels.items(), strict=True):
+        mean = np.mean(one["tests"], axis=0)
+        right.plot(lambdas, mean, color=shade, marker="o", label=f"PMTL, ε = {float(level):g}")
+    left.set(xscale="log", xlabel="ε of each example", ylabel="mean squared test error")
+    left.set_xticks([float(level) for level in levels], [f"{float(level):g}" for level in levels])
+    left.minorticks_off()
+    right.set(xscale="log", xlabel="λ", ylabel="mean squared test error")
+    right.set_xticks(lambdas, [f"{value:g}" for value in lambdas])
+    right.minorticks_off()
+    left.legend()
+    right.legend()
+    return figure
+
+
+LOW_RANK = {
+    "low-rank": ("MP-MTL low-rank", BLUE, "-"),
+    "low-rank-published": ("low-rank, as published (no ε)", BLUE, "--"),
+    "group-sparse": ("MP-MTL group-sparse", GREEN, "-"),
+    "group-sparse-published": ("group-sparse, as published (no ε)", GREEN, "--"),
+    "relationship": ("MP-MTL relationship", ORANGE, "-"),
+    "dp-mtrl": ("DP-MTRL", PURPLE, "-"),
+    "dp-aggr": ("DP-AGGR", VERMILION, "-"),
+}
+
+
+def mpmtl_6a() -> Figure:
+    """Draw all methods' nMSE by ε, and MP-MTL's alone."""
+    found = result("mpmtl-low-rank")
+    figure = picture("Low-rank pattern, 320 tasks: mean nMSE of 100 repetitions", 8, 4.2)
+    alone = np.mean(found["alone"]["test"]["ridge"])
+    for axes, names in zip(figure.subplots(1, 2), (LOW_RANK, list(LOW_RANK)[:5]), strict=True):
+        axes.axhline(alone, color="black", ls=":", label="each task alone (ridge)")
+        for name in names:
+            label, colour, dashes = LOW_RANK[name]
+            finite = [each for each in found["methods"][name] if each["epsilon"] != "inf"]
+            x = [float(each["epsilon"]) for each in finite]
+            axes.plot(
+                x, [np.mean(each["test"]) for each in finite],
+                color=colour, ls=dashes, marker="o", label=label,
+            )  # fmt: skip
+        axes.set(xscale="log", xlabel="ε (replacing a client)")
+    left, right = figure.axes
+    left.set(yscale="log", ylabel="nMSE", title="all methods")
+    right.set(ylabel="nMSE", title="MP-MTL alone, enlarged")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def correlated_noise() -> Figure:
+    """Draw noise and accuracy against ε."""
+    found = result("correlated-noise")
+    arms = dict(zip(found["noise"], ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-.")), strict=True))
+    levels = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    figure = picture(
+        "100 clients with digits, ten a round: mean ± standard error of ten seeds", 9, 3.4
+    )
+    first, *others = figure.subplots(1, 3)
+    for mark, (name, (colour, dashes)) in zip(MARKERS, arms.items(), strict=False):
+        style = {"color": colour, "ls": dashes, "marker": mark, "label": name}
+        first.plot(levels, found["noise"][name], **style)
+        for axes, (system, of_arm) in zip(others, found["systems"].items(), strict=True):
+            axes.errorbar(levels, of_arm[name]["accuracy"], of_arm[name]["error"], **style)
+            axes.set(ylabel="test accuracy", title=system)
+    first.set(
+        yscale="log", ylabel="noise, in clip norms C", title="noise on the sum of all releases"
+    )
+    ticks = (2, 5, 10, 20, 50)
+    first.set_yticks(ticks, [str(tick) for tick in ticks])
+    for axes in figure.axes:
+        axes.set(xscale="log", xlabel="ε (zero-out, joint DP)")
+        axes.set_xticks(levels, [f"{level:g}" for level in levels])
+        axes.minorticks_off()
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def twenty() -> Figure:
+    """Draw all systems at equal ε."""
+    sys.path.insert(0, str(Path(__file__).with_name("systems")))
+    import figure
+
+    return figure.drawn(figure.of_file(RESULTS / "systems.csv"))
+
+
+DRAWN: dict[str, Callable[[], Figure]] = {
+    "equal-privacy": equal_privacy, "dpfedmtl-4": dpfedmtl_4, "silo-privacy": silo_privacy,
+    "mpmtl-6a": mpmtl_6a, "correlated-noise": correlated_noise, "twenty": twenty,
+}  # fmt: skip
+
+
+def main(folder: Path = FIGURES) -> None:
+    """Draw all of them."""
+    with mpl.rc_context(STYLE):
+        for name, draw in DRAWN.items():
+            save(draw(), folder / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
