@@ -6,6 +6,7 @@ start, and for the next call.
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import resource
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 from support import simulations
 
 from fedjaxsim.cli import main
@@ -42,8 +44,8 @@ _UNROLLED = threefry.words
 _EXACT = noise._draw
 _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content
-_MEMORY = 1_000_000_000
-"""Bytes of a process above which it lets go of its programs."""
+_GROWTH = 1_000_000_000
+"""Bytes by which a process grows before it lets go of its programs."""
 _BLANK = plots.content(plots.picture("", 0.1, 0.1))
 
 
@@ -104,6 +106,8 @@ def _drawn_by(draw):
 
 
 _compile_quickly()
+# A context of its own for each program is a quarter of what it takes to lower one.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 threefry.words = _hash_in_a_loop
 # Of the time of a command, a tenth draws its pictures; of a sweep, most.
 plots.content = lambda figure, kind="png": _BLANK
@@ -132,19 +136,41 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(simulations.group_of(item)))
 
 
+def pytest_collection_finish():
+    """Modules and tests live as long as the process: Python's collector need not look at them."""
+    gc.freeze()
+
+
 def _resident() -> int:
     """Return the bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+class _Memory:
+    """What a process has in memory: workers grew to gigabytes of programs.
+
+    To let go of them takes half a second, and the next tests compile again.
+    """
+
+    after_release = 0
+
+    def bound(self):
+        if _resident() > self.after_release + _GROWTH:
+            jax.clear_caches()
+            gc.collect()
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+            self.after_release = _resident()
+
+
+_MEMORY = _Memory()
+
+
 def pytest_runtest_teardown(item, nextitem):
-    """What a group has compiled does not stay in memory for the next: workers grew to gigabytes."""
+    """Between groups, as a group shares what it has compiled."""
     if nextitem is None or simulations.group_of(item) == simulations.group_of(nextitem):
         return
-    if sys.platform == "linux" and _resident() > _MEMORY:
-        jax.clear_caches()
-        gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    if sys.platform == "linux":
+        _MEMORY.bound()
 
 
 def _fixture_of(name, kind):
