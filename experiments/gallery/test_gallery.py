@@ -25,7 +25,7 @@ from fedjaxsim.tasks import softmax, squared
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
 NAMES = (
     "fedas", "fedbabu", "fedbuff", "feddbe", "fedexp", "fedfomo", "fedlesam", "fedmuon", "fednova",
-    "fedproto", "fedrod", "fedsam", "fedspeed", "lg_fedavg", "mime_lite", "moon", "pfedhn",
+    "fedproto", "fedrod", "fedsam", "fedspeed", "gpfl", "lg_fedavg", "mime_lite", "moon", "pfedhn",
 )  # fmt: skip
 OTHERS = {
     "fedas": {"alignment_rate": 0.2},
@@ -38,6 +38,7 @@ OTHERS = {
     "fedproto": {"lam": 0.7},
     "fedsam": {"rho": 0.4},
     "fedspeed": {"proximity": 2.0, "rho": 0.4, "merge": 0.7},
+    "gpfl": {"lam": 0.3, "decay": 0.02},
     "mime_lite": {"beta": 0.6},
     "moon": {"mu": 2.0, "temperature": 0.5},
     "pfedhn": {"hyper_rate": 0.05},
@@ -343,6 +344,37 @@ class ByHand:
             heads.append(head)
         return mean(moved), heads
 
+    def gpfl(self, shared, own):
+        received, moved, heads = shared.embeddings, [], []
+
+        def layer(p, q):
+            out = jax.nn.relu(q @ p["kernel"] + p["bias"])
+            return (out - out.mean()) / jnp.sqrt(out.var() + 1e-5) * p["gain"] + p["offset"]
+
+        def total(parts, x, y, condition):
+            (body, valve, embeddings), head = parts
+            z = features(body, x)
+            own, common = (
+                jax.nn.relu(z * (1 + layer(valve["scale"], q)) + layer(valve["shift"], q))
+                for q in (condition, received.mean(0))
+            )
+            cosines = common @ embeddings.T / jnp.linalg.norm(embeddings, axis=1)
+            cosines = cosines / jnp.linalg.norm(common, axis=1, keepdims=True)
+            apart = jnp.linalg.norm(common - received[y], axis=1).mean()
+            squares = sum(jnp.sum(a**2) for a in jax.tree.leaves((valve, embeddings)))
+            of_head = entropy(own @ head["kernel"] + head["bias"], y)
+            return of_head + entropy(cosines, y) + 0.3 * apart + 0.02 / 2 * squares
+
+        slope = jax.jit(jax.grad(total))
+        for c, head in zip(clients(), own, strict=True):
+            x, y, parts = c["x"], c["y"], (shared, head)
+            condition = np.eye(CLASSES)[y].mean(0) @ received
+            for _ in range(steps_of(x)):
+                parts = plus(parts, slope(parts, x, y, condition), -ETA)
+            moved.append(parts[0])
+            heads.append(parts[1])
+        return mean(moved), heads
+
     def fedproto(self, sums, own):
         centres = jnp.asarray(sums["sums"] / np.maximum(sums["counts"], 1e-9)[:, None])
         present = jnp.asarray(sums["counts"] > 0)
@@ -545,7 +577,9 @@ def test_fedmuon_is_that_of_its_authors_but_for_their_additions(additions):
 
 def test_its_files_use_public_names_only():
     files = sorted(pathlib.Path(__file__).parent.glob("[!t]*.py"))
-    assert {*NAMES, "own_lambda", "privacy_levels", "robust"} == {file.stem for file in files}
+    assert {*NAMES, "own_lambda", "privacy_levels", "private_fedrep", "robust"} == {
+        file.stem for file in files
+    }
     for file in files:
         text = file.read_text()
         assert re.findall(r"^ *(?:from|import) +(fedjaxsim.*)", text, re.M) == ["fedjaxsim as fjs"]
@@ -554,6 +588,36 @@ def test_its_files_use_public_names_only():
             for part in name.split(".")[1:]:
                 assert part in dir(found), f"{file}: fjs{name}"
                 found = getattr(found, part)
+
+
+def test_private_fedrep_is_its_rounds_of_least_squares_by_hand():
+    rng, sizes = np.random.default_rng(0), (5, 6, 7)
+    rows = [{"x": rng.normal(size=(n, 4)), "y": rng.normal(size=n)} for n in sizes]
+    algorithm = factory("private_fedrep")(squared(linear((4,), 1)), rank=2)
+    clients_, batches = fjs.Population.from_clients(rows), fjs.Minibatches(5, epochs=1)
+    sim = fjs.Simulation(algorithm, clients_, fjs.full_participation(), batches)
+    hparams = sim.hyperparameters(server_learning_rate=0.2)
+    state = sim.init(0, hparams)
+    u = np.asarray(state.shared, float)
+    np.testing.assert_allclose(u.T @ u, np.eye(2), atol=1e-6)
+
+    def solved(x):
+        return np.linalg.lstsq(x["x1"] @ u, x["y"], rcond=None)[0]
+
+    for each in rows:
+        each["x1"] = np.c_[each["x"], np.ones(len(each["y"]))]
+    for _ in range(ROUNDS):
+        state, _ = sim.round(state, hparams)
+        slopes = []
+        for each in rows:
+            x, v = each["x1"], solved(each)
+            slopes.append(2 * np.outer(x.T @ (x @ u @ v - each["y"]), v) / len(x))
+        q, r = np.linalg.qr(u - 0.2 * np.mean(slopes, axis=0))
+        u = q * np.sign(np.diag(r))
+        np.testing.assert_allclose(state.shared, u, atol=1e-5)
+    models = sim.models(state, hparams)
+    found = np.concatenate([models["kernel"][:, 0], models["bias"]], axis=1)
+    np.testing.assert_allclose(found, [u @ solved(each) for each in rows], atol=1e-4)
 
 
 @pytest.mark.thorough
