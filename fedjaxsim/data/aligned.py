@@ -64,6 +64,7 @@ def with_test_rows(trained: Population, rows: Population) -> Population:
         categories=trained.categories,
         columns=trained.columns,
         voids_epsilon=trained.voids_epsilon,
+        preparations=trained.preparations,
     )
 
 

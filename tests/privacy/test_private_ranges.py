@@ -12,6 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution
 import fedjaxsim as fjs
 from fedjaxsim import data
 from fedjaxsim.cli import main
+from fedjaxsim.data.aligned import with_test_rows
 from fedjaxsim.privacy import private_ranges, scale_privately
 from fedjaxsim.privacy.private_ranges import answers
 
@@ -151,6 +152,7 @@ def test_every_epsilon_of_a_run_has_the_ranges_in_it(tmp_path):
     assert kinds.count("prepared") == 1
     data.save_npz(tmp_path / "scaled.npz", scaled())
     assert data.load_npz(tmp_path / "scaled.npz").preparations == scaled().preparations
+    assert with_test_rows(scaled(), scaled()).preparations == scaled().preparations
     raw = sim.with_population(data.scale(data.Population.from_clients(clients()), {"x0": (0, 1e4)}))
     assert raw.prepared == ()
     lost = raw.guarantee(raw.init(0, hparams)).find("zero_out").epsilon
