@@ -1073,6 +1073,12 @@ class Simulation:
         """Return the shapes of one client's message; the first call checks all functions."""
         return self._trace(key, hparams).message
 
+    def bytes_sent(self, hparams: Hyperparameters) -> float:
+        """Return the expected bytes of the messages of one round, of all clients who take part."""
+        message = self.message_shapes(keys.seed_key(0), hparams)
+        rate = self.sampler.answer_rate(self.sampler.rate(hparams.as_arrays()))
+        return bytes_of(message) * float(np.mean(rate)) * self.num_clients
+
     def facts(self, hparams: Hyperparameters) -> dict[str, str]:
         """Return digests of what all processes of a run must have in common, by name."""
         leaves = jax.tree.leaves(hparams.as_arrays())

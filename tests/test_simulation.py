@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import simulations
 from support.problems import classification, least_squares, read_by
 
 from fedjaxsim.algorithms.pmtl import pmtl
@@ -133,6 +134,13 @@ def test_a_state_of_another_simulation_is_refused(shared_pmtl):
         for use in (own.evaluate, own.round, functools.partial(own.run, rounds=1)):
             with pytest.raises(ValueError, match=f"the {words} must be .* to go on from, got"):
                 use(state, hparams)
+
+
+def test_clients_send_the_bytes_of_their_messages(shared_pmtl):
+    # A model of 3 features with a bias, in float32, of p m = 0.6 · 5 clients.
+    hparams = read_by(shared_pmtl, **simulations.VALUES)
+    [kernel] = [v.size for k, v in shared_pmtl.task.init(jax.random.key(0)).items() if k != "bias"]
+    assert shared_pmtl.bytes_sent(hparams) == pytest.approx(4 * (kernel + 1) * 0.6 * 5)
 
 
 def test_it_shows_its_parts_population_placement_and_layout(shared_pmtl):

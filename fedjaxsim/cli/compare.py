@@ -5,13 +5,14 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedjaxsim.cli.flags import Work
 
 if TYPE_CHECKING:
     from fedjaxsim.runs.comparison import Comparison
 
+Over = Literal["rounds", "bytes"]
 PAGE = ".html"
 _PANELS = 12
 """Most panels of a picture of clients."""
@@ -21,6 +22,7 @@ def compare(
     runs: tuple[Path, ...],
     *,
     metric: str | None = None,
+    over: Over = "rounds",
     out: Path | None = None,
     json: bool = False,
 ) -> Work:
@@ -29,6 +31,7 @@ def compare(
     Args:
       runs: Directories of runs and of sweeps.
       metric: Metric by which they are compared, such as f1; by default that which judges them.
+      over: Horizontal axis of the figure: rounds, or the bytes that clients sent.
       out: Figure of the runs (.png, .pdf or .svg), their tables for LaTeX (.tex), their summaries
         (.csv), or a page of all (.html), with pictures, clients, guarantees and settings.
       json: Print JSON instead of a table.
@@ -46,7 +49,7 @@ def compare(
         found, written = read(runs, metric), b""
         _ = found.means, found.sentences, found.drawn_twice
         if out is not None:
-            written = _content(found, out)
+            written = _content(found, out, over)
 
     def work() -> int:
         if json:
@@ -64,10 +67,10 @@ def compare(
     return work
 
 
-def _content(found: "Comparison", out: Path) -> bytes:
+def _content(found: "Comparison", out: Path, over: Over) -> bytes:
     """Return the content of a file of the runs, in the format of its ending."""
     if out.suffix == PAGE:
-        return _page(found, out)
+        return _page(found, out, over)
     if out.suffix == ".tex":
         return "\n".join(table.latex for table in found.tables()).encode()
     if out.suffix == ".csv":
@@ -75,10 +78,10 @@ def _content(found: "Comparison", out: Path) -> bytes:
     from fedjaxsim.report.figures import comparison_figure
     from fedjaxsim.report.plots import content
 
-    return content(comparison_figure(found.systems, found.shown), out.suffix[1:])
+    return content(comparison_figure(found.systems, found.shown, over), out.suffix[1:])
 
 
-def _page(found: "Comparison", out: Path) -> bytes:
+def _page(found: "Comparison", out: Path, over: Over) -> bytes:
     """Return the page of the runs, from which relative links lead to their folders."""
     import tomli_w
 
@@ -89,7 +92,7 @@ def _page(found: "Comparison", out: Path) -> bytes:
     from fedjaxsim.report.plots import content
     from fedjaxsim.report.results import remarks_on
 
-    pictures = {"Curves": content(comparison_figure(found.systems, found.shown))}
+    pictures = {"Curves": content(comparison_figure(found.systems, found.shown, over))}
     clients = [
         (each.run.name, each.clients["train_rows"], each.clients[found.column])
         for each in found.runs

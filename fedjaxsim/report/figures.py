@@ -4,7 +4,7 @@ import difflib
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -135,7 +135,14 @@ def _bounds_so_far(rows: Rows) -> list[float]:
     return np.fmin.accumulate(known[::-1])[::-1].tolist()
 
 
-def _curves(title: str, panels: Sequence[Panel], shown: Sequence[Look], *, alike: bool) -> Figure:
+def _curves(
+    title: str,
+    panels: Sequence[Panel],
+    shown: Sequence[Look],
+    *,
+    alike: bool,
+    over: str = "rounds",
+) -> Figure:
     """Draw panels, at most four in a row, above one legend; panels that are `alike` share axes."""
     down = -(-len(panels) // 4)
     across = -(-len(panels) // down)
@@ -159,7 +166,7 @@ def _curves(title: str, panels: Sequence[Panel], shown: Sequence[Look], *, alike
         if not alike or place % across == 0:
             axes.set_ylabel(label)
         if place + across >= len(panels):
-            axes.set_xlabel("rounds")
+            axes.set_xlabel(over)
     _legend_below(figure, shown, entries)
     return figure
 
@@ -220,14 +227,19 @@ def looks_of(found: Sequence[System]) -> list[Look]:
 
 
 @mpl.rc_context(STYLE)
-def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> Figure:
+def comparison_figure(
+    found: Sequence[System],
+    columns: Sequence[str] = (),
+    over: Literal["rounds", "bytes"] = "rounds",
+) -> Figure:
     """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
 
     By default the column is the metric that judges the runs. Each data set has its own panels.
-    The title names the only one, and the meaning of ε.
+    The title names the only one, and the meaning of ε. Over bytes, a point stands at the expected
+    bytes that all clients have sent by then.
 
     Raises:
-      ValueError: if no run of a data set has numbers in a column.
+      ValueError: if no run of a data set has numbers in a column, or bytes are not known.
     """
     shown = looks_of(found)
     sets = dict.fromkeys(system.data for system in found)
@@ -235,7 +247,7 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     for name in sets:
         alike = [pair for pair in zip(shown, found, strict=True) if pair[1].data == name]
         for column in columns or [default_metric([alike[0][1].first])]:
-            curves = [(look, _rows_of(system, column)) for look, system in alike]
+            curves = [(look, _rows_of(system, column, over)) for look, system in alike]
             if not any(_is_number(row["mean"]) for _, rows in curves for row in rows):
                 names = alike[0][1].first.rows[-1]
                 close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
@@ -248,7 +260,8 @@ def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> F
     ends = " to ".join(map(number, dict.fromkeys((*deltas[:1], *deltas[-1:]))))
     title = [*(sets if len(sets) == 1 else ()), *(shown[0].label for _ in found if len(found) == 1)]
     meaning = [f"ε: {MEANING}, δ = {ends}"] if deltas else []
-    return _curves("; ".join([*title, *meaning]), panels, shown, alike=False)
+    axis = "rounds" if over == "rounds" else "megabytes sent by clients (expected)"
+    return _curves("; ".join([*title, *meaning]), panels, shown, alike=False, over=axis)
 
 
 @mpl.rc_context(STYLE)
@@ -283,11 +296,14 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
     return figure
 
 
-def _rows_of(system: System, column: str) -> Rows:
+def _rows_of(system: System, column: str, over: str) -> Rows:
     rows = curve([*system.runs.values()], column)
     if column == "epsilon":
         bounds = _bounds_so_far(rows)
         rows = [row | {"mean": e, "half": None} for row, e in zip(rows, bounds, strict=True)]
+    if over == "bytes":
+        sent = system.bytes_sent / 1e6
+        rows = [row | {"round": row["round"] * sent} for row in rows]
     return rows
 
 

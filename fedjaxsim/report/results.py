@@ -114,6 +114,14 @@ class System(NamedTuple):
         config = self.first.config
         return data_label(config.get("data", ""), config.get("resolved", {}).get("clients"))
 
+    @property
+    def bytes_sent(self) -> float:
+        """Expected bytes that clients send in a round; ValueError of an older run."""
+        sent = self.first.config.get("resolved", {}).get("bytes_sent")
+        if sent is None:
+            raise ValueError(f"how many bytes {self.label} sent is not in its files: run it again")
+        return sent
+
     def values(self, column: str, seeds: Sequence[int]) -> list[float | None]:
         """Return the last values of some seeds, as `Run.value`."""
         return [self.runs[seed].value(column) for seed in seeds]

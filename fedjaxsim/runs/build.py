@@ -177,6 +177,7 @@ class Experiment:
                 **ends,
                 "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
                 "delta": self.delta,
+                "bytes_sent": self.simulation.bytes_sent(self.hparams),
                 **{
                     record.name: np.asarray(self.hparams.get(name), np.float64).tolist()
                     for name, record in self.simulation.records.items()

@@ -259,7 +259,8 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
                 "rounds": last["round"], "rounds_planned": config.rounds, "interrupted": False,
                 "rounds_per_second": None,
             })  # fmt: skip
-            whole = {**settings, "resolved": {"clients": summary["clients"]}}
+            sent = stated.get("bytes_sent")
+            whole = {**settings, "resolved": {"clients": summary["clients"], "bytes_sent": sent}}
             run = dataclasses.replace(
                 run, name=f"{name}/{index}", settings=settings_of_system(whole), config=whole,
                 summary=summary,

@@ -30,8 +30,8 @@ MODEL = "model.npz"
 _FILES = (MODEL, "guarantee.json", "guarantee.txt", "settings.toml", "metrics.jsonl")
 _RESOLVED = (
     "rounds", "clients", "capacity", "noise_multiplier", "noise_first", "noise_last", "clip",
-    "delta", "learning_rate", "personal_learning_rate", "sampling_rate", "local_epochs",
-    "local_steps",
+    "bytes_sent", "delta", "learning_rate", "personal_learning_rate", "sampling_rate",
+    "local_epochs", "local_steps",
 )  # fmt: skip
 """Values that follow from settings and public facts."""
 

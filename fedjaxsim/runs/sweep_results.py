@@ -364,18 +364,20 @@ def write_report(
         lost = (PrivacySpend(scheme, ChecksSkipped(reason=_NO_LEDGER), (), overflowed=True),)
         public = (*one.config.public, *simulation.public, *simulation.assumed_of(one.hparams))
         charges = ledgers.get(run, lost)
-        key = (charges, z, one.delta, public, simulation.num_clients)
+        sent = simulation.bytes_sent(one.hparams)
+        key = (charges, z, one.delta, public, simulation.num_clients, sent)
         charged.setdefault(key, []).append(run)
         for drawn in one.draws():
             draws.setdefault(drawn, []).append(run)
     reports = [
         report(charges, delta, assumed=[*public, SHARED_SEED])
-        for charges, _, delta, public, _ in charged
+        for charges, _, delta, public, *_ in charged
     ]
     guarantees = [
-        {"runs": alike, "noise_multiplier": z, "clients": m, "guarantee": found.to_json()}
-        for found, ((_, z, _, _, m), alike) in zip(reports, charged.items(), strict=True)
-    ]
+        {"runs": alike, "noise_multiplier": z, "clients": m, "bytes_sent": sent,
+         "guarantee": found.to_json()}
+        for found, ((_, z, _, _, m, sent), alike) in zip(reports, charged.items(), strict=True)
+    ]  # fmt: skip
     content = {
         "summary": summary,
         "selection": SELECTION,

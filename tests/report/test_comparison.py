@@ -17,9 +17,9 @@ from fedjaxsim.runs.directory import settings_of_system
 pytestmark = pytest.mark.usefixtures("drawn")
 
 
-def run(algorithm, *, seed=0, epsilon: float | None = 2.0, data="digits", **settings):
+def run(algorithm, *, seed=0, epsilon: float | None = 2.0, data="digits", sent=None, **settings):
     config = {"algorithm": algorithm, "seed": seed, "data": data, **settings}
-    config["resolved"] = {"clients": 5}
+    config["resolved"] = {"clients": 5, "bytes_sent": sent}
     rows = [
         {"round": t, "test_accuracy": 0.1 * t + 0.2 * seed, "epsilon": epsilon and epsilon * t / 4,
          "delta": 0.01}
@@ -58,6 +58,17 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     nothing = figure_of(run("local", epsilon=0.0))
     assert nothing.get_suptitle() == "digits, 5 clients; Local, ε = 0"
     assert nothing.legends == []
+
+
+def test_curves_over_bytes_stand_where_each_system_has_sent_them():
+    found = systems([run("fedavg", sent=2e6), run("scaffold", sent=4e6)])
+    [axes] = comparison_figure(found, over="bytes").axes
+    fedavg, scaffold, *_ = (line.get_xdata() for line in axes.get_lines())
+    np.testing.assert_array_equal(fedavg, [0, 2, 4, 6, 8])
+    np.testing.assert_array_equal(scaffold, [0, 4, 8, 12, 16])
+    assert axes.get_xlabel() == "megabytes sent by clients (expected)"
+    with pytest.raises(ValueError, match="run it again"):
+        comparison_figure(systems([run("fedavg")]), over="bytes")
 
 
 @pytest.mark.thorough
