@@ -208,6 +208,7 @@ class Simulation:
             algorithm, mechanism, self.sampler, self.examples, no_epsilon
         )
         self._traced: dict[Any, TracedRound] = {}
+        self._starts: dict[int, tuple[Program, Callable[..., Any]]] = {}
         self._noises: dict[Any, PlannedNoise] = {}
         self.program = Program(
             once.algorithm(
@@ -530,37 +531,10 @@ class Simulation:
             if self.algorithm.warm_start.start is None:
                 raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
             origin = self._origin(earlier, state)
-            before_it = earlier.program.algorithm
-            warm_start, predict = before_it.warm_start, before_it.predict
             before = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
-
-            @jax.jit
-            def begin(key, hparams, state, before):
-                published = warm_start.published(state.shared)
-                if published is None and self.algorithm.warm_start.required:
-                    raise ValueError(
-                        "the algorithm needs the model that the stage before published, as "
-                        "FedAvg's w or PMTL's w̃, but that stage published none"
-                    )
-                if published is None and origin is not None:
-                    raise ValueError(
-                        "clients who join start from the model that the stage before published, "
-                        "but it published none"
-                    )
-                if published is None:
-                    published = self.task.init(keys.stream(key, Stream.INIT))
-                return trained.first_states(
-                    self.program.algorithm,
-                    self.population,
-                    key,
-                    hparams,
-                    published,
-                    state.personal,
-                    lambda personal, client_id: predict(state.shared, personal, before, client_id),
-                    origin,
-                )
-
-            shared, personal = begin(key, hparams, state, before)
+            begin = self._start_of(earlier.program)
+            parts = state.shared, state.personal
+            shared, personal = begin(key, hparams, parts, before, origin)
             if origin is not None:
                 joined = JOINED.format(np.sum(origin < 0), self.num_clients)
                 state = dataclasses.replace(
@@ -570,6 +544,44 @@ class Simulation:
         if state.consumed is not None and new.consumed is not None:
             new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
         return new
+
+    def _start_of(self, earlier: Program) -> Callable[..., tuple[PyTree, PyTree]]:
+        """Return the compiled function of first states after a program; all calls share it."""
+        kept = self._starts.get(id(earlier))
+        if kept is not None:
+            return kept[1]
+        algorithm, population, task = self.program.algorithm, self.population, self.task
+        warm_start, predict = earlier.algorithm.warm_start, earlier.algorithm.predict
+
+        @jax.jit
+        def begin(key, hparams, state, before, origin):
+            shared, personal = state
+            published = warm_start.published(shared)
+            if published is None and algorithm.warm_start.required:
+                raise ValueError(
+                    "the algorithm needs the model that the stage before published, as FedAvg's w "
+                    "or PMTL's w̃, but that stage published none"
+                )
+            if published is None and origin is not None:
+                raise ValueError(
+                    "clients who join start from the model that the stage before published, but it "
+                    "published none"
+                )
+            if published is None:
+                published = task.init(keys.stream(key, Stream.INIT))
+            return trained.first_states(
+                algorithm,
+                population.num_clients,
+                key,
+                hparams,
+                published,
+                personal,
+                lambda personal, client_id: predict(shared, personal, before, client_id),
+                origin,
+            )
+
+        self._starts[id(earlier)] = earlier, begin  # the program stays, so that its id does
+        return begin
 
     def _origin(self, earlier: "Simulation", state: SimulationState) -> np.ndarray | None:
         """Return the number of each client in `earlier`, −1 if it joins; None if all are as there.
@@ -632,7 +644,11 @@ class Simulation:
         key = keys.stream(trained.stage_key(state.key, state.round), Stream.NEW_CLIENTS)
         key, hparams = self.check_start(key, hparams)
         shared, personal = trained.first_states(
-            self.program.algorithm, self.population, key, hparams, jax.tree.map(jnp.copy, published)
+            self.program.algorithm,
+            self.num_clients,
+            key,
+            hparams,
+            jax.tree.map(jnp.copy, published),
         )
         privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
         return self._begun(key, hparams, shared, personal, privacy)

@@ -36,7 +36,8 @@ class SimulationBatch:
 
     Each run equals `Simulation.run` with the same seed, up to rounding. The runs share cohorts,
     minibatches and the standard normal numbers behind the noise, so at most one of them may be
-    published under its guarantee. A run that diverges does not affect the others. Methods raise
+    published under its guarantee. A run that diverges does not affect the others. Another seed
+    compiles nothing: `[many.run(many.init(seed), rounds) for seed in range(8)]`. Methods raise
     ValueError as methods of `Simulation` do, for any of the settings.
 
     Args:

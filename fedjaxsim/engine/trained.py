@@ -260,13 +260,13 @@ def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
 
 def first_states(
     algorithm: Algorithm,
-    population: Population,
+    num_clients: int,
     key: jax.Array,
     hparams: Hyperparameters,
     published: PyTree,
     personal: PyTree = (),
     model_of: Callable[[PyTree, jax.Array], PyTree] | None = None,
-    origin: np.ndarray | None = None,
+    origin: jax.Array | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Return the server state and personal states (m, ...) that start from models.
 
@@ -289,10 +289,10 @@ def first_states(
         own = client_values(algorithm.hyperparameters, hparams, client_id)
         return start(key, own, published, own_model(personal, before))
 
-    ids = jnp.arange(population.num_clients, dtype=jnp.int32)
-    before = ids if origin is None else jnp.asarray(origin, jnp.int32)
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    before = ids if origin is None else origin
     if origin is not None:
-        personal = jax.tree.map(lambda leaf: leaf[np.maximum(origin, 0)], personal)
+        personal = jax.tree.map(lambda leaf: leaf[jnp.maximum(origin, 0)], personal)
     first = jax.tree.map(lambda leaf: leaf[0], (personal, before))
     model = jax.tree.map(jnp.zeros_like, own_model(*first)) if model_of else published
     shared, _ = start(key, client_values(algorithm.hyperparameters, hparams, 0), published, model)

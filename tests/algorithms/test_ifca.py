@@ -76,7 +76,9 @@ def test_models_that_start_from_a_published_one_are_apart_by_the_seed():
     published = jax.tree.map(lambda leaf: leaf + 1, task.init(seed_key(0)))
 
     def models(seed):
-        shared, _ = first_states(algorithm, population, seed_key(seed), hparams, published)
+        shared, _ = first_states(
+            algorithm, population.num_clients, seed_key(seed), hparams, published
+        )
         return coefficients(shared.params)
 
     first, again, other = models(0), models(0), models(1)

@@ -177,6 +177,11 @@ def test_later_stages_and_sentences_compile_nothing(ended):
         second = with_public(sim.start_from(first, given(sim)), ["a sentence of a callback"])
         second = going_on(sim, second, 1)
     assert not programs
+    local_sim, before = ended[local]
+    following(sim, before, local_sim)
+    with compilations() as programs:
+        following(sim, before, local_sim)
+    assert not programs  # nor is the start from another algorithm's models compiled again
     assert len(second.privacy.draws) == 3
     assert "a sentence of a callback" in second.privacy.public
     (spend,) = ledger.charged(second.privacy)
