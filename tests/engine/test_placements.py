@@ -105,7 +105,9 @@ def test_each_mechanism_and_each_kind_of_state_has_each_placement():
     assert {name for name, _ in DESIGN} == LAWFUL.keys()
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "placement", ["devices", "settings", pytest.param("streamed", marks=THOROUGH)]
+)  # test_stream.py has a quick run that is streamed
 def test_a_placement_gives_what_the_memory_of_one_device_gives(shared_pmtl, placement):
     del shared_pmtl
     for index, found in placed("pmtl", placement):

@@ -287,8 +287,8 @@ def test_a_client_consumes_the_minibatches_that_it_takes():
     minibatches = Minibatches(2, steps=2, passes=1)
     sim = Simulation(fedavg(task), population, full_participation(), minibatches)
     hparams = sim.check(sim.hyperparameters(learning_rate=0.1))
-    state, rows = sim.program.init(jax.random.key(0), hparams), sim.rows["train"]
-    client = sim.program.client(state, hparams, rows, sim.program.draw(state, hparams))
+    state, rows = jax.jit(sim.program.init)(jax.random.key(0), hparams), sim.rows["train"]
+    client = sim.program.client(state, hparams, rows, jax.jit(sim.program.draw)(state, hparams))
     after = jax.jit(lambda consumed, k: client(((), consumed), k)[0][1])  # compiles a count alone
     for k, counts in enumerate(([2, 3, 3], [1, 1, 1])):
         consumed = jnp.int32(0)

@@ -51,9 +51,10 @@ class Equinox(eqx.Module):
         return jax.nn.relu(x @ self.hidden) @ self.out
 
 
+@functools.cache
 def whole():
     model = from_flax(Net(), (FEATURES,), "out")
-    return model, model.init(jax.random.key(7))
+    return model, jax.jit(model.init)(jax.random.key(7))
 
 
 def simulation(model, population=POPULATION, sampling=None, **settings):

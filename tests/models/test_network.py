@@ -59,10 +59,11 @@ def test_sizes_of_linear_and_mlp():
 )
 def test_the_output_layer_is_named(model, shape, width):
     # With the output layer at zero the outputs are its bias.
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     assert params[model.output_layer]["kernel"].shape == (width, 3)
-    params[model.output_layer] = {"kernel": jnp.zeros((width, 3)), "bias": jnp.arange(3.0)}
-    np.testing.assert_array_equal(model.apply(params, jnp.ones((2, *shape))), [[0, 1, 2]] * 2)
+    params[model.output_layer] = {"kernel": np.zeros((width, 3)), "bias": np.arange(3.0)}
+    outputs = jax.jit(model.apply)(params, np.ones((2, *shape)))
+    np.testing.assert_array_equal(outputs, [[0, 1, 2]] * 2)
     assert softmax(model, 3).output_layer == model.output_layer
     assert linear((5,), 3).output_layer is None
 

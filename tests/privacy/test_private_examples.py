@@ -492,7 +492,7 @@ def both_kinds():
 def test_a_state_keeps_its_kind_of_protection():
     plain, private = both_kinds()
     for one, other in ((plain, private), (private, plain)):
-        state = one.program.init(jax.random.key(0), values(one).as_arrays())
+        state = one.init(0, values(one))
         with pytest.raises(ValueError, match="protect examples"):
             other.guarantee(state)
 
@@ -558,9 +558,10 @@ def test_one_client_runs_dp_sgd():
     )  # fmt: skip
     hparams = values(sim)
     state, x, y = sim.init(3, hparams), population.fields["x"], population.fields["y"]
+    draw = jax.jit(sim.program.draw)
     for _ in range(3):
         w = {name: leaf[0] for name, leaf in state.personal.items()}
-        drawn = sim.program.draw(state, hparams.as_arrays())
+        drawn = draw(state, hparams.as_arrays())
         key = stream(stream(drawn.clients, Stream.MINIBATCHES, 0), Stream.PROTECTED, 0)
         coin, noise = (stream(key, name) for name in (Stream.EXAMPLE_COINS, Stream.GRADIENT_NOISE))
         rate = np.float32(SIZE) / np.float32(7)
@@ -627,7 +628,8 @@ def test_an_example_whose_gradient_is_not_finite_adds_nothing():
     batch = batch_of(6)
     batch.fields["y"] = jnp.full(8, -1.0).at[:2].set(jnp.array([jnp.nan, jnp.inf]))
     w = {"kernel": jnp.zeros((1, 3)), "bias": jnp.zeros(1)}
-    _, gradient = noise_of(0.0).gradient(TASK, w, sampled(jax.random.key(0), 6, 6), batch, 0)
+    drawn = sampled(jax.random.key(0), 6, 6)
+    gradient = jax.jit(lambda w: noise_of(0.0).gradient(TASK, w, drawn, batch, 0)[1])(w)
     for leaf in jax.tree.leaves(gradient):
         np.testing.assert_allclose(leaf, 4 * 0.5 / 6, rtol=1e-4)  # the clip is a little below C
 
@@ -987,7 +989,7 @@ def test_canary_examples_bound_epsilon_from_below(z, refuted):
 
     task = TASK._replace(loss=loss)
     noise = noise_of(z, capacity=canaries, size=50)
-    _, gradient = noise.gradient(task, jnp.zeros(canaries), drawn, batch, 0)
+    gradient = jax.jit(lambda w: noise.gradient(task, w, drawn, batch, 0)[1])(jnp.zeros(canaries))
     taken = (Minibatches(canaries, canaries, 1, 4.0),)
     claimed = of_silos.profile(taken, "zero_out").epsilon(1e-3)
     bound = of_scores(-np.asarray(gradient), np.asarray(present) > 0, 1e-3)
