@@ -146,7 +146,7 @@ def _copied(value: Any) -> Any:
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return value
     with jax.ensure_compile_time_eval():
-        return jnp.array(np.array(value))
+        return jax.device_put(np.array(value))  # `jnp.array` compiles a program for each shape
 
 
 def check_captured(
