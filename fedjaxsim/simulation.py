@@ -45,6 +45,7 @@ from fedjaxsim.engine.evaluation import (
     sample_of,
     summary_of,
 )
+from fedjaxsim.engine.fixed import Fixed
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.planned_noise import PlannedNoise
@@ -112,7 +113,7 @@ _MOST_VARYING_ROUNDS = 100_000
 
 @moves_data
 @dataclasses.dataclass(eq=False, repr=False)
-class Simulation:
+class Simulation(Fixed):
     """A federated simulation.
 
     In all methods `hparams` comes from `hyperparameters`, `state` from `init` or `run`, and `delta`
@@ -254,13 +255,13 @@ class Simulation:
                 "a population that generates its minibatches has no epochs or passes; give steps, "
                 f"got {self.minibatches}"
             )
+        for of_population in ("population", "examples", "rows", "placed"):
+            self.__dict__.pop(of_population, None)
         self.population = population
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._once.watch(population)
         self._summaries: dict[str, Callable[[ClientMetrics, Any], Evaluation]] = {}
         self._facts: dict[Any, dict[str, str]] = {}
-        for cached in ("rows", "placed"):
-            self.__dict__.pop(cached, None)
 
     def __repr__(self) -> str:
         """Name the parts, the population, the placement and the layout."""

@@ -13,6 +13,7 @@ from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
+from fedjaxsim.engine.fixed import Fixed
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop
 from fedjaxsim.engine.processes import (
     agree,
@@ -31,7 +32,7 @@ from fedjaxsim.simulation import Simulation, facts_of, facts_of_state
 
 
 @moves_data
-class SimulationBatch:
+class SimulationBatch(Fixed):
     """Runs of one simulation that differ in hyperparameters, as one program.
 
     Each run equals `Simulation.run` with the same seed, up to rounding. The runs share cohorts,
@@ -101,6 +102,8 @@ class SimulationBatch:
             new = SimulationBatch(simulation, padded, devices, self._axes)
             return new.with_runs(simulation, settings)
         other = copy.copy(self)
+        for of_runs in ("simulation", "settings", "size"):
+            del vars(other)[of_runs]
         other.simulation, other.settings, other.size = simulation, tuple(settings), len(settings)
         other._hparams = self._stack(settings)
         if simulation.population is not self.simulation.population:

@@ -140,3 +140,17 @@ def test_a_plan_of_evaluations_charges_the_noise_that_it_draws():
     plan = subclassed(EvaluationPlan(0.5, "accuracy"))
     with pytest.raises(ValueError, match="must be an EvaluationPlan, got a Mine"):
         sim.run(sim.init(0, hparams), hparams, 1, evaluate_privately=plan)
+
+
+def test_a_simulation_stays_as_it_was_made():
+    """Once the own mechanism of a simulation ran under the sentences of the package's."""
+    sim = simulation()
+    for name in ("mechanism", "population", "program", "compiled", "accounts", "unchecked"):
+        with pytest.raises(AttributeError, match=f"{name} of a Simulation stays as it is"):
+            setattr(sim, name, getattr(sim, name))
+    other = dataclasses.replace(POPULATION, voids_epsilon=("Ranges follow from all rows.",))
+    assert sim.with_population(other).population is other
+    hparams = sim.hyperparameters(clip=1.0, noise_multiplier=4.0, learning_rate=0.1)
+    batch = fjs.SimulationBatch(sim, [hparams])
+    with pytest.raises(AttributeError, match="settings of a SimulationBatch stays as it is"):
+        batch.settings = ()

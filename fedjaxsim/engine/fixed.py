@@ -1,0 +1,18 @@
+"""Objects that stay as they were when they were checked."""
+
+from typing import Any
+
+
+class Fixed:
+    """An object whose public attributes are set once.
+
+    Compiled functions would not follow a change, and a guarantee would name other parts than ran.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self) and not name.startswith("_"):
+            kind = type(self).__name__
+            raise AttributeError(
+                f"{name} of a {kind} stays as it is: make another {kind}, as by dataclasses.replace"
+            )
+        super().__setattr__(name, value)
