@@ -36,14 +36,14 @@ class Default(enum.Enum):
       STEP: 1/L for a known bound L, see `Algorithm.curvature`, or `USUAL_STEP`.
       RATE: the rate p of the run's sampler.
       SAMPLED: the same, for the hyperparameter that a sampler with its usual rate reads.
-      RATIO: a ratio of variances: another such one that is given, or what a run without noise
-        estimates from its rows; see `data.variance_ratios`.
+      RATIO: a ratio of variances: another such one that is given; else a run without noise
+        estimates it from its rows, see `data.variance_ratios`, and a private run takes 1.
     """
 
     STEP = "0.1, or 1/L on bounded rows"
     RATE = "sampling rate"
     SAMPLED = "max(0.2, 10 / clients)"
-    RATIO = "the other λ, or estimated where there is no noise"
+    RATIO = "the other λ; else estimated, or 1 in a private run"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,15 @@ from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, NoiseAddsUp, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
+from fedjaxsim.algorithms.local_steps import (
+    PULL,
+    Pull,
+    PullBy,
+    check_pull,
+    local_steps,
+    pull_of,
+    pull_records,
+)
 from fedjaxsim.algorithms.shared_model import from_one_model, with_personal
 from fedjaxsim.hyperparameters import Default, Hyperparameters, Records, reads
 from fedjaxsim.kernels import products
@@ -41,7 +49,7 @@ def _server_records(message: Message, **arguments: Any) -> Records:
     return (_MEAN_RATE if message == "update" else rate, *more)
 
 
-@reads(optimizers.local_records, _server_records, PULL)
+@reads(optimizers.local_records, _server_records, pull_records)
 def pmtl(
     task: Task,
     *,
@@ -49,6 +57,7 @@ def pmtl(
     server_optimizer: optimizers.ServerChoice = "sgd",
     message: Message = "offset",
     clusters: ArrayLike | None = None,
+    pull: PullBy = "equal",
 ) -> Algorithm:
     """PMTL: every client keeps its own w_k, pulled towards w̃, the noised mean of all of them.
 
@@ -91,22 +100,26 @@ def pmtl(
       clusters: the cluster of each client, (m,) integers from 0 to g − 1, none of them empty, for
         a w̃ per cluster at the same price (remark on the generality of Corollary 2). Public and
         fixed before the run, and named among the assumptions of a guarantee.
+      pull: "rows" divides λ by the client's training rows, and gives intercepts a λ of their own,
+        as a mixed model shrinks; see `data.variance_ratios`.
 
     Raises:
       ValueError: if the message is unknown, or clusters are not such integers; when the algorithm
         is first traced, if there is not one for each client.
     """
     checks.one_of(get_args(Message), message=message)
+    check_pull(pull, local_optimizer)
 
     def client(shared, personal, data, hparams, context):
         w_k, w_tilde = personal, shared.params
-        pull = Pull(hparams.lam, w_tilde)
-        w = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
+        to_mean = pull_of(pull, hparams, w_tilde, data)
+        w = local_steps(w_k, data, task, local_optimizer, hparams, context.round, to_mean)
         origin = w_k if message == "update" else w_tilde
         return w, jax.tree.map(jnp.subtract, w, origin), {}
 
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
-    algorithm = algorithm._replace(curvature=optimizers.curvature(local_optimizer, PULL.name))
+    penalties = (PULL.name,) if pull == "equal" else ()
+    algorithm = algorithm._replace(curvature=optimizers.curvature(local_optimizer, *penalties))
     if message == "update":
         algorithm = algorithm._replace(noise_adds_up=NoiseAddsUp('message="offset"', _outgrown))
     return algorithm if clusters is None else _in_clusters(algorithm, clusters)

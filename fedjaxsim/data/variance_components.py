@@ -14,8 +14,9 @@ def variance_ratios(population: Population) -> dict[str, float]:
     In y = x·(β + b_k) + β₀ + a_k + e, the slopes b_k have variance τ² each, the intercepts a_k
     variance τ₀², and e variance σ². Products of two residuals of one client estimate them (Rao
     1970, with residuals of the pooled fit): their mean is τ₀² + τ² x_i·x_j. With these as
-    `hparams.lam` and `hparams.lam_intercept`, clients of `ditto` with `pull="rows"` shrink towards
-    w as in a mixed model. They are computed from all clients' rows, which no ε covers.
+    `hparams.lam` and `hparams.lam_intercept`, clients of `ditto` and `pmtl` with `pull="rows"`
+    shrink towards w as in a mixed model. They are computed from all clients' rows, which no ε
+    covers.
 
     Returns:
       "lam", σ²/τ², and "lam_intercept", σ²/τ₀²; 10⁴ at most, where the estimated variance is 0.

@@ -333,15 +333,12 @@ def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
 
 
 def _ratios(config: RunConfig, simulation: Simulation) -> dict[str, float]:
-    """Estimate ratios of variances, if the run makes no promise that does not cover them."""
-    noise = math.isfinite(config.target_epsilon) or (config.get("noise_multiplier") or 0) > 0
-    if noise or simulation.examples is not None or config.get("evaluate_privately") is not None:
-        raise ValueError(
-            "lam and lam-intercept must be given in a private run, since no ε covers an estimate "
-            "from rows: lam-intercept is (1 − ICC)/ICC, and a large lam pulls slopes together"
-        )
+    """Estimate ratios of variances; 1 if the run promises what does not cover an estimate."""
     if config.loss != "squared":
         raise ValueError(f"lam and lam-intercept must be given with loss {config.loss}")
+    noise = math.isfinite(config.target_epsilon) or (config.get("noise_multiplier") or 0) > 0
+    if noise or simulation.examples is not None or config.get("evaluate_privately") is not None:
+        return {"lam": 1.0, "lam_intercept": 1.0}
     return variance_ratios(simulation.population)
 
 

@@ -6,6 +6,7 @@ from support.problems import after, coefficients, designs
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.ditto import ditto
+from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data import variance_ratios
 from fedjaxsim.models import linear
 from fedjaxsim.tasks import squared
@@ -33,11 +34,12 @@ def test_ratios_are_those_of_the_variances_that_rows_are_drawn_from():
         variance_ratios(population_of([1, 1, 1], 1, 1, 1))
 
 
-def test_a_pull_by_rows_shrinks_each_client_as_a_mixed_model_does():
+@pytest.mark.parametrize("system", [ditto, pytest.param(pmtl, marks=pytest.mark.thorough)])
+def test_a_pull_by_rows_shrinks_each_client_as_a_mixed_model_does(system):
     population = population_of([2, 2, 5, 9], 0.5, 0.0, 0.2)
     task = squared(linear((3,), 1))
     sim = fjs.Simulation(
-        ditto(task, pull="rows"),
+        system(task, pull="rows"),
         population,
         fjs.full_participation(),
         fjs.Minibatches(9, epochs=1),  # one step on all rows
@@ -58,5 +60,6 @@ def test_a_pull_by_rows_shrinks_each_client_as_a_mixed_model_does():
 
 def test_pulls_by_rows_need_plain_steps():
     task = squared(linear((3,), 1))
-    with pytest.raises(ValueError, match="'sgd' with a constant learning rate"):
-        ditto(task, pull="rows", local_optimizer="adam")
+    for system in (ditto, pmtl):
+        with pytest.raises(ValueError, match="'sgd' with a constant learning rate"):
+            system(task, pull="rows", local_optimizer="adam")

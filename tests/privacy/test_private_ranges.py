@@ -63,7 +63,8 @@ def test_a_client_of_extreme_columns_moves_a_sum_by_its_sensitivity_at_most(extr
 
 
 def test_the_noise_of_all_questions_costs_what_the_ledger_is_charged(monkeypatch):
-    errors, d, z, m = [], 400, 0.5, 2_000
+    errors: list[np.ndarray] = []
+    d, z, m = 400, 0.5, 2_000
     asker = private_ranges._asker
 
     def noting(values, counts, *others):
@@ -86,9 +87,9 @@ def test_the_noise_of_all_questions_costs_what_the_ledger_is_charged(monkeypatch
     assert len(deviations) == 25
     # Gaussian releases compose by the sum of 1/z²; each deviation is known to 1/√(2 d).
     assert np.sum(deviations**-2.0) == pytest.approx(z**-2.0, rel=0.05)
-    noise = np.array(errors) / deviations[:, None]
+    noise = np.stack(errors) / np.reshape(deviations, (-1, 1))
     assert abs(np.mean(noise)) < 4 / math.sqrt(noise.size)
-    assert np.abs(np.corrcoef(noise)[np.triu_indices(25, 1)]).max() < 5 / math.sqrt(d)
+    assert np.abs(np.asarray(np.corrcoef(noise))[np.triu_indices(25, 1)]).max() < 5 / math.sqrt(d)
 
 
 def test_ranges_are_a_function_of_what_was_released(monkeypatch):
