@@ -119,9 +119,10 @@ def test_both_messages_of_pmtl_are_their_formulas_worked_by_hand(message):
             learning_rate=0.5, lam=1.0, clip=1.0, sampling_rate=0.5, server_learning_rate=1.0
         )
         state = sim.init(1, hparams)
+        draw = jax.jit(sim.program.draw)
         w_tilde, w, cohorts = 0.0, [0.0, 0.0], set()
         for _ in range(8):
-            drawn = sim.program.draw(state, hparams.as_arrays()).cohort
+            drawn = draw(state, hparams.as_arrays()).cohort
             cohort = tuple(drawn.ids[drawn.mask].tolist())
             state, metrics = sim.round(state, hparams)
             after = np.ravel(state.personal["kernel"])

@@ -213,7 +213,7 @@ def test_a_state_from_elsewhere_does_not_spare_the_check():
 def test_a_state_made_by_the_program_alone_has_no_guarantee_unchecked():
     sim = simulation(WAYS["io_callback"])
     arrays = given(sim).as_arrays()
-    state = sim.program.init(jax.random.key(0, impl="threefry2x32"), arrays)
+    state = jax.jit(sim.program.init)(jax.random.key(0, impl="threefry2x32"), arrays)
     with pytest.raises(ValueError, match="io_callback"):
         sim.guarantee(state)
 

@@ -188,7 +188,7 @@ def test_a_client_that_draws_minibatches_to_predict_gets_none_of_the_runs_keys()
     state = sim.init(0, hparams)
     sim.models(state, hparams)
     jax.effects_barrier()
-    drawn = sim.program.draw(state, hparams.as_arrays())
+    drawn = jax.jit(sim.program.draw)(state, hparams.as_arrays())
     others = [state.key, keys.stream(state.key, Stream.SAMPLING), drawn.clients, drawn.noise]
     views = [jax.random.wrap_key_data(jnp.asarray(np.frombuffer(words, np.uint32)))
              for words in seen.values()]  # fmt: skip

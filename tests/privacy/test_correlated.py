@@ -249,4 +249,4 @@ def test_events_and_schemes_have_no_impossible_numbers():
         with pytest.raises(ValueError, match="groups"):
             SamplingScheme("groups", 10, 10, groups=groups)
     account = ledgers.no_charges(SamplingScheme("full", 3, 3), event_of(2), 1)
-    assert ledgers.charge(account, 1.0, 1.0, 1).overflowed
+    assert jax.jit(lambda: ledgers.charge(account, 1.0, 1.0, 1).overflowed)()

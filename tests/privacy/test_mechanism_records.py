@@ -99,10 +99,13 @@ def message_of(numbers):
 def scales_of(mechanism, accumulator):
     """Return the standard deviation of the noise of each leaf, as it is drawn."""
     state, key = mechanism.init(HPARAMS), jax.random.key(4)
-    like, noised = (
-        mechanism.release(accumulator, 1.0, key, state, hparams, jnp.int32(0)).value
-        for hparams in (HPARAMS.replace(noise_multiplier=0.0), HPARAMS)
-    )
+
+    @jax.jit
+    def released(z):
+        hparams = HPARAMS.replace(noise_multiplier=z)
+        return mechanism.release(accumulator, 1.0, key, state, hparams, jnp.int32(0)).value
+
+    like, noised = (released(jnp.float32(z)) for z in (0.0, HPARAMS.noise_multiplier))
     if mechanism.event.kind == "correlated":
         key = jax.random.fold_in(key, 0)
     unit = noise_like(key, like, jnp.float32(1))
@@ -201,13 +204,15 @@ def test_layers_and_parts_are_clipped_to_norms_of_their_own():
     np.testing.assert_allclose(parts["steps"], 5.0, rtol=1e-4)
     np.testing.assert_allclose(np.linalg.norm(parts["update"]["a"]["kernel"]), C, rtol=1e-4)
     assert int(clipped) == 1
-    alone = per_layer().add  # a message of one layer is clipped as by `gaussian`
+    # A message of one layer is clipped as by `gaussian`.
     one = Messages({"kernel": v[:, :2], "bias": v[:, 2:]})
     zero = fjs.gaussian().zero({"kernel": v[0, :2], "bias": v[0, 2:]}, M)
     mask, ids = jnp.ones(M, bool), jnp.arange(M)
     for leaf, same in zip(
-        jax.tree.leaves(alone(zero, one, mask, ids, (), HPARAMS).total),
-        jax.tree.leaves(fjs.gaussian().add(zero, one, mask, ids, (), HPARAMS).total),
+        *(
+            jax.tree.leaves(jax.jit(lambda add=add: add(zero, one, mask, ids, (), HPARAMS).total)())
+            for add in (per_layer().add, fjs.gaussian().add)
+        ),
         strict=True,
     ):
         np.testing.assert_allclose(leaf, same, rtol=1e-6)

@@ -78,7 +78,7 @@ def test_a_round_outside_of_clients_multiplies_in_full_precision(system, mechani
 def test_sums_of_gradients_of_examples_are_products_in_full_precision():
     """One for each layer; the plain form adds without products. The noise has one, too."""
     task = fjs.tasks.softmax(fjs.models.mlp((3,), 4, (5, 6)), 4)
-    params = task.init(jax.random.key(0))
+    params = jax.eval_shape(task.init, jax.random.key(0))
     fields = {"x": jnp.ones((8, 3)), "y": jnp.zeros(8, jnp.int32)}
     batch = fjs.Batch(fields, jnp.ones(8))
     key = jax.random.key(0)

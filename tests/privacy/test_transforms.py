@@ -172,6 +172,7 @@ def test_encoded_messages_are_bounded_and_summed_in_float32():
     hparams = HPARAMS.replace(clip=1.0)
     state, zero = mechanism.init(hparams), mechanism.zero(messages[0], 4096)
 
+    @jax.jit
     def total(mask):
         ids = jnp.arange(4096)
         return mechanism.add(zero, Messages(messages), mask, ids, state, hparams).total.total

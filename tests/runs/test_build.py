@@ -40,7 +40,8 @@ def test_a_run_built_from_its_directory_draws_the_same_noise(experiment, tmp_pat
     for each in (experiment, again):
         hparams = each.hparams.as_arrays()
         state = each.simulation.init(each.config.seed, hparams)
-        keys.append(jax.random.key_data(each.simulation.program.draw(state, hparams).noise))
+        drawn = jax.jit(each.simulation.program.draw)(state, hparams)
+        keys.append(jax.random.key_data(drawn.noise))
     np.testing.assert_array_equal(*keys)
 
 

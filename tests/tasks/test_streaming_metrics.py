@@ -18,7 +18,7 @@ OUTPUTS = Model(lambda key: jnp.zeros(()), lambda params, x: x)
 
 def value(fold, x, y, padding=0):
     """Of all rows, in batches; the last one is filled up with rows like the first."""
-    n, carry, add = len(x), fold.start(16), jax.jit(fold.add)
+    n, carry, add = len(x), jax.jit(fold.start, static_argnums=0)(16), jax.jit(fold.add)
     for start in range(0, n + padding, SIZE):
         rows = np.arange(start, start + SIZE)
         real = np.where(rows < n, rows, 0)
@@ -43,7 +43,7 @@ def test_a_score_or_a_class_that_is_nan_leaves_no_value_but_padding_may_be_nan()
     assert value(AUC, [0.5, -1.0, np.nan], [1, 0, 0], padding=4) != 0.5
     fields = {"x": jnp.array([1.0, 0.0, np.nan]), "y": jnp.array([1, 0, 0])}
     padded = Batch(fields, jnp.array([1.0, 1.0, 0.0]))
-    assert AUC.value(AUC.add(AUC.start(16), None, padded)) == 1
+    assert jax.jit(lambda: AUC.value(AUC.add(AUC.start(16), None, padded)))() == 1
 
 
 @pytest.mark.parametrize("labels", [[1, 1, 1], [0, 0, 0], []])
