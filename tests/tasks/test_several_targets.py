@@ -24,14 +24,14 @@ def test_labels_of_which_any_may_hold():
     task = multilabel(linear((2,), 3), 3)
     p = 1 / (1 + np.exp(-OUTPUTS))
     by_hand = -np.sum(y * np.log(p) + (1 - y) * np.log(1 - p), axis=1)
-    assert task.loss(PARAMS, batch(y)) == pytest.approx(by_hand.mean(), rel=1e-6)
-    values = task.metrics(PARAMS, batch(y))
+    assert jax.jit(task.loss)(PARAMS, batch(y)) == pytest.approx(by_hand.mean(), rel=1e-6)
+    values = jax.jit(task.metrics)(PARAMS, batch(y))
     right = (OUTPUTS > 0) == (y > 0)
     np.testing.assert_allclose(values["accuracy"], right.mean(axis=1))
     for label in range(3):
         np.testing.assert_allclose(values[f"accuracy_{label}"], right[:, label])
     assert task.predict is not None
-    said = task.predict(PARAMS, {"x": jnp.asarray(X)})
+    said = jax.jit(task.predict)(PARAMS, {"x": jnp.asarray(X)})
     np.testing.assert_array_equal(said["prediction"], OUTPUTS > 0)
     np.testing.assert_allclose(said["probability"], p, rtol=1e-6)
     assert task.metric_records([*values])["accuracy_1"].title == "accuracy of y1"
@@ -43,7 +43,8 @@ def test_several_numbers_and_their_errors():
     y = np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0], [4.0, 1.0, 0.0]], np.float32)
     task = squared_targets(linear((2,), 3), 3)
     errors = (OUTPUTS - y) ** 2
-    assert task.loss(PARAMS, batch(y)) == pytest.approx(errors.sum(axis=1).mean() / 2, rel=1e-6)
+    loss = jax.jit(task.loss)(PARAMS, batch(y))
+    assert loss == pytest.approx(errors.sum(axis=1).mean() / 2, rel=1e-6)
     population = fjs.Population.from_clients([{"x": X[:1], "y": y[:1]}, {"x": X[1:], "y": y[1:]}])
     sim = fjs.Simulation(
         fjs.local(task), population, fjs.full_participation(), mechanism=fjs.no_release()
