@@ -80,7 +80,7 @@ def looks(kinds: Sequence[str], labels: Sequence[str]) -> list[Look]:
 
     Curves of a single kind have shades.
     """
-    colours, found = colours_of(kinds), []
+    colours, curve_looks = colours_of(kinds), []
     for place, (kind, label) in enumerate(zip(kinds, labels, strict=True)):
         colour, dashes = colours[kind]
         style: dict[str, Any] = {"color": colour, "ls": dashes}
@@ -90,8 +90,8 @@ def looks(kinds: Sequence[str], labels: Sequence[str]) -> list[Look]:
             style |= {"ls": DASHES[rank % len(DASHES)], "marker": MARKERS[mark], "markevery": mark}
             if len(colours) == 1:  # The ends of the map are too faint, or too dark.
                 style["color"] = mpl.colormaps["viridis"](0.2 + 0.7 * place / (len(kinds) - 1))
-        found.append(Look(label, style))
-    return found
+        curve_looks.append(Look(label, style))
+    return curve_looks
 
 
 def _columns(rows: Rows, *names: str) -> list[np.ndarray]:
@@ -131,8 +131,8 @@ def _bounds_so_far(rows: Rows) -> list[float]:
     What bounds the ε of a later round bounds an earlier round's, so the tight value at the end
     lowers the bounds of the loop before it.
     """
-    [known] = _columns(rows, "epsilon")
-    return np.fmin.accumulate(known[::-1])[::-1].tolist()
+    [bounds] = _columns(rows, "epsilon")
+    return np.fmin.accumulate(bounds[::-1])[::-1].tolist()
 
 
 def _curves(
@@ -154,10 +154,10 @@ def _curves(
         unused.remove()
     drawn = [row for panel in panels for _, rows in panel.curves for row in rows]
     for place, (panel, axes) in enumerate(zip(panels, every, strict=False)):
-        rows = drawn if alike else [row for _, each in panel.curves for row in each]
-        for look, each in panel.curves:
-            rounds, value, half = _columns(each, "round", "mean", "half")
-            band = _within(panel.metric, each) if np.isfinite(half).any() else None
+        rows = drawn if alike else [row for _, curve_rows in panel.curves for row in curve_rows]
+        for look, curve_rows in panel.curves:
+            rounds, value, half = _columns(curve_rows, "round", "mean", "half")
+            band = _within(panel.metric, curve_rows) if np.isfinite(half).any() else None
             line(axes, rounds, value, band, **look.style)
         label = _label(panel.column, rows, panel.records)
         label = _EPSILON if panel.column == "epsilon" else label
@@ -211,24 +211,24 @@ def run_figure(records: Rows, title: str, metrics: Records = METRICS) -> Figure:
     return figure
 
 
-def looks_of(found: Sequence[System]) -> list[Look]:
+def looks_of(systems: Sequence[System]) -> list[Look]:
     """Return the looks of systems: algorithm, ε, and settings where these agree."""
-    short = [f"{algorithm_title(each.algorithm)}, {_spent_by(each)}" for each in found]
+    short = [f"{algorithm_title(system.algorithm)}, {_spent_by(system)}" for system in systems]
     full = []
-    for brief, each in zip(short, found, strict=True):
-        differs = {k: v for k, v in each.differs.items() if k not in ("epsilon", *NOISE)}
+    for brief, system in zip(short, systems, strict=True):
+        differs = {k: v for k, v in system.differs.items() if k not in ("epsilon", *NOISE)}
         settings = combination_label([*differs], [*differs.values()])
         full.append(f"{brief}, {settings}" if short.count(brief) > 1 and settings else brief)
     labels = [
-        name if full.count(name) == 1 else each.label
-        for name, each in zip(full, found, strict=True)
+        name if full.count(name) == 1 else system.label
+        for name, system in zip(full, systems, strict=True)
     ]
-    return looks([each.algorithm for each in found], labels)
+    return looks([system.algorithm for system in systems], labels)
 
 
 @mpl.rc_context(STYLE)
 def comparison_figure(
-    found: Sequence[System],
+    systems: Sequence[System],
     columns: Sequence[str] = (),
     over: Literal["rounds", "bytes"] = "rounds",
 ) -> Figure:
@@ -241,11 +241,11 @@ def comparison_figure(
     Raises:
       ValueError: if no run of a data set has numbers in a column, or bytes are not known.
     """
-    shown = looks_of(found)
-    sets = dict.fromkeys(system.data for system in found)
+    shown = looks_of(systems)
+    sets = dict.fromkeys(system.data for system in systems)
     panels = []
     for name in sets:
-        alike = [pair for pair in zip(shown, found, strict=True) if pair[1].data == name]
+        alike = [pair for pair in zip(shown, systems, strict=True) if pair[1].data == name]
         for column in columns or [default_metric([alike[0][1].first])]:
             curves = [(look, _rows_of(system, column, over)) for look, system in alike]
             if not any(_is_number(row["mean"]) for _, rows in curves for row in rows):
@@ -253,13 +253,16 @@ def comparison_figure(
                 close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
                 got = f"{column} (did you mean {close[0]}?)" if close else column
                 raise ValueError(f"a figure needs a column of numbers in metrics.jsonl, got {got}")
-            records = metrics_of([run for _, each in alike for run in each.runs.values()])
+            records = metrics_of([run for _, system in alike for run in system.runs.values()])
             panels.append(Panel(name if len(sets) > 1 else "", column, curves, records))
-    rows = [run.rows[-1] for each in found for run in each.runs.values()]
+    rows = [run.rows[-1] for system in systems for run in system.runs.values()]
     deltas = sorted({row["delta"] for row in rows if row.get("epsilon")})
-    ends = " to ".join(map(number, dict.fromkeys((*deltas[:1], *deltas[-1:]))))
-    title = [*(sets if len(sets) == 1 else ()), *(shown[0].label for _ in found if len(found) == 1)]
-    meaning = [f"ε: {MEANING}, δ = {ends}"] if deltas else []
+    delta_range = " to ".join(map(number, dict.fromkeys((*deltas[:1], *deltas[-1:]))))
+    title = [
+        *(sets if len(sets) == 1 else ()),
+        *(shown[0].label for _ in systems if len(systems) == 1),
+    ]
+    meaning = [f"ε: {MEANING}, δ = {delta_range}"] if deltas else []
     axis = "rounds" if over == "rounds" else "megabytes sent by clients (expected)"
     return _curves("; ".join([*title, *meaning]), panels, shown, alike=False, over=axis)
 
@@ -278,13 +281,13 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
     for unused in every[len(clients) :]:
         unused.remove()
     for axes, (name, rows, values) in zip(every, clients, strict=False):
-        known = np.isfinite(values)
-        rows, values = rows[known], values[known]
+        finite = np.isfinite(values)
+        rows, values = rows[finite], values[finite]
         order = np.argsort(-values if metric.larger_is_better is False else values)
         worst = order[: -(-len(order) // 10) * (metric.larger_is_better is not None)]
         dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.6}
-        rest = np.setdiff1d(order, worst)
-        axes.plot(rows[rest], values[rest], color=COLOURS[0], **dots)
+        better = np.setdiff1d(order, worst)
+        axes.plot(rows[better], values[better], color=COLOURS[0], **dots)
         if len(worst):
             axes.plot(rows[worst], values[worst], color=COLOURS[1], label="worst tenth", **dots)
         axes.set(title=name, xscale="log", xlabel="training rows")
@@ -345,15 +348,15 @@ def envelope_figure(
     Titles of panels name the largest ε spent at the end. Bands are 95 % intervals over seeds, or
     the range of two.
     """
-    shown, found = _looks_of_values(rows, lines), []
+    shown, subplots = _looks_of_values(rows, lines), []
     for values, alike in grouped(rows, panels):
         label, end = combination_label(panels, values), max(row["round"] for row in alike)
         spent = [row["epsilon"] for row in alike if row["round"] == end]
         if None not in spent and max(spent) > 0:
             label = f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
-        curves = [(shown[name], one) for name, one in grouped(alike, lines)]
-        found.append(Panel(label, rows[0]["metric"], curves, metrics))
-    return _curves(title, found, [*shown.values()], alike=True)
+        curves = [(shown[name], line_rows) for name, line_rows in grouped(alike, lines)]
+        subplots.append(Panel(label, rows[0]["metric"], curves, metrics))
+    return _curves(title, subplots, [*shown.values()], alike=True)
 
 
 @mpl.rc_context(STYLE)
@@ -367,18 +370,20 @@ def trade_off_figure(
     """
     shown, column = _looks_of_values(rows, lines), rows[0]["metric"]
     metric = column_metric(column, metrics)
-    known = [row for row in rows if row["mean"] is not None]
+    successful = [row for row in rows if row["mean"] is not None]
     best_first = bool(metric.larger_is_better)
-    known.sort(key=lambda row: row["mean"], reverse=best_first)
-    spent = sorted({row["epsilon"] for row in known if row["epsilon"]})
+    successful.sort(key=lambda row: row["mean"], reverse=best_first)
+    spent = sorted({row["epsilon"] for row in successful if row["epsilon"]})
     low, high = (spent[0], spent[-1]) if spent else (1.0, 1.0)
     infinite = high * max(2.0, (high / low) ** 0.2)
     entries = _entries([*shown.values()], 1)
     figure = picture(textwrap.fill(title, 64), 5.2, 3.4 + 0.2 * -(-len(shown) // entries))
     axes = figure.subplots()
-    axes.set(xscale="log", yscale=_scale(metric, known), ylabel=_label(column, known, metrics))
+    axes.set(
+        xscale="log", yscale=_scale(metric, successful), ylabel=_label(column, successful, metrics)
+    )
     axes.set_xlabel(f"ε ({MEANING}) at the end of training, nats")
-    for values, alike in grouped(known, lines):
+    for values, alike in grouped(successful, lines):
         style = {name: of for name, of in shown[values].style.items() if name != "markevery"}
         for row in [row for row in alike if row["epsilon"] == 0][:1]:
             axes.axhline(row["mean"], color=style["color"], ls=style["ls"])

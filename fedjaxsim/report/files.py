@@ -34,8 +34,8 @@ def make_directory(
         if present and not overwrite:
             what = f"{path} already holds a {kind} ({', '.join(present)})"
             raise ValueError(f"{what}: choose another directory or say --overwrite")
-        for old in (path / name for name in (*present, *pictures) if overwrite):
-            store.remove(old)
+        for stale in (path / name for name in (*present, *pictures) if overwrite):
+            store.remove(stale)
     except store.StorageError as error:
         raise ValueError(str(error)) from error
 
@@ -66,12 +66,12 @@ def write_json(path: Path, value: Any) -> None:
 def lines(records: Iterable[Mapping[str, Any]], *, exact: bool = False) -> bytes:
     """Return records as lines of strict JSON or, if `exact`, of JSON with NaN and Infinity."""
     values = records if exact else map(strict, records)
-    return "".join(f"{json.dumps(each, allow_nan=exact)}\n" for each in values).encode()
+    return "".join(f"{json.dumps(value, allow_nan=exact)}\n" for value in values).encode()
 
 
 def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
     """Write a table; numbers that are not finite stay empty."""
-    arrays = [np.asarray(each) for each in columns.values()]
+    arrays = [np.asarray(column) for column in columns.values()]
 
     def of_lines(rows: Iterable[Iterable[Any]]) -> bytes:
         text = io.StringIO(newline="")
@@ -81,7 +81,7 @@ def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
     def parts() -> Iterator[bytes]:
         yield of_lines([list(columns)])
         for begin in range(0, max(map(len, arrays)), _BLOCK):
-            block = (strict(each[begin : begin + _BLOCK]) for each in arrays)
+            block = (strict(array[begin : begin + _BLOCK]) for array in arrays)
             yield of_lines(zip(*block, strict=True))
 
     store.write(path, parts)

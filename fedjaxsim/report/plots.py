@@ -104,10 +104,10 @@ def colours_of(algorithms: Iterable[str]) -> dict[str, tuple[str, str]]:
     Colours differ as long as they suffice; more systems differ in their dashes.
     """
     present, order = set(algorithms), list(SYSTEMS)
-    found = {name: (colour, DASHES[0]) for name, colour in _USUAL.items() if name in present}
+    styles = {name: (colour, DASHES[0]) for name, colour in _USUAL.items() if name in present}
     place = {name: order.index(name) if name in order else len(order) for name in present}
-    for name in sorted(present - found.keys(), key=lambda each: (place[each], each)):
-        used = [colour for colour, _ in found.values()]
+    for name in sorted(present - styles.keys(), key=lambda system: (place[system], system)):
+        used = [colour for colour, _ in styles.values()]
         colour = min(COLOURS, key=used.count)
-        found[name] = colour, DASHES[used.count(colour) % len(DASHES)]
-    return found
+        styles[name] = colour, DASHES[used.count(colour) % len(DASHES)]
+    return styles

@@ -68,13 +68,13 @@ def doing(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     if quiet:
         yield lambda _: None
         return
-    console, said = Console(stderr=True), f"{text} …"
+    console, message = Console(stderr=True), f"{text} …"
     if console.is_terminal:
-        with console.status(said) as status:
+        with console.status(message) as status:
             yield lambda how_far: status.update(f"{text}: {how_far} …")
         return
     line = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
-    timer = threading.Timer(SLOW, line, [said])
+    timer = threading.Timer(SLOW, line, [message])
     timer.daemon = True
     timer.start()
     last = time.monotonic()

@@ -138,21 +138,21 @@ def systems(runs: Sequence[Run]) -> list[System]:
         else:
             groups.append({run.seed: run})
     firsts = [next(iter(group.values())) for group in groups]
-    found = []
+    named_systems = []
     for first, group in zip(firsts, groups, strict=True):
         algorithm = first.settings.get("algorithm", "")
-        alike = [one for one in firsts if one.settings.get("algorithm", "") == algorithm]
+        alike = [run for run in firsts if run.settings.get("algorithm", "") == algorithm]
         differs = {
             key: value for key, value in first.settings.items()
-            if any(one.settings.get(key) != value for one in alike)
+            if any(peer.settings.get(key) != value for peer in alike)
         }  # fmt: skip
         parts = [
             short_name(algorithm),
             *(f"{key} {format_list(value)}" for key, value in differs.items()),
         ]
         label = ", ".join(parts) if len(group) > 1 else first.name
-        found.append(System(label, algorithm, group, differs))
-    return found
+        named_systems.append(System(label, algorithm, group, differs))
+    return named_systems
 
 
 # --- the statistic --------------------------------------------------------------------------------
@@ -192,13 +192,13 @@ def estimate(values: Sequence[float | None]) -> Estimate:
     """Estimate the mean of values, one per seed: NaN if the seed failed, None without a value."""
     count = len(values)
     failed = sum(value is not None and not math.isfinite(value) for value in values)
-    known = [value for value in values if value is not None]
-    if failed or len(known) < count or not count:
+    numbers = [value for value in values if value is not None]
+    if failed or len(numbers) < count or not count:
         return Estimate(None, None, None, count, failed)
-    mean = math.fsum(known) / count
+    mean = math.fsum(numbers) / count
     if count == 1:
         return Estimate(mean, None, None, 1)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (count - 1))
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in numbers) / (count - 1))
     return Estimate(mean, _quantile(count - 1) * deviation / math.sqrt(count), deviation, count)
 
 
@@ -224,26 +224,26 @@ class Difference(NamedTuple):
 def difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Difference:
     """Compare two systems on the same seeds, a value each."""
     gains = [None if a is None or b is None else a - b for a, b in zip(ours, theirs, strict=True)]
-    found = estimate(gains)
-    if found.mean is None or not found.deviation:
+    gain = estimate(gains)
+    if gain.mean is None or not gain.deviation:
         # One seed has a value, but no error.
-        return Difference(found._replace(mean=None if found.half is None else found.mean), None)
+        return Difference(gain._replace(mean=None if gain.half is None else gain.mean), None)
     from scipy.special import stdtr
 
-    t = found.mean / (found.deviation / math.sqrt(found.seeds))
-    return Difference(found, float(2 * stdtr(found.seeds - 1, -abs(t))))
+    t = gain.mean / (gain.deviation / math.sqrt(gain.seeds))
+    return Difference(gain, float(2 * stdtr(gain.seeds - 1, -abs(t))))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Correct p values for their number (Holm 1979); None is no test."""
-    found, least = [*p_values], 0.0
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
-    for rank, (p, place) in enumerate(known):
-        found[place] = least = max(least, min(1.0, (len(known) - rank) * p))
-    return found
+    corrected, least = [*p_values], 0.0
+    tests = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    for rank, (p, place) in enumerate(tests):
+        corrected[place] = least = max(least, min(1.0, (len(tests) - rank) * p))
+    return corrected
 
 
-def compared(found: Sequence[System], metric: str | None = None) -> list[Record]:
+def compared(contenders: Sequence[System], metric: str | None = None) -> list[Record]:
     """Compare each system with the first, on the seeds that both have on one data set.
 
     Runs of one seed share partition, test rows and initial model, so the test is paired.
@@ -252,15 +252,15 @@ def compared(found: Sequence[System], metric: str | None = None) -> list[Record]
       By system: `system` (its label), `metric`, the fields of its `Estimate`, and those of the
       difference: `difference`, `difference_half`, `paired_seeds` and `p`, None if unknown.
     """
-    first, rows = found[0], []
+    first, rows = contenders[0], []
     metric = metric or primary_metric(first.first.rows[-1], first.first.metrics) or "test_loss"
-    for system in found:
-        own = estimate(system.values(metric, sorted(system.runs)))
+    for system in contenders:
+        mean_estimate = estimate(system.values(metric, sorted(system.runs)))
         shared = [seed for seed in sorted(system.runs) if _share_data(system, first, seed)]
         tested = [] if system is first else shared
-        minus = difference(*(each.values(metric, tested) for each in (system, first)))
+        minus = difference(*(side.values(metric, tested) for side in (system, first)))
         rows.append({
-            "system": system.label, "metric": metric, **own._asdict(),
+            "system": system.label, "metric": metric, **mean_estimate._asdict(),
             "difference": minus.estimate.mean, "difference_half": minus.estimate.half,
             "paired_seeds": len(shared), "p": minus.p,
         })  # fmt: skip
@@ -272,7 +272,7 @@ def _share_data(system: System, other: System, seed: int) -> bool:
     """Return whether both have a run of a seed on one data set, which may have moved."""
     if seed not in other.runs or system.data != other.data:
         return False
-    ours, theirs = (each.runs[seed].config for each in (system, other))
+    ours, theirs = (side.runs[seed].config for side in (system, other))
     facts = [of.get("resolved", {}) for of in (ours, theirs)]
     rows, settings = ([of.get(f"{what}_fingerprint") for of in facts]
                       for what in ("data", "data_settings"))  # fmt: skip
@@ -290,11 +290,11 @@ def headings(rows: Sequence[Record], label: str) -> list[str]:
 
 def cells(row: Record) -> list[str]:
     """Format a row of `compared`."""
-    own = estimate_in(row)
+    mean_estimate = estimate_in(row)
     minus = Estimate(row["difference"], row["difference_half"], None, row["paired_seeds"])
     return [
-        row["system"], str(row["seeds"]), str(own), decimals(row["deviation"]), str(minus),
-        number(row["p"]),
+        row["system"], str(row["seeds"]), str(mean_estimate), decimals(row["deviation"]),
+        str(minus), number(row["p"]),
     ]  # fmt: skip
 
 
@@ -307,16 +307,16 @@ def curve(runs: Sequence[Run], column: str) -> list[Record]:
     A row has `round`, `metric`, the fields of its `Estimate`, the number of `runs`, and the largest
     ε with its δ; None is no guarantee.
     """
-    found = []
+    points = []
     for round_ in sorted(set.intersection(*(set(run.by_round) for run in runs))):
-        own = estimate([run.value(column, round_) for run in runs])
+        mean_estimate = estimate([run.value(column, round_) for run in runs])
         spent: list[list[Any]] = [[run.by_round[round_].get(n) for run in runs] for n in SPENT]
         most = [None if None in values else max(values) for values in spent]
-        found.append({
-            "round": round_, "metric": column, **own._asdict(), "runs": own.seeds,
-            **dict(zip(SPENT, most, strict=True)),
+        points.append({
+            "round": round_, "metric": column, **mean_estimate._asdict(),
+            "runs": mean_estimate.seeds, **dict(zip(SPENT, most, strict=True)),
         })  # fmt: skip
-    return found
+    return points
 
 
 def metric_columns(runs: Sequence[Run]) -> list[str]:
@@ -362,14 +362,14 @@ def envelope(
     unknown = [name for name in best_over if name not in keys]
     if unknown:
         raise ValueError(f"best_over takes {', '.join(keys) or 'nothing'}, got {unknown[0]!r}")
-    others = [key for key in keys if key not in best_over]
+    row_keys = [key for key in keys if key not in best_over]
     judge, records = selection_column(runs, metric), metrics_of(runs)
     better = min
     if best_over:
         name = metric_name(metric, records) or metric
         better = max if require_direction(name, records) else min
-    found = []
-    for place, of_place in grouped(runs, others, Run.setting):
+    best_rows = []
+    for place, of_place in grouped(runs, row_keys, Run.setting):
         by_round: dict[int, list[tuple[float | None, Record]]] = {}
         for setting, alike in grouped(of_place, best_over, Run.setting, ordered=False):
             for row in curve(alike, metric):
@@ -379,12 +379,12 @@ def envelope(
                 by_round.setdefault(row["round"], []).append((score, row))
         for _, candidates in sorted(by_round.items()):
             ranked = [(score, row) for score, row in candidates if score is not None]
-            _, best = better(ranked, key=lambda each: each[0]) if ranked else candidates[0]
+            _, best = better(ranked, key=lambda scored: scored[0]) if ranked else candidates[0]
             counts = {name: sum(row[name] for _, row in candidates) for name in ("failed", "runs")}
             nothing = dict.fromkeys((*best_over, *SPENT)) if best_over and not ranked else {}
-            keyed = dict(zip(others, place, strict=True))
-            found.append(keyed | best | counts | nothing | keyed)
-    return found
+            keyed = dict(zip(row_keys, place, strict=True))
+            best_rows.append(keyed | best | counts | nothing | keyed)
+    return best_rows
 
 
 def _order(values: Combination) -> list[Any]:
@@ -464,13 +464,13 @@ def remarks_on(rows: Sequence[Mapping[str, Any]], metrics: Records = METRICS) ->
     meanings |= {f"{key}_undefined": f"clients left out of {of.title}" for key, of in shown}
     remarks = []
     for key, words in meanings.items():
-        known: dict[str, list[str]] = {}
+        runs_by_count: dict[str, list[str]] = {}
         for row in rows:
             if row.get(key):
-                known.setdefault(number(row[key]), []).append(row["run"])
-        found = [f"{value}{name_subset(runs, rows)}" for value, runs in known.items()]
-        if found:
-            remarks.append(f"{words}: {', '.join(found)}")
+                runs_by_count.setdefault(number(row[key]), []).append(row["run"])
+        counts = [f"{value}{name_subset(runs, rows)}" for value, runs in runs_by_count.items()]
+        if counts:
+            remarks.append(f"{words}: {', '.join(counts)}")
     return remarks
 
 

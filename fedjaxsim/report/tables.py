@@ -43,12 +43,12 @@ class Table(NamedTuple):
 
     def html(self, links: dict[str, str] | None = None) -> str:
         """Return the table as an element of HTML; `links` has addresses by the text of a cell."""
-        known = links or {}
+        addresses = links or {}
 
         def cell(text: str, place: int) -> str:
             shown = html.escape(text)
-            if place == 0 and text in known:
-                shown = f'<a href="{html.escape(known[text])}">{shown}</a>'
+            if place == 0 and text in addresses:
+                shown = f'<a href="{html.escape(addresses[text])}">{shown}</a>'
             kind = "" if place < self.left else ' class="n"'
             return f"<td{kind}>{shown}</td>"
 
