@@ -190,8 +190,8 @@ def _minibatches(config: RunConfig) -> Minibatches:
     steps, epochs = config.get("local_steps"), config.get("local_epochs")
     if steps is None and epochs is None:
         # Fresh examples have no epochs.
-        one = config.system.one_minibatch or config.data == "synthetic-stream"
-        steps, epochs = (1, None) if one else (None, 1)
+        one_minibatch = config.system.one_minibatch or config.data == "synthetic-stream"
+        steps, epochs = (1, None) if one_minibatch else (None, 1)
     size, passes = config.get("batch_size", 10), config.get("passes")
     return Minibatches(size, steps=steps, epochs=epochs, passes=passes)
 
@@ -274,19 +274,19 @@ def _judged_by_loss(task: Task, rare: str) -> Task:
 def _algorithm(
     config: RunConfig, task: Task, population: Population, num_clients: int
 ) -> Algorithm:
-    given = config.arguments("algorithm")
+    arguments = config.arguments("algorithm")
     more: dict[str, Any] = {}
     if config.get("schedule", "constant") != "constant":
         decay = {
             "cosine": optax.cosine_decay_schedule(1.0, config.rounds),
             "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
         }[config.get("schedule")]
-        more["local_optimizer"] = optimizers.local(given["local_optimizer"], decay)
-        if own := given.get("personal_optimizer"):
+        more["local_optimizer"] = optimizers.local(arguments["local_optimizer"], decay)
+        if personal := arguments.get("personal_optimizer"):
             rate = optimizers.PERSONAL_LEARNING_RATE
-            more["personal_optimizer"] = optimizers.local(own, decay, rate)
+            more["personal_optimizer"] = optimizers.local(personal, decay, rate)
     supplied: dict[str, Any] = {"num_clients": num_clients}
-    if given.get("objective") == "weighted":
+    if arguments.get("objective") == "weighted":
         rows = population.splits["train"].count
         supplied["sizes"] = np.minimum(rows, config.get("batch_size"))
     algorithm = _part(config, "algorithm", Algorithm, task, supplied=supplied, **more)
@@ -339,7 +339,7 @@ def check_data(config: RunConfig, population: Population) -> None:
     labels = population.fields.get("y")
     if labels is None:
         return
-    known = config.loss in LOSSES
+    is_named_loss = config.loss in LOSSES
     if config.loss in _OF_TARGETS:
         if labels.ndim != 2:
             raise ValueError(
@@ -347,11 +347,11 @@ def check_data(config: RunConfig, population: Population) -> None:
                 f"{labels.shape}"
             )
         return
-    if known and _are_one_hot(labels):
+    if is_named_loss and _are_one_hot(labels):
         raise ValueError(
             f"the labels y {labels.shape} are one-hot: give their numbers, y.argmax(axis=1)"
         )
-    if labels.ndim > 1 and config.model in numbers and known:
+    if labels.ndim > 1 and config.model in numbers and is_named_loss:
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
         )
@@ -421,13 +421,13 @@ def _check_classes(config: RunConfig, population: Population, labels: np.ndarray
 def data_warnings(config: RunConfig, population: Population) -> list[str]:
     """Return warnings of settings and data that are possible, and seldom meant."""
     labels = population.fields.get("y")
-    found = [
+    remarks = [
         f"{name!r} is a class of its own: if it stands for missing labels, leave out its rows"
         for name in population.categories.get("y", ())
         if name.strip().lower() in _MISSING
     ]
     if config.model not in OF_TOKENS and (column := _largest(population)):
-        found.append(
+        remarks.append(
             f"column {column[0]!r} holds numbers up to {column[1]:.3g}, so no learning rate suits "
             "all columns: bring them to [-1, 1] by public ranges (--range; `fedjaxsim data show` "
             "lists them)"
@@ -435,29 +435,29 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
     if labels is not None and config.loss not in LOSSES and config.get("outputs") is None:
         classes = len(np.unique(labels)) if labels.dtype.kind in "iu" and labels.ndim == 1 else 0
         if 2 < classes <= _FEW and "y" not in population.categories:
-            found.append(
+            remarks.append(
                 f"the model of loss {config.loss} has 1 output, and labels have {classes} values: "
                 f"if they are classes, give --outputs {int(labels.max()) + 1}"
             )
     if config.loss in ("softmax", "logistic") and (name := rare_class(population)) is not None:
-        found.append(
+        remarks.append(
             f"class {name!r} has less than {RARE:.0%} of the rows, of which accuracy says little: "
             "the run is judged by log loss, and a public share of the class helps (--prior)"
         )
     most, size = population.splits["train"].count.max(), config.get("batch_size", 10)
     if config.loss == "cox" and most > size:
-        found.append(
+        remarks.append(
             f"loss cox compares the rows of a minibatch, here {size} of up to {most} of a client: "
             f"give --batch-size {most}"
         )
     if config.loss == "squared" and labels is not None and population.generate is None:
         values = np.unique(labels)
         if len(values) > 2 and np.array_equal(values, np.arange(len(values))):
-            found.append(
+            remarks.append(
                 f"the labels are 0 to {len(values) - 1}, which loss squared takes for numbers: if "
                 "they are classes, loss must be softmax or one-vs-all"
             )
-    return found
+    return remarks
 
 
 def _largest(population: Population) -> tuple[str, float] | None:
@@ -467,8 +467,8 @@ def _largest(population: Population) -> tuple[str, float] | None:
         return None
     sizes = np.abs(np.asarray(x[:_SAMPLED], np.float64)).max(axis=0)
     column = int(np.argmax(sizes))
-    known = np.sort(sizes[sizes > 0])
-    uneven = len(known) and known[-1] > _UNEVEN * known[(len(known) - 1) // 2]
+    positive = np.sort(sizes[sizes > 0])
+    uneven = len(positive) and positive[-1] > _UNEVEN * positive[(len(positive) - 1) // 2]
     if not uneven and sizes[column] <= _LARGE:
         return None
     return population.columns["x"].names[column], sizes[column]
@@ -483,13 +483,13 @@ def check_model(path: str, model: Any, x: np.ndarray, outputs: int) -> None:
         params = model.init(key)
         return params, model.apply(params, jnp.zeros(rows, dtype))
 
-    params, found = run_user_code(name, lambda: jax.eval_shape(tried, jax.random.key(0)))
+    params, produced = run_user_code(name, lambda: jax.eval_shape(tried, jax.random.key(0)))
     for place, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(place, simple=True, separator=".")
             raise ValueError(f"{name} must have floating parameters, got {leaf.dtype} at {where}")
-    if found.shape[0] != rows[0] or found.shape[-1] != outputs:
-        wanted = f"(b, …, {outputs})" if found.ndim > 2 else f"(b, {outputs})"
+    if produced.shape[0] != rows[0] or produced.shape[-1] != outputs:
+        wanted = f"(b, …, {outputs})" if produced.ndim > 2 else f"(b, {outputs})"
         raise ValueError(
-            f"{name} must return outputs {wanted} for b rows, got {found.shape} for {rows[0]}"
+            f"{name} must return outputs {wanted} for b rows, got {produced.shape} for {rows[0]}"
         )

@@ -86,15 +86,15 @@ class Experiment:
 
     def with_budget(self, state: SimulationState) -> SimulationState:
         """Return the state with the budget of the settings, which must leave room for a round."""
-        asked, known = self.config.get("budget_epsilon"), state.privacy.limit
-        if asked is not None and (known is None or known[:2] != (asked, self.delta)):
+        asked, limit = self.config.get("budget_epsilon"), state.privacy.limit
+        if asked is not None and (limit is None or limit[:2] != (asked, self.delta)):
             return self.simulation.with_budget(state, self.budget)
         first = self.planned(0, 1)
-        if known is not None and filters.exceeded(known, [*charged(state.privacy), first]):
+        if limit is not None and filters.exceeded(limit, [*charged(state.privacy), first]):
             raise ValueError(
-                f"the budget of ε = {known.epsilon:g}, δ = {known.delta:.3g} has no room for a "
+                f"the budget of ε = {limit.epsilon:g}, δ = {limit.delta:.3g} has no room for a "
                 f"round of this stage ({filters.described([first])}): it allows "
-                f"{filters.described(known.planned)}, earlier stages included"
+                f"{filters.described(limit.planned)}, earlier stages included"
             )
         return state
 
@@ -166,7 +166,7 @@ class Experiment:
         """Return the settings as asked for, the values that followed, and versions."""
         minibatches = self.simulation.minibatches
         z = np.asarray(self.hparams.get("noise_multiplier", 0.0))
-        ends = {"noise_first": float(z[0]), "noise_last": float(z[-1])} if z.ndim else {}
+        noise_range = {"noise_first": float(z[0]), "noise_last": float(z[-1])} if z.ndim else {}
         return {
             **self.config.settings(),
             "resolved": {
@@ -174,7 +174,7 @@ class Experiment:
                 "clients": self.simulation.num_clients,
                 "capacity": self.simulation.sampler.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,
-                **ends,
+                **noise_range,
                 "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
                 "delta": self.delta,
                 "bytes_sent": self.simulation.bytes_sent(self.hparams),
@@ -229,7 +229,7 @@ def prepare(
       ValueError: naming the setting, its value and what is allowed.
     """
     fill_settings(config, config.records)
-    new, begin, load_seconds = simulation is None, time.perf_counter(), 0.0
+    is_new, begin, load_seconds = simulation is None, time.perf_counter(), 0.0
     if simulation is None:
         population = population_of(config) if population is None else population
         load_seconds = time.perf_counter() - begin
@@ -249,9 +249,9 @@ def prepare(
     if config.audit_canaries is not None:
         simulation = with_canaries(simulation, hparams, config.audit_canaries)
     experiment = Experiment(config, simulation, hparams, delta, load_seconds)
-    if new:
+    if is_new:
         _check_start(experiment)
-    if new and check_memory:
+    if is_new and check_memory:
         _check_memory(experiment)
     return experiment
 
@@ -282,13 +282,13 @@ def fill_settings(
     if "clip" in values:
         clip = clip_norm if values["clip"] is None else values["clip"]
         values["clip"] = clip if config.clips else math.inf
-    given = {name: value for name, value in values.items() if value is not None}
-    return fill(records, given, *follow, ratios=ratios)
+    explicit = {name: value for name, value in values.items() if value is not None}
+    return fill(records, explicit, *follow, ratios=ratios)
 
 
 def _delta(config: RunConfig, num_clients: int) -> float:
-    given = config.get("delta")
-    return default_delta(num_clients) if given is None else given
+    delta = config.get("delta")
+    return default_delta(num_clients) if delta is None else delta
 
 
 def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
@@ -348,10 +348,14 @@ def _naming_own_parts(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except AttributeError as error:
-        own = [f"{part.role} {part.name}" for part in config.parts.values() if is_own(part.name)]
-        if not own or not isinstance(error.obj, Hyperparameters):
+        user_parts = [
+            f"{part.role} {part.name}" for part in config.parts.values() if is_own(part.name)
+        ]
+        if not user_parts or not isinstance(error.obj, Hyperparameters):
             raise
-        raise ValueError(f"{' or '.join(own)}: {error} (fedjaxsim.reads declares them)") from error
+        raise ValueError(
+            f"{' or '.join(user_parts)}: {error} (fedjaxsim.reads declares them)"
+        ) from error
 
 
 def _check_start(experiment: Experiment) -> None:
@@ -405,7 +409,7 @@ def check_own_code(experiment: Experiment) -> None:
     if config.get("trust_own_code", True):  # not a setting of parts of the package
         return
     parts = [config.parts.get(role) for role in ("algorithm", "model", "loss")]
-    own = [f"{part.role} {part.name}" for part in parts if part and is_own(part.name)]
+    user_parts = [f"{part.role} {part.name}" for part in parts if part and is_own(part.name)]
     simulation, hparams = everyone_of(experiment, _few(experiment.simulation.population))
 
     def build(population: Population) -> Simulation:
@@ -415,7 +419,9 @@ def check_own_code(experiment: Experiment) -> None:
     try:
         check_billboard(simulation, hparams, rounds=min(_ROUNDS, config.rounds), build=build)
     except AssertionError as error:
-        raise ValueError(f"{' or '.join(own)} lets clients learn of each other: {error}") from error
+        raise ValueError(
+            f"{' or '.join(user_parts)} lets clients learn of each other: {error}"
+        ) from error
     except NothingTestedError:  # the code does not read the data
         pass
 
@@ -424,10 +430,10 @@ def everyone_of(
     experiment: Experiment, population: Population
 ) -> tuple[Simulation, Hyperparameters]:
     """Return a simulation of these clients in memory, in each of whose rounds all take part."""
-    whole = experiment.simulation
-    parts = parts_of(experiment.config, population, population.num_clients, whole.task)
+    original = experiment.simulation
+    parts = parts_of(experiment.config, population, population.num_clients, original.task)
     simulation = dataclasses.replace(
-        whole,
+        original,
         algorithm=parts.algorithm,
         population=population,
         sampling=full_participation(),

@@ -83,17 +83,17 @@ class Comparison:
     @functools.cached_property
     def metrics(self) -> Records:
         """The records of the metrics."""
-        return metrics_of([each.run for each in self.runs])
+        return metrics_of([compared_run.run for compared_run in self.runs])
 
     @property
     def rows(self) -> list[Record]:
         """The summary of each run, with its name."""
-        return [each.row for each in self.runs]
+        return [compared_run.row for compared_run in self.runs]
 
     @functools.cached_property
     def systems(self) -> list[System]:
         """The runs of each setting."""
-        return systems([each.run for each in self.runs])
+        return systems([compared_run.run for compared_run in self.runs])
 
     @functools.cached_property
     def means(self) -> list[Record]:
@@ -106,29 +106,32 @@ class Comparison:
 
     def tables(self) -> list[Table]:
         """Return the tables of a page: means over seeds, runs, clients, settings that differ."""
-        found = []
+        tables = []
         if self.means:
             label, rows = column_label(self.means[0]["metric"], self.metrics), self.means
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
-            found.append(Table(title, headings(rows, label), [cells(row) for row in rows]))
-        found.append(table_of_runs(self.rows, "Runs", self.metrics))
-        if of_clients := [each for each in self.runs if each.clients is not None]:
+            tables.append(Table(title, headings(rows, label), [cells(row) for row in rows]))
+        tables.append(table_of_runs(self.rows, "Runs", self.metrics))
+        if of_clients := [
+            compared_run for compared_run in self.runs if compared_run.clients is not None
+        ]:
             metric = column_metric(self.column, self.metrics)
-            found.append(_table_of_clients(of_clients, self.column, metric))
+            tables.append(_table_of_clients(of_clients, self.column, metric))
         varied = self.settings_that_differ
         if varied:
-            shown = [[each.run.name, *(str(each.run.config.get(name, "–")) for name in varied)]
-                     for each in self.runs]  # fmt: skip
+            runs = [compared_run.run for compared_run in self.runs]
+            shown = [[run.name, *(str(run.config.get(name, "–")) for name in varied)]
+                     for run in runs]  # fmt: skip
             names = ["run", *(name.replace("_", " ") for name in varied)]
-            found.append(Table("Settings that differ", names, shown, left=len(names)))
-        return found
+            tables.append(Table("Settings that differ", names, shown, left=len(names)))
+        return tables
 
     @property
     def column(self) -> str:
         """The column of the metric by which the runs are compared."""
         if self.asked is not None:
             return f"test_{self.asked}"
-        return default_metric([each.run for each in self.runs])
+        return default_metric([compared_run.run for compared_run in self.runs])
 
     @property
     def shown(self) -> list[str]:
@@ -139,24 +142,31 @@ class Comparison:
     def settings_that_differ(self) -> list[str]:
         """The names of the settings in which runs differ."""
         configs = [
-            {name: value for name, value in each.run.config.items() if name not in RECORDS}
-            | {"seed": each.run.seed}
-            for each in self.runs
+            {name: value for name, value in compared_run.run.config.items() if name not in RECORDS}
+            | {"seed": compared_run.run.seed}
+            for compared_run in self.runs
         ]
         names = dict.fromkeys(name for config in configs for name in config)
-        return [name for name in names if len({str(each.get(name)) for each in configs}) > 1]
+        return [name for name in names if len({str(config.get(name)) for config in configs}) > 1]
 
     @functools.cached_property
     def sentences(self) -> list[str]:
         """The assumptions of the guarantees, also about single examples, with their runs."""
-        said: dict[str, list[str]] = {}
-        for each in self.runs:
-            for sentence in (*_of_examples(each.guarantee), *each.guarantee["assumed"]):
-                said.setdefault(sentence, []).append(each.sweep or each.run.name)
-        every = dict.fromkeys(each.sweep or each.run.name for each in self.runs)
+        names_by_sentence: dict[str, list[str]] = {}
+        for compared_run in self.runs:
+            for sentence in (
+                *_of_examples(compared_run.guarantee),
+                *compared_run.guarantee["assumed"],
+            ):
+                names_by_sentence.setdefault(sentence, []).append(
+                    compared_run.sweep or compared_run.run.name
+                )
+        every = dict.fromkeys(
+            compared_run.sweep or compared_run.run.name for compared_run in self.runs
+        )
         return [
             f"{sentence}{name_subset([*dict.fromkeys(names)], every)}"
-            for sentence, names in said.items()
+            for sentence, names in names_by_sentence.items()
         ]
 
     @property
@@ -166,9 +176,11 @@ class Comparison:
         Those of one sweep do, as a sentence of its guarantees says.
         """
         draws: dict[str, dict[entries.Drawn, None]] = {}
-        for each in self.runs:
-            if each.run.summary["epsilon"] is not None:
-                draws.setdefault(each.sweep or each.run.name, {}).update(dict.fromkeys(each.draws))
+        for compared_run in self.runs:
+            if compared_run.run.summary["epsilon"] is not None:
+                draws.setdefault(compared_run.sweep or compared_run.run.name, {}).update(
+                    dict.fromkeys(compared_run.draws)
+                )
         return entries.drawn_twice(draws)
 
 
@@ -181,32 +193,35 @@ def compare(paths: Iterable[Path], metric: str | None = None) -> Comparison:
       FileNotFoundError: if a file of a run is missing.
       ValueError: if one is damaged or lacks the metric, or there is no run.
     """
-    found = list[tuple[str, ComparedRun]]()
+    named_runs = list[tuple[str, ComparedRun]]()
     for name, directory in named(paths).items():
         if (directory.path / SWEEP).is_file():
-            found += [(name, run) for run in _of_sweep(name, directory.path)]
+            named_runs += [(name, run) for run in _of_sweep(name, directory.path)]
         else:
-            found.append((name, _of_folder(name, directory)))
-    if not found:
+            named_runs.append((name, _of_folder(name, directory)))
+    if not named_runs:
         raise ValueError("compare needs at least one run directory, got none")
     if metric is not None:
         metric = metric.replace("-", "_")
-        for _, each in found:
-            columns = each.run.rows[-1]
-            checks.one_of([n for n in each.run.metrics if f"test_{n}" in columns], metric=metric)
-    return Comparison(_with_distinct_names(found), metric)
+        for _, compared_run in named_runs:
+            columns = compared_run.run.rows[-1]
+            checks.one_of(
+                [n for n in compared_run.run.metrics if f"test_{n}" in columns], metric=metric
+            )
+    return Comparison(_with_distinct_names(named_runs), metric)
 
 
-def _with_distinct_names(found: Sequence[tuple[str, ComparedRun]]) -> tuple[ComparedRun, ...]:
+def _with_distinct_names(named_runs: Sequence[tuple[str, ComparedRun]]) -> tuple[ComparedRun, ...]:
     """Return the runs, with the folder's name behind a name that several of them have."""
-    counts = collections.Counter(each.run.name for _, each in found)
+    counts = collections.Counter(compared_run.run.name for _, compared_run in named_runs)
     return tuple(
         dataclasses.replace(
-            each, run=dataclasses.replace(each.run, name=f"{each.run.name} ({folder})")
+            compared_run,
+            run=dataclasses.replace(compared_run.run, name=f"{compared_run.run.name} ({folder})"),
         )
-        if counts[each.run.name] > 1
-        else each
-        for folder, each in found
+        if counts[compared_run.run.name] > 1
+        else compared_run
+        for folder, compared_run in named_runs
     )
 
 
@@ -215,18 +230,18 @@ def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) 
 
     A metric without a direction has a lowest tenth.
     """
-    ends = ("lowest", "highest") if metric.larger_is_better is None else ("worst", "best")
+    extremes = ("lowest", "highest") if metric.larger_is_better is None else ("worst", "best")
     lines = []
-    for each in runs:
-        values = (each.clients or {}).get(column, np.array([]))
+    for compared_run in runs:
+        values = (compared_run.clients or {}).get(column, np.array([]))
         values = np.sort(values[np.isfinite(values)])
         if not len(values):
             continue
         worst_first = values[::-1] if metric.larger_is_better is False else values
         tenth = -(-len(values) // 10)
         numbers = (worst_first[:tenth].mean(), np.median(values), worst_first[-tenth:].mean())
-        lines.append([each.run.name, str(len(values)), *map(decimals, map(float, numbers))])
-    first, last = (f"mean of the\n{end} tenth" for end in ends)
+        lines.append([compared_run.run.name, str(len(values)), *map(decimals, map(float, numbers))])
+    first, last = (f"mean of the\n{end} tenth" for end in extremes)
     heads = ["run", "clients", first, "median", last]
     return Table(f"{metric.title} of each client", heads, lines)
 
@@ -244,13 +259,13 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
     from fedjaxsim.runs.sweep_runs import read_sweep
 
     runs, _, report = read_runs(path)
-    plan, found = read_sweep(path / SWEEP), []
+    plan, compared_runs = read_sweep(path / SWEEP), []
     try:
-        by_run = {run: each for each in report["guarantees"] for run in each["runs"]}
+        by_run = {run: stated for stated in report["guarantees"] for run in stated["runs"]}
         for run in runs:
             index, last = int(run.name), run.rows[-1]
             config, stated = plan.runs[index], by_run[int(run.name)]
-            drawn = [each for each in report["draws"] if index in each["runs"]]
+            drawn = [draw for draw in report["draws"] if index in draw["runs"]]
             settings = config.settings()
             summary = strict({
                 **{key: settings[key] for key in ("algorithm", "data", "model")},
@@ -260,17 +275,20 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
                 "rounds_per_second": None,
             })  # fmt: skip
             sent = stated.get("bytes_sent")
-            whole = {**settings, "resolved": {"clients": summary["clients"], "bytes_sent": sent}}
+            full_config = {
+                **settings,
+                "resolved": {"clients": summary["clients"], "bytes_sent": sent},
+            }
             run = dataclasses.replace(
-                run, name=f"{name}/{index}", settings=settings_of_system(whole), config=whole,
-                summary=summary,
+                run, name=f"{name}/{index}", settings=settings_of_system(full_config),
+                config=full_config, summary=summary,
             )  # fmt: skip
             draws = entries.read_draws(drawn)
             guarantee = check_guarantee(stated["guarantee"], path / REPORT)
-            found.append(ComparedRun(run, path, guarantee, draws, sweep=name))
+            compared_runs.append(ComparedRun(run, path, guarantee, draws, sweep=name))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: its results do not fit {SWEEP} ({error})") from error
-    return found
+    return compared_runs
 
 
 def _of_examples(guarantee: Record) -> Sequence[str]:

@@ -101,9 +101,9 @@ class RunDirectory:
     def label(self, labels: Mapping[str, Any]) -> None:
         """Give the run a name or tags, in place of those it has."""
         tables = self.config()
-        known = tables.get("known_as", {}) | dict(labels)
-        if known != tables.get("known_as", {}):
-            write_tables(self.path / CONFIG, tables | {"known_as": known})
+        known_as = tables.get("known_as", {}) | dict(labels)
+        if known_as != tables.get("known_as", {}):
+            write_tables(self.path / CONFIG, tables | {"known_as": known_as})
 
     def config(self) -> dict[str, Any]:
         """Read the resolved settings, as nested tables."""
@@ -229,23 +229,25 @@ def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
 def fingerprint_of(population: "Population") -> str:
     """Return a hash of all rows and of the clients that have them."""
     generate = population.generate
-    found = hashlib.sha256(getattr(generate, "__qualname__", repr(generate)).encode())
+    digest = hashlib.sha256(getattr(generate, "__qualname__", repr(generate)).encode())
     arrays = {f"field {name}": values for name, values in population.fields.items()}
     for name, ranges in population.splits.items():
         arrays |= {f"start {name}": ranges.start, f"count {name}": ranges.count}
     for name, values in sorted((arrays | {"names": population.names}).items()):
         array = np.ascontiguousarray(values)
-        found.update(f"{name} {array.dtype} {array.shape}".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:16]
 
 
-def check_guarantee(found: Any, path: Path) -> Record:
+def check_guarantee(report: Any, path: Path) -> Record:
     """Return a privacy report that is read; raise ValueError if it is none."""
-    sentences = found.get("assumed") if isinstance(found, dict) else None
-    if not isinstance(sentences, list) or not all(isinstance(each, str) for each in sentences):
+    sentences = report.get("assumed") if isinstance(report, dict) else None
+    if not isinstance(sentences, list) or not all(
+        isinstance(sentence, str) for sentence in sentences
+    ):
         raise ValueError(f"{path} is damaged: it is no privacy report")
-    return found
+    return report
 
 
 def settings_digest(*settings: Any) -> str:

@@ -271,8 +271,8 @@ def _last_record(rows: Sequence[Record]) -> Record:
     """Return the last record, with what all of them say of divergence, messages and samples."""
     nonfinite = sum(row.get("nonfinite", 0) for row in rows)
     sampled = max(row.get(SAMPLED, 0) for row in rows)
-    found = {"diverging": diverging_from(rows), "progress_sample": sampled, **rows[-1]}
-    return {**found, "nonfinite": nonfinite}
+    record = {"diverging": diverging_from(rows), "progress_sample": sampled, **rows[-1]}
+    return {**record, "nonfinite": nonfinite}
 
 
 def _of_all(
@@ -283,10 +283,10 @@ def _of_all(
     last: Record,
 ) -> Record:
     """Return the metrics of all clients in place of a sample's, for a run that stopped early."""
-    found = dict(evaluation.summary())
+    summary = dict(evaluation.summary())
     if any(name.startswith("validation_") for name in last):
-        found |= simulation.evaluate(state, hparams, "validation").summary()
-    return {name: np.asarray(value).item() for name, value in found.items() if name in last}
+        summary |= simulation.evaluate(state, hparams, "validation").summary()
+    return {name: np.asarray(value).item() for name, value in summary.items() if name in last}
 
 
 def spent_in_all(
@@ -377,47 +377,49 @@ def _guarantee(
         return report
     state, more = simulation.with_account(state), experiment.planned(done, released)
     charges = ledger.charged(state.privacy)
-    place = [each[:2] for each in charges].index(more[:2])
+    place = [charge[:2] for charge in charges].index(more[:2])
     counts = collections.Counter[tuple[float, float]]()
     for z, p, rounds in (*charges[place].entries, *more.entries):
         counts[z, p] += rounds
-    together = tuple(Entry(*each, rounds) for each, rounds in counts.items())
+    together = tuple(Entry(*z_and_p, rounds) for z_and_p, rounds in counts.items())
     charges[place] = charges[place]._replace(entries=together)
     if experiment.evaluations is not None:
         most = (released - done) // experiment.config.eval_every + 2
         charges.append(experiment.evaluations.spend(simulation.num_clients, most))
     draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
-    found = guarantees_of(
+    report_of_released = guarantees_of(
         charges, experiment.delta, draws=draws,
         assumed=report.assumed, limit=state.privacy.limit, left=max(released, planned) - done,
         later=later,
     )  # fmt: skip
-    return found.assuming(
+    return report_of_released.assuming(
         [f"Rounds {done + 1} to {released} were released before an interruption, and are charged."]
     )
 
 
 def _epsilons(report: Report) -> Record:
     """Return the joint ε of clients and that of protected examples; None is no guarantee."""
-    found = {}
-    for each in report.guarantees:
-        if each.unit == "example" or each.view == "joint_dp":
-            of = "example_" * (each.unit == "example")
-            found[f"{of}epsilon{'_replace' * (each.adjacency == 'replace')}"] = each.epsilon
-        if each.unit == "example":
-            found["example_delta"] = max(each.delta, found.get("example_delta", 0.0))
-    return found
+    epsilons = {}
+    for guarantee in report.guarantees:
+        if guarantee.unit == "example" or guarantee.view == "joint_dp":
+            of = "example_" * (guarantee.unit == "example")
+            epsilons[f"{of}epsilon{'_replace' * (guarantee.adjacency == 'replace')}"] = (
+                guarantee.epsilon
+            )
+        if guarantee.unit == "example":
+            epsilons["example_delta"] = max(guarantee.delta, epsilons.get("example_delta", 0.0))
+    return epsilons
 
 
 def _clients(
     population: Population, evaluation: Evaluation, report: Report
 ) -> dict[str, np.ndarray]:
     """Make the columns of the table of clients, each (m,)."""
-    found = report.examples
-    examples = {} if found is None else {
-        "example_epsilon": found.zero_out,
-        "example_epsilon_replace": found.replace,
-        "example_delta": found.delta,
+    example_costs = report.examples
+    examples = {} if example_costs is None else {
+        "example_epsilon": example_costs.zero_out,
+        "example_epsilon_replace": example_costs.replace,
+        "example_delta": example_costs.delta,
     }  # fmt: skip
     return {
         "name": population.names,
@@ -462,16 +464,18 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
     directory = RunDirectory(path)
     tables, config = directory.config(), read_toml(path / CONFIG)
     used, population = experiment.config.clients_used, experiment.simulation.population
-    new, grown = ((config.clients_used, used) == ("kept", of) for of in ("held-out", "all"))
+    of_new_clients, grown = (
+        (config.clients_used, used) == ("kept", of) for of in ("held-out", "all")
+    )
     if grown:
         population = population_of(experiment.config.replace(clients_used="kept"))
     here = fingerprint_of(population)
-    if not new and tables.get("resolved", {}).get("data_fingerprint", here) != here:
+    if not of_new_clients and tables.get("resolved", {}).get("data_fingerprint", here) != here:
         raise ValueError(
             f"{path} ran on other data: a stage has the same data, clients and partition-seed, so "
             "leave out these settings, or run without --from"
         )
-    last = trained(path, None if new else population)
+    last = trained(path, None if of_new_clients else population)
     before, state = last.experiment, last.state
     simulation, hparams = experiment.simulation, experiment.hparams
     if last.skipped or directory.released() > last.round:
@@ -481,8 +485,8 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
             f"{path} released {least} rounds, and its last whole checkpoint is of round "
             f"{last.round}: first run fedjaxsim resume {shlex.quote(str(path))} --rounds {least}"
         )
-    if new:
-        earlier, later = (each.simulation.population.names for each in (before, experiment))
+    if of_new_clients:
+        earlier, later = (stage.simulation.population.names for stage in (before, experiment))
         if np.isin(later, earlier).any():
             raise ValueError(
                 "held-out clients of the stage took part in the run before: data, "

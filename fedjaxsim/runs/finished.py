@@ -100,8 +100,8 @@ class FinishedRun:
             such a column are a new client's.
         """
         population, clipped = self._population(rows, client)
-        said = self.sim.predict(self.state, self.hparams, population)
-        return frame_of(said | ({} if clipped is None else {"clipped": clipped}))
+        predictions = self.sim.predict(self.state, self.hparams, population)
+        return frame_of(predictions | ({} if clipped is None else {"clipped": clipped}))
 
     def evaluate(
         self,
@@ -161,23 +161,25 @@ class FinishedRun:
         if not steps:
             return population, None
         # Steps act on stored numbers, so new rows are first stored as the run's rows were.
-        own = population_of(self.config.replace(preprocess=()))
-        named, given = own.columns.get("x"), population.columns.get("x")
-        if named is not None and given is not None:
-            clipped = named.beyond(population.fields["x"], given)
+        run_population = population_of(self.config.replace(preprocess=()))
+        named, typed_columns = run_population.columns.get("x"), population.columns.get("x")
+        if named is not None and typed_columns is not None:
+            clipped = named.beyond(population.fields["x"], typed_columns)
             if population.source_row is not None:
                 clipped = clipped[np.argsort(population.source_row, kind="stable")]
-            stored = named.aligned(population.fields["x"], given)
+            stored = named.aligned(population.fields["x"], typed_columns)
             population = population.with_field("x", lambda _: stored, named)
         for step in steps:
-            own = TRANSFORMS[step](own)
+            run_population = TRANSFORMS[step](run_population)
             if step != "drop-constant":
                 population = TRANSFORMS[step](population)
                 continue
             columns = population.columns["x"]
-            kept = np.isin(columns.names, own.columns["x"].names)
-            chosen = columns.chosen(kept)
-            population = population.with_field("x", lambda x, kept=kept: x[:, kept], chosen)
+            varying = np.isin(columns.names, run_population.columns["x"].names)
+            chosen = columns.chosen(varying)
+            population = population.with_field(
+                "x", lambda x, varying=varying: x[:, varying], chosen
+            )
         return population, clipped
 
     def _read(self, rows: Any, client: str | None, labelled: bool) -> Population:
@@ -195,10 +197,12 @@ class FinishedRun:
             alike = spec.kind == DataSpec(self.config.data).kind
             how: dict[str, Any] = {**settings} if alike else {}
             how |= {} if client is None else {"client": client}
-            found = load(rows, test=0.0, **how) if spec.kind in GENERATED else read_rows(rows, how)
-            return _population(found, spec.path)
-        given: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
-        roles = Roles(**{"client": None, "target": None, **given})
+            new_rows = (
+                load(rows, test=0.0, **how) if spec.kind in GENERATED else read_rows(rows, how)
+            )
+            return _population(new_rows, spec.path)
+        role_settings: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
+        roles = Roles(**{"client": None, "target": None, **role_settings})
         client = roles.client if client is None else client
         how = {k: v for k, v in settings.items() if k in ("missing", "sep", "decimal")}
         table = read_table(spec.path, client, **how) if spec else rows
@@ -215,17 +219,17 @@ class FinishedRun:
         return _population(source_of(table, roles), spec.path or None)
 
 
-def _population(found: Source | Population, path: str | None) -> Population:
+def _population(new_rows: Source | Population, path: str | None) -> Population:
     """Return new rows, none set aside; rows without clients are a new one's."""
-    if isinstance(found, Population):
-        counts = np.zeros_like(found.counts)
-        counts[:, 0] = found.counts.sum(axis=1)
-        return dataclasses.replace(found, counts=counts, max_rows=None)
-    if found.client is not None:
-        return dataclasses.replace(found, split=None).population(path)
-    clients = np.zeros(len(next(iter(found.fields.values()))), int)
+    if isinstance(new_rows, Population):
+        counts = np.zeros_like(new_rows.counts)
+        counts[:, 0] = new_rows.counts.sum(axis=1)
+        return dataclasses.replace(new_rows, counts=counts, max_rows=None)
+    if new_rows.client is not None:
+        return dataclasses.replace(new_rows, split=None).population(path)
+    clients = np.zeros(len(next(iter(new_rows.fields.values()))), int)
     return Population.from_rows(
-        found.fields, clients, [NEW], source_row=found.source_row, **found.about
+        new_rows.fields, clients, [NEW], source_row=new_rows.source_row, **new_rows.about
     )
 
 

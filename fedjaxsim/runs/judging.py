@@ -43,15 +43,15 @@ def judged(
             raise ValueError("rows to judge need their targets")
         rows = aligned_with(population, run)
     names = _names(run if rows is None else rows)
-    known = np.isin(names, _names(run))
+    took_part = np.isin(names, _names(run))
     published = sim.algorithm.warm_start.published(state.shared) is not None
-    if not known.any() and not published:
+    if not took_part.any() and not published:
         raise ValueError(
             f"client {str(names[0])!r} took no part in the run ({len(names)} such clients), which "
             "published no model that judges rows of new clients"
         )
     models: list[Judged] = []
-    if known.any():
+    if took_part.any():
         models.append(PERSONAL)
     if published:
         models.append(PUBLISHED)
@@ -122,18 +122,18 @@ def _by_class(
     """Return precision, recall and F1 of each class, of the rows of all clients together."""
     tables: list[Table] = []
     for model in models:
-        known = np.isin(_names(rows), _names(sim.population))
-        judged_rows = rows if model == PUBLISHED else rows.of_clients(known)
-        said = sim.predict(state, hparams, judged_rows, model=model)
+        took_part = np.isin(_names(rows), _names(sim.population))
+        judged_rows = rows if model == PUBLISHED else rows.of_clients(took_part)
+        predictions = sim.predict(state, hparams, judged_rows, model=model)
         labels, source_row = judged_rows.fields["y"], judged_rows.source_row
-        if "probability" not in said or labels.ndim > 1:
+        if "probability" not in predictions or labels.ndim > 1:
             raise ValueError("by='class' needs a task that predicts one class for each row")
         if source_row is not None:
             labels = labels[np.argsort(source_row, kind="stable")]
         classes = sim.population.categories.get("y")
         if classes is not None:
             labels = class_names(classes, labels)
-        of_classes = precision_and_recall(labels, said["prediction"])
+        of_classes = precision_and_recall(labels, predictions["prediction"])
         tables.append({"model": np.repeat(model, len(of_classes["class"])), **of_classes})
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 

@@ -47,9 +47,9 @@ def mlflow(settings: Mapping[str, Any], path: Path) -> Write:
     """Write to MLflow; MLFLOW_TRACKING_URI says where."""
     package = importlib.import_module("mlflow")
     saved = path / FOLDER / "mlflow"
-    known = saved.read_text("utf-8") if saved.exists() else None
-    run = package.start_run(run_id=known, run_name=None if known else path.name, nested=True)
-    if known is None:
+    run_id = saved.read_text("utf-8") if saved.exists() else None
+    run = package.start_run(run_id=run_id, run_name=None if run_id else path.name, nested=True)
+    if run_id is None:
         package.log_params({name: str(value)[:500] for name, value in settings.items()})
         _keep(saved, run.info.run_id)
     return _closing(

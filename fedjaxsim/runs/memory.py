@@ -83,8 +83,8 @@ def mapped_bytes() -> int:
 def _status(name: str) -> int | None:
     path = Path("/proc/self/status")
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
-    return found[0] if found else None
+    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
+    return sizes[0] if sizes else None
 
 
 def host_bytes() -> int:
@@ -94,8 +94,8 @@ def host_bytes() -> int:
 
 def device_peak_bytes(devices: Iterable[Any]) -> int | None:
     """Return the peak of allocated memory, summed over this process's devices; None if unknown."""
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    stats = [device.memory_stats() for device in own]
+    local_devices = [device for device in devices if device.process_index == jax.process_index()]
+    stats = [device.memory_stats() for device in local_devices]
     if any(stat is None or "peak_bytes_in_use" not in stat for stat in stats):
         return None
     return sum(stat["peak_bytes_in_use"] for stat in stats)

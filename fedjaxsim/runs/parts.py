@@ -107,11 +107,11 @@ class Part:
     @functools.cached_property
     def settings(self) -> dict[str, Setting]:
         """The settings of the factory, by the name of their flag."""
-        found = settings_of(self.factory, ROLES[self.role].supplied)
-        named = {SETTINGS.get(name, name): setting for name, setting in found.items()}
+        declared = settings_of(self.factory, ROLES[self.role].supplied)
+        named = {SETTINGS.get(name, name): setting for name, setting in declared.items()}
         return {
-            name: dataclasses.replace(each, name=name, **_BOUNDS.get(name, {}))
-            for name, each in named.items()
+            name: dataclasses.replace(setting, name=name, **_BOUNDS.get(name, {}))
+            for name, setting in named.items()
         }
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class Part:
 
         return ever_declared_by(self.factory)
 
-    def records(self, given: Mapping[str, Any]) -> "Records":
+    def records(self, settings: Mapping[str, Any]) -> "Records":
         """Return the hyperparameters that the part reads with some settings, as typed.
 
         A hyperparameter that is also an argument of the factory keeps the default that it has if
@@ -133,45 +133,45 @@ class Part:
             return ()
         from fedjaxsim.hyperparameters import declared_by
 
-        typed = self._typed(given)
-        found = declared_by(self.factory, **typed)
-        arguments = {self.settings[r.name].argument for r in found if r.name in self.settings}
-        others = {name: value for name, value in typed.items() if name not in arguments}
-        default = {r.name: r.default for r in declared_by(self.factory, **others)}
+        typed = self._typed(settings)
+        records = declared_by(self.factory, **typed)
+        arguments = {self.settings[r.name].argument for r in records if r.name in self.settings}
+        other_arguments = {name: value for name, value in typed.items() if name not in arguments}
+        default = {r.name: r.default for r in declared_by(self.factory, **other_arguments)}
         return tuple(
-            dataclasses.replace(each, default=default.get(each.name, each.default))
-            for each in found
+            dataclasses.replace(record, default=default.get(record.name, record.default))
+            for record in records
         )
 
-    def event_kind(self, given: Mapping[str, Any]) -> str:
+    def event_kind(self, settings: Mapping[str, Any]) -> str:
         """Return the kind of event of a mechanism with some settings; "" for any other part."""
         if self.role != "mechanism":
             return ""
-        known = self._typed(given)
+        arguments = self._typed(settings)
         needed = {setting.argument for setting in self.settings.values() if setting.required}
         # The parser refuses a mechanism that lacks a setting, with the flags of most mechanisms.
-        if not needed <= known.keys():
+        if not needed <= arguments.keys():
             return "gaussian"
         from fedjaxsim.privacy.mechanisms import Mechanism
 
-        return self.make(Mechanism, {}, **known).event.kind
+        return self.make(Mechanism, {}, **arguments).event.kind
 
-    def _typed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the factory that settings give; a bad one has its default."""
-        found = {}
+        arguments = {}
         for name, setting in self.settings.items():
-            if name in given:
+            if name in settings:
                 try:
-                    found[setting.argument] = setting.convert(given[name])
+                    arguments[setting.argument] = setting.convert(settings[name])
                 except ValueError:  # which the table reports
                     if not setting.required:
-                        found[setting.argument] = setting.default
-        return found
+                        arguments[setting.argument] = setting.default
+        return arguments
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the factory in the settings of a run."""
-        values = {each.argument: settings[name] for name, each in self.settings.items()}
-        unset = {each.argument for each in self.settings.values() if each.default is None}
+        values = {setting.argument: settings[name] for name, setting in self.settings.items()}
+        unset = {setting.argument for setting in self.settings.values() if setting.default is None}
         return {n: None if n in unset and value == () else value for n, value in values.items()}
 
     def make(self, kind: type, supplied: Mapping[str, Any], /, *args: Any, **settings: Any) -> Any:
@@ -216,10 +216,10 @@ def part_of(role: str, name: str) -> Part:
     return FOUND[role, name]
 
 
-def check_parts(given: Mapping[str, Any]) -> None:
+def check_parts(settings: Mapping[str, Any]) -> None:
     """Check the names of the parts in some settings; raise a ValueError for an unknown one."""
     for role in ROLES:
-        name = given.get(role)
+        name = settings.get(role)
         if name is None or (isinstance(name, str) and role in ("data", "partition")):
             continue
         if not isinstance(name, str):
@@ -228,29 +228,31 @@ def check_parts(given: Mapping[str, Any]) -> None:
 
 
 def _check_name(role: str, name: str) -> None:
-    known, own = ROLES[role].known, ROLES[role].own
-    if name not in known and not (own and is_own(name)):
+    builtin, allows_user_code = ROLES[role].known, ROLES[role].own
+    if name not in builtin and not (allows_user_code and is_own(name)):
         *names, last = spellings_of(role)
         allowed = f"{', '.join(names)} or {last}"
         if len(allowed) > _SHOWN:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            close = difflib.get_close_matches(name, builtin, n=1, cutoff=0.5)
             kind = Path(name).suffix[1:] if role == "data" else ""
             close = [f"{kind}:{name}"] if kind in IN_FILES else close
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            allowed = f"a name in `fedjaxsim run --help`{hint}{f' or {last}' if own else ''}"
+            allowed = (
+                f"a name in `fedjaxsim run --help`{hint}{f' or {last}' if allows_user_code else ''}"
+            )
         raise ValueError(f"{role} must be {allowed}, got {name[:40]!r}")
 
 
 def spellings_of(role: str) -> list[str]:
     """Return the parts of a role as a command line spells them."""
     arguments = dict.fromkeys(IN_FILES, ":PATH") | {"hf": ":NAME"}
-    own = ["MODULE:FACTORY"] if ROLES[role].own else []
-    return [f"{name}{arguments.get(name, '')}" for name in ROLES[role].known] + own
+    user_spelling = ["MODULE:FACTORY"] if ROLES[role].own else []
+    return [f"{name}{arguments.get(name, '')}" for name in ROLES[role].known] + user_spelling
 
 
-def names_of(given: Mapping[str, Any]) -> dict[str, str]:
+def names_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the name of the part in each role of a run with some settings, as typed."""
-    texts = {role: given[role] for role in ROLES if isinstance(given.get(role), str)}
+    texts = {role: settings[role] for role in ROLES if isinstance(settings.get(role), str)}
     algorithm = texts.get("algorithm", "pmtl")
     system = SYSTEMS.get(algorithm, OWN)
     names = {
@@ -263,12 +265,12 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
     }
     if "availability" in texts:
         names["availability"] = texts["availability"]
-    if _is_divided(texts.get("data", "digits"), given):
+    if _is_divided(texts.get("data", "digits"), settings):
         names["partition"] = texts.get("partition", "dirichlet").partition(":")[0]
     return names
 
 
-def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
+def _is_divided(data: str, settings: Mapping[str, Any]) -> bool:
     """Return whether a partition divides the data, since they have no clients."""
     spec = DataSpec(data)
     kind = spec.kind
@@ -277,11 +279,11 @@ def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
             with zipfile.ZipFile(spec.path) as archive:
                 return not {"client.npy", "counts.npy"} & set(archive.namelist())
         except (OSError, ValueError, zipfile.BadZipFile):
-            return given.get("partition") is not None
+            return settings.get("partition") is not None
     if kind in ("csv", "hf", "parquet"):
-        return given.get("client") is None
+        return settings.get("client") is None
     if kind == "images":  # folders may say the clients
-        return given.get("partition") is not None
+        return settings.get("partition") is not None
     return kind == "digits"
 
 
@@ -339,12 +341,13 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
         close = difflib.get_close_matches(function, dir(module), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise ValueError(f"{name}: {module_name} has no {function!r}{hint}")
-    found = getattr(module, function)
-    if not callable(found):
+    factory = getattr(module, function)
+    if not callable(factory):
         raise ValueError(
-            f"{name} must be a function of ({_TAKES[role]}), got {type(found).__name__} {found!r}"
+            f"{name} must be a function of ({_TAKES[role]}), got {type(factory).__name__} "
+            f"{factory!r}"
         )
-    return found
+    return factory
 
 
 def run_user_code(name: str, function: Callable[[], Any]) -> Any:

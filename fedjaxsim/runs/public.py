@@ -38,8 +38,10 @@ _RESOLVED = (
 
 def is_covered(report: "Report") -> bool:
     """Return whether a guarantee covers a reader of what the server published."""
-    published = [each for each in report.guarantees if each.view == "released_sequence"]
-    return any(each.epsilon is not None for each in published)
+    published = [
+        guarantee for guarantee in report.guarantees if guarantee.view == "released_sequence"
+    ]
+    return any(guarantee.epsilon is not None for guarantee in published)
 
 
 def write_model(path: Path, shared: Any) -> None:
@@ -90,19 +92,19 @@ def write_public(
 
 def _public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     secret = {name for name, setting in static_keys().items() if setting.is_secret}
-    found = {
+    published = {
         name: value
         for name, value in settings.items()
         if name not in secret and not isinstance(value, Mapping) and name != "stages"
     }
-    spec = DataSpec(found["data"])
+    spec = DataSpec(published["data"])
     if spec.file is not None:
-        found["data"] = f"{spec.kind}:{spec.file.name}"
+        published["data"] = f"{spec.kind}:{spec.file.name}"
     resolved = settings["resolved"]
     values = {name: resolved[name] for name in _RESOLVED if name in resolved}
-    found["resolved"] = {k: v for k, v in values.items() if not isinstance(v, list)}
+    published["resolved"] = {k: v for k, v in values.items() if not isinstance(v, list)}
     stages = settings.get("stages", [])
     if stages:
-        found["stages"] = [{name: each[name] for name in ("algorithm", "rounds")}
-                           for each in stages]  # fmt: skip
-    return found | {"versions": settings["versions"]}
+        published["stages"] = [{name: stage[name] for name in ("algorithm", "rounds")}
+                               for stage in stages]  # fmt: skip
+    return published | {"versions": settings["versions"]}

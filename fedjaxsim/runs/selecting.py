@@ -66,9 +66,9 @@ class PrivateSelection:
                 break
             # No plain run of the seed draws from this key.
             key = keys.stream(_of_all_runs(seed), Stream.SELECTION, number)
-            found = _run(candidates[index], self.judged[index], key, stop)
-            if found is not None and (best is None or found[0] > best[0]):
-                best = (found[0], index, *found[1:])
+            outcome = _run(candidates[index], self.judged[index], key, stop)
+            if outcome is not None and (best is None or outcome[0] > best[0]):
+                best = (outcome[0], index, *outcome[1:])
         if stop.is_set():
             # The runs so far may not be published: how many finished is not a random number.
             return None
@@ -94,7 +94,7 @@ def prepare_selection(
     if "seed" in plan.keys:
         raise ValueError("select-privately gives each run a seed of its own: leave out seed")
     candidates = _candidates(plan)
-    judged = [each.evaluation_plan(*score) for each in candidates]
+    judged = [experiment.evaluation_plan(*score) for experiment in candidates]
     report = _selection_report(runs, candidates, judged)
     if candidates[0].config.hides_noise:
         report = report.of_secret_seed()
@@ -107,21 +107,21 @@ def prepare_selection(
 def _candidates(plan: SweepRuns) -> list[Experiment]:
     """Prepare all runs, and check that each may be published."""
     by_run = experiments_of(families_of(plan))
-    found = [experiment for _, experiment in sorted(by_run.items())]
-    for experiment in found:
+    experiments = [experiment for _, experiment in sorted(by_run.items())]
+    for experiment in experiments:
         if why := no_guarantee(experiment.planned()):
             raise ValueError(f"a candidate has no guarantee: {why}")
         if not validates(experiment.simulation):
             raise ValueError("select-privately needs rows to validate on: validation-fraction")
     shared = {
-        "delta": {experiment.delta for experiment in found},
-        "number of clients": {experiment.simulation.num_clients for experiment in found},
-        "sampling": {experiment.simulation.sampler.scheme.kind for experiment in found},
+        "delta": {experiment.delta for experiment in experiments},
+        "number of clients": {experiment.simulation.num_clients for experiment in experiments},
+        "sampling": {experiment.simulation.sampler.scheme.kind for experiment in experiments},
     }
     for name, values in shared.items():
         if len(values) > 1:
             raise ValueError(f"candidates must have one {name}, got {sorted(values)}")
-    return found
+    return experiments
 
 
 def _selection_report(
@@ -130,29 +130,37 @@ def _selection_report(
     judged: Sequence[EvaluationPlan],
 ) -> Report:
     charges = [
-        [*each.simulation.prepared, each.planned(), plan.spend(each.simulation.num_clients)]
-        for each, plan in zip(candidates, judged, strict=True)
+        [
+            *candidate.simulation.prepared,
+            candidate.planned(),
+            plan.spend(candidate.simulation.num_clients),
+        ]
+        for candidate, plan in zip(candidates, judged, strict=True)
     ]
     first = candidates[0]
     epsilon = selection.epsilon(runs, charges, first.delta)
-    public = [s for each in candidates for s in (*each.simulation.public, *each.config.public)]
+    public = [
+        s
+        for candidate in candidates
+        for s in (*candidate.simulation.public, *candidate.config.public)
+    ]
 
     def guarantee(of_run: Guarantee) -> Guarantee:
-        known = of_run.adjacency == "zero_out"
+        is_zero_out = of_run.adjacency == "zero_out"
         return dataclasses.replace(
             of_run,
-            epsilon=epsilon if known else None,
+            epsilon=epsilon if is_zero_out else None,
             accountant="rdp_selection",
-            status="upper_bound" if known else "none",
+            status="upper_bound" if is_zero_out else "none",
             assumptions=tuple(dict.fromkeys((*of_run.assumptions, *public, _ASSUMED))),
-            reason="" if known else _UNREPLACED,
+            reason="" if is_zero_out else _UNREPLACED,
         )
 
     of_first = first.simulation.guarantee(first.init(), first.delta).guarantees
     # The theorem gives examples no ε here.
-    found = tuple(guarantee(each) for each in of_first if each.unit == "client")
+    guarantees = tuple(guarantee(of_client) for of_client in of_first if of_client.unit == "client")
     # Draws of a secret number of keys.
-    return Report(found, first.delta, draws=(draws_of(_of_all_runs(first.config.seed), 1),))
+    return Report(guarantees, first.delta, draws=(draws_of(_of_all_runs(first.config.seed), 1),))
 
 
 def _of_all_runs(seed: int) -> jax.Array:

@@ -433,7 +433,7 @@ class RunConfig(Table):
 
     def given(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults."""
-        return {n: each for n, each in self.values.items() if each != self.keys[n].default}
+        return {n: value for n, value in self.values.items() if value != self.keys[n].default}
 
     def replace(self, **changes: Any) -> "RunConfig":
         """Return the settings with changes, which may name other parts.
@@ -531,12 +531,12 @@ class RunConfig(Table):
 
     def __post_init__(self) -> None:
         """Check settings against each other; the library checks hyperparameters."""
-        for one, other in EXCLUSIVE:
-            first, second = self.get(one), self.get(other)
+        for key, other in EXCLUSIVE:
+            first, second = self.get(key), self.get(other)
             if first is not None and second is not None:
                 raise ValueError(
-                    f"{flag(one)} and {flag(other)} exclude each other: give one of them, got "
-                    f"{flag(one)} {first} and {flag(other)} {second}"
+                    f"{flag(key)} and {flag(other)} exclude each other: give one of them, got "
+                    f"{flag(key)} {first} and {flag(other)} {second}"
                 )
         for name in ("epsilon", "budget_epsilon"):
             value = self.get(name)
@@ -551,7 +551,7 @@ class RunConfig(Table):
         noise = private or (self.get("noise_multiplier") or 0) > 0
         consumes = self.get("passes") is not None and not self.system.one_minibatch
         releases = self.get("evaluate_privately") is not None and self.patience is not None
-        given = self.given()
+        explicit = self.given()
         contradictions = {
             f"clip must be finite where epsilon is, got {self.get('clip')}":
                 private and self.get("clip") == math.inf,
@@ -563,7 +563,7 @@ class RunConfig(Table):
             "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
             "releases are covered by a budget alone": releases and not self.get("budget_epsilon"),
             "evaluation-largest has no effect without evaluate-privately":
-                "evaluation_largest" in given and "evaluate_privately" not in given,
+                "evaluation_largest" in explicit and "evaluate_privately" not in explicit,
             "scale-noise has no effect without scale private":
                 self.get("scale_noise") is not None and self.get("scale") != "private",
             "hidden must hold at least one width, got none": self.get("hidden", (1,)) == (),
@@ -606,19 +606,19 @@ def layered(*layers: Layer, without: Mapping[str, str] = {}) -> RunConfig:
 
     Settings in `without` are not read, for the reason there: they have their defaults.
     """
-    given, places, notes = {}, {}, []
+    merged, places, notes = {}, {}, []
     for layer in reversed(layers):
         with in_file(layer.path):
             check_parts(layer.values)
     for layer in layers:
-        given = displaced(given, layer.values) | dict(layer.values)
+        merged = displaced(merged, layer.values) | dict(layer.values)
         places |= dict.fromkeys(layer.values, layer.path)
-    table = table_of(given)
+    table = table_of(merged)
     for layer in reversed(layers):
         if layer.unread == "left out":
             continue
         with in_file(layer.path):
-            left = unread(layer.values, given)
+            left = unread(layer.values, merged)
             for name in without.keys() & layer.values.keys() & table.keys.keys():
                 if layer.values[name] != table.keys[name].default:
                     left.append(f"{flag(name)} {without[name]}")
@@ -628,38 +628,38 @@ def layered(*layers: Layer, without: Mapping[str, str] = {}) -> RunConfig:
                 notes.append(f"{layer.path}: {'; '.join(left)}")
     values = {}
     for name, setting in table.keys.items():
-        if name in given and name not in without:
+        if name in merged and name not in without:
             with in_file(places[name]):
-                values[name] = setting.convert(given[name])
+                values[name] = setting.convert(merged[name])
         elif setting.required:
             raise ValueError(f"{flag(name)} must be given: {setting.help or 'it has no default'}")
         else:
             values[name] = setting.default
-    files = {places[name] for name in given}
+    files = {places[name] for name in merged}
     with in_file(files.pop() if len(files) == 1 else None):
         return RunConfig(**vars(table), values=values, notes=tuple(notes))
 
 
-def excluded(given: Mapping[str, Any]) -> set[str]:
+def excluded(settings: Mapping[str, Any]) -> set[str]:
     """Return the settings that exclude some of the given ones."""
-    set_ = {name for name, value in given.items() if value is not None}
+    set_ = {name for name, value in settings.items() if value is not None}
     return {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in set_}
 
 
-def displaced(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def displaced(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without those that exclude some of the given ones."""
-    left_out = excluded(given)
+    left_out = excluded(overrides)
     return {name: value for name, value in settings.items() if name not in left_out}
 
 
-def table_of(given: Mapping[str, Any]) -> Table:
-    """Compose the keys of a run from the parts that `given` names, as typed or converted."""
+def table_of(settings: Mapping[str, Any]) -> Table:
+    """Compose the keys of a run from the parts that `settings` names, as typed or converted."""
     from fedjaxsim.hyperparameters import compose
 
-    names = names_of(given)
+    names = names_of(settings)
     parts = {role: part_of(role, name) for role, name in names.items()}
-    records = compose(part.records(given) for part in parts.values())
-    event = parts["mechanism"].event_kind(given)
+    records = compose(part.records(settings) for part in parts.values())
+    event = parts["mechanism"].event_kind(settings)
     return _composed(tuple(names.items()), tuple(records.items()), event)
 
 
@@ -708,21 +708,23 @@ _SHOWN = 6
 """Names that fit into a message."""
 
 
-def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str] = ()) -> list[str]:
-    """Return the reasons for which settings have no effect on a run with the settings `given`.
+def unread(
+    names: Iterable[str], settings: Mapping[str, Any], other_names: Iterable[str] = ()
+) -> list[str]:
+    """Return the reasons for which settings `names` have no effect on a run with `settings`.
 
-    A name that no part of any run has is a ValueError with the nearest one, maybe of `others`.
+    A name that no part of any run has is a ValueError with the nearest one, maybe of `other_names`.
     """
-    table, known = table_of(given), readers()
+    table, readers_by_name = table_of(settings), readers()
     parts, reasons = table.parts, []
     for name in names:
         if name in table.keys:
             continue
-        if name not in known:
-            raise ValueError(unknown(name, [*table.keys, *known, *others]))
+        if name not in readers_by_name:
+            raise ValueError(unknown(name, [*table.keys, *readers_by_name, *other_names]))
         # A role that the run lacks says the most, else the one with most parts that read it.
         role, choices = max(
-            known[name].items(), key=lambda item: (item[0] not in parts, len(item[1]))
+            readers_by_name[name].items(), key=lambda item: (item[0] not in parts, len(item[1]))
         )
         if role not in parts:
             without = f"without {role} {' or '.join(choices)}"
@@ -742,9 +744,9 @@ def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str]
     return reasons
 
 
-def unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
+def unknown(name: str, allowed: Iterable[str], kind: str = "setting") -> str:
     """Return the message about an unknown name, with the nearest known one."""
-    names = {flag(each) for each in known}
+    names = {flag(spelling) for spelling in allowed}
     meant = flag(ALIASES.get(name, ""))
     close = [meant] if meant in names else difflib.get_close_matches(flag(name), sorted(names), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -754,8 +756,8 @@ def unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
 @functools.cache
 def readers() -> Mapping[str, Mapping[str, list[str]]]:
     """Return the parts of the package that read each setting, by role."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for part in (part_of(role, name) for role, known in ROLES.items() for name in known.known):
+    by_name: dict[str, dict[str, list[str]]] = {}
+    for part in (part_of(role, name) for role, choices in ROLES.items() for name in choices.known):
         records = part.all_records
         read = {record.name for record in records}, part.event_kind({})
         grouped = [
@@ -765,5 +767,5 @@ def readers() -> Mapping[str, Mapping[str, list[str]]]:
             for setting in group.keys
         ]
         for name in dict.fromkeys([*part.settings, *(r.name for r in records), *grouped]):
-            found.setdefault(name, {}).setdefault(part.role, []).append(part.name)
-    return found
+            by_name.setdefault(name, {}).setdefault(part.role, []).append(part.name)
+    return by_name

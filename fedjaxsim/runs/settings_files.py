@@ -34,11 +34,11 @@ def read_toml(path: Path) -> RunConfig:
 
 def check_flags(names: Iterable[str], without: Mapping[str, str]) -> None:
     """Refuse flags that a command does not read, `without` with the reason, or that have none."""
-    known = static_keys()
+    settings = static_keys()
     for name in names:
         if name in without:
             raise ValueError(f"{flag(name)} {without[name]}")
-        if name in known and not known[name].has_flag:
+        if name in settings and not settings[name].has_flag:
             raise ValueError(f"{flag(name)} is for files alone")
 
 

@@ -89,7 +89,7 @@ def prepare_run(
     elif experiment.simulation.algorithm.warm_start.required:
         raise ValueError(f"algorithm {config.algorithm} starts from another run: give --from DIR")
     directory = None
-    found = _find_loggers(loggers, out)
+    factories = _find_loggers(loggers, out)
     if out is not None:
         directory = RunDirectory.create(out, overwrite=overwrite)
     _agree_on_files(directory)
@@ -98,7 +98,7 @@ def prepare_run(
     if begin is not None and begin.privacy.limit is None:
         spent = spent_in_all(experiment, begin)
         warnings += warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-    return PreparedRun(stage, found, warnings)
+    return PreparedRun(stage, factories, warnings)
 
 
 def _find_loggers(names: Sequence[str], out: Path | None) -> dict[str, Factory]:
@@ -118,12 +118,12 @@ def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
     ours["from"] = None if start is None else str(start)
     other = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if other:
-        known = ", ".join(
+        differences = ", ".join(
             f"{flag(name)} {theirs.get(name)} there and {ours.get(name)} here" for name in other[:3]
         )
         more = f", and {len(other) - 3} others" if len(other) > 3 else ""
         raise ValueError(
-            f"{out} already holds a run with other settings ({known}{more}): choose another "
+            f"{out} already holds a run with other settings ({differences}{more}): choose another "
             "directory or say --overwrite"
         )
 
@@ -132,7 +132,7 @@ def prepare_resume(
     path: Path, rounds: int | None = None, *, loggers: Sequence[str] = (), quiet: bool = False
 ) -> PreparedRun:
     """Check that a run can resume, to a total of `rounds`."""
-    directory, found = RunDirectory(path), _find_loggers(loggers, path)
+    directory, factories = RunDirectory(path), _find_loggers(loggers, path)
     tables = directory.config()
     if processes.is_first():
         store.lock_folder(path)
@@ -198,7 +198,7 @@ def prepare_resume(
         warnings.append(
             f"{last.file} was written with {other}: numbers may differ in their last digits"
         )
-    return PreparedRun(stage, found, warnings)
+    return PreparedRun(stage, factories, warnings)
 
 
 def warn_above(asked: float, spent: float, who: str) -> list[str]:

@@ -83,10 +83,10 @@ class SweepFile(NamedTuple):
         options = dataclasses.replace(self.options, **{name: changes[name] for name in names})
         changes = {name: value for name, value in changes.items() if name not in names}
         check_parts({k: v for k, v in changes.items() if not isinstance(v, list)})
-        given = {k: of for k, of in changes.items() if isinstance(of, list)}
-        keys = self.settings_of_runs(changes) if given.keys() - {*ROLES, "seed"} else {}
-        whole = [k for k, of in given.items() if k in keys and _is_one_value(keys[k], of)]
-        axes = lists({k: of for k, of in given.items() if k not in whole}, "the flags")
+        listed = {k: of for k, of in changes.items() if isinstance(of, list)}
+        keys = self.settings_of_runs(changes) if listed.keys() - {*ROLES, "seed"} else {}
+        list_values = [k for k, of in listed.items() if k in keys and _is_one_value(keys[k], of)]
+        axes = lists({k: of for k, of in listed.items() if k not in list_values}, "the flags")
         values = {name: value for name, value in changes.items() if name not in axes}
         base = dict(self.base)
         if "data" in values:
@@ -94,8 +94,8 @@ class SweepFile(NamedTuple):
             base = {name: value for name, value in base.items() if name not in left}
 
         def rest(settings: Values) -> dict[str, Any]:
-            kept = displaced(settings, changes)
-            return {k: v for k, v in kept.items() if k.replace("-", "_") not in changes}
+            remaining = displaced(settings, changes)
+            return {k: v for k, v in remaining.items() if k.replace("-", "_") not in changes}
 
         tables = [rest(table) | axes for table in self.tables]
         boxes = [rest(box) if isinstance(box, Mapping) else box for box in self.boxes]
@@ -106,12 +106,12 @@ class SweepFile(NamedTuple):
         """Return the settings that the parts of its runs have, with parts of `changes`."""
         names = {role: changes.get(role, self.parts(role)) for role in ROLES}
         parts = {role: of if isinstance(of, list) else [of] for role, of in names.items() if of}
-        found = dict[str, Setting]()
+        settings = dict[str, Setting]()
         for combined in itertools.product(*parts.values()):
             run = dict(zip(parts, combined, strict=True))
             check_parts(run)
-            found |= table_of({**self.base, **run}).keys
-        return found
+            settings |= table_of({**self.base, **run}).keys
+        return settings
 
     def parts(self, role: str) -> list[str]:
         """Return the names of the parts that its settings give a role."""
@@ -122,15 +122,17 @@ class SweepFile(NamedTuple):
 
 def read_file(path: Path) -> SweepFile:
     """Read the content of a sweep's file."""
-    whole = content(path)
+    file_content = content(path)
     with in_file(path):
-        search, tables = whole.pop("search", None), _tables(whole.pop("sweep", None))
+        search, tables = file_content.pop("search", None), _tables(file_content.pop("sweep", None))
         boxes = [table.pop("search", [{}])[0] for table in tables]
-        base = dict(entries(whole, REFUSED))
-        known = settings_of(SweepOptions)
-        given = {name: known[name].convert(base.pop(name)) for name in [*base] if name in known}
+        base = dict(entries(file_content, REFUSED))
+        options = settings_of(SweepOptions)
+        option_values = {
+            name: options[name].convert(base.pop(name)) for name in [*base] if name in options
+        }
         check_parts(base)
-        return SweepFile(base, SweepOptions(**given), tables, boxes, search)
+        return SweepFile(base, SweepOptions(**option_values), tables, boxes, search)
 
 
 def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
@@ -146,16 +148,16 @@ def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
 
 def _is_one_value(setting: Setting, values: list[Any]) -> bool:
     """Return whether a list is a value of a setting that holds several, and not some of them."""
-    return setting.item is not None and not any(isinstance(each, list | tuple) for each in values)
+    return setting.item is not None and not any(isinstance(value, list | tuple) for value in values)
 
 
 def lists(table: Values, place: str) -> dict[str, list[Any]]:
     """Return the values of each key, none of them twice: a run counts once."""
-    found = {name: of if isinstance(of, list) else [of] for name, of in table.items()}
-    for name, values in found.items():
+    values_by_key = {name: of if isinstance(of, list) else [of] for name, of in table.items()}
+    for name, values in values_by_key.items():
         if not values:
             raise ValueError(f"{flag(name)} in {place} must list at least one value, got []")
         for number, value in enumerate(values):
             if value in values[:number]:
                 raise ValueError(f"{flag(name)} in {place} lists {value!r} twice")
-    return found
+    return values_by_key

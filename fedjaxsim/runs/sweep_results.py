@@ -112,10 +112,10 @@ class SweepDirectory:
         names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
         if (path / SWEEP).is_file() and not overwrite:
-            found = None
+            earlier_fingerprint = None
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                found = read_tables(path / SWEEP)["resolved"]["fingerprint"]
-            if found != sweep.fingerprint:
+                earlier_fingerprint = read_tables(path / SWEEP)["resolved"]["fingerprint"]
+            if earlier_fingerprint != sweep.fingerprint:
                 what = f"{path} holds another sweep, or a damaged sweep.toml"
                 raise ValueError(f"{what}: choose another directory or say --overwrite")
         resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs)}
@@ -281,7 +281,7 @@ def runs_of_sweep(table: pa.Table, columns: Sequence[str], config: Record) -> li
     `config` holds the settings that all runs start from. The table's metadata have the records of
     the metrics; the package's are those of a table without.
     """
-    found, stated = [], (table.schema.metadata or {}).get(_METRICS)
+    runs, stated = [], (table.schema.metadata or {}).get(_METRICS)
     try:
         metrics = METRICS if stated is None else metrics_from_tables(json.loads(stated))
     except ValueError as error:
@@ -289,12 +289,12 @@ def runs_of_sweep(table: pa.Table, columns: Sequence[str], config: Record) -> li
     for index, rows in itertools.groupby(table.to_pylist(), key=lambda row: row["run"]):
         rows = list(rows)
         swept = {name: rows[0][name] for name in columns}
-        given = {name: value for name, value in swept.items() if value is not None}
+        run_values = {name: value for name, value in swept.items() if value is not None}
         swept.pop("seed", None)
-        seed = given.get("seed", config.get("seed", 0))
-        settings = {**config, **given}
-        found.append(Run(str(index), swept, seed, rows, settings, metrics=metrics))
-    return found
+        seed = run_values.get("seed", config.get("seed", 0))
+        settings = {**config, **run_values}
+        runs.append(Run(str(index), swept, seed, rows, settings, metrics=metrics))
+    return runs
 
 
 # --- the report -----------------------------------------------------------------------------------
@@ -326,13 +326,13 @@ def best_of(sweep: SweepRuns, runs: Sequence[Run]) -> Best:
     asked = sweep.runs[0].judged_by
     metric = default_metric(runs) if asked is None else f"test_{asked}"
     keys = [name for name in sweep.columns if name != "seed"]
-    others = [key for key in keys if key not in sweep.best_over]
-    rows = last(envelope(runs, keys, sweep.best_over, metric), others)
+    row_keys = [key for key in keys if key not in sweep.best_over]
+    rows = last(envelope(runs, keys, sweep.best_over, metric), row_keys)
     choice = sweep.choice
     if not choice and any(row["runs"] > row["seeds"] for row in rows):
         judged = selection_column(runs, metric)
         choice = CHOSEN_ON_TEST if judged == metric else CHOSEN_ON_VALIDATION
-    return Best(metric, [*others, *sweep.best_over], rows, choice)
+    return Best(metric, [*row_keys, *sweep.best_over], rows, choice)
 
 
 def write_report(
@@ -358,16 +358,20 @@ def write_report(
     draws: dict[Any, list[int]] = {}
     charged: dict[Any, list[int]] = {}
     for run in finished:
-        one = experiments[run]
-        simulation, z = one.simulation, np.float32(one.noise_multiplier).item()
+        experiment = experiments[run]
+        simulation, z = experiment.simulation, np.float32(experiment.noise_multiplier).item()
         scheme = simulation.sampler.scheme
         lost = (PrivacySpend(scheme, ChecksSkipped(reason=_NO_LEDGER), (), overflowed=True),)
-        public = (*one.config.public, *simulation.public, *simulation.assumed_of(one.hparams))
+        public = (
+            *experiment.config.public,
+            *simulation.public,
+            *simulation.assumed_of(experiment.hparams),
+        )
         charges = ledgers.get(run, lost)
-        sent = simulation.bytes_sent(one.hparams)
-        key = (charges, z, one.delta, public, simulation.num_clients, sent)
+        sent = simulation.bytes_sent(experiment.hparams)
+        key = (charges, z, experiment.delta, public, simulation.num_clients, sent)
         charged.setdefault(key, []).append(run)
-        for drawn in one.draws():
+        for drawn in experiment.draws():
             draws.setdefault(drawn, []).append(run)
     reports = [
         report(charges, delta, assumed=[*public, SHARED_SEED])
@@ -375,8 +379,8 @@ def write_report(
     ]
     guarantees = [
         {"runs": alike, "noise_multiplier": z, "clients": m, "bytes_sent": sent,
-         "guarantee": found.to_json()}
-        for found, ((_, z, _, _, m, sent), alike) in zip(reports, charged.items(), strict=True)
+         "guarantee": shared.to_json()}
+        for shared, ((_, z, _, _, m, sent), alike) in zip(reports, charged.items(), strict=True)
     ]  # fmt: skip
     content = {
         "summary": summary,
@@ -393,10 +397,10 @@ def advise_on_noise(runs: Sequence[Run], experiments: Mapping[int, Experiment]) 
     """Return a sentence for each algorithm whose other message would leave less noise."""
     advised: dict[str, list[str]] = {}
     for run in runs:
-        one = experiments[int(run.name)]
-        advice = one.simulation.advise_on_noise(one.hparams, one.config.rounds)
+        experiment = experiments[int(run.name)]
+        advice = experiment.simulation.advise_on_noise(experiment.hparams, experiment.config.rounds)
         if advice:
-            advised.setdefault(f"{one.config.algorithm}: {advice}", []).append(run.name)
+            advised.setdefault(f"{experiment.config.algorithm}: {advice}", []).append(run.name)
     return tuple(f"{text} ({len(names)} runs)." for text, names in advised.items())
 
 
@@ -422,10 +426,10 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict
     keys = [key for key in sweep.columns if key != "seed"]
     varied = [key for key in keys if len({run.settings[key] for run in runs}) > 1]
     noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
-    others = [key for key in varied if key not in noise]
-    order = (*_FIRST_CURVES, *others)
-    lines = sorted((key for key in others if key not in sweep.best_over), key=order.index)
-    lines = lines or others[:1]
+    varied_settings = [key for key in varied if key not in noise]
+    order = (*_FIRST_CURVES, *varied_settings)
+    lines = sorted((key for key in varied_settings if key not in sweep.best_over), key=order.index)
+    lines = lines or varied_settings[:1]
     while len(lines) > 1 and len(grouped(runs, lines, Run.setting)) > _MOST_CURVES:
         lines.pop()
     shown = [*noise, *lines]
@@ -433,20 +437,20 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict
     is_choice = any(row["runs"] > row["seeds"] for row in best)
     over = ", ".join(key_label(key) for key in varied if is_choice and key not in shown)
     seeds = len({run.seed for run in runs})
-    several = f"mean of {seeds} seeds" if seeds > 1 else ""
+    mean_of_seeds = f"mean of {seeds} seeds" if seeds > 1 else ""
     titles = dict.fromkeys(algorithm_title(run.algorithm) for run in sweep.runs)
     data = dict.fromkeys(data_name(run.data) for run in sweep.runs)
     deltas = {run.rows[-1]["delta"] for run in runs if run.rows[-1]["epsilon"]}
     delta = f"δ = {number(deltas.pop())}" if len(deltas) == 1 else ""
     subject = f"{', '.join(titles)} on {', '.join(data)}"
-    about = [subject, delta, over and f"best over {over}", several]
+    about = [subject, delta, over and f"best over {over}", mean_of_seeds]
     title = "; ".join(filter(None, about))
     in_panels = _in_every_panel(best, noise)
     how: dict[str, Any] = {"lines": lines, "title": title, "metrics": metrics_of(runs)}
     figures = {"envelopes.png": envelope_figure(in_panels, panels=noise, **how)}
-    ends = last(best, shown)
-    if noise and len({row["epsilon"] for row in ends} - {0}) > 1:
-        figures["trade_off.png"] = trade_off_figure(ends, **how)
+    final_rows = last(best, shown)
+    if noise and len({row["epsilon"] for row in final_rows} - {0}) > 1:
+        figures["trade_off.png"] = trade_off_figure(final_rows, **how)
     return figures
 
 

@@ -111,7 +111,7 @@ class SweepRuns:
         columns = []
         for key in self.keys:
             pairs = zip(self.runs, self.given, strict=True)
-            cells = [_cell(run.get(key)) if key in given else None for run, given in pairs]
+            cells = [_cell(run.get(key)) if key in set_keys else None for run, set_keys in pairs]
             words = any(isinstance(cell, str) for cell in cells)
             columns.append([str(c) if words and c is not None else c for c in cells])
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -122,7 +122,7 @@ class SweepRuns:
         Runs of a program differ in hyperparameters, schedules and seeds alone; those of one seed
         share data, cohorts and minibatches. Clipped and unclipped runs share a program.
         """
-        found: dict[Any, dict[int, list[int]]] = {}
+        by_kind: dict[Any, dict[int, list[int]]] = {}
         for index, run in enumerate(self.runs):
             arrays = {*hyperparameters_of(run), "noise_schedule", "seed"}
             # Schedules, and lists of clients' values, are arrays of one shape; others are numbers.
@@ -131,8 +131,8 @@ class SweepRuns:
             if run.counts_rows and run.partition_seed is None:
                 kind.append(run.seed)  # from which numbers of rows follow
             kind += [(name, value) for name, value in run.values.items() if name not in arrays]
-            found.setdefault(tuple(kind), {}).setdefault(run.seed, []).append(index)
-        return [[tuple(group) for group in of_seeds.values()] for of_seeds in found.values()]
+            by_kind.setdefault(tuple(kind), {}).setdefault(run.seed, []).append(index)
+        return [[tuple(group) for group in of_seeds.values()] for of_seeds in by_kind.values()]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -141,8 +141,8 @@ class SweepRuns:
         The metric that judges them is not among it: it may change when they are computed.
         """
         runs = [
-            [{k: v for k, v in run.settings().items() if k != "metric"}, sorted(given)]
-            for run, given in zip(self.runs, self.given, strict=True)
+            [{k: v for k, v in run.settings().items() if k != "metric"}, sorted(set_keys)]
+            for run, set_keys in zip(self.runs, self.given, strict=True)
         ]
         return settings_digest(self.keys, runs)
 
@@ -207,24 +207,24 @@ def resolve_sweep(
     unread_ += [(key, table, "is swept") for table in tables for key in table if key not in swept]
     for key, table, where in unread_:
         raise _unread(key, base, table, where)
-    given = tuple(map(frozenset, runs.values()))
+    set_keys = tuple(map(frozenset, runs.values()))
     unread = _unread_by(base, tuple(runs))
-    return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given, unread)
+    return SweepRuns(base, options, tuple(tables), keys, tuple(runs), set_keys, unread)
 
 
 def _unread_by(base: Values, runs: Sequence[RunConfig]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the settings of `base` that matter to some runs and that others do not read."""
     varied = [role for role in ROLES if len({run.get(role) for run in runs}) > 1]
-    found = {}
+    parts_by_name = {}
     for name in base:
         readers = [run for run in runs if name in run.values]
         if all(run.values[name] == run.keys[name].default for run in readers):
             continue
-        others = [run for run in runs if name not in run.values]
-        parts = [" ".join(short_name(str(run.get(role))) for role in varied) for run in others]
+        other_runs = [run for run in runs if name not in run.values]
+        parts = [" ".join(short_name(str(run.get(role))) for role in varied) for run in other_runs]
         if parts:
-            found[name] = tuple(dict.fromkeys(parts))
-    return tuple(found.items())
+            parts_by_name[name] = tuple(dict.fromkeys(parts))
+    return tuple(parts_by_name.items())
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -243,8 +243,8 @@ def _unread(name: str, settings: Values, table: Table, where: str) -> ValueError
     first = {**settings, **{key: values[0] for key, values in table.items()}}
     reasons = unread([name], first, settings_of(SweepOptions))
     if not reasons:
-        others = " and ".join(flag(other) for other in table if name in excluded({other: True}))
-        reasons = [f"{flag(name)} and {others} exclude each other"]
+        excluding = " and ".join(flag(other) for other in table if name in excluded({other: True}))
+        reasons = [f"{flag(name)} and {excluding} exclude each other"]
     return ValueError(f"no run reads what {where}: {reasons[0]}")
 
 
@@ -293,7 +293,7 @@ class Search:
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
         """All points of all combinations, each combination's together."""
-        found = []
+        candidates = []
         for table, box in zip(self.tables, self.boxes, strict=True):
             seeds = tuple(table.get("seed", (self.base.get("seed", 0),)))
             if twice := sorted({*seeds} & {*self.seeds}):
@@ -303,29 +303,33 @@ class Search:
                 place = dict(zip(names, values, strict=True))
                 run = _run(self.base, place)
                 place = {key: run.get(key) for key in place if key in run.keys}
-                if any(each.place == place for each in found):
+                if any(candidate.place == place for candidate in candidates):
                     continue  # what one system does not read is no other combination of it
                 read = {
                     key: tuple(map(run.keys[key].convert, of))
                     for key, of in box.items()
                     if key in run.keys and key not in place
                 }
-                found += [Candidate(place, point, seeds) for point in self._points(run, read)]
-        unread = {key for key in self.keys if not any(key in each.point for each in found)}
+                candidates += [Candidate(place, point, seeds) for point in self._points(run, read)]
+        unread = {
+            key for key in self.keys if not any(key in candidate.point for candidate in candidates)
+        }
         if unread:
             raise ValueError(f"no run reads {flag(min(unread))}, which [search] names")
-        return tuple(found)
+        return tuple(candidates)
 
     def _points(self, run: RunConfig, box: Table) -> list[dict[str, Any]]:
         """Return the points of one combination."""
         if not box:
             return [{}]
         if self.points is None:
-            return [dict(zip(box, each, strict=True)) for each in itertools.product(*box.values())]
+            return [
+                dict(zip(box, values, strict=True)) for values in itertools.product(*box.values())
+            ]
         from scipy.stats import qmc
 
         scales = {record.name: record.scale for record in run.records.values()}
-        ends = []
+        bounds = []
         for key, values in box.items():
             if key not in scales:
                 raise ValueError(f"{flag(key)} in [search] is no hyperparameter: leave out points")
@@ -336,10 +340,10 @@ class Search:
                     f"{flag(key)} in [search] must be {kind}, the smallest and the largest, got "
                     f"{list(values)}"
                 )
-            ends.append(np.log(values) if is_log else np.array(values))
+            bounds.append(np.log(values) if is_log else np.array(values))
         # Its first point is a corner of the box.
         sequence = qmc.Halton(len(box), scramble=False).fast_forward(1)
-        low, high = np.array(ends).T
+        low, high = np.array(bounds).T
         places = low + (high - low) * sequence.random(self.points)
         return [
             {
@@ -351,24 +355,28 @@ class Search:
 
     def tuning(self) -> SweepRuns:
         """Return the runs that choose, evaluated at their end."""
-        tables = [each.table(self.seeds) for each in self.candidates]
+        tables = [candidate.table(self.seeds) for candidate in self.candidates]
         rounds = max(run.rounds for run in self._resolve(tables).runs)
         return self._resolve(tables, eval_every=rounds)
 
     def chosen(self, best: Sequence[Values], metric: str) -> SweepRuns:
         """Return the runs of the best candidates, whose values by column are in `best`."""
-        columns = {name for each in self.candidates for name in each.columns}
-        found = [{k: v for k, v in row.items() if k in columns and v is not None} for row in best]
-        kept = [each for each in self.candidates if each.columns in found]
-        if not kept:
+        columns = {name for candidate in self.candidates for name in candidate.columns}
+        chosen_values = [
+            {k: v for k, v in row.items() if k in columns and v is not None} for row in best
+        ]
+        chosen = [candidate for candidate in self.candidates if candidate.columns in chosen_values]
+        if not chosen:
             raise ValueError("no point of the search has finite values with all of its seeds")
-        counts = {sum(each.place == other.place for other in self.candidates) for each in kept}
+        counts = {
+            sum(candidate.place == other.place for other in self.candidates) for candidate in chosen
+        }
         points = " to ".join(map(str, sorted({min(counts), max(counts)})))
         choice = (
             f"{', '.join(map(flag, self.keys))} were chosen for each combination among {points} "
             f"points, by the mean {metric} over seeds {', '.join(map(str, self.seeds))}."
         )
-        plan = self._resolve([each.table(each.seeds) for each in kept])
+        plan = self._resolve([candidate.table(candidate.seeds) for candidate in chosen])
         return dataclasses.replace(plan, choice=choice)
 
     def _resolve(self, tables: Sequence[Table], **changes: Any) -> SweepRuns:
@@ -428,13 +436,13 @@ def _search(file: SweepFile) -> Search:
     common, boxes = file.search, file.boxes
     if not isinstance(common, dict) or not all(isinstance(box, dict) for box in boxes):
         raise ValueError("search must be a table [search], and in a [[sweep]] table {…}")
-    found = dict(entries(common, REFUSED, "[search]: "))
-    points, seeds = found.pop("points", None), found.pop("seeds", None)
+    common_entries = dict(entries(common, REFUSED, "[search]: "))
+    points, seeds = common_entries.pop("points", None), common_entries.pop("seeds", None)
     if points is not None:
         points = Setting("points", int, least=1).convert(points, "points in [search]")
     if not isinstance(seeds, list) or not seeds:
         raise ValueError("[search] needs seeds, a list of those that choose, as in seeds = [1000]")
     lists({"seeds": seeds}, "[search]")
-    every = [found | dict(entries(box, REFUSED, "[search]: ")) for box in boxes]
+    every = [common_entries | dict(entries(box, REFUSED, "[search]: ")) for box in boxes]
     searched = tuple(lists(box, "[search]") for box in every)
     return Search(file.base, file.options, tuple(file.tables), searched, points, tuple(seeds))

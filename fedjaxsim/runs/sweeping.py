@@ -208,16 +208,16 @@ def families_of(
     plan: SweepRuns, say_how_far: Callable[[str], None] = lambda _: None
 ) -> list[Family]:
     """Prepare all runs of a sweep; those of a family share the simulation of its first seed."""
-    found, families = [], plan.families()
+    prepared, families = [], plan.families()
     for groups in families:
-        if found:
-            say_how_far(f"{len(found)} of {len(families)} programs")
+        if prepared:
+            say_how_far(f"{len(prepared)} of {len(families)} programs")
         first = prepare(plan.runs[groups[0][0]])
         check_own_code(first)
-        found.append([
+        prepared.append([
             {run: prepare(plan.runs[run], first.simulation) for run in group} for group in groups
         ])  # fmt: skip
-    return found
+    return prepared
 
 
 def experiments_of(families: list[Family]) -> dict[int, Experiment]:
@@ -293,8 +293,8 @@ def _compiled_ahead(families: Iterator[Iterator[_Chunk]], *, quiet: bool) -> Ite
                 if not waiting:
                     return
                 compiling, chunks = waiting.popleft()
-                for each in compiling:
-                    each.result()
+                for future in compiling:
+                    future.result()
             yield from chunks
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -309,8 +309,8 @@ def _chunks(
     simulation = next(iter(experiments.values())).simulation
     fitting = 1
     if max(map(len, family)) > 1:
-        each = bytes_per_run(simulation, all_hparams[0])
-        fitting = max(1, int(plan.options.memory * _GB // each))
+        run_bytes = bytes_per_run(simulation, all_hparams[0])
+        fitting = max(1, int(plan.options.memory * _GB // run_bytes))
     # The places of a program follow from the plan or from the checkpoint that it resumes, not
     # from the runs left: otherwise a checkpoint would not fit the program that reads it.
     places = max(len(_cut([*group], fitting)[0]) for group in family)

@@ -91,8 +91,8 @@ class Target(NamedTuple):
     def here(cls) -> Self:
         """Return this process's devices."""
         devices = tuple(jax.devices())
-        own = backend.Backend(backend.platform(), backend.memory())
-        return cls(devices[0].device_kind, None, own, devices)
+        device_backend = backend.Backend(backend.platform(), backend.memory())
+        return cls(devices[0].device_kind, None, device_backend, devices)
 
     @classmethod
     def named(cls, name: str, count: int = 1) -> Self:
@@ -100,17 +100,17 @@ class Target(NamedTuple):
         if name in _GPUS:
             extras.require("cuda")
             memory = int(_OF_A_GPU * _GPUS[name]["memory"])
-            found = topologies.get_topology_desc(
+            topology = topologies.get_topology_desc(
                 name, "cuda", target_config=_GPU.format(**_GPUS[name]), topology=f"1x1x{count}"
             )
-            return cls(name, "cuda", backend.Backend("gpu", memory), tuple(found.devices))
+            return cls(name, "cuda", backend.Backend("gpu", memory), tuple(topology.devices))
         extras.require("tpu")
         if count not in _V5E:
             raise ValueError(f"devices must be {', '.join(map(str, _V5E))} for {name}, got {count}")
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # of a machine in Google's cloud
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used
-        found = topologies.get_topology_desc(f"v5e:{_V5E[count]}", "tpu")
-        return cls(name, "tpu", backend.Backend("tpu", _OF_V5E), tuple(found.devices)[:count])
+        topology = topologies.get_topology_desc(f"v5e:{_V5E[count]}", "tpu")
+        return cls(name, "tpu", backend.Backend("tpu", _OF_V5E), tuple(topology.devices)[:count])
 
 
 class Need(NamedTuple):
@@ -153,8 +153,8 @@ def compile_for(
             # Donation is decided for this process's devices, and a warning if they have none.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", UserWarning)
-            several = target.devices if len(target.devices) > 1 else None
-            simulation = dataclasses.replace(simulation, devices=several)
+            sharded_over = target.devices if len(target.devices) > 1 else None
+            simulation = dataclasses.replace(simulation, devices=sharded_over)
         hparams = hparams.as_arrays()
         state = jax.eval_shape(simulation.program.init, seed_key(0), hparams)
         population, program = simulation.population, cast(Any, simulation.transformed)
@@ -162,17 +162,17 @@ def compile_for(
         place = _placing(target, simulation)
         rows: dict[str, Rows] = {}
         for split in ("train", "test"):
-            each = Rows.shapes(population, split, simulation.algorithm)
+            shapes = Rows.shapes(population, split, simulation.algorithm)
             specs: Any = SAME
             if devices > 1:
                 length = devices * pieces_of(population, devices)[1]
                 fields: Any = {
                     name: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype)
-                    for name, leaf in each.fields.items()
+                    for name, leaf in shapes.fields.items()
                 }
-                each = dataclasses.replace(each, fields=fields)
-                specs = specs_of_rows(each)
-            rows[split] = place(each, specs)
+                shapes = dataclasses.replace(shapes, fields=fields)
+                specs = specs_of_rows(shapes)
+            rows[split] = place(shapes, specs)
         # One device keeps a client's state unless their number is not a multiple of the devices'.
         even = simulation.num_clients % devices == 0
         state = place(state, program.specs(state) if devices > 1 and even else SAME)
@@ -189,7 +189,7 @@ def compile_for(
         need = Need(
             rows=bytes_of(rows["train"].fields) // devices
             + bytes_of(rows["train"].frozen)
-            + sum(bytes_of((each.start, each.count)) for each in rows.values()),
+            + sum(bytes_of((split_rows.start, split_rows.count)) for split_rows in rows.values()),
             states=of_clients // devices if even else of_clients,
             server=bytes_of(state) - of_clients,
             rounds=_working(advance),
@@ -200,9 +200,9 @@ def compile_for(
 
 def _placing(target: Target, simulation: Simulation) -> Callable[..., PyTree]:
     """Return `(tree, specs) -> shapes of the tree on the target's devices`."""
-    several = simulation.devices is not None
-    own = target.lowering is None and not several
-    mesh = None if own else mesh_of(target.devices[: None if several else 1], CLIENTS)
+    is_sharded = simulation.devices is not None
+    on_this_device = target.lowering is None and not is_sharded
+    mesh = None if on_this_device else mesh_of(target.devices[: None if is_sharded else 1], CLIENTS)
 
     def one(spec: Any, subtree: PyTree) -> PyTree:
         sharding = None if mesh is None else NamedSharding(mesh, spec)
