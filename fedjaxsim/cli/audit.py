@@ -49,8 +49,8 @@ def audit(
                 seed=settings.seed,
                 on_run=lambda done, _: bar.show(done, ""),
             )
-        found = dataclasses.asdict(result) | {"refuted": result.refuted}
-        print_json(found) if json else print(result)
+        report = dataclasses.asdict(result) | {"refuted": result.refuted}
+        print_json(report) if json else print(result)
         return int(result.refuted)
 
     return work

@@ -41,12 +41,12 @@ def bench(
 
     def work() -> int:
         with doing(f"measuring {experiment.title}", quiet=quiet):
-            found = measure(experiment, repeats)
+            measured = measure(experiment, repeats)
         if json:
-            print_json({"machine": machine(), "settings": settings.settings(), **found})
+            print_json({"machine": machine(), "settings": settings.settings(), **measured})
             return 0
-        speed = Spread(found["rounds_per_second"], *found["rounds_per_second_range"])
-        row = [experiment.title, str(speed), *(number(found[of]) for of in _MEDIANS)]
+        speed = Spread(measured["rounds_per_second"], *measured["rounds_per_second_range"])
+        row = [experiment.title, str(speed), *(number(measured[of]) for of in _MEDIANS)]
         print_rows(["run", "rounds/s", *_MEDIANS.values()], [row])
         return 0
 

@@ -46,20 +46,22 @@ def compare(
 
         check_path(out, (*FORMATS, PAGE, ".tex", ".csv"))
     with doing("reading the runs", quiet=json):
-        found, written = read(runs, metric), b""
-        _ = found.means, found.sentences, found.drawn_twice
+        comparison, written = read(runs, metric), b""
+        _ = comparison.means, comparison.sentences, comparison.drawn_twice
         if out is not None:
-            written = _content(found, out, over)
+            written = _content(comparison, out, over)
 
     def work() -> int:
         if json:
-            assumed = [each.guarantee["assumed"] for each in found.runs]
-            shown = [row | {"assumed": of} for row, of in zip(found.rows, assumed, strict=True)]
-            print_json({"runs": shown, "systems": found.means})
-            if found.drawn_twice:
-                print(found.drawn_twice, file=sys.stderr)
+            assumed = [compared_run.guarantee["assumed"] for compared_run in comparison.runs]
+            shown = [
+                row | {"assumed": of} for row, of in zip(comparison.rows, assumed, strict=True)
+            ]
+            print_json({"runs": shown, "systems": comparison.means})
+            if comparison.drawn_twice:
+                print(comparison.drawn_twice, file=sys.stderr)
         else:
-            print_comparison(found)
+            print_comparison(comparison)
         if out is not None:
             store.write(out, written)
         return 0
@@ -67,21 +69,21 @@ def compare(
     return work
 
 
-def _content(found: "Comparison", out: Path, over: Over) -> bytes:
+def _content(comparison: "Comparison", out: Path, over: Over) -> bytes:
     """Return the content of a file of the runs, in the format of its ending."""
     if out.suffix == PAGE:
-        return _page(found, out, over)
+        return _page(comparison, out, over)
     if out.suffix == ".tex":
-        return "\n".join(table.latex for table in found.tables()).encode()
+        return "\n".join(table.latex for table in comparison.tables()).encode()
     if out.suffix == ".csv":
-        return _csv(found)
+        return _csv(comparison)
     from fedjaxsim.report.figures import comparison_figure
     from fedjaxsim.report.plots import content
 
-    return content(comparison_figure(found.systems, found.shown, over), out.suffix[1:])
+    return content(comparison_figure(comparison.systems, comparison.shown, over), out.suffix[1:])
 
 
-def _page(found: "Comparison", out: Path, over: Over) -> bytes:
+def _page(comparison: "Comparison", out: Path, over: Over) -> bytes:
     """Return the page of the runs, from which relative links lead to their folders."""
     import tomli_w
 
@@ -92,38 +94,48 @@ def _page(found: "Comparison", out: Path, over: Over) -> bytes:
     from fedjaxsim.report.plots import content
     from fedjaxsim.report.results import remarks_on
 
-    pictures = {"Curves": content(comparison_figure(found.systems, found.shown, over))}
+    pictures = {"Curves": content(comparison_figure(comparison.systems, comparison.shown, over))}
     clients = [
-        (each.run.name, each.clients["train_rows"], each.clients[found.column])
-        for each in found.runs
-        if each.clients is not None and {"train_rows", found.column} <= each.clients.keys()
+        (
+            compared_run.run.name,
+            compared_run.clients["train_rows"],
+            compared_run.clients[comparison.column],
+        )
+        for compared_run in comparison.runs
+        if compared_run.clients is not None
+        and {"train_rows", comparison.column} <= compared_run.clients.keys()
     ][:_PANELS]
     if clients:
-        metric = column_metric(found.column, found.metrics)
+        metric = column_metric(comparison.column, comparison.metrics)
         pictures["Clients against their rows"] = content(clients_figure(clients, metric))
     texts = {}
-    for each in found.runs:
-        texts[f"{each.run.name}: guarantee"] = str(Report.from_json(each.guarantee))
-        settings = {name: value for name, value in each.run.config.items() if value is not None}
-        texts[f"{each.run.name}: settings"] = tomli_w.dumps(settings)
-    twice = [found.drawn_twice] if found.drawn_twice else []
+    for compared_run in comparison.runs:
+        texts[f"{compared_run.run.name}: guarantee"] = str(Report.from_json(compared_run.guarantee))
+        settings = {
+            name: value for name, value in compared_run.run.config.items() if value is not None
+        }
+        texts[f"{compared_run.run.name}: settings"] = tomli_w.dumps(settings)
+    twice = [comparison.drawn_twice] if comparison.drawn_twice else []
     return page(
         "Runs",
         "For the person who ran the simulation: metrics are without noise, which no guarantee "
         "covers, and the noise follows from the seed.",
-        found.tables(),
+        comparison.tables(),
         pictures,
-        [*found.sentences, *twice, *remarks_on(found.rows, found.metrics)],
+        [*comparison.sentences, *twice, *remarks_on(comparison.rows, comparison.metrics)],
         texts,
-        {each.run.name: os.path.relpath(each.path, out.parent) for each in found.runs},
+        {
+            compared_run.run.name: os.path.relpath(compared_run.path, out.parent)
+            for compared_run in comparison.runs
+        },
     )
 
 
-def _csv(found: "Comparison") -> bytes:
+def _csv(comparison: "Comparison") -> bytes:
     """Return the summaries of all runs with all digits."""
-    names = dict.fromkeys(name for row in found.rows for name in row)
+    names = dict.fromkeys(name for row in comparison.rows for name in row)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found.rows)
+    writer.writerows(comparison.rows)
     return text.getvalue().encode()

@@ -29,8 +29,8 @@ def data(
       out: New folder to convert into.
       json: Print JSON instead of text.
     """
-    given = settings.given()
-    if other := sorted(given.keys() - settings.data_settings()):
+    changed = settings.given()
+    if other := sorted(changed.keys() - settings.data_settings()):
         raise ValueError(f"{flag(other[0])} has no effect on data")
     if what == "convert" and (out is None or out.exists()):
         raise ValueError(f"out must be a new folder to convert into, got {out}")
@@ -53,26 +53,26 @@ def data(
                 scaled = [*ranges_of(settings.get("range", ()))] if public else None
                 columns = columns_of(spec.path, settings.arguments("data"), scaled)
             population = population_of(settings)
-        found = describe(population)
+        description = describe(population)
         if what == "convert" and out is not None:
             with doing(f"writing {out}", quiet=json):
                 save_folder(out, population)
     except ValueError as error:
-        if columns is None or not any(each["flag"] for each in columns):
+        if columns is None or not any(column["flag"] for column in columns):
             raise
-        found = {"refused": one_line(error)}
+        description = {"refused": one_line(error)}
 
     def work() -> int:
         if json:
-            print_json({"columns": columns or [], "refused": None} | found)
+            print_json({"columns": columns or [], "refused": None} | description)
             return 0
         if columns is not None:
             print(columns_in_words(columns))
-        if "refused" in found:
-            why = in_flags(found["refused"])
+        if "refused" in description:
+            why = in_flags(description["refused"])
             print(f"clients, rows and labels are shown with such flags; without: {why}")
         else:
-            print(in_words(found))
+            print(in_words(description))
         if what == "convert":
             print(f"written to {out}, for --data folder:{out}")
         return 0

@@ -85,11 +85,11 @@ class Command(NamedTuple):
     @property
     def without(self) -> frozenset[str]:
         """The settings of a run that it does not read."""
-        known = unread_by(self.name)
+        unread = unread_by(self.name)
         if hasattr(self.function, "reads_data_alone"):
             of_data = {setting.name for setting in (*DATA, *GROUPS["rows"].keys)}
-            known |= static_keys().keys() - of_data
-        return frozenset(known)
+            unread |= static_keys().keys() - of_data
+        return frozenset(unread)
 
     @property
     def description(self) -> str:
@@ -98,62 +98,64 @@ class Command(NamedTuple):
 
     def arguments(self, flags: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of the function in converted form, but for the settings of a run."""
-        given, left = {}, list(words)
+        arguments, left = {}, list(words)
         for name, setting in self.positionals.items():
             if setting.item is not None:
-                given[name], left = tuple(map(setting.item, left)), []
+                arguments[name], left = tuple(map(setting.item, left)), []
             elif left:
-                given[name] = setting.convert(CommandLineText(left.pop(0)))
+                arguments[name] = setting.convert(CommandLineText(left.pop(0)))
             elif setting.required:
                 allowed = f" ({', '.join(setting.values)})" if setting.values else ""
                 raise ValueError(f"fedjaxsim {self.name} needs {name.upper()}{allowed}")
         if left:
             raise ValueError(f"fedjaxsim {self.name} takes no {left[0]!r}: see --help")
-        missing = [n for n, each in self.flags.items() if each.required and n not in flags]
+        missing = [n for n, setting in self.flags.items() if setting.required and n not in flags]
         if missing:
             needed = ", ".join(f"--{flag(name)}" for name in missing)
             raise ValueError(f"fedjaxsim {self.name} needs {needed}")
         values = {n: s.convert(flags[n]) for n, s in self.flags.items() if n in flags}
         for argument, group in self.groups.items():
             fields = {n: values.pop(n) for n in settings_of(group) if n in values}
-            given[argument] = group(**fields)
-        return given | {self.flags[name].argument: value for name, value in values.items()}
+            arguments[argument] = group(**fields)
+        return arguments | {self.flags[name].argument: value for name, value in values.items()}
 
 
-def split(words: Sequence[str], known: Mapping[str, Setting]) -> tuple[dict[str, Any], list[str]]:
+def split(
+    words: Sequence[str], settings: Mapping[str, Setting]
+) -> tuple[dict[str, Any], list[str]]:
     """Split a command line into flags with their values, by name, and other words.
 
     A flag that is not known may have a value or none. A flag of a list may be repeated.
     """
     flags: dict[str, Any] = {}
-    others: list[str] = []
+    other_words: list[str] = []
     left = list(words)
     while left:
         word = left.pop(0)
         if not word.startswith("-") or word[1:2].isdigit() or word[1:2] == ".":
-            others.append(word)
+            other_words.append(word)
             continue
         name, equals, value = word.removeprefix("--").partition("=")
         if word.removeprefix("--") == word or not name:
             raise ValueError(f"{word} is no flag: a flag is like --rounds 100")
         name = name.replace("-", "_")
-        negated = known.get(name.removeprefix("no_"))
-        again = name in known and known[name].item is not None and name in flags
+        negated = settings.get(name.removeprefix("no_"))
+        again = name in settings and settings[name].item is not None and name in flags
         before = f"{flags[name]}," if again else ""
         follows = bool(left) and not left[0].startswith("--")
         if equals:
             flags[name] = CommandLineText(before + value)
-        elif name in known and known[name].hint is bool:
+        elif name in settings and settings[name].hint is bool:
             flags[name] = True
-        elif name not in known and negated is not None and negated.hint is bool:
+        elif name not in settings and negated is not None and negated.hint is bool:
             flags[negated.name] = False
-        elif follows and (name in known or not left[0].endswith(".toml")):
+        elif follows and (name in settings or not left[0].endswith(".toml")):
             flags[name] = CommandLineText(before + left.pop(0))
-        elif name in known:
+        elif name in settings:
             raise ValueError(f"--{flag(name)} needs a value")
         else:
             flags[name] = True
-    return flags, others
+    return flags, other_words
 
 
 # --- help -----------------------------------------------------------------------------------------
@@ -197,8 +199,8 @@ def show(command: Command, words: Sequence[str]) -> None:
             _show_parts(command, table_of(flags), roles)
             return
     places = [
-        name.upper() if each.required else f"[{name.upper()}]"
-        for name, each in command.positionals.items()
+        name.upper() if setting.required else f"[{name.upper()}]"
+        for name, setting in command.positionals.items()
     ] + ["[CONFIG]"] * command.takes_file
     print(" ".join(["usage: fedjaxsim", command.name, *places, "[--flag VALUE ...]"]))
     print(f"\n{command.description}\n")
@@ -218,10 +220,10 @@ def show(command: Command, words: Sequence[str]) -> None:
         "data": (*DATA, *groups["rows"]),
         "parts and rounds": RUN,
         "a client's round": (*groups["minibatches"], *groups["schedule"]),
-        "privacy": [each for name in privacy for each in groups[name]],
+        "privacy": [setting for name in privacy for setting in groups[name]],
     }
     for title, keys in sections.items():
-        _section(title, (each for each in keys if each.name not in command.without))
+        _section(title, (setting for setting in keys if setting.name not in command.without))
     if "algorithm" not in command.without:
         every = f"all of them: fedjaxsim {command.name} --algorithm NAME --help"
         print(f"\nflags of most parts; {every}")
@@ -240,7 +242,7 @@ def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
             continue
         part = table.parts[role]
         names = [record.name for record in part.all_records] + list(part.settings)
-        groups = [each.name for g in GROUPS.values() if g.role == role for each in g.keys]
+        groups = [setting.name for g in GROUPS.values() if g.role == role for setting in g.keys]
         every = dict.fromkeys((*names, *groups))
         read = [name for name in every if name in table.keys and name not in seen]
         seen.update(read)

@@ -111,11 +111,12 @@ def _tuning(path: Path) -> dict[str, Any]:
 
     row = {"path": str(path), "kind": "tuning"}
     try:
-        found, tuned = read_json(path / _TUNING), path / _TUNED
-        accepted = [step["value"] for step in found["steps"] if step["accepted"]]
+        tuning, tuned = read_json(path / _TUNING), path / _TUNED
+        accepted = [step["value"] for step in tuning["steps"] if step["accepted"]]
         row |= {
-            "rounds": f"{len(found['steps']) - 1} of {found['asked']['steps']} steps",
-            "tuned": found["asked"]["wrt"], "metric_name": found["metric"], "metric": accepted[-1],
+            "rounds": f"{len(tuning['steps']) - 1} of {tuning['asked']['steps']} steps",
+            "tuned": tuning["asked"]["wrt"], "metric_name": tuning["metric"],
+            "metric": accepted[-1],
         }  # fmt: skip
         if tuned.is_file():
             config = read_tables(tuned)

@@ -44,8 +44,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_expected(error: BaseException) -> bool:
     """Return whether an error needs no traceback: of files, memory, or a user's own code."""
-    known = isinstance(error, StorageError) or is_out_of_memory(error)
-    return known or user_code_location(error) is not None
+    is_of_system = isinstance(error, StorageError) or is_out_of_memory(error)
+    return is_of_system or user_code_location(error) is not None
 
 
 def refuse(error: Exception) -> int:
@@ -54,28 +54,28 @@ def refuse(error: Exception) -> int:
     The line names the place of an error in a user's own code; the traceback follows if JAX's
     variable asks for it.
     """
-    said, line, kind, end = one_line(error), user_code_location(error), type(error).__name__, ""
+    sentence, line, kind, end = one_line(error), user_code_location(error), type(error).__name__, ""
     if line is None:
-        said = in_flags(said)
+        sentence = in_flags(sentence)
     if is_out_of_memory(error):
-        found = _ALLOCATION.search(said)
-        said = f"out of memory{'' if found is None else f' at {found[0]}'}; {_SMALLER}"
+        size = _ALLOCATION.search(sentence)
+        sentence = f"out of memory{'' if size is None else f' at {size[0]}'}; {_SMALLER}"
     if kind == "TracerBoolConversionError":
-        said = "`if` or `while` asks for a value that compiled code alone knows: use jnp.where"
+        sentence = "`if` or `while` asks for a value that compiled code alone knows: use jnp.where"
     if line is not None:
-        said = f"your code fails at {line}: {kind}{said and f': {said}'}"
+        sentence = f"your code fails at {line}: {kind}{sentence and f': {sentence}'}"
     elif (
         error.__cause__ is not None
         and (line := user_code_location(error.__cause__))
-        and line not in said
+        and line not in sentence
     ):
         end = f" (at {line})"
-    whole = line is not None and os.environ.get(_FILTERING) == "off"
-    if line is not None and not whole:
+    shows_all = line is not None and os.environ.get(_FILTERING) == "off"
+    if line is not None and not shows_all:
         end += f"; {_FILTERING}=off shows the whole traceback"
-    said = textwrap.shorten(said, _MOST, placeholder=" …") or kind
-    say(f"error: {said.removesuffix('.') if end else said}{end}")
-    if whole:
+    sentence = textwrap.shorten(sentence, _MOST, placeholder=" …") or kind
+    say(f"error: {sentence.removesuffix('.') if end else sentence}{end}")
+    if shows_all:
         traceback.print_exception(error)
     return UNWRITABLE if isinstance(error, StorageError) else 2
 
@@ -85,14 +85,16 @@ def in_flags(text: str) -> str:
 
     Others stay: they are of files, columns, metrics, or a user's own code.
     """
-    known = {*static_keys(), *SETTINGS, *USUAL}
-    known |= {name.replace("-", "_") for role in ROLES.values() for name in role.known}
+    spellings = {*static_keys(), *SETTINGS, *USUAL}
+    spellings |= {name.replace("-", "_") for role in ROLES.values() for name in role.known}
     for part in FOUND.values():
-        known |= {*part.settings, *(record.name for record in part.all_records)}
+        spellings |= {*part.settings, *(record.name for record in part.all_records)}
 
-    def spelled(found: re.Match[str]) -> str:
-        python = found[2] or "_" in found[1]
-        return flag(SETTINGS.get(found[1], found[1])) if python and found[1] in known else found[0]
+    def spelled(match: re.Match[str]) -> str:
+        python = match[2] or "_" in match[1]
+        return (
+            flag(SETTINGS.get(match[1], match[1])) if python and match[1] in spellings else match[0]
+        )
 
     return _NAME.sub(spelled, text)
 

@@ -47,10 +47,10 @@ def plan(
         target = Target.named(device, devices or 1)
     experiment = prepare_with_progress(settings, quiet=json, check_memory=False)
     with doing(f"compiling {experiment.title}", quiet=json):
-        found = planned(experiment, target)
+        memory_plan = planned(experiment, target)
 
     def work() -> int:
-        print_json(found) if json else _print(experiment, found)
+        print_json(memory_plan) if json else _print(experiment, memory_plan)
         return 0
 
     return work
@@ -117,15 +117,19 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _print(experiment: "Experiment", found: dict[str, Any]) -> None:
+def _print(experiment: "Experiment", memory_plan: dict[str, Any]) -> None:
     from fedjaxsim.cli.printing import print_rows
     from fedjaxsim.report.progress import bytes_text
 
-    cohort = f"{found['clients']:,} clients, cohorts of up to {found['cohort']:,}"
-    at_once = f"{found['chunk_size']} at once ({found['chunk_map']})"
+    cohort = f"{memory_plan['clients']:,} clients, cohorts of up to {memory_plan['cohort']:,}"
+    at_once = f"{memory_plan['chunk_size']} at once ({memory_plan['chunk_map']})"
     print(f"{experiment.title}: {cohort}, {at_once}")
-    each = f"each of {found['devices']} " if found["devices"] > 1 else ""
-    rows = [(words, bytes_text(found[name])) for name, words in _WORDS.items() if found[name]]
-    print_rows(("memory", f"{found['placement']}, {each}{found['device']}"), rows)
-    if found["fits"] is not None:
-        print("it fits" if found["fits"] else "it does not fit")
+    share = f"each of {memory_plan['devices']} " if memory_plan["devices"] > 1 else ""
+    rows = [
+        (words, bytes_text(memory_plan[name]))
+        for name, words in _WORDS.items()
+        if memory_plan[name]
+    ]
+    print_rows(("memory", f"{memory_plan['placement']}, {share}{memory_plan['device']}"), rows)
+    if memory_plan["fits"] is not None:
+        print("it fits" if memory_plan["fits"] else "it does not fit")

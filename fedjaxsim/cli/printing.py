@@ -78,25 +78,25 @@ def print_table(
         print(remark)
 
 
-def print_comparison(found: "Comparison") -> None:
+def print_comparison(comparison: "Comparison") -> None:
     """Print the tables of runs and of their means, and what the guarantees assume."""
     from fedjaxsim.metrics import column_label
     from fedjaxsim.report.labels import data_label
     from fedjaxsim.report.results import cells, headings
 
-    rows, means = found.rows, found.means
+    rows, means = comparison.rows, comparison.means
     data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
-    print_table(rows[:_MOST_RUNS], data.pop() if len(data) == 1 else None, found.metrics)
+    print_table(rows[:_MOST_RUNS], data.pop() if len(data) == 1 else None, comparison.metrics)
     if len(rows) > _MOST_RUNS:
         print(f"… and {len(rows) - _MOST_RUNS} more runs (--json has all)")
-    for sentence in found.sentences:
+    for sentence in comparison.sentences:
         print(sentence)
     if means:
-        label = column_label(means[0]["metric"], found.metrics)
+        label = column_label(means[0]["metric"], comparison.metrics)
         print_rows(headings(means, label), [cells(row) for row in means])
         print("means over seeds with 95 % intervals; differences on seeds that both have")
-    if found.drawn_twice:
-        print(found.drawn_twice)
+    if comparison.drawn_twice:
+        print(comparison.drawn_twice)
 
 
 def print_sweep(done: "SweepResult", best: "Best") -> None:

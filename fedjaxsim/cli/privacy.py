@@ -106,11 +106,11 @@ def privacy(
             from fedjaxsim.privacy import calibration  # late, as scipy is slow to import
 
             [quantity] = missing
-            known = {name: value for name, value in plan.items() if name != quantity}
-            known |= {"scheme": scheme, "adjacency": adjacency or "zero_out"}
+            fixed = {name: value for name, value in plan.items() if name != quantity}
+            fixed |= {"scheme": scheme, "adjacency": adjacency or "zero_out"}
             if quantity != "rounds":
-                known["noise_schedule"] = schedule
-            solved = {quantity: getattr(calibration, quantity)(epsilon, delta, **known)}
+                fixed["noise_schedule"] = schedule
+            solved = {quantity: getattr(calibration, quantity)(epsilon, delta, **fixed)}
         z, T, p = (plan | solved).values()
         if T == 0:
             raise ValueError(f"not even one round meets epsilon {epsilon:g}")
@@ -126,7 +126,7 @@ def privacy(
         from fedjaxsim.cli.printing import print_json
 
         if json:
-            second = {each.adjacency: each.second for each in opinions} if verify else None
+            second = {opinion.adjacency: opinion.second for opinion in opinions} if verify else None
             print_json({**plan, **solved, "guarantee": made.to_json(), "dp_accounting": second})
         else:
             for name, value in solved.items():
@@ -149,13 +149,13 @@ def _picture(made: "Report", path: Path) -> bytes:
     from fedjaxsim.report.figures import privacy_figure
     from fedjaxsim.report.plots import content
 
-    known: list[Adjacency] = [a for a in ADJACENCIES if made.find(a).epsilon is not None]
-    if not known:
+    covered: list[Adjacency] = [a for a in ADJACENCIES if made.find(a).epsilon is not None]
+    if not covered:
         raise ValueError("nothing is guaranteed, so there is nothing to plot")
     title = "Privacy: " + ", ".join(
-        f"ε {made.find(a).value} at δ = {made.delta:.3g} ({a.replace('_', '-')})" for a in known
+        f"ε {made.find(a).value} at δ = {made.delta:.3g} ({a.replace('_', '-')})" for a in covered
     )
-    return content(privacy_figure([made.curve(a) for a in known], title), path.suffix[1:])
+    return content(privacy_figure([made.curve(a) for a in covered], title), path.suffix[1:])
 
 
 def _resolve(

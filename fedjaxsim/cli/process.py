@@ -83,18 +83,18 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
 
 
 @contextlib.contextmanager
-def stoppable(kept: Callable[[], str]) -> Iterator[Stop]:
+def stoppable(recovery_hint: Callable[[], str]) -> Iterator[Stop]:
     """Yield the event that a signal sets.
 
     `kept` says what an end in the middle leaves (by a second signal, a failed write, or the loss of
     a process), and how to continue.
     """
-    with stop_on_signal(kept) as stop:
-        processes.when_lost(kept)
+    with stop_on_signal(recovery_hint) as stop:
+        processes.when_lost(recovery_hint)
         try:
             yield stop
         except store.StorageError as error:
-            raise store.StorageError(f"{error}; {kept()}") from error
+            raise store.StorageError(f"{error}; {recovery_hint()}") from error
 
 
 # --- compiled programs ----------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def _watch_files(folder: Path) -> None:
 
     JAX continues without a file that it cannot read, and never overwrites it.
     """
-    usual, said = warnings.showwarning, set[str]()
+    usual, shown = warnings.showwarning, set[str]()
 
     def show(message, *about):
         text, broken = one_line(message), _BROKEN.search(str(message))
@@ -124,8 +124,8 @@ def _watch_files(folder: Path) -> None:
             path.unlink(missing_ok=True)
         if not broken:
             usual(message, *about)
-        elif text not in said:
-            said.add(text)
+        elif text not in shown:
+            shown.add(text)
             say(f"warning: {text}")
 
     warnings.showwarning = show

@@ -65,21 +65,21 @@ def parse(arguments: Sequence[str]) -> Call:
     """
     command, words = _command(arguments), arguments[1:]
     if command.takes_settings:
-        config, flags, others = _settings(command, words)
-        return Call(command, command.arguments(flags, others) | {"settings": config})
+        config, flags, other_words = _settings(command, words)
+        return Call(command, command.arguments(flags, other_words) | {"settings": config})
     if command.takes_axes:
-        axes, flags, others = _axes(command, words)
-        return Call(command, command.arguments(flags, others) | {"axes": axes})
-    flags, others = split(words, command.flags)
+        axes, flags, other_words = _axes(command, words)
+        return Call(command, command.arguments(flags, other_words) | {"axes": axes})
+    flags, other_words = split(words, command.flags)
     for name in flags.keys() - command.flags:
         if command.name == "resume" and (name in static_keys() or name in readers()):
             raise ValueError(
                 f"{flag(name)} is a setting of the run, which resume keeps: run --from DIR goes on "
                 "with another"
             )
-        said = unknown(name, command.flags, "flag")
-        raise ValueError(f"{said}; see fedjaxsim {command.name} --help")
-    return Call(command, command.arguments(flags, others))
+        reason = unknown(name, command.flags, "flag")
+        raise ValueError(f"{reason}; see fedjaxsim {command.name} --help")
+    return Call(command, command.arguments(flags, other_words))
 
 
 def _command(arguments: Sequence[str]) -> Command:
@@ -96,25 +96,25 @@ def _settings(
     command: Command, words: Sequence[str]
 ) -> tuple[RunConfig, dict[str, Any], list[str]]:
     """Return the settings of a run in a command line, its other flags, and its other words."""
-    flags, others = split(words, static_keys() | command.flags)
-    path = Path(others[0]) if others and command.takes_file else None
+    flags, other_words = split(words, static_keys() | command.flags)
+    path = Path(other_words[0]) if other_words and command.takes_file else None
     raw = {} if path is None else read_raw(path)
-    given = raw | flags
-    _start_for_own({role: [str(given[role])] for role in ROLES if role in given}, flags)
-    flags, others = split(words, table_of(given).keys | command.flags)
-    own = {name: value for name, value in flags.items() if name in command.flags}
-    asked = {name: value for name, value in flags.items() if name not in own}
-    earlier = Path(own["from"]) if "from" in own else None
+    settings = raw | flags
+    _start_for_own({role: [str(settings[role])] for role in ROLES if role in settings}, flags)
+    flags, other_words = split(words, table_of(settings).keys | command.flags)
+    own_flags = {name: value for name, value in flags.items() if name in command.flags}
+    asked = {name: value for name, value in flags.items() if name not in own_flags}
+    earlier = Path(own_flags["from"]) if "from" in own_flags else None
     without = dict.fromkeys((*command.without, *OUTPUT), f"has no effect on {command.name}")
-    return resolve(asked, path, earlier, without), own, others[path is not None :]
+    return resolve(asked, path, earlier, without), own_flags, other_words[path is not None :]
 
 
 def _axes(
     command: Command, words: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Return the settings of runs in a command line, lists for axes; its other flags and words."""
-    flags, others = split(words, static_keys() | command.flags)
-    file = read_file(Path(others[0])) if others else SweepFile()
+    flags, other_words = split(words, static_keys() | command.flags)
+    file = read_file(Path(other_words[0])) if other_words else SweepFile()
     parts = {
         role: flags[role].split(",") if isinstance(flags.get(role), str) else file.parts(role)
         for role in ROLES
@@ -122,24 +122,24 @@ def _axes(
     parts = {role: names for role, names in parts.items() if names}
     _start_for_own(parts, flags)
     keys = file.settings_of_runs(parts) | settings_of(SweepOptions)
-    flags, others = split(words, keys | command.flags)
-    own = {name: value for name, value in flags.items() if name in command.flags}
+    flags, other_words = split(words, keys | command.flags)
+    own_flags = {name: value for name, value in flags.items() if name in command.flags}
     axes = {}
     for name, value in flags.items():
-        if name in own:
+        if name in own_flags:
             continue
         if name not in keys:
             first = {role: names[0] for role, names in parts.items()}
             left = unread([name], {**file.base, **first}, [*keys, *command.flags])
             raise ValueError(f"no run reads what is set: {left[0]}")
         setting = keys[name]
-        several = isinstance(value, str) and setting.item is None and "," in value
+        is_axis = isinstance(value, str) and setting.item is None and "," in value
         words_ = (
-            [CommandLineText(word.strip()) for word in value.split(",")] if several else [value]
+            [CommandLineText(word.strip()) for word in value.split(",")] if is_axis else [value]
         )
         converted = [setting.convert(word) for word in words_]
-        axes[name] = converted if several else converted[0]
-    return axes, own, others
+        axes[name] = converted if is_axis else converted[0]
+    return axes, own_flags, other_words
 
 
 def _start_for_own(parts: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
@@ -182,13 +182,13 @@ def _as_found() -> Iterator[None]:
 
 def _each_once(usual: Callable[..., None]) -> Callable[..., None]:
     """Return a `warnings.showwarning` that prints the package's warnings once, in one line each."""
-    said = set[str]()
+    shown = set[str]()
 
     def show(message, category, filename, *place):
         if not (issubclass(category, UserWarning) and "fedjaxsim" in filename):
             usual(message, category, filename, *place)
-        elif (text := one_line(message)) not in said:  # a plan is checked before and at its start
-            said.add(text)
+        elif (text := one_line(message)) not in shown:  # a plan is checked before and at its start
+            shown.add(text)
             say(f"warning: {text}")
 
     return show
@@ -238,7 +238,7 @@ def _prepare(arguments: Sequence[str]) -> Work:
 
         print(f"fedjaxsim {importlib.metadata.version('fedjaxsim')}")
     elif {*first} & {*HELP}:
-        show_commands([Command.find(each, path) for each, path in COMMANDS.items()])
+        show_commands([Command.find(name, path) for name, path in COMMANDS.items()])
     elif len(words) < len(arguments[1:]):
         show(_command(arguments), words)
     else:

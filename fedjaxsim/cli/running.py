@@ -82,13 +82,13 @@ def seeds_work(
         out / f"seed-{seed}": config.replace(seed=seed)
         for seed in range(config.seed, config.seed + seeds)
     }
-    (path, first), *others = runs.items()
+    (path, first), *later = runs.items()
     how: dict[str, Any] = {"overwrite": overwrite, "labels": labels}
     begin = run_work(first, path, None, output, **how)
 
     def work() -> int:
         code = begin()
-        for path, run in others:
+        for path, run in later:
             code = code or run_work(run, path, None, output, **how)()
         if not code:
             print_comparison(compare(runs))
@@ -141,10 +141,10 @@ def _run(prepared: PreparedRun, output: RunOutput) -> int:
     if not done.summary["interrupted"]:
         return 0
     name, code = stopped(processes.from_all(stop.number))
-    said = f"stopped by {name} after {done.summary['rounds']} rounds"
+    notice = f"stopped by {name} after {done.summary['rounds']} rounds"
     if path is not None:
-        said += f"; to resume: {RESUME} {shlex.quote(str(path))}"
-    print(said, file=sys.stderr)
+        notice += f"; to resume: {RESUME} {shlex.quote(str(path))}"
+    print(notice, file=sys.stderr)
     return code
 
 
@@ -153,18 +153,18 @@ def _where(path: Path, config: RunConfig, report: Report) -> str:
     public = path / PUBLIC
     if not public.is_dir():
         return f"files in {path}, all private"
-    known = "" if config.hides_noise else ", if nobody can guess the seed (--seed secret)"
+    condition = "" if config.hides_noise else ", if nobody can guess the seed (--seed secret)"
     chosen = ""
     if STOPPING in report.assumed:
         chosen = "; that its rounds ended there tells something of validation rows, without an ε"
-    return f"files in {path}, all private but {public}, which may be handed on{known}{chosen}"
+    return f"files in {path}, all private but {public}, which may be handed on{condition}{chosen}"
 
 
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     """Print a run's results, warnings about it, and the guarantee of all stages."""
     config = stage.experiment.config
-    new = "of held-out clients" if config.clients_used == "held-out" else None
-    name = " ".join(filter(None, (short_name(config.algorithm), config.get("penalty"), new)))
+    clients = "of held-out clients" if config.clients_used == "held-out" else None
+    name = " ".join(filter(None, (short_name(config.algorithm), config.get("penalty"), clients)))
     print_table([{"run": name, **done.summary}], metrics=stage.experiment.metrics)
     _warn_of(stage, done)
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
@@ -192,7 +192,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     print_guarantee(done.report, file, explain=explain)
     if not explain:
         parts = stage.experiment.simulation.public
-        choices = [each for each in done.state.privacy.public if each not in parts]
+        choices = [sentence for sentence in done.state.privacy.public if sentence not in parts]
         for sentence in (*choices, *({NO_RELEASE} & {*done.report.assumed})):
             print(sentence)
 

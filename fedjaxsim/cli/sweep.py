@@ -51,8 +51,8 @@ def sweep(
     """
     chooses = select_privately is not None
     if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
-        others = "score-noise and score-largest need select-privately"
-        raise ValueError(f"select-privately needs score-noise, and {others}")
+        needs = "score-noise and score-largest need select-privately"
+        raise ValueError(f"select-privately needs score-noise, and {needs}")
     machines = Devices(devices)
     machines.start(quiet=quiet)
     from fedjaxsim.engine.processes import require
@@ -111,8 +111,8 @@ def _work(prepared: "Sweep | SearchedSweep") -> Work:
         if prepared.remark:
             say(f"warning: {prepared.remark}")
         warn_if_no_matplotlib()
-        kept = "finished runs and checkpoints are kept; the same command continues"
-        with stoppable(lambda: kept) as stop:
+        hint = "finished runs and checkpoints are kept; the same command continues"
+        with stoppable(lambda: hint) as stop:
             done = prepared.run(stop)
         if done.best is not None:
             print_sweep(done, done.best)

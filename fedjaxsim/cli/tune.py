@@ -83,8 +83,8 @@ def tune(
         if not stop.is_set():
             return 0
         name, code = stopped([stop.number])
-        kept = "the path so far is kept; run the same command again to resume"
-        print(f"stopped by {name}; {kept}", file=sys.stderr)
+        hint = "the path so far is kept; run the same command again to resume"
+        print(f"stopped by {name}; {hint}", file=sys.stderr)
         return code
 
     return work
