@@ -48,10 +48,10 @@ class Forward:
         """Return the compiled function of a value and its derivatives in the first argument."""
 
         def twice(*arguments: Any):
-            found = value(*arguments)
-            return found, found
+            result_twice = value(*arguments)
+            return result_twice, result_twice
 
-        return jax.jit(lambda *given: jax.jacfwd(twice, has_aux=True)(*given)[::-1])
+        return jax.jit(lambda *arguments: jax.jacfwd(twice, has_aux=True)(*arguments)[::-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Reverse:
         """
         if self.segment is not None:
             return self.segment
-        whole = bytes_of(state)
+        state_bytes = bytes_of(state)
         cohort = program.sampling.scheme.capacity / program.num_clients
         # A round keeps the cohort's rows, the server state, and noise of its size.
-        kept = cohort * bytes_of(state.personal) + 2 * bytes_of(state.shared) + 1
-        best = min(rounds, max(1.0, math.sqrt(rounds * whole / kept)))
+        round_bytes = cohort * bytes_of(state.personal) + 2 * bytes_of(state.shared) + 1
+        best = min(rounds, max(1.0, math.sqrt(rounds * state_bytes / round_bytes)))
         near = [n for n in range(1, rounds + 1) if rounds % n == 0 and best / 2 <= n <= best * 2]
         # A rest would be one more program to compile, so divisors of T come first.
         return min(near, key=lambda n: abs(math.log(n / best))) if near else round(best)
@@ -111,7 +111,7 @@ Mode = Forward | Reverse
 
 def bounded(workload: Workload, rows: Rows) -> Workload:
     """Return the workload with the largest client's rows as a static bound of loops."""
-    counts = (np.max(np.asarray(each.count)) for each in (rows, rows.of_training()))
+    counts = (np.max(np.asarray(split_rows.count)) for split_rows in (rows, rows.of_training()))
     most_rows = max(1, int(max(counts)))
     return dataclasses.replace(workload, capped=True, most_rows=most_rows)
 
@@ -136,8 +136,8 @@ def run_rounds(
         return several(state, rounds)
     again = jax.checkpoint(lambda state, _: (several(state, segment), None), prevent_cse=False)
     state, _ = jax.lax.scan(again, state, length=rounds // segment)
-    rest = rounds % segment
-    return several(state, rest) if rest else state
+    remainder = rounds % segment
+    return several(state, remainder) if remainder else state
 
 
 def _guarded(algorithm: Algorithm) -> Algorithm:
@@ -156,10 +156,10 @@ def _guarded(algorithm: Algorithm) -> Algorithm:
         read, marker = _enter(read, marker)
         shared, personal, hparams = put(read)
         personal, message, _ = algorithm.client(shared, personal, data, hparams, context)
-        kept, put_kept = _floats(personal)
+        personal_leaves, put_kept = _floats(personal)
         sent, put_sent = _floats(unsealed(message))
-        kept, sent = _leave(kept, sent, marker)
-        return put_kept(kept), put_sent(sent), {}
+        personal_leaves, sent = _leave(personal_leaves, sent, marker)
+        return put_kept(personal_leaves), put_sent(sent), {}
 
     return algorithm._replace(client=client)
 
@@ -169,8 +169,8 @@ def _floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], 
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
-    def put(new):
-        changed = dict(zip(places, new, strict=True))
+    def put(leaves_put):
+        changed = dict(zip(places, leaves_put, strict=True))
         return structure.unflatten([changed.get(i, leaf) for i, leaf in enumerate(leaves)])
 
     return [leaves[i] for i in places], put
@@ -188,25 +188,25 @@ def _enter_backward(_, cotangents):
 
 
 @jax.custom_vjp
-def _leave(kept: list[jax.Array], sent: list[jax.Array], marker: jax.Array):
-    return kept, sent
+def _leave(personal: list[jax.Array], sent: list[jax.Array], marker: jax.Array):
+    return personal, sent
 
 
-def _leave_forward(kept, sent, marker):
+def _leave_forward(personal, sent, marker):
     finite = jnp.array(True)
     for leaf in sent:
         finite &= jnp.all(jnp.isfinite(leaf))
-    return _leave(kept, sent, marker), (finite, marker)
+    return _leave(personal, sent, marker), (finite, marker)
 
 
 def _leave_backward(residuals, cotangents):
     finite, marker = residuals
-    kept, sent = cotangents
+    personal, sent = cotangents
     sent = [jnp.where(finite, leaf, 0) for leaf in sent]
     nothing_left = jnp.array(True)
-    for leaf in [*kept, *sent]:
+    for leaf in [*personal, *sent]:
         nothing_left &= jnp.all(leaf == 0)
-    return kept, sent, nothing_left.astype(marker.dtype)
+    return personal, sent, nothing_left.astype(marker.dtype)
 
 
 _enter.defvjp(lambda *inputs: (_enter(*inputs), None), _enter_backward)

@@ -98,8 +98,8 @@ def _derivative(metric, primals, tangents):
     of_params, of_sums = tangents
     moves = not all(isinstance(t, SymbolicZero) for t in jax.tree.leaves(of_params))
     if moves and isinstance(of_sums[metric], SymbolicZero):
-        others = [name for name, t in of_sums.items() if not isinstance(t, SymbolicZero)]
-        instead = f"take {' or '.join(map(repr, others))}" if others else "take a smooth one"
+        smooth = [name for name, t in of_sums.items() if not isinstance(t, SymbolicZero)]
+        instead = f"take {' or '.join(map(repr, smooth))}" if smooth else "take a smooth one"
         raise ValueError(
             f"the metric {metric!r} is constant between jumps, so its derivative is 0 and says "
             f"nothing: {instead}"
@@ -205,11 +205,11 @@ def hypergradient(
         # ε acts through the noise alone: dL/dε = dL/dz · dz/dε.
         read = {name: "noise_multiplier" if name == EPSILON else name for name in names}
         chosen = {name: getattr(hparams, name) for name in read.values()}
-        found, gradient = differentiated(chosen, rows, objective, key, hparams)
+        value, gradient = differentiated(chosen, rows, objective, key, hparams)
         by_name = {name: gradient[through] for name, through in read.items()}
         if EPSILON in names:
             by_name[EPSILON] = by_name[EPSILON] * slope
-        return found, by_name
+        return value, by_name
 
     return function
 
@@ -237,13 +237,13 @@ def _calibrated(
             f"number, got {np.shape(hparams.noise_multiplier)} of them"
         )
     with jax.ensure_compile_time_eval():  # a caller may trace the rest
-        found = simulation.calibrate(hparams, epsilon=float(value), rounds=rounds, delta=delta)
-        also = [name for name in simulation.noise_reads(found) if name in names]
+        calibrated = simulation.calibrate(hparams, epsilon=float(value), rounds=rounds, delta=delta)
+        also = [name for name in simulation.noise_reads(calibrated) if name in names]
     if also:
         raise ValueError(
             f"the noise follows from {also[0]}, too: at a fixed epsilon it has no derivative"
         )
-    return found
+    return calibrated
 
 
 def _noise_slope(

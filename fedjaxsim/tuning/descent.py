@@ -57,8 +57,8 @@ class ObjectiveValue:
     def not_finite(self) -> tuple[str, ...]:
         """Names of what is not finite at some seed: "the objective", "the derivative by lam"."""
         named = {"the objective": self.values}
-        named |= {f"the derivative by {name}": found for name, found in self.gradients.items()}
-        return tuple(name for name, found in named.items() if not np.all(np.isfinite(found)))
+        named |= {f"the derivative by {name}": slopes for name, slopes in self.gradients.items()}
+        return tuple(name for name, slopes in named.items() if not np.all(np.isfinite(slopes)))
 
     @property
     def finite(self) -> bool:
@@ -143,7 +143,7 @@ class SeedGradient:
         """Measure the metric and its gradient at a point, with other keys (S,) if given."""
         hparams = self._simulation.check(self._hparams.replace(**point))
         values, gradients = self._measure(self._keys if keys is None else keys, hparams)
-        slopes = {name: np.asarray(each, np.float64) for name, each in gradients.items()}
+        slopes = {name: np.asarray(slope, np.float64) for name, slope in gradients.items()}
         return ObjectiveValue(np.asarray(values, np.float64), slopes)
 
 
@@ -224,25 +224,25 @@ def descend(
     checks.count(steps=steps)
     low, high = limits(start, bounds or {})
     first = _flat(start)
-    ends = np.cumsum([np.size(value) for value in start.values()])[:-1]
+    splits = np.cumsum([np.size(value) for value in start.values()])[:-1]
     tried: list[Step] = []
     sign = -1 if larger_is_better else 1
 
     with np.errstate(divide="ignore"):
         lowest, highest = np.log(low / first), np.log(high / first)
 
-    def visit(at, radius, kept):
+    def visit(at, radius, accepted_step):
         values = np.clip(first * np.exp(at), low, high)
-        parts = zip(start.items(), np.split(values, ends), strict=True)
+        parts = zip(start.items(), np.split(values, splits), strict=True)
         point = {name: part if np.ndim(of) else float(part[0]) for (name, of), part in parts}
-        found = measure(point)
-        slopes = {name: each * point[name] for name, each in found.gradients.items()}
+        measured = measure(point)
+        slopes = {name: slope * point[name] for name, slope in measured.gradients.items()}
         with np.errstate(invalid="ignore"):
             slope = {name: np.mean(slopes[name], axis=0)[()] for name in start}
             error = {name: _standard_error(slopes[name]) for name in start}
-        accepted = kept is None or _is_no_worse(found, kept.objective, sign)
+        accepted = accepted_step is None or _is_no_worse(measured, accepted_step.objective, sign)
         runs = cost * (len(tried) + 1)
-        tried.append(Step(point, found, slope, error, accepted, radius, runs))
+        tried.append(Step(point, measured, slope, error, accepted, radius, runs))
         return tried[-1]
 
     at, radius = np.zeros(len(first)), LARGEST
@@ -287,11 +287,11 @@ def _standard_error(values: np.ndarray) -> Any:
     return (np.std(values, axis=0, ddof=1) / math.sqrt(len(values)))[()]
 
 
-def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue, sign: int) -> bool:
+def _is_no_worse(candidate: ObjectiveValue, current: ObjectiveValue, sign: int) -> bool:
     """Return whether all values are finite, and `sign` times the rise is at most its error."""
-    if not new.finite:
+    if not candidate.finite:
         return False
-    rise = sign * (new.values - old.values)
+    rise = sign * (candidate.values - current.values)
     return bool(np.mean(rise) <= _standard_error(rise))
 
 

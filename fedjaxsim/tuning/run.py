@@ -99,22 +99,22 @@ class Tuning:
 
     def run(self, stop: Event) -> TuningResult:
         """Descend, and test the result on fresh seeds; setting `stop` ends it after a point."""
-        path, record, measure, known = self.path, dict(self.record), self.measure, [*self.known]
+        path, record, measure, measured = self.path, dict(self.record), self.measure, [*self.known]
         steps: list[Step] = []
 
         def remembered(point: Point) -> ObjectiveValue:
             """Measure a point, unless it was measured before an interruption."""
-            if known and all(np.array_equal(known[0][0][n], point[n]) for n in point):
-                return known.pop(0)[1]
-            known.clear()
+            if measured and all(np.array_equal(measured[0][0][n], point[n]) for n in point):
+                return measured.pop(0)[1]
+            measured.clear()
             return measure(point)
 
         def on_step(step: Step) -> bool:
             steps.append(step)
-            if not known:
+            if not measured:
                 _write(path, record, steps)
             bar.show(len(steps) - 1, words_of(step, self.metric))
-            return bool(known) or not stop.is_set()
+            return bool(measured) or not stop.is_set()
 
         with Bar("tune", self.steps, quiet=self.quiet) as bar:
             trace = descend(
@@ -128,7 +128,7 @@ class Tuning:
             )
         best, test = trace.best, None
         if best is not trace.steps[0] and not stop.is_set():
-            before, after = (measure(each.point, self.fresh) for each in (trace.steps[0], best))
+            before, after = (measure(step.point, self.fresh) for step in (trace.steps[0], best))
             worse, better = (before, after)[:: -1 if self.larger_is_better else 1]
             gained = difference(worse.values.tolist(), better.values.tolist())
             gain = {"gain": gained.estimate.mean, "half": gained.estimate.half, "p": gained.p}
@@ -172,7 +172,7 @@ def prepare_tuning(
         split=source.split,
         pooled=improved.pooled,
     )
-    data = [fingerprint_of(each.population) for each in (simulation, final.simulation)]
+    data = [fingerprint_of(sim.population) for sim in (simulation, final.simulation)]
     record: Record = {
         "fingerprint": settings_digest([config.settings(), asked], data),
         "statement": source.statement,
@@ -183,7 +183,7 @@ def prepare_tuning(
         "metric": metric,
         "runs_per_step": measure.runs,
     }
-    known = _opened(path, record["fingerprint"], overwrite=overwrite)
+    measured = _opened(path, record["fingerprint"], overwrite=overwrite)
     return Tuning(
         path,
         source,
@@ -194,7 +194,7 @@ def prepare_tuning(
         asked["steps"],
         bool(improved.larger_is_better),
         record,
-        known,
+        measured,
         quiet,
     )
 
