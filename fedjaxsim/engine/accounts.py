@@ -50,27 +50,30 @@ def accounts_of(
     event = EXAMPLE if algorithm.example_epsilon is not None else examples
     if event is None:
         return ((sampler.scheme, release),)
-    own = dataclasses.replace(release, of_protected=not no_epsilon)
+    client_release = dataclasses.replace(release, of_protected=not no_epsilon)
     # Whoever sees a client's message knows that it took part.
-    return (sampler.scheme, own), (SamplingScheme("full", m, m), event)
+    return (sampler.scheme, client_release), (SamplingScheme("full", m, m), event)
 
 
 def costs_of(
     algorithm: Algorithm,
     examples: PrivacyEvent | None,
     hparams: Hyperparameters,
-    own: tuple[Any, Any],
+    client_cost: tuple[Any, Any],
 ) -> list[tuple[Any, Any]]:
-    """Return noise multiplier and rate of one round for each account; `own` for that of clients."""
-    one = jnp.ones(())
+    """Return noise multiplier and rate of one round for each account, `client_cost` for clients."""
+    full_rate = jnp.ones(())
     if algorithm.example_epsilon is not None:
         # Rounding of the quotient must not make ε smaller.
-        return [own, ((1 - 2.0**-22) / algorithm.example_epsilon(hparams), one)]
+        return [client_cost, ((1 - 2.0**-22) / algorithm.example_epsilon(hparams), full_rate)]
     if examples is None:
-        return [own]
+        return [client_cost]
     # A table of noise is in the event itself. The shape is that of the settings of a sweep.
-    noise = hparams.get("example_noise_multiplier", jnp.ones_like(own[0]))
-    return [own, (jnp.broadcast_to(jnp.asarray(noise), jnp.shape(own[0])), one)]
+    noise = hparams.get("example_noise_multiplier", jnp.ones_like(client_cost[0]))
+    return [
+        client_cost,
+        (jnp.broadcast_to(jnp.asarray(noise), jnp.shape(client_cost[0])), full_rate),
+    ]
 
 
 def example_event(
@@ -144,12 +147,12 @@ def minibatches_taken(
     return np.asarray(consumed)[: len(examples.silos.counts)].tolist()
 
 
-def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
+def require_protection(privacy: Ledger, accounts: Sequence[Account]) -> None:
     """Check that rounds that protect examples follow no others that send, and the reverse."""
-    events = [charges.event for charges in privacy.charges], [event for _, event in own]
-    had, has = (any(isinstance(event, Examples) for event in each) for each in events)
-    sent, sends = (any(event.releases for event in each) for each in events)
-    protected, protects = (any(event.unit == "example" for event in each) for each in events)
+    events = [charges.event for charges in privacy.charges], [event for _, event in accounts]
+    had, has = (any(isinstance(event, Examples) for event in side) for side in events)
+    sent, sends = (any(event.releases for event in side) for side in events)
+    protected, protects = (any(event.unit == "example" for event in side) for side in events)
     if had != has or (sent and sends and protected != protects):
         raise ValueError(
             "the state's rounds protect examples and those of this simulation do not, or the "

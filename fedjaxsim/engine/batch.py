@@ -38,7 +38,7 @@ def batch(program: Program, axes: Hyperparameters, size: int) -> Program:
     def client(shared, personal, data, hparams, context):
         def of_one(shared, personal, hparams):
             # Settings share the factor X of a product XᵀR: here it is one matrix product for all.
-            personal, message, metrics = one.client(shared, personal, data, hparams, context)
+            personal, message, metrics = algorithm.client(shared, personal, data, hparams, context)
             return personal, dense(unsealed(message)), metrics
 
         return many(of_one, 0, 0, axes)(shared, personal, hparams)
@@ -60,24 +60,24 @@ def batch(program: Program, axes: Hyperparameters, size: int) -> Program:
 
     def predict_with_data(shared, personal, data, hparams, client_id):
         def of_one(shared, personal, hparams):
-            assert one.predict_with_data is not None
-            return one.predict_with_data(shared, personal, data, hparams, client_id)
+            assert algorithm.predict_with_data is not None
+            return algorithm.predict_with_data(shared, personal, data, hparams, client_id)
 
         return many(of_one, 0, 0, axes)(shared, personal, hparams)
 
     def measure(params, data):
         return many(lambda params: program.measure(params, data), 0)(params)
 
-    one, mechanism = program.algorithm, program.mechanism
+    algorithm, mechanism = program.algorithm, program.mechanism
     return dataclasses.replace(
         program,
-        algorithm=one._replace(
-            init=many(one.init, None, axes, None),
+        algorithm=algorithm._replace(
+            init=many(algorithm.init, None, axes, None),
             client=client,
-            server=many(one.server, 0, 0, axes, None),
-            predict=many(one.predict, 0, 0, axes, None),
-            predict_with_data=None if one.predict_with_data is None else predict_with_data,
-            example_epsilon=one.example_epsilon and many(one.example_epsilon, axes),
+            server=many(algorithm.server, 0, 0, axes, None),
+            predict=many(algorithm.predict, 0, 0, axes, None),
+            predict_with_data=None if algorithm.predict_with_data is None else predict_with_data,
+            example_epsilon=algorithm.example_epsilon and many(algorithm.example_epsilon, axes),
         ),
         mechanism=mechanism._replace(
             init=many(mechanism.init, axes),

@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
         if wanted.keys() != self.leaves.keys():
             differing = ", ".join(sorted(wanted.keys() ^ self.leaves.keys()))
             raise ValueError(f"{self.file} holds another kind of state: {differing} differ")
-        found = {}
+        arrays = {}
         with self.file.open("rb") as stream:
             stream.seek(self.begin)
             for name, (dtype, shape) in self.leaves.items():
@@ -77,8 +77,8 @@ class Checkpoint(NamedTuple):
                 array = np.empty(raw.shape, raw.dtype)
                 if stream.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
                     raise ValueError(f"{self.file} is damaged: {name} is cut")
-                found[name] = _placed(array, wanted[name])
-        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
+                arrays[name] = _placed(array, wanted[name])
+        return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
 
 def _ledger_of(state: Any) -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ def _ledger_of(state: Any) -> dict[str, Any] | None:
     if limit is not None:
         limit = limit._replace(planned=[(*_kind_of(e), e.entries) for e in limit.planned])
     return {
-        "accounts": [(*_kind_of(each), len(each.rounds)) for each in privacy.charges],
+        "accounts": [(*_kind_of(charge), len(charge.rounds)) for charge in privacy.charges],
         "keys": len(privacy.draws),
         "public": privacy.public,
         "limit": limit,
@@ -102,13 +102,13 @@ def _with_ledger(like: Any, saved: dict[str, Any] | None) -> Any:
         return like
     kinds = [(*_kind_from(scheme, event), n) for scheme, event, n in saved["accounts"]]
     privacy, limit = like.privacy, saved["limit"]
-    if kinds != [(each.scheme, each.event, len(each.rounds)) for each in privacy.charges]:
+    if kinds != [(charge.scheme, charge.event, len(charge.rounds)) for charge in privacy.charges]:
         charges = tuple(ledger.no_charges(*kind) for kind in kinds)
         privacy = dataclasses.replace(privacy, charges=charges)
     if limit is not None:
         epsilon, delta, planned = limit
         spends = (
-            PrivacySpend(*_kind_from(scheme, event), tuple(Entry(*each) for each in entries))
+            PrivacySpend(*_kind_from(scheme, event), tuple(Entry(*entry) for entry in entries))
             for scheme, event, entries in planned
         )
         limit = PrivacyLimit(epsilon, delta, tuple(spends))
@@ -169,9 +169,9 @@ class CheckpointFolder:
             return
         store.make_folder(self.path)
         store.write(self._file(round_), parts)
-        kept = [other for other in self.rounds() if other <= round_][-KEPT:]
+        newest = [other for other in self.rounds() if other <= round_][-KEPT:]
         for other in self.rounds():
-            if other not in kept:
+            if other not in newest:
                 store.remove(self._file(other))
 
     def rounds(self) -> list[int]:
@@ -205,19 +205,21 @@ class CheckpointFolder:
 
     def _read(self, round_: int) -> Checkpoint:
         file = self._file(round_)
-        header, whole = _header(file)
+        header, is_complete = _header(file)
         try:
-            found = Checkpoint(file, len(header), **json.loads(header)) if whole else None
+            checkpoint = (
+                Checkpoint(file, len(header), **json.loads(header)) if is_complete else None
+            )
         except TypeError as error:
             raise ValueError(f"{file} was written by another version of fedjaxsim") from error
-        if found is None or found.round != round_:
+        if checkpoint is None or checkpoint.round != round_:
             raise ValueError(f"{file} is damaged")
         if self.check is not None:
-            self.check(found.note)
-        other = [name for name, value in self.about.items() if found.about.get(name) != value]
+            self.check(checkpoint.note)
+        other = [name for name, value in self.about.items() if checkpoint.about.get(name) != value]
         if other:
             raise ValueError(f"{file} was made with other {' and '.join(other)} than these here")
-        return found
+        return checkpoint
 
 
 def _header(file: Path) -> tuple[bytes, bool]:

@@ -94,8 +94,8 @@ def require_state(state: Any) -> None:
     """Check that a run can go on from a state."""
     if not isinstance(state, SimulationState):
         raise ValueError(f"state must be one that init or run returned, got {described(state)}")
-    known = isinstance(state.round, jax.Array) and not isinstance(state.round, Tracer)
-    if known and state.round.is_deleted():
+    is_concrete = isinstance(state.round, jax.Array) and not isinstance(state.round, Tracer)
+    if is_concrete and state.round.is_deleted():
         raise ValueError(
             "the state is used up: run reuses the memory of the state that it starts from; go on "
             "from the state that it returned, or from another of init"
@@ -190,8 +190,8 @@ def _a_round(
     _require_arrays("init", "personal states", personal)
     context = Context(round_, key, client_id, m, jnp.ones(()))
     returned = algorithm.client(shared, personal, data, hparams, context)
-    kept, message, metrics = _several("client", returned, "personal, message, metrics")
-    _require_alike("client", "a personal state", personal, kept)
+    personal_after, message, metrics = _several("client", returned, "personal, message, metrics")
+    _require_alike("client", "a personal state", personal, personal_after)
     message = _message(message, mechanism)
     kept_apart = algorithm.task.track is None or algorithm.averages_statistics
     if not kept_apart and any(STATISTICS in path.split("/") for path in paths_of(message)):
@@ -218,8 +218,8 @@ def _a_round(
     zero, public = mechanism.zero(message, m), mechanism.init(hparams)
     if own_modules(mechanism.add):
         sent = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), message)
-        one = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
-        added = mechanism.add(zero, Messages(sent), *one, public, hparams)
+        mask_and_ids = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
+        added = mechanism.add(zero, Messages(sent), *mask_and_ids, public, hparams)
         _require_alike("add", "an accumulator", zero, added)
     if own_modules(program.sampling.draw):
         program.sampling.draw(key, round_, hparams)
@@ -260,18 +260,18 @@ def _require_arrays(function: str, what: str, tree: PyTree, *, numbers: bool = F
 
 
 def _require_alike(
-    function: str, what: str, given: PyTree, got: PyTree, *, cast: bool = False
+    function: str, what: str, expected: PyTree, got: PyTree, *, cast: bool = False
 ) -> None:
     """Check that a result has the structure, shapes and types of the input.
 
     With `cast` one floating type may stand for another, as the engine casts it back.
     """
-    if jax.tree.structure(given) != jax.tree.structure(got):
+    if jax.tree.structure(expected) != jax.tree.structure(got):
         raise ValueError(
             f"{function} must return {what} of the structure it was given, "
-            f"{jax.tree.structure(given)}, got {jax.tree.structure(got)}"
+            f"{jax.tree.structure(expected)}, got {jax.tree.structure(got)}"
         )
-    of_both = zip(tree_leaves_with_path(given), jax.tree.leaves(got), strict=True)
+    of_both = zip(tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True)
     for (path, before), after in of_both:
         floats = all(jnp.issubdtype(_dtype(x), jnp.floating) for x in (before, after))
         casts = cast and floats and np.shape(before) == np.shape(after)

@@ -109,8 +109,8 @@ class Evaluation:
         statistics, pool = self.pools[name]
         statistics, values = np.asarray(statistics)[self.count > 0], self.values[name]
         of_runs = [statistics] if values.ndim == 1 else [*np.moveaxis(statistics, 1, 0)]
-        found = [float(pool(each)) if len(each) else np.nan for each in of_runs]
-        pooled = np.where(np.any(self.failed, axis=0), np.nan, np.array(found))
+        values_of_runs = [float(pool(of_run)) if len(of_run) else np.nan for of_run in of_runs]
+        pooled = np.where(np.any(self.failed, axis=0), np.nan, np.array(values_of_runs))
         return pooled[0] if values.ndim == 1 else pooled
 
     def worst_tenth(self, name: str) -> Any:
@@ -140,15 +140,15 @@ class Evaluation:
                 f"{names.shape}"
             )
         ids = np.arange(len(self.count)) if self.clients is None else self.clients
-        found = {}
+        by_name = {}
         for name in np.unique(names):
             inside = names == name
-            values = {metric: each[inside] for metric, each in self.values.items()}
+            values = {metric: column[inside] for metric, column in self.values.items()}
             pools = {n: Pool(p.statistics[inside], p.pool) for n, p in self.pools.items()}
-            found[str(name)] = dataclasses.replace(
+            by_name[str(name)] = dataclasses.replace(
                 self, count=self.count[inside], values=values, clients=ids[inside], pools=pools
             )
-        return found
+        return by_name
 
     def summary(self) -> dict[str, Any]:
         """Return all metrics as flat numbers, such as `test_accuracy_p10`.
@@ -177,9 +177,11 @@ class Evaluation:
                 result |= {key: self.pooled(name), f"{key}_unweighted": mean}
             else:
                 result |= {key: mean, f"{key}_weighted": self.weighted_mean(name)}
-            found = self._over_clients(name, lambda v, _: np.percentile(v, PERCENTILES, axis=0))
-            found = np.broadcast_to(found, (len(PERCENTILES), *values.shape[1:]))
-            result |= {f"{key}_p{q}": found[place] for place, q in enumerate(PERCENTILES)}
+            percentiles = self._over_clients(
+                name, lambda v, _: np.percentile(v, PERCENTILES, axis=0)
+            )
+            percentiles = np.broadcast_to(percentiles, (len(PERCENTILES), *values.shape[1:]))
+            result |= {f"{key}_p{q}": percentiles[place] for place, q in enumerate(PERCENTILES)}
             result[f"{key}_std"] = self._over_clients(name, lambda v, _: np.std(v, axis=0))
             if record.larger_is_better is not None:
                 result[f"{key}_worst_tenth"] = self.worst_tenth(name)
@@ -196,8 +198,8 @@ class Evaluation:
         """Show clients and split, and a line for each metric."""
 
         def short(value):
-            ends = (value,) if np.ndim(value) == 0 else (np.min(value), np.max(value))
-            return " to ".join(f"{end:.4g}" for end in ends)
+            extremes = (value,) if np.ndim(value) == 0 else (np.min(value), np.max(value))
+            return " to ".join(f"{end:.4g}" for end in extremes)
 
         shape = next(iter(self.values.values()), self.count).shape[1:]
         of_runs = f", {shape[0]} runs" if shape else ""
@@ -208,8 +210,8 @@ class Evaluation:
         lines = [f"Evaluation on {self.split} rows of {clients}{of_runs}{of_failed}"]
         summary = self.summary()
         for name in self.values:
-            ends = ("", "_p10", "_p90")
-            mean, low, high = (short(summary[f"{self.split}_{name}{end}"]) for end in ends)
+            suffixes = ("", "_p10", "_p90")
+            mean, low, high = (short(summary[f"{self.split}_{name}{end}"]) for end in suffixes)
             lines.append(f"  {name}: {mean}, p10 {low}, p90 {high}")
         return "\n".join(lines)
 
@@ -264,23 +266,23 @@ def summary_of(
         chosen = count if clients is None else count[clients]
         rows = np.where(chosen > 0, chosen, np.nan)
 
-        def over(divisor, found):
-            return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
+        def over(divisor, totals):
+            return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in totals.items()}
 
         values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
-        names, found = [*streaming], values | streaming
-        for name in found:
-            found[name] = found[name] * unit ** records[name].power
-        if "squared_error" in found and variance is not None:
+        names, per_client = [*streaming], values | streaming
+        for name in per_client:
+            per_client[name] = per_client[name] * unit ** records[name].power
+        if "squared_error" in per_client and variance is not None:
             # Without variance it is undefined, which is no failure of a client.
             names += [] if variance else ["nmse"]
-            found["nmse"] = found["squared_error"] / (variance or np.nan)
+            per_client["nmse"] = per_client["squared_error"] / (variance or np.nan)
         pools = {
             name: Pool(statistics, functools.partial(_scaled, pool, unit ** records[name].power))
             for name, statistics in measured.statistics.items()
             if (pool := task.streaming_metrics[name].pool) is not None
         }
-        return Evaluation(split, chosen, found, tuple(names), records, clients, pools)
+        return Evaluation(split, chosen, per_client, tuple(names), records, clients, pools)
 
     return summarize
 
@@ -335,10 +337,12 @@ def measure_with(task: Task) -> Callable[[PyTree, ClientData], ClientMetrics]:
 
         shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
         sums = {name: jnp.zeros((), wide_type(leaf)) for name, leaf in shapes.items()}
-        carries = {name: each.start(data.most_rows) for name, each in streaming.items()}
+        carries = {name: metric.start(data.most_rows) for name, metric in streaming.items()}
         sums, carries = data.full_pass(add, (sums, carries))
         values = {name: streaming[name].value(carries[name]) for name in carries}
-        makers = {name: each.statistics for name, each in streaming.items() if each.statistics}
+        makers = {
+            name: metric.statistics for name, metric in streaming.items() if metric.statistics
+        }
         return ClientMetrics(sums, values, {n: make(carries[n]) for n, make in makers.items()})
 
     return measure

@@ -63,5 +63,5 @@ def _mapped(
     def one(operands: Any) -> Any:
         return primitive.bind(*operands, **settings)
 
-    found = jax.lax.map(one, stacked)
-    return found, [0] * len(found) if primitive.multiple_results else 0
+    outputs = jax.lax.map(one, stacked)
+    return outputs, [0] * len(outputs) if primitive.multiple_results else 0

@@ -238,12 +238,12 @@ def workload_of(
     uneven = most_steps > 1
     fields, on = population.fields.values(), backend.current(devices)
     narrow = any(field.ndim == 2 and field.shape[1] in NARROW for field in fields)
-    known = Workload(
+    workload = Workload(
         chunk_size, chunk_map, model, task.linear is not None, sorts=uneven,
         narrow_rows=narrow and on.platform == "cpu", backend=on,
     )  # fmt: skip
-    if known.chosen or on.platform != "cpu":
-        return known
+    if workload.chosen or on.platform != "cpu":
+        return workload
     m = population.num_clients
     # Few are long: this costs equal clients some per cent, and long tails far less than others.
     steps = np.ceil(float(most_steps) ** np.linspace(0, 1, m))
@@ -256,7 +256,7 @@ def workload_of(
     # The largest of those that are about as fast: the numbers of rows may well be equal.
     size = max(size for size, cost in costs.items() if cost <= 1.05 * min(costs.values()))
     large = multiplications(task, population, minibatches.size) > LARGE_STEP
-    return dataclasses.replace(known, useful=size, one_by_one=large)
+    return dataclasses.replace(workload, useful=size, one_by_one=large)
 
 
 def _cost(lengths: np.ndarray, size: int) -> float:
@@ -286,8 +286,8 @@ def expected_lengths(steps: np.ndarray, cohort: float) -> np.ndarray:
     """
     steps, drawn = np.sort(steps), max(1, round(cohort))
     longest = np.sum(steps * np.diff(np.linspace(0, 1, len(steps) + 1) ** drawn))
-    others = np.quantile(steps, 1 - np.arange(1, drawn) / drawn)
-    return np.maximum([longest, *others], 1e-9)
+    shorter = np.quantile(steps, 1 - np.arange(1, drawn) / drawn)
+    return np.maximum([longest, *shorter], 1e-9)
 
 
 def steps_of(lengths: np.ndarray, size: int) -> float:

@@ -72,12 +72,12 @@ class History(tuple[Segment, ...]):
     def __repr__(self) -> str:
         """Return a table of metrics, without the middle of a long run; S runs show their range."""
         half, table = _SHOWN // 2, list[list[str]]()
-        for each in self if len(self) <= _SHOWN else self[:half] + self[-half:]:
-            found, split = each.evaluation.summary(), each.evaluation.split
-            shown = {"round": f"{each.round:,}"}
-            for key in (f"{split}_{name}" for name in each.evaluation.values):
-                ends = f"{np.min(found[key]):.4g}", f"{np.max(found[key]):.4g}"
-                shown[key] = " to ".join(dict.fromkeys(ends))
+        for segment in self if len(self) <= _SHOWN else self[:half] + self[-half:]:
+            summary, split = segment.evaluation.summary(), segment.evaluation.split
+            shown = {"round": f"{segment.round:,}"}
+            for key in (f"{split}_{name}" for name in segment.evaluation.values):
+                extremes = f"{np.min(summary[key]):.4g}", f"{np.max(summary[key]):.4g}"
+                shown[key] = " to ".join(dict.fromkeys(extremes))
             table += [[*shown.values()]] if table else [[*shown], [*shown.values()]]
         if len(self) > _SHOWN:
             table.insert(1 + half, ["…"] * len(table[0]))
@@ -121,7 +121,7 @@ def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
 
     If `size` is None there is one run and no `run` column.
     """
-    spread = [np.broadcast_to(each, size or 1).tolist() for each in columns.values()]
+    spread = [np.broadcast_to(column, size or 1).tolist() for column in columns.values()]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True)]
     return rows if size is None else [{"run": run, **row} for run, row in enumerate(rows)]
 
@@ -258,24 +258,27 @@ class RunLoop:
         require_callbacks(callbacks)
         if keep is not None:
             checks.count(0, keep=keep)
-        hooked = [each for each in callbacks if isinstance(each, Callback)]
-        stated = (text for each in callbacks for text in getattr(each, "public", ()))
+        hooked = [callback for callback in callbacks if isinstance(callback, Callback)]
+        stated = (text for callback in callbacks for text in getattr(callback, "public", ()))
         state = with_public(state, stated)
-        steps = [each.segment if isinstance(each, Callback) else each for each in callbacks]
-        interrupts = [getattr(each, "interrupts", False) for each in callbacks]
+        steps = [
+            callback.segment if isinstance(callback, Callback) else callback
+            for callback in callbacks
+        ]
+        interrupts = [getattr(callback, "interrupts", False) for callback in callbacks]
         history: deque[Segment] = deque(maxlen=keep)
         segment, ended, done = None, False, int(state.round)
         with self.closing, self.clock:
-            for each in hooked:
-                each.run = self
-            goes_on = _all_go_on([each.start(state) for each in hooked])
-            initial = [each for each in hooked if each.initial]
+            for callback in hooked:
+                callback.run = self
+            goes_on = _all_go_on([callback.start(state) for callback in hooked])
+            initial = [callback for callback in hooked if callback.initial]
             if goes_on and done == 0 and initial:
                 state, private = self._released(state)
                 evaluation = self.evaluate(state, "test", self.sample)
                 self.metrics = evaluation.records
                 first = Segment(0, {}, evaluation, private)
-                goes_on = _all_go_on([each.segment(state, first) for each in initial])
+                goes_on = _all_go_on([callback.segment(state, first) for callback in initial])
             while goes_on and done < self.rounds:
                 length = self.rounds - done
                 if eval_every is not None:
@@ -285,7 +288,8 @@ class RunLoop:
                     # Fewer rounds than asked for where the budget of the state ends.
                     before, done, planned = done, int(state.round), done + length
                     metrics = {
-                        name: np.asarray(each)[: done - before] for name, each in metrics.items()
+                        name: np.asarray(values)[: done - before]
+                        for name, values in metrics.items()
                     }
                 if done == before:
                     ended = True
@@ -306,17 +310,17 @@ class RunLoop:
                 goes_on = not ended and _all_go_on(answers)
             if segment and segment.evaluation.clients is not None and (ended or history):
                 evaluation = self.evaluate(state, "test", None)
-                whole = dataclasses.replace(segment, evaluation=evaluation)
+                full_segment = dataclasses.replace(segment, evaluation=evaluation)
                 if ended:
-                    self.stopped = whole
+                    self.stopped = full_segment
                     with self.clock.phase("write"):
                         for step in steps:
-                            step(state, whole)
+                            step(state, full_segment)
                 if history:
-                    history[-1] = whole
+                    history[-1] = full_segment
             with self.clock.phase("write"):
-                for each in hooked:
-                    each.end(state)
+                for callback in hooked:
+                    callback.end(state)
         return state, History(history)
 
     def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
@@ -363,8 +367,8 @@ class RunLoop:
         if limit is None:
             epsilon = self.tight_epsilon(state) if last else self.rdp_epsilon(state)
             return {"epsilon": epsilon, "epsilon_tight": last}
-        spent, whole = self.rdp_epsilon(state), tight_epsilon(limit.planned, self.delta)
-        epsilon = [math.inf if math.isinf(each) else whole for each in spent]
+        spent, planned = self.rdp_epsilon(state), tight_epsilon(limit.planned, self.delta)
+        epsilon = [math.inf if math.isinf(epsilon_of_run) else planned for epsilon_of_run in spent]
         return {"epsilon": epsilon, "epsilon_tight": True, "epsilon_spent": spent}
 
     def tight_epsilon(
@@ -382,8 +386,8 @@ class RunLoop:
         most = math.inf if limit is None or self.delta < limit.delta else limit.epsilon
 
         def of_run(charges):
-            found = rdp_epsilon(charges, self.delta)
-            return found if any(map(no_guarantee, charges)) else min(most, found)
+            bound = rdp_epsilon(charges, self.delta)
+            return bound if any(map(no_guarantee, charges)) else min(most, bound)
 
         return list(map(of_run, self.charges(state)))
 
@@ -392,21 +396,23 @@ class RunLoop:
         privacy = to_host(state.privacy)
         bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
         states = [bare] if self.size is None else [state_of(bare, run) for run in range(self.size)]
-        return [tuple(ledger.charged(each.privacy)) for each in states]
+        return [tuple(ledger.charged(run_state.privacy)) for run_state in states]
 
 
 def require_callbacks(callbacks: Any) -> None:
     """Check that an argument is a list of callbacks."""
     if not isinstance(callbacks, Sequence):
         raise ValueError(f"callbacks must be a list, got {described(callbacks)}")
-    for each in callbacks:
-        if isinstance(each, type):
-            raise ValueError(f"callbacks must be objects, such as {each.__name__}(), got the class")
-        if not isinstance(each, Callback):
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise ValueError(
+                f"callbacks must be objects, such as {callback.__name__}(), got the class"
+            )
+        if not isinstance(callback, Callback):
             try:
-                inspect.signature(each).bind("state", "segment")
+                inspect.signature(callback).bind("state", "segment")
             except TypeError:
-                got = described(each)
+                got = described(callback)
                 raise ValueError(f"a callback must take (state, segment), got {got}") from None
 
 
@@ -422,11 +428,16 @@ def _train_loss(segment: Segment) -> Any:
 
 def _course(segment: Segment, alone: bool) -> list[Record]:
     """Return the course of a run in a segment, the only one in two halves."""
-    metrics, found = segment.metrics, segment.evaluation
+    metrics, evaluation = segment.metrics, segment.evaluation
     half = len(next(iter(metrics.values()), ())) // 2
     cuts = [slice(half), slice(half, None)] if alone and half else [slice(None)]
     rows = []
     for cut in cuts:
-        part = dataclasses.replace(segment, metrics={n: each[cut] for n, each in metrics.items()})
+        part = dataclasses.replace(
+            segment, metrics={n: values[cut] for n, values in metrics.items()}
+        )
         rows.append({"round": segment.round, "train_loss": _train_loss(part)})
-    return [*rows[:-1], rows[-1] | {f"test_{name}": found.mean(name) for name in found.values}]
+    return [
+        *rows[:-1],
+        rows[-1] | {f"test_{name}": evaluation.mean(name) for name in evaluation.values},
+    ]

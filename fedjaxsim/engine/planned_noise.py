@@ -57,7 +57,7 @@ class PlannedNoise:
         traced = jax.make_jaxpr(noise_multiplier)(hparams, INTEGER, total, state, key)
         jaxpr, reads = dce_jaxpr(traced.jaxpr, [True])
         number = len(jax.tree.leaves(hparams))
-        leaves, varies, rest = tuple(reads[:number]), reads[number], reads[number + 1 :]
+        leaves, varies, other_reads = tuple(reads[:number]), reads[number], reads[number + 1 :]
         consts = [
             value
             for variable, value in zip(traced.jaxpr.constvars, traced.consts, strict=True)
@@ -65,9 +65,9 @@ class PlannedNoise:
         ]
         closed = ClosedJaxpr(jaxpr, consts)
         function = jaxpr_as_fun(closed) if not jaxpr.eqns else jax.jit(jaxpr_as_fun(closed))
-        if varies and not any(rest):
+        if varies and not any(other_reads):
             function = jax.jit(jax.vmap(jaxpr_as_fun(closed), (*[None] * sum(leaves), 0)))
-        return cls(function, leaves, varies and not any(rest), not any(rest))
+        return cls(function, leaves, varies and not any(other_reads), not any(other_reads))
 
     def values(self, hparams: Hyperparameters, begin: int, end: int) -> np.ndarray:
         """Return z of rounds `begin` to `end`, (rounds,), or (1,) if all rounds have the same one.

@@ -65,7 +65,7 @@ def require(wanted: int | None) -> None:
 def require_devices(devices: Any) -> None:
     """Raise ValueError if an argument is no sequence of JAX devices, or an empty one."""
     listed = isinstance(devices, Sequence | np.ndarray) and all(
-        isinstance(each, jax.Device) for each in devices
+        isinstance(device, jax.Device) for device in devices
     )
     if not listed or not len(devices):
         raise ValueError(
@@ -73,9 +73,9 @@ def require_devices(devices: Any) -> None:
         )
 
 
-def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
+def placed(array: np.ndarray, sharding: Any) -> jax.Array:
     """Put a host array on devices, also on devices of other processes."""
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def mesh_of(devices: Sequence[Any], axes: str | Mapping[str, int]) -> Mesh:
@@ -105,7 +105,7 @@ _FIRST_WAITS = 5
 _LENGTH = 8192
 _PIECE = 64 * 2**20
 """Bytes that one process sends to the others at once."""
-_kept: Callable[[], str] | None = None
+_recovery_hint: Callable[[], str] | None = None
 """Says what is kept if another process is lost."""
 
 
@@ -163,17 +163,17 @@ def join(
     jax.block_until_ready(together(parts))
 
 
-def when_lost(kept: Callable[[], str] | None) -> None:
+def when_lost(recovery_hint: Callable[[], str] | None) -> None:
     """Let `lose` say what is kept, and how to continue."""
-    global _kept
-    _kept = kept
+    global _recovery_hint
+    _recovery_hint = recovery_hint
 
 
 def lose(why: str) -> NoReturn:
     """End this process because another one has ended."""
-    after = "" if _kept is None else f"; {_kept()}"
-    said = f"another process has ended, and with it the run of all ({why}){after}"
-    _end(LOST, f"fedjaxsim: error: {said}")
+    after = "" if _recovery_hint is None else f"; {_recovery_hint()}"
+    message = f"another process has ended, and with it the run of all ({why}){after}"
+    _end(LOST, f"fedjaxsim: error: {message}")
 
 
 def several() -> bool:
@@ -201,7 +201,7 @@ def from_all(value: Any) -> list[Any]:
     words = np.frombuffer(json.dumps(value).encode().ljust(_LENGTH), np.uint8)
     if len(words) != _LENGTH:
         raise ValueError(f"a message to other processes takes {_LENGTH} bytes, got {len(words)}")
-    return [json.loads(each.tobytes()) for each in multihost_utils.process_allgather(words)]
+    return [json.loads(row.tobytes()) for row in multihost_utils.process_allgather(words)]
 
 
 def to_host(tree: Any) -> Any:
@@ -223,26 +223,34 @@ def pieces_of(leaf: Any) -> Iterator[np.ndarray]:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated or not _by_rows(leaf):
         yield _bytes(_whole(leaf))
         return
-    own = {shard.device: shard for shard in leaf.addressable_shards}
+    local_shards = {shard.device: shard for shard in leaf.addressable_shards}
     indices = leaf.sharding.devices_indices_map(leaf.shape)
     for device in sorted(indices, key=lambda device: indices[device][0].start or 0):
         shape = leaf.sharding.shard_shape(leaf.shape)
-        rows = np.asarray(own[device].data) if device in own else np.zeros(shape, leaf.dtype)
+        rows = (
+            np.asarray(local_shards[device].data)
+            if device in local_shards
+            else np.zeros(shape, leaf.dtype)
+        )
         piece = _bytes(rows)
         if leaf.is_fully_addressable:
             yield piece
             continue
         for begin in range(0, len(piece), _PIECE):
             part = piece[begin : begin + _PIECE]
-            yield np.asarray(multihost_utils.broadcast_one_to_all(part, device in own))
+            yield np.asarray(multihost_utils.broadcast_one_to_all(part, device in local_shards))
 
 
 def _by_rows(leaf: jax.Array) -> bool:
     """Return whether devices hold different rows of an array, each once."""
     indices = leaf.sharding.devices_indices_map(leaf.shape).values()
-    whole = slice(None)
-    rest = all(index[1:] == (whole,) * (leaf.ndim - 1) for index in indices)
-    return leaf.ndim > 0 and rest and len({index[0].start for index in indices}) == len(indices)
+    everything = slice(None)
+    keeps_columns = all(index[1:] == (everything,) * (leaf.ndim - 1) for index in indices)
+    return (
+        leaf.ndim > 0
+        and keeps_columns
+        and len({index[0].start for index in indices}) == len(indices)
+    )
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -251,13 +259,13 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 def agree(facts: Mapping[str, str]) -> None:
     """Check that all processes have the same facts by name, such as fingerprints of settings."""
-    first, *others = said = from_all({"facts": dict(facts)})
-    for index, each in enumerate(said):
-        if "refused" in each:
-            raise DisagreeError(f"process {index} refuses: {each['refused']}")
-    for index, each in enumerate(others, 1):
-        names = {*first["facts"], *each["facts"]}
-        differing = [n for n in sorted(names) if first["facts"].get(n) != each["facts"].get(n)]
+    first, *later = answers = from_all({"facts": dict(facts)})
+    for index, answer in enumerate(answers):
+        if "refused" in answer:
+            raise DisagreeError(f"process {index} refuses: {answer['refused']}")
+    for index, answer in enumerate(later, 1):
+        names = {*first["facts"], *answer["facts"]}
+        differing = [n for n in sorted(names) if first["facts"].get(n) != answer["facts"].get(n)]
         if differing:
             what = " and ".join(differing)
             raise DisagreeError(f"process {index} has other {what} than process 0")
@@ -278,10 +286,10 @@ def leave(code: int) -> NoReturn:
     _end(code)
 
 
-def _end(code: int, said: str = "") -> NoReturn:
+def _end(code: int, message: str = "") -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
-        if said:
-            print(said, file=sys.stderr)
+        if message:
+            print(message, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     if is_first():

@@ -252,16 +252,16 @@ class Program:
         sample = Cohort(clients, jnp.ones(count, bool), jnp.zeros((), jnp.int32))
         slots, ids, mask = self.partition.slots_of(sample, full=False)
         personal = jax.tree.map(lambda leaf: leaf[jnp.where(mask, slots, 0)], state.personal)
-        found = map_clients(
+        measured = map_clients(
             one, personal, jnp.where(mask, ids, self.partition.anybody()), choose, rows
         )
         place = jnp.where(mask, jnp.searchsorted(clients, ids), count)
 
         def gathered(leaf):
-            whole = jnp.zeros((count, *leaf.shape[1:]), leaf.dtype)
-            return whole.at[place].set(leaf, mode="drop")
+            everyone = jnp.zeros((count, *leaf.shape[1:]), leaf.dtype)
+            return everyone.at[place].set(leaf, mode="drop")
 
-        return self.partition.total(jax.tree.map(gathered, found))
+        return self.partition.total(jax.tree.map(gathered, measured))
 
     @traced_for_its_devices
     def predict(
@@ -482,14 +482,14 @@ class Program:
         return bytes_of_work(jaxpr.jaxpr, row, message)
 
 
-def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
+def _with_types_of(current: PyTree, updated: PyTree) -> PyTree:
     """Cast the new server state to the old floating types; releases are float32 at least."""
 
     def one(before, after):
         both = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (before, after))
         return after.astype(before.dtype) if both else after
 
-    return jax.tree.map(one, old, new)
+    return jax.tree.map(one, current, updated)
 
 
 def algorithm_of_run(
@@ -514,8 +514,8 @@ def algorithm_of_run(
             protection = examples.of_client(data.count, silos.size, hparams, silos.noise)
         # Here, since a sweep maps this function over settings.
         view = view_here(data, protection)
-        own = client_values(records, hparams, context.client_id)
-        returned = algorithm.client(shared, personal, view, own, context)
+        client_hparams = client_values(records, hparams, context.client_id)
+        returned = algorithm.client(shared, personal, view, client_hparams, context)
         if silos is not None and view.tickets > silos.gradients:
             raise ExampleLeakError(
                 f"the algorithm takes {view.tickets} gradients of a minibatch with hyperparameters "
@@ -526,17 +526,19 @@ def algorithm_of_run(
         return (*returned[:-1], loss_of(view) | returned[-1])
 
     def server(shared, release, hparams, round_):
-        known = server_values(records, hparams)
-        known = known.having(sampling_rate=sampler.answer_rate(sampler.rate(hparams)))
-        return algorithm.server(shared, release, known, round_)
+        server_hparams = server_values(records, hparams)
+        server_hparams = server_hparams.having(
+            sampling_rate=sampler.answer_rate(sampler.rate(hparams))
+        )
+        return algorithm.server(shared, release, server_hparams, round_)
 
     def predict(shared, personal, hparams, client_id):
-        own = client_values(records, hparams, client_id)
-        return algorithm.predict(shared, personal, own, client_id)
+        client_hparams = client_values(records, hparams, client_id)
+        return algorithm.predict(shared, personal, client_hparams, client_id)
 
     def predict_with_data(shared, personal, data, hparams, client_id):
-        own = client_values(records, hparams, client_id)
-        return with_data and with_data(shared, personal, data, own, client_id)
+        client_hparams = client_values(records, hparams, client_id)
+        return with_data and with_data(shared, personal, data, client_hparams, client_id)
 
     example_epsilon = algorithm.example_epsilon
     return algorithm._replace(
@@ -565,7 +567,9 @@ def _of_server(
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*args):
-        known = (server_values(records, a) if isinstance(a, Hyperparameters) else a for a in args)
-        return function(*known)
+        converted = (
+            server_values(records, a) if isinstance(a, Hyperparameters) else a for a in args
+        )
+        return function(*converted)
 
     return called

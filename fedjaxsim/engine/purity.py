@@ -49,13 +49,15 @@ def check_repeats(first: Any, again: Any, returned: tuple[Any, Any] = ((), ())) 
     same in all rounds and of all clients.
     """
     pairs = itertools.zip_longest(equations(first.jaxpr), equations(again.jaxpr))
-    for one, two in pairs:
-        if one is None or two is None or _settings_of(one) != _settings_of(two):
-            raise _changing(one or two)
+    for equation, repeated in pairs:
+        if equation is None or repeated is None or _settings_of(equation) != _settings_of(repeated):
+            raise _changing(equation or repeated)
     constants = itertools.zip_longest(_constants(first), _constants(again))
-    for one, two in constants:
-        if one is None or two is None or _bytes(one[0]) != _bytes(two[0]):
-            raise _changing(next(each[1] for each in (one, two) if each is not None))
+    for constant, repeated in constants:
+        if constant is None or repeated is None or _bytes(constant[0]) != _bytes(repeated[0]):
+            raise _changing(
+                next(either[1] for either in (constant, repeated) if either is not None)
+            )
     if repr(returned[0]) != repr(returned[1]):
         raise _changing(None)
 
@@ -102,9 +104,9 @@ class _CheckedRule:
 
     def call_wrapped(self, *zeros: Any) -> Any:
         """Trace the rule, check the trace, and return it with copies of its constants."""
-        jaxpr, constants, *rest = self._rule.call_wrapped(*zeros)
+        jaxpr, constants, *extras = self._rule.call_wrapped(*zeros)
         closed = self._checked(ClosedJaxpr(jaxpr, constants))
-        return closed.jaxpr, closed.consts, *rest
+        return closed.jaxpr, closed.consts, *extras
 
 
 def with_own_constants(closed: Any, checked: Callable[[Any], Any]) -> Any:
@@ -120,7 +122,7 @@ def with_own_constants(closed: Any, checked: Callable[[Any], Any]) -> Any:
         }
         same = all(params[name] is value for name, value in equation.params.items())
         changed.append(equation if same else equation.replace(params=params))
-    if any(new is not old for new, old in zip(changed, jaxpr.eqns, strict=True)):
+    if any(copied is not equation for copied, equation in zip(changed, jaxpr.eqns, strict=True)):
         jaxpr = jaxpr.replace(eqns=changed)
     if jaxpr is closed.jaxpr and not closed.consts:
         return closed

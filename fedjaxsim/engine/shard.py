@@ -86,9 +86,9 @@ class Shard(AllClients):
         slots = cohort.ids - jax.lax.axis_index(self.axis) * self.size
         mine = cohort.mask & (slots >= 0) & (slots < self.size)
         capacity = min(mine.shape[0], self.size)
-        kept = jnp.nonzero(mine, size=capacity, fill_value=0)[0]
+        places = jnp.nonzero(mine, size=capacity, fill_value=0)[0]
         mask = jnp.arange(capacity) < jnp.sum(mine)
-        return CohortSlots(slots[kept], cohort.ids[kept], mask)
+        return CohortSlots(slots[places], cohort.ids[places], mask)
 
     def total(self, sums: PyTree) -> PyTree:
         return jax.lax.psum(sums, self.axis)
@@ -122,8 +122,8 @@ class Sharded(Program):
     @traced_for_its_devices
     def init(self, key, hparams):
         specs = self.specs(jax.eval_shape(Program(**self.parts()).init, key, hparams))
-        whole = across(self._local().init, self.mesh, (SAME, self._hparams), specs)
-        return map_clients_leaves(self._unpadded, whole(key, hparams))
+        sharded_init = across(self._local().init, self.mesh, (SAME, self._hparams), specs)
+        return map_clients_leaves(self._unpadded, sharded_init(key, hparams))
 
     @traced_for_its_devices
     def step(self, state, hparams, rows):
@@ -131,8 +131,8 @@ class Sharded(Program):
 
     @traced_for_its_devices
     def rounds(self, state, hparams, rows, rounds):
-        several = functools.partial(self._local().rounds, rounds=rounds)
-        return self._advance(several, state, hparams, rows, (None,))
+        local_rounds = functools.partial(self._local().rounds, rounds=rounds)
+        return self._advance(local_rounds, state, hparams, rows, (None,))
 
     @traced_for_its_devices
     def evaluate(self, state, hparams, rows, clients=None):
@@ -140,8 +140,8 @@ class Sharded(Program):
         outputs = self._spec(StatePart("clients", varies=True))
         if clients is not None:
             outputs = PartitionSpec(*(None if axis == CLIENTS else axis for axis in outputs))
-        whole = across(self._local().evaluate, self.mesh, inputs, outputs)
-        measured = whole(self._with_padding(state), hparams, rows, clients)
+        sharded_evaluate = across(self._local().evaluate, self.mesh, inputs, outputs)
+        measured = sharded_evaluate(self._with_padding(state), hparams, rows, clients)
         return jax.tree.map(self._unpadded, measured) if clients is None else measured
 
     def place(self, population: Population) -> dict[str, Any]:
@@ -173,13 +173,15 @@ class Sharded(Program):
             ranges = population.splits[name]
             # A client without rows in this split may start outside its device's piece.
             start = np.where(ranges.count > 0, ranges.start - shift, 0)
-            start, count = (placed(each, everywhere) for each in (start, ranges.count))
+            start, count = (placed(array, everywhere) for array in (start, ranges.count))
             of = None if rows.training is None else on_devices("train", rows.training)
             frozen = jax.tree.map(lambda leaf: placed(leaf, everywhere), rows.frozen)
             return dataclasses.replace(rows, start=start, count=count, training=of, frozen=frozen)
 
         with jax.ensure_compile_time_eval():  # also while a run is being traced
-            fields = {name: pieces(np.asarray(each)) for name, each in population.fields.items()}
+            fields = {
+                name: pieces(np.asarray(values)) for name, values in population.fields.items()
+            }
             return {
                 name: on_devices(name, Rows.place(population, name, fields, self.algorithm))
                 for name in population.splits
@@ -193,14 +195,14 @@ class Sharded(Program):
 
     def _local(self) -> Program:
         """Return the program of one device's clients and runs, for use inside `jax.shard_map`."""
-        one = self if self.runs is None else self.runs.program
-        one = Program(**one.parts())
+        local = self if self.runs is None else self.runs.program
+        local = Program(**local.parts())
         if self.mesh.shape[CLIENTS] > 1:
-            one = dataclasses.replace(one, partition=self._partition)
+            local = dataclasses.replace(local, partition=self._partition)
         if self.runs is None:
-            return one
+            return local
         _, axes, size = self.runs
-        return batch(one, axes, size // self.mesh.shape.get(RUNS, 1))
+        return batch(local, axes, size // self.mesh.shape.get(RUNS, 1))
 
     def _advance(self, function, state, hparams, rows, before):
         """Run rounds on all devices; metrics of runs have their axis after `before`."""
@@ -212,10 +214,10 @@ class Sharded(Program):
 
         specs = self.specs(state)
         of_runs = PartitionSpec(*before, self._runs_axis)
-        whole = across(
+        sharded = across(
             local, self.mesh, (specs, self._hparams, specs_of_rows(rows)), (specs, of_runs, SAME)
         )
-        state, varies, shared = whole(self._with_padding(state), hparams, rows)
+        state, varies, shared = sharded(self._with_padding(state), hparams, rows)
         return map_clients_leaves(self._unpadded, state), varies | shared
 
     # --- how arrays are divided -------------------------------------------------------------------

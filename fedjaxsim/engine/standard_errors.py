@@ -88,8 +88,8 @@ def standard_errors_of(
     fields = jax.tree.map(jnp.asarray, dict(population.fields))
     rows = Rows.place(population, "train", fields, algorithm)
     with program.tracing():
-        found = linear_round(state, hparams, rows)
-    linear = _Round(*(np.asarray(part, np.float64) for part in found))
+        arrays = linear_round(state, hparams, rows)
+    linear = _Round(*(np.asarray(part, np.float64) for part in arrays))
     centred = linear.parts - linear.parts.mean(axis=0)
     between = centred.T @ centred
     count = int(population.splits["train"].count.sum())
@@ -135,8 +135,8 @@ def _table(published: Any, population: Population, **covariances: np.ndarray) ->
     if c > 1:
         classes = population.categories.get("y", range(c))
         table["class"] = np.repeat(class_names(classes, np.arange(c)), terms)
-    whole = np.sqrt(sum(np.square(error) for error in errors.values()))
-    width = stdtrit(population.num_clients - 1, (1 + _LEVEL) / 2) * whole
+    total = np.sqrt(sum(np.square(error) for error in errors.values()))
+    width = stdtrit(population.num_clients - 1, (1 + _LEVEL) / 2) * total
     return {
         **table,
         "estimate": estimate,

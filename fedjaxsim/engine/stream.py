@@ -96,18 +96,18 @@ class HostRows(NamedTuple):
     def of(self, ids: np.ndarray, buffers: dict[str, np.ndarray]) -> Rows:
         """Gather the rows of clients, (s,) sorted ids with padding, into `buffers`."""
         count = np.searchsorted(ids, len(self.ranges.count))
-        found = ids[:count] if count else ids[:1] * 0  # padding reads the first one's rows
+        present = ids[:count] if count else ids[:1] * 0  # padding reads the first one's rows
         splits = [self.ranges] if self.training is None else [self.ranges, self.training]
-        ranges = [Ranges(each.start[found], each.count[found]) for each in splits]
-        index = np.concatenate([each.all_rows() for each in ranges])
+        ranges = [Ranges(split.start[present], split.count[present]) for split in splits]
+        index = np.concatenate([split_ranges.all_rows() for split_ranges in ranges])
         for name, values in self.fields.items():
             # The only mode that writes straight to `out`; no index is out of bounds.
             np.take(values, index, axis=0, out=buffers[name][: len(index)], mode="clip")
-        counts = np.stack([each.count for each in ranges])
+        counts = np.stack([split_ranges.count for split_ranges in ranges])
         starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
-        padding = ((0, 0), (0, len(ids) - len(found)))
-        start, count = (np.pad(each, padding) for each in (starts, counts))
-        start[:, len(found) :], count[:, len(found) :] = starts[:, :1], counts[:, :1]
+        padding = ((0, 0), (0, len(ids) - len(present)))
+        start, count = (np.pad(numbers, padding) for numbers in (starts, counts))
+        start[:, len(present) :], count[:, len(present) :] = starts[:, :1], counts[:, :1]
         start, count = start.astype(np.int32), count.astype(np.int32)
         rows = dataclasses.replace(self.empty, start=start[0], count=count[0], ids=ids)
         if rows.training is not None:
@@ -178,8 +178,8 @@ class Streamed(Program):
 
         def write(on_host: PyTree, ids: np.ndarray, states: PyTree) -> None:
             there = slice(np.searchsorted(ids, clients))
-            for host, new in zip(jax.tree.leaves(on_host), jax.tree.leaves(states), strict=True):
-                host[ids[there]] = np.asarray(new)[there]
+            for host, leaf in zip(jax.tree.leaves(on_host), jax.tree.leaves(states), strict=True):
+                host[ids[there]] = np.asarray(leaf)[there]
 
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
             state = start(key, hparams, everybody[:1])
@@ -254,7 +254,7 @@ class Streamed(Program):
                     turn = turn if following is None else following.result()
             for written in writes:
                 written.result()  # raises the error of a write
-            metrics = jax.tree.map(lambda *each: np.stack(each), *history)
+            metrics = jax.tree.map(lambda *blocks: np.stack(blocks), *history)
             return after.with_clients(on_host), metrics
 
         def evaluate(
@@ -265,20 +265,22 @@ class Streamed(Program):
         ) -> ClientMetrics:
             chosen = everybody if sample is None else sample
             blocks = blocks_of(chosen, clients, bytes_of(state.of_clients) // clients)
-            each = rows.ranges.count
-            each = each if rows.training is None else each + rows.training.count
-            counts = [int(each[ids[ids < clients]].sum()) for ids in blocks]
+            row_counts = rows.ranges.count
+            row_counts = row_counts if rows.training is None else row_counts + rows.training.count
+            counts = [int(row_counts[ids[ids < clients]].sum()) for ids in blocks]
             room = max(1, *counts)
 
             def fetch(ids: np.ndarray) -> tuple[Rows, PyTree]:
                 return rows.of(ids, rows.buffers(room)), _of(state.of_clients, ids)
 
-            found = []
+            measurements = []
             for fetched, states in _ahead(fetch, blocks):
                 measured = measure(state.with_clients(states), hparams, fetched)
                 # Wait: a device would start on all blocks at once.
-                found.append(jax.tree.map(np.asarray, measured))
-            return jax.tree.map(lambda *each: np.concatenate(each)[: len(chosen)], *found)
+                measurements.append(jax.tree.map(np.asarray, measured))
+            return jax.tree.map(
+                lambda *pieces: np.concatenate(pieces)[: len(chosen)], *measurements
+            )
 
         return Functions(init, _refuse, rounds, evaluate)
 
@@ -287,9 +289,9 @@ def _of(states: PyTree, ids: np.ndarray) -> PyTree:
     """Gather the states of `ids` into an aligned buffer; padding ids return the first one's."""
 
     def of(leaf: Any) -> np.ndarray:
-        known = np.where(ids < len(leaf), ids, ids[0] if ids[0] < len(leaf) else 0)
-        found = aligned((len(ids), *leaf.shape[1:]), leaf.dtype)
-        return np.take(np.asarray(leaf), known, axis=0, out=found, mode="clip")
+        existing = np.where(ids < len(leaf), ids, ids[0] if ids[0] < len(leaf) else 0)
+        gathered = aligned((len(ids), *leaf.shape[1:]), leaf.dtype)
+        return np.take(np.asarray(leaf), existing, axis=0, out=gathered, mode="clip")
 
     return jax.tree.map(of, states)
 

@@ -204,9 +204,9 @@ def _taken_apart(tree: PyTree) -> _Parts:
         kinds.append(kind)
         joins.append((len(inside), join))
 
-    def joined(given: list[Any]) -> PyTree:
-        rest = iter(given)
-        made = [join(list(itertools.islice(rest, count))) for count, join in joins]
+    def joined(values: list[Any]) -> PyTree:
+        remaining = iter(values)
+        made = [join(list(itertools.islice(remaining, count))) for count, join in joins]
         return jax.tree.unflatten(structure, made)
 
     shapes = [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in map(_shape_of, arrays)]
@@ -232,4 +232,4 @@ def _tree_apart(
     tree: PyTree, kind: Any, make: Callable[[PyTree], Any]
 ) -> tuple[list[Any], Any, Callable[[list[Any]], Any]]:
     arrays, structure = jax.tree.flatten(tree)
-    return arrays, (structure, kind), lambda given: make(jax.tree.unflatten(structure, given))
+    return arrays, (structure, kind), lambda values: make(jax.tree.unflatten(structure, values))

@@ -45,7 +45,7 @@ class TrainedFunctions(NamedTuple):
 def trained_functions(program: Program) -> TrainedFunctions:
     """Return the functions of a program's trained states, each compiled once for its shapes."""
     task, algorithm = program.algorithm.task, program.algorithm
-    kept: Any = dataclasses.replace(program, measure=lambda params, data: params)
+    models_program: Any = dataclasses.replace(program, measure=lambda params, data: params)
 
     def predictions(state, hparams, rows, fields, clients, *, size, strangers):
         layout = program.choose_layout(state, evaluates=True)()
@@ -53,17 +53,21 @@ def trained_functions(program: Program) -> TrainedFunctions:
 
         def of_row(row):
             fields, client = row
-            known = jnp.maximum(client, 0)
-            personal = jax.tree.map(lambda leaf: leaf[known], state.personal)
+            safe_client = jnp.maximum(client, 0)
+            personal = jax.tree.map(lambda leaf: leaf[safe_client], state.personal)
             with bound(task.frozen, rows.frozen):
-                params = program.predict(state, personal, hparams, known, rows, layout)
+                params = program.predict(state, personal, hparams, safe_client, rows, layout)
                 if strangers:
                     params = jax.tree.map(
-                        lambda own, new: jnp.where(client < 0, new, own), params, published
+                        lambda trained_leaf, published_leaf: jnp.where(
+                            client < 0, published_leaf, trained_leaf
+                        ),
+                        params,
+                        published,
                     )
                 assert task.predict is not None
-                said = task.predict(params, jax.tree.map(lambda leaf: leaf[None], fields))
-            return jax.tree.map(lambda leaf: leaf[0], said)
+                predicted = task.predict(params, jax.tree.map(lambda leaf: leaf[None], fields))
+            return jax.tree.map(lambda leaf: leaf[0], predicted)
 
         return jax.lax.map(of_row, (fields, clients), batch_size=size)
 
@@ -87,7 +91,7 @@ def trained_functions(program: Program) -> TrainedFunctions:
         return for_its_devices
 
     return TrainedFunctions(
-        jax.jit(kept.evaluate),
+        jax.jit(models_program.evaluate),
         jax.jit(traced(predictions), static_argnames=("size", "strangers")),
         jax.jit(traced(published)),
     )
@@ -116,11 +120,16 @@ def predictions_of(
     if published_alone:
         clients = np.full_like(clients, -1)
     fields = {name: v for name, v in population.fields.items() if name != "y"}
-    named, given = trained.columns.get("x"), population.columns.get("x")
+    named, typed_columns = trained.columns.get("x"), population.columns.get("x")
     clipped = {}
-    if trained is not population and named is not None and given is not None and given != named:
-        clipped = {"clipped": named.beyond(fields["x"], given)}
-        fields["x"] = named.aligned(fields["x"], given)  # in the units of the training rows
+    if (
+        trained is not population
+        and named is not None
+        and typed_columns is not None
+        and typed_columns != named
+    ):
+        clipped = {"clipped": named.beyond(fields["x"], typed_columns)}
+        fields["x"] = named.aligned(fields["x"], typed_columns)  # in the units of the training rows
     fields = jax.tree.map(jnp.asarray, fields)
     published = program.algorithm.warm_start.published(state.shared)
     strangers = bool(np.any(clients < 0))
@@ -128,8 +137,8 @@ def predictions_of(
     if strangers and lacks_model and published_alone:
         raise ValueError("the run publishes no model that predicts without a client's rows")
     if strangers and lacks_model:
-        known = set(map(str, trained.names.tolist()))
-        unknown = [name for name in population.names.tolist() if str(name) not in known]
+        trained_names = set(map(str, trained.names.tolist()))
+        unknown = [name for name in population.names.tolist() if str(name) not in trained_names]
         raise ValueError(
             f"client {unknown[0]!r} took no part in the run ({len(unknown)} such clients), which "
             "published no model that a new client could predict with: `start_new_clients` gives "
@@ -138,19 +147,19 @@ def predictions_of(
     model = jax.eval_shape(task.init, keys.seed_key(0))
     size = max(1, min(1024, _AT_ONCE // max(1, bytes_of((model, row_of(state.personal))))))
 
-    said = functions.predictions(
+    outputs = functions.predictions(
         on_host(state), hparams, rows, fields, clients, size=size, strangers=strangers
     )
-    predicted = {name: np.asarray(value) for name, value in said.items()}
+    predicted = {name: np.asarray(value) for name, value in outputs.items()}
     y = trained.columns.get("y")
     if y is not None and y.scaled:
         predicted["prediction"] = np.asarray(y.original(predicted["prediction"]), np.float32)
     if classes := trained.categories.get("y"):
         predicted["prediction"] = class_names(classes, predicted["prediction"])
     row = np.arange(len(owners)) if population.source_row is None else population.source_row
-    found = {"client": population.names[owners], "row": row, **predicted, **clipped}
+    table = {"client": population.names[owners], "row": row, **predicted, **clipped}
     order = np.argsort(row, kind="stable")
-    return {name: values[order] for name, values in found.items()}
+    return {name: values[order] for name, values in table.items()}
 
 
 def published_metrics(
@@ -181,15 +190,15 @@ def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndar
     """
     slopes, intercept = source_units(models, population)
     m, c, _ = slopes.shape
-    found = {"client": np.repeat(population.names, c)}
+    table = {"client": np.repeat(population.names, c)}
     if c > 1:
         classes = population.categories.get("y", range(c))
-        found["class"] = np.tile(class_names(classes, np.arange(c)), m)
-    found["intercept"] = intercept.reshape(m * c)
+        table["class"] = np.tile(class_names(classes, np.arange(c)), m)
+    table["intercept"] = intercept.reshape(m * c)
     names = population.columns["x"].names
-    if taken := {*found} & {*names}:
+    if taken := {*table} & {*names}:
         raise ValueError(f"a column may not be called {min(taken)!r} beside its coefficients")
-    return found | dict(zip(names, slopes.reshape(m * c, -1).T, strict=True))
+    return table | dict(zip(names, slopes.reshape(m * c, -1).T, strict=True))
 
 
 def source_units(models: PyTree, population: Population) -> tuple[np.ndarray, np.ndarray]:
@@ -216,11 +225,11 @@ def source_units(models: PyTree, population: Population) -> tuple[np.ndarray, np
 def class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:
     """Return classes by their names, None for −1; whole numbers if all names are."""
     names = [str(name) for name in classes]
-    whole = all(name.removeprefix("-").isdecimal() for name in names)
-    known = [int(name) for name in names] if whole else names
+    are_integers = all(name.removeprefix("-").isdecimal() for name in names)
+    labels = [int(name) for name in names] if are_integers else names
     if np.min(numbers, initial=0) >= 0:
-        return np.array(known)[numbers]
-    return np.array([*known, None], object)[numbers]
+        return np.array(labels)[numbers]
+    return np.array([*labels, None], object)[numbers]
 
 
 def on_host(state: SimulationState) -> SimulationState:
@@ -283,11 +292,17 @@ def first_states(
         if model_of is None:
             return published
         model = model_of(personal, jnp.maximum(before, 0))
-        return jax.tree.map(lambda own, new: jnp.where(before < 0, new, own), model, published)
+        return jax.tree.map(
+            lambda trained_leaf, published_leaf: jnp.where(
+                before < 0, published_leaf, trained_leaf
+            ),
+            model,
+            published,
+        )
 
     def of_one(personal, client_id, before):
-        own = client_values(algorithm.hyperparameters, hparams, client_id)
-        return start(key, own, published, own_model(personal, before))
+        client_hparams = client_values(algorithm.hyperparameters, hparams, client_id)
+        return start(key, client_hparams, published, own_model(personal, before))
 
     ids = jnp.arange(num_clients, dtype=jnp.int32)
     before = ids if origin is None else origin

@@ -81,7 +81,7 @@ def work(
         return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row, message)
 
     layout = choose(message=message, slots=cohort.ids.shape[0], memory=memory)
-    kept = message if mechanism.adds_chunks and layout.scans else None
+    message_shapes = message if mechanism.adds_chunks and layout.scans else None
 
     def add(accumulator, messages, mask, ids):
         return mechanism.add(accumulator, Messages(messages), mask, ids, *public)
@@ -106,11 +106,11 @@ def work(
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
-        old, store = take(store, slots, stand_in=slot, **ways)
-        new, accumulator, totals = _run_chunk(
-            client, add, layout, kept, full, old, ids, mask, accumulator, totals
+        states, store = take(store, slots, stand_in=slot, **ways)
+        updated, accumulator, totals = _run_chunk(
+            client, add, layout, message_shapes, full, states, ids, mask, accumulator, totals
         )
-        return put(store, slots, new, **ways), accumulator, totals
+        return put(store, slots, updated, **ways), accumulator, totals
 
     def body(carry, chunk):
         if full or alone or layout.rematerialize:
@@ -165,17 +165,17 @@ def _chunks(
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), CohortSlots(slots, ids, mask))
 
 
-def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, totals):
+def _run_chunk(client, add, layout, message_shapes, full, rows, ids, mask, accumulator, totals):
     """Run the clients of a chunk one after another or as one batch, and add up their messages.
 
     A scan bounds and adds each message before the next client starts, and skips empty slots. If
-    `kept` is given, a message as shapes, it keeps all messages and adds them after the last client.
+    `message_shapes` is given, it keeps all messages and adds them after the last client.
     """
     scans = layout.scans
 
     def run(operands):
         rows, ids, mask, accumulator, totals = operands
-        rows, messages, metrics = (one if scans else jax.vmap(one))(rows, ids)
+        rows, messages, metrics = (client if scans else jax.vmap(client))(rows, ids)
         if scans:
             ids, mask, messages, metrics = jax.tree.map(
                 lambda leaf: leaf[None], (ids, mask, messages, metrics)
@@ -186,13 +186,13 @@ def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, total
             return total + jnp.sum(present, axis=0, dtype=total.dtype)
 
         totals = jax.tree.map(add_present, totals, metrics)
-        if kept is not None:
+        if message_shapes is not None:
             return rows, accumulator, totals, messages
         return rows, add(accumulator, messages, mask, ids), totals, None
 
     def skip(operands):
         rows, _, _, accumulator, totals = operands
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), kept)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), message_shapes)
         return rows, accumulator, totals, nothing
 
     # On an accelerator `work` skips batches without a filled slot, if any. A CPU's batch is in a
@@ -220,7 +220,7 @@ def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, total
     else:
         carry, (rows, messages) = body(carry, chunk)
     accumulator, totals = carry
-    if kept is not None:
+    if message_shapes is not None:
         accumulator = add(accumulator, messages, mask, ids)
     return rows, accumulator, totals
 
@@ -261,7 +261,7 @@ def map_clients(
     # Batches of one size: with another a client's values could be rounded otherwise.
     count = order.shape[0]
     size = count if size is None else min(size, count)
-    found = jax.lax.map(of_slot, jnp.pad(order, (0, -count % size), mode="edge"), batch_size=size)
+    outputs = jax.lax.map(of_slot, jnp.pad(order, (0, -count % size), mode="edge"), batch_size=size)
     places = jnp.arange(count, dtype=order.dtype)
     places = jnp.zeros_like(order).at[order].set(places, unique_indices=True)
-    return jax.tree.map(lambda leaf: leaf[places], found)
+    return jax.tree.map(lambda leaf: leaf[places], outputs)
