@@ -49,6 +49,11 @@ class PrivacyEvent:
 
     def __init_subclass__(cls) -> None:
         cls.kind = cls.__dict__.get("kind") or cls.__name__
+        taken = _KINDS.get(cls.kind)
+        if taken and taken.__module__ == __name__ != cls.__module__:  # files would be read as it
+            raise ValueError(
+                f"kind {cls.kind!r} is an event of fedjaxsim: give {cls.__name__} another"
+            )
         _KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:

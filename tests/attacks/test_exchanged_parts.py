@@ -10,6 +10,7 @@ from support.problems import classification
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.mpmtl import mpmtl
 from fedjaxsim.engine.evaluation import EvaluationPlan
+from fedjaxsim.privacy.events import event_from
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, record
 from fedjaxsim.privacy.mechanisms.record import CLIP, GAUSSIAN_NOISE, SUM, mechanism_of
 
@@ -154,3 +155,10 @@ def test_a_simulation_stays_as_it_was_made():
     batch = fjs.SimulationBatch(sim, [hparams])
     with pytest.raises(AttributeError, match="settings of a SimulationBatch stays as it is"):
         batch.settings = ()
+
+
+def test_an_event_of_ones_own_takes_no_name_of_the_packages():
+    """Ledgers in files name their events: they would have been read at another cost."""
+    with pytest.raises(ValueError, match="kind 'gaussian' is an event of fedjaxsim"):
+        type("Cheap", (fjs.privacy.PrivacyEvent,), {"kind": "gaussian"})
+    assert event_from({"kind": "gaussian"}) == GAUSSIAN.event
