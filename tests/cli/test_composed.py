@@ -76,7 +76,7 @@ def test_what_cannot_be_names_the_file_the_flag_and_the_part(mine, refused):
         ("b", pfedme + "inner-steps = 2.5"),
         ("c", pfedme + "lam = 'x'"),
         ("d", pfedme + swept + "inner-steps = [1, 2.5]"),
-        ("e", apfl + swept + "initial-mixing = [0.1, 2]"),
+        ("e", apfl + "trust-own-code = true\n" + swept + "initial-mixing = [0.1, 2]"),
         ("f", apfl + swept + "lam = [0.1, 2]"),
     ):
         (mine / f"{name}.toml").write_text(text)
