@@ -103,7 +103,7 @@ KINDS = {
     "eight": ("pmtl", "mpmtl"),
     "pair": ("pmtl", "dpfedmtl"),
 }
-"""Systems of each shape, with every kind of state and message; test_placements.py has all."""
+"""Systems of each shape, with every kind of state and message; test_placements.py has more."""
 
 
 @pytest.fixture(scope="module")
