@@ -82,7 +82,7 @@ def resolve_metrics(
     """Decide the records of a task's metrics and their order: runs are judged by the first.
 
     Metrics that tables show and that have a direction come first, then others with a direction,
-    such as the loss; among them, those of `METRICS` before the task's own.
+    such as the loss; among them, `METRICS`' before the task's own.
 
     Args:
       names: names of all metrics of the task.

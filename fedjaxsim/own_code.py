@@ -72,7 +72,7 @@ def kind_of(record: Any) -> type:
 
 
 def is_stamped(record: Any) -> bool:
-    """Return whether the package made a record, of which nothing was exchanged."""
+    """Return whether the package made a record, and nothing in it was exchanged."""
     return "_unstamped" in vars(type(record))
 
 

@@ -202,7 +202,7 @@ def _with_tape(
 # --- comparing, bit for bit -----------------------------------------------------------------------
 
 Facts = dict[str, tuple[Any, ...]]
-"""Type and bytes of leaves by name, those of clients one by one."""
+"""Type and bytes of leaves by name, clients' leaves one by one."""
 
 
 def _facts(state: SimulationState, clients: Iterable[int]) -> Facts:
@@ -216,7 +216,7 @@ def _facts(state: SimulationState, clients: Iterable[int]) -> Facts:
 
 
 def _bytes(name: str, tree: PyTree, clients: Iterable[int] | None = None) -> Facts:
-    """Return the facts of a pytree or, of leaves (m, ...), those of some clients."""
+    """Return the facts of a pytree or, of leaves (m, ...), of some clients."""
     found: Facts = {f"the structure of `{name}`": (jax.tree.structure(tree),)}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = f"`{name}`" + (f" at {jax.tree_util.keystr(path)}" if path else "")

@@ -191,7 +191,7 @@ def show_commands(commands: Sequence[Command]) -> None:
 
 
 def show(command: Command, words: Sequence[str]) -> None:
-    """Show the flags of a command; of one with settings, those of the parts that `words` name."""
+    """Show a command's flags; of one with settings, the flags of the parts that `words` name."""
     if command.takes_settings:
         flags, _ = split(words, {setting.name: setting for setting in (*DATA, *RUN)})
         roles = [role for role in ROLES if isinstance(flags.get(role), str)]

@@ -61,7 +61,7 @@ def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
 
     A CPU's devices use the memory of this process, which is measured: Python, JAX, the programs and
     the host's rows. The peak is that which the system will count: with pages of mapped files, which
-    it can drop, a copy of the states, and at least that of reading the data and compiling here.
+    it can drop, a copy of the states, and at least what reading the data and compiling take here.
     """
     import numpy as np
 

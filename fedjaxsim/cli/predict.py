@@ -24,7 +24,7 @@ def predict(
 ) -> Work:
     """Predict rows by the personal models of a run, in the order of the rows.
 
-    New rows need no target. Those of a client that took no part are predicted by the model that the
+    New rows need no target. Rows of a client that took no part are predicted by the model that the
     run published, if it did. The probability is the predicted class's, but after
     loss logistic the positive (second) class's.
 

@@ -75,7 +75,7 @@ def seeds_work(
     overwrite: bool,
     labels: Mapping[str, Any],
 ) -> Work:
-    """Check the input of runs with seeds from that of `config` on; return the work."""
+    """Check the input of runs with seeds from `config`'s on; return the work."""
     if config.has_secret_seed:
         raise ValueError("seeds and seed secret exclude each other")
     runs = {

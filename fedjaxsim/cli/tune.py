@@ -21,7 +21,7 @@ class TuneOptions:
 
     Attributes:
       wrt: Positive hyperparameters to tune, as learning-rate,clip; without it, the error lists
-        those of the algorithm.
+        the algorithm's.
       seeds: S, runs per point, whose mean is minimized; all points share the seeds.
       steps: Most points to try besides the start.
       metric: Smooth metric to improve; by default loss.

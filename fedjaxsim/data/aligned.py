@@ -11,7 +11,7 @@ from fedjaxsim.data.source import listed
 
 
 def aligned_with(population: Population, trained: Population) -> Population:
-    """Return a population whose columns, units and classes are those of `trained`.
+    """Return a population whose columns, units and classes are `trained`'s.
 
     Columns of x are found by their names, and clipped to the ranges of the run. Classes are found
     by their names. Targets are converted to the run's units, and not clipped.
@@ -40,7 +40,7 @@ def aligned_with(population: Population, trained: Population) -> Population:
 
 
 def with_test_rows(trained: Population, rows: Population) -> Population:
-    """Return the clients of a run, with its training rows and, for testing, those of `rows`.
+    """Return the clients of a run, with its training rows and, for testing, `rows`.
 
     Rows are aligned; see `aligned_with`. Clients are found by their names, and rows of others are
     left out. Training rows are those that a model reads to predict.

@@ -88,7 +88,7 @@ class Columns:
         """Return rows (n, d') of the columns `given` as rows (n, d) of these columns, float32.
 
         Columns are found by name. A value of an encoded column that does not occur is 0, and so are
-        all columns that encode it for a value of which the models know nothing, with a warning.
+        all columns that encode it for a value that the models do not know, with a warning.
         Values beyond a known bound are clipped; see `beyond`.
         """
         bound, encoded = np.array(self.bound), {*self._encoded.values()}

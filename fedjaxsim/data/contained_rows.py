@@ -22,7 +22,7 @@ _FEWEST = 4
 _SHORT = 8
 """Distinct short rows of a field, of fewer than 4 numbers, that tell a copy."""
 _DETAIL = 2**12
-"""A number that is no multiple of its own size over 2¹² is no round one."""
+"""A number is round if it is a multiple of its size over 2¹²."""
 _FACTORS = np.random.default_rng(0).integers(2**63, size=16, dtype=np.uint64) * 2 + 1
 
 FieldHashes = dict[tuple[str, int, np.dtype], np.ndarray]

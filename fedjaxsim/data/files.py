@@ -43,7 +43,7 @@ def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -
 
 
 def entries(folder: Any) -> list[Any]:
-    """List a folder, also in a zip, by name, without hidden files and those of macOS."""
+    """List a folder, also in a zip, by name, without hidden files and macOS's own."""
     shown = [each for each in folder.iterdir() if not each.name.startswith((".", "__MACOSX"))]
     return sorted(shown, key=lambda each: each.name)
 

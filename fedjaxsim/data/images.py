@@ -86,7 +86,7 @@ def read_new_images(
 ) -> Source:
     """Read images to predict, which need no classes, as the field "x".
 
-    They are those of a table of files, of one folder, or of folders named after `clients`. In other
+    They are in a table of files, in one folder, or in folders named after `clients`. In other
     folders they lie as for `read_images`, whose settings these are.
     """
     place = Path(path)

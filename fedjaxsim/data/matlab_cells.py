@@ -1,4 +1,4 @@
-"""Cell arrays of a MATLAB file, read by scipy in a process of their own.
+"""Cell arrays of a MATLAB file, read by scipy in another process.
 
 scipy looks up the types of a damaged file beyond the end of its table, which ends the process.
 """

@@ -546,7 +546,7 @@ def loss_of(data: ClientData) -> dict[str, jax.Array]:
 
 
 class ViewParts(NamedTuple):
-    """The arrays of a client's view, of which those of its reader come first."""
+    """The arrays of a client's view; its reader's arrays come first."""
 
     read: RowReader
     key: jax.Array

@@ -8,7 +8,7 @@ The arrays:
 - the clients of the rows, as one of
   `client`: (N,) ids, integers or strings, in any order, with which
   `split`, (N,), may be 0 or train, 1 or validation, and 2 or test; or
-  `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ..., or
+  `counts`: (m,) integers, where the rows of client 0 come first, then client 1's, ..., or
   (m, 3), each client's training, validation and test rows, as `save_npz` writes them: then fields
   keep their types; `names`, (m,), may name the clients;
 - optionally `about`: (k,) uint8, the JSON of other attributes of a population.

@@ -34,7 +34,7 @@ class Preparation(NamedTuple):
 
     Attributes:
       digest: one-way digest of its random key: equal ones are one release.
-      clients: m, all of whom took part.
+      clients: m; all took part.
       noise_multiplier: z of the Gaussian release that costs as much.
     """
 
@@ -335,7 +335,7 @@ def with_other_rows(population: Population, clients: Sequence[int], seed: int) -
 
 
 def with_other_counts(population: Population, client: int) -> Population:
-    """Return the population with as many rows of a client, of which more or fewer are in training.
+    """Return the population with as many rows of a client, more or fewer of them in training.
 
     A client with a single row keeps it, and so does one whose splits are all full.
     """

@@ -114,7 +114,7 @@ def limit_training_rows(population: Population, most: int, seed: int = 0) -> Pop
     """Leave out training rows of clients with more than `most`, but for random ones.
 
     Which ones are left depends on the seed, the client's index and the row's number alone; they
-    keep their order, and those of fewer are among those of more. Validation and test rows stay.
+    keep their order, and fewer are a part of more. Validation and test rows stay.
     Clients held out are limited, too.
 
     Raises:

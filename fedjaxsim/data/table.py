@@ -99,7 +99,7 @@ def from_dataframe(
     Args:
       frame: a data frame that pyarrow reads.
       client: column with the client of each row.
-      target: column to predict; None for rows of which nobody knows the target yet.
+      target: column to predict; None for rows whose target nobody knows yet.
       split: column of "train", "validation" and "test", or other usual names of these; by default
         a column called split that holds these, else all rows are training rows.
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.

@@ -116,7 +116,7 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
     """Map columns of x, and a numeric target, from public ranges to [-1, 1].
 
     Values beyond are clipped, but for targets of validation and test rows: metrics, which are in
-    the target's own units, are those of the data. Columns without a range stay as they are. Warns
+    the target's own units, are the data's. Columns without a range stay as they are. Warns
     of a range that misses more than a tenth of the rows; `Columns.clipped` has the shares.
 
     Args:

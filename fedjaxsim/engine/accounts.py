@@ -41,7 +41,7 @@ def accounts_of(
     examples: PrivacyEvent | None = None,
     no_epsilon: str = "",
 ) -> tuple[Account, ...]:
-    """Return the accounts that a run is charged to: that of clients, and of examples if protected.
+    """Return the accounts that a run is charged to: the clients', and the examples' if protected.
 
     `examples` is the event of a task that protects examples; `no_epsilon` says why there is none.
     """
@@ -170,7 +170,7 @@ def charged_alone(
 ) -> Callable[..., tuple[SimulationState, Any]]:
     """Return the compiled rounds of a state whose ledger may have other stages and sentences.
 
-    `rounds`, `(state, ...) -> (state, metrics)`, gets the accounts of its own stage alone: whatever
+    `rounds`, `(state, ...) -> (state, metrics)`, gets its own stage's accounts alone: whatever
     came before, it is compiled once.
     """
 
@@ -191,7 +191,7 @@ def places_for(hparams: Hyperparameters | None) -> int:
 def no_charges(
     accounts: Sequence[Account], preparations: Sequence[Preparation] = ()
 ) -> Callable[[Hyperparameters], tuple[Charges, ...]]:
-    """Return the `no_charges` of a program: none but those of releases before round 1."""
+    """Return the `no_charges` of a program: only releases before round 1."""
     return lambda hparams: (
         *(ledger.no_charges(*account, places_for(hparams)) for account in accounts),
         *map(ledger.charges_of, preparations),

@@ -24,7 +24,7 @@ def keep_compiled_programs() -> Path | None:
     """Keep compiled programs in the user's cache folder, where later processes find them.
 
     Call it before anything is compiled. The folder is `~/.cache/fedjaxsim`, or under
-    `XDG_CACHE_HOME`, as that of the command line; above 1 GiB it begins anew. Only you may be able
+    `XDG_CACHE_HOME`, as the command line's; above 1 GiB it begins anew. Only you may be able
     to write to it, since its contents are executed.
 
     Returns:

@@ -46,7 +46,7 @@ def _mapped(
 ) -> tuple[Any, Any]:
     """Apply a primitive of matrices (..., n, k) along an axis of its operands.
 
-    JAX's own `rule` does it outside of programs, and in those of accelerators.
+    JAX's own `rule` does it outside of programs, and in accelerators' programs.
     """
     mapped = any(axis is not None for axis in axes)
     if not (mapped and backend.is_bound() and backend.platform() == "cpu"):

@@ -99,7 +99,7 @@ class Layout:
 class Workload:
     """The facts about a run from which its layout follows; all of them are public.
 
-    A user may have given `chunk_size` and `chunk_map`; `model_bytes` are those of one client.
+    A user may have given `chunk_size` and `chunk_map`; `model_bytes` are one client's.
 
     Attributes:
       backend: the devices that the program is traced for, whatever else the process has.
@@ -156,7 +156,7 @@ class Workload:
         `runs` settings are one program, in which a client's personal states have `row_bytes`;
         `message` are the shapes of what it sends. If `alike`, all clients have the same parameters.
         A device has `slots` of clients; `memory` returns the bytes that rows and states take there,
-        and those of one client of a batch, as from `bytes_of_work`.
+        and one client of a batch takes, as from `bytes_of_work`.
         """
         single = runs == 1
         if self.backend.platform != "cpu":

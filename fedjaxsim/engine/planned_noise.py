@@ -72,7 +72,7 @@ class PlannedNoise:
     def values(self, hparams: Hyperparameters, begin: int, end: int) -> np.ndarray:
         """Return z of rounds `begin` to `end`, (rounds,), or (1,) if all rounds have the same one.
 
-        It is NaN, of which no ε is known, unless z follows from hyperparameters and round alone.
+        It is NaN, which has no known ε, unless z follows from hyperparameters and round alone.
         """
         if not self.known:
             return np.full(1, np.nan, np.float32)

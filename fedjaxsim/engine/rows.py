@@ -50,7 +50,7 @@ class Rows:
     ) -> "Rows":
         """Return one split of a population whose fields are on the device.
 
-        Frozen weights, and training rows if predictions read them, are those of the algorithm.
+        Frozen weights, and training rows if predictions read them, are the algorithm's.
         """
         ranges = population.splits[split]
         # Rounded up to a power of two, so other data rarely recompile; whole passes fit the bound.
@@ -115,7 +115,7 @@ class Rows:
         """Return one client's view; m, which is no client, has no rows.
 
         `key` is of this round's minibatches. If minibatches are consumed, `consumed`, () int32, is
-        the number of those of earlier rounds, and `order` the key of their orders in all rounds.
+        the number in earlier rounds, and `order` the key of their orders in all rounds.
         The client does the part `share`, (), of its local steps; None is all.
         """
         index = self._index(client_id)

@@ -24,7 +24,7 @@ def bytes_of_work(jaxpr: Any, row: PyTree, message: PyTree = ()) -> int:
 
 
 def intermediate_bytes(jaxpr: Any) -> int:
-    """Compute the bytes of all intermediate values of a jaxpr, those of a loop once."""
+    """Compute the bytes of all intermediate values of a jaxpr, counting a loop once."""
     total = 0
     for equation in jaxpr.eqns:
         total += bytes_of([variable.aval for variable in equation.outvars])

@@ -52,7 +52,7 @@ def standard_errors_of(
 ) -> Table:
     """Return the published model's coefficients with standard errors; see `Simulation`.
 
-    `linear_round` is that of the program, compiled. `noise_multipliers` are z of each round so far
+    `linear_round` is the program's, compiled. `noise_multipliers` are z of each round so far
     as the mechanism states it, (T,) or (1,).
     """
     algorithm, m = program.algorithm, program.num_clients

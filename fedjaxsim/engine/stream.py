@@ -2,7 +2,7 @@
 
 Cohorts of the next rounds are known from the key alone. So while a round computes, one thread reads
 the rows of the cohorts to come, and another one writes back the states of the previous round and
-fetches those of the next cohort. A client in two rounds in a row is fetched before its state is
+fetches the next cohort's. A client in two rounds in a row is fetched before its state is
 written back; the state then comes from the previous round, on the device.
 
 Rows are read from the arrays of the population, which may be mapped files; states are in the host's

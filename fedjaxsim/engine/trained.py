@@ -186,7 +186,7 @@ def published_metrics(
 def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndarray]:
     """Return linear models' coefficients in the units of the source, by name, each (m·c,).
 
-    `models` are those of `models_of`.
+    `models` come from `models_of`.
     """
     slopes, intercept = source_units(models, population)
     m, c, _ = slopes.shape

@@ -42,7 +42,7 @@ def take(
 def put(
     store: PyTree, slots: jax.Array, rows: PyTree, *, reverse: bool, piece: bool = False
 ) -> PyTree:
-    """Replace the rows that `take` returned; those of slots outside the store are dropped."""
+    """Replace the rows that `take` returned; rows of slots outside the store are dropped."""
 
     def put_leaf(leaf, row):
         return (_put if reverse and _has_derivative(leaf) else _write)(leaf, slots, row, piece)

@@ -148,7 +148,7 @@ def _varying_in_scan(equation: Any, inner: Any) -> int:
     """Return the number of inputs of a scan's body that are no constants, which come first.
 
     Others are the carry, and slices of what is scanned over, whose shapes have an axis less, as
-    those of outputs before they are stacked.
+    the shapes of outputs before they are stacked.
     """
 
     def loses_axis(outer: Any, own: Any) -> bool:

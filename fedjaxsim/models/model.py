@@ -56,15 +56,15 @@ def bound(frozen: FrozenWeights | None, weights: Any) -> Iterator[None]:
 
 
 class Dense(NamedTuple):
-    """A model whose parameters are those of dense layers, for gradients of single examples.
+    """A model whose parameters belong to dense layers, for gradients of single examples.
 
     Attributes:
-      of: `Model.apply`, of which it is another form.
+      of: `Model.apply`, in another form.
       widths: outputs of each layer.
       apply: `(params, x (b, ...), shifts) -> outputs (b, c), inputs`: each layer's outputs are
         shifted, (b, width); its inputs are (b, size).
       names: the layers' names in the params, each {"kernel": (size, width), "bias": (width,)}; ()
-        if the params are those of one layer, with the kernel (width, size). These are names, not a
+        if the params belong to one layer, with the kernel (width, size). These are names, not a
         function, since a function could stretch clipped gradients.
       biased: whether layers have a bias.
     """

@@ -52,7 +52,7 @@ def from_flax(
 
     Args:
       module: called with x (b, ...); its only variables are parameters. With BatchNorm it also
-        takes `train`, whether statistics are those of the batch (of its real rows); `Model.train`
+        takes `train`, whether statistics are the batch's (its real rows'); `Model.train`
         then gives the running ones. With random layers it takes `train`, or `deterministic`; all
         its streams of random numbers follow from the key of a minibatch's first example.
       input_shape: shape of one example, without the batch axis.
@@ -140,7 +140,7 @@ def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | Non
 
     Args:
       make: `(rngs) -> module`, such as `lambda rngs: nnx.Linear(64, 10, rngs=rngs)`. The module is
-        called with x (b, ...); its only variables are of type `nnx.Param`, and those of BatchNorm.
+        called with x (b, ...); its only variables are of type `nnx.Param`, and BatchNorm's.
         Random layers and BatchNorm are switched by `module.train()` and `module.eval()`; layers
         draw by the key of a minibatch's first example. With BatchNorm give `steps`, whose batches
         are full: one that is not is filled up with its rows in turn.
@@ -291,7 +291,7 @@ def from_equinox(
 
 
 def trainable(model: Model, where: Callable[[str], bool], params: PyTree = None) -> Model:
-    """Make a model of which clients train one part, such as adapters or the last layers.
+    """Make a model whose clients train one part, such as adapters or the last layers.
 
     Running statistics (BatchNorm) are part of the frozen part, and batches normalized by them.
     Only the trained part is kept by clients, sent, bounded and noised. The frozen part exists once,
@@ -305,7 +305,7 @@ def trainable(model: Model, where: Callable[[str], bool], params: PyTree = None)
       model: the whole model.
       where: `(name) -> bool`, whether a parameter is trained, by its path, such as "Dense_1/bias".
       params: its parameters, such as pretrained ones, from which both parts start, whatever the
-        seed. By default those of `model.init`: the frozen part as it makes them from key 0, so a
+        seed. By default `model.init`'s: the frozen part as it makes them from key 0, so a
         module that loads its weights does so there, and the trained part anew for each seed.
 
     Raises:

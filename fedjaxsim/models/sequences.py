@@ -73,7 +73,7 @@ class _Block(nn.Module):
 class _Embedding(nn.Embed):
     """A table of vectors, with a derivative that repeats bit for bit.
 
-    A GPU adds up the derivative of a lookup in changing order, but that of a product always in one.
+    A GPU adds up the derivative of a lookup in changing order, but of a product always in one.
     """
 
     def __call__(self, inputs):

@@ -37,7 +37,7 @@ class SamplingScheme:
       kind: "poisson": each client independently with the charged probability p; "fixed": a
         uniformly random cohort of exactly `capacity` clients; "groups": `groups` fixed groups of
         clients in turn; "cyclic": the same, each client of the group in turn independently with
-        probability `groups`·p, so p is that of a round out of `groups`; "allocation": each client
+        probability `groups`·p, so p is a round's rate out of `groups`; "allocation": each client
         independently in one round of each period of `period` rounds, drawn uniformly; "full": all
         clients, in every round.
       clients: m, the size of the population, public.
@@ -126,7 +126,7 @@ class SamplingScheme:
         return -(-self.clients // (self.groups or 1))
 
     def in_turn(self, sampling_rate: Any, xp: Any = math) -> Any:
-        """Return the probability to take part in a round of a client's own, from that of a round.
+        """Return the probability to take part in a client's own turn, from the rate of a round.
 
         It is rounded up, as float32 rounds the product and the quotient.
         """

@@ -264,7 +264,7 @@ class Banded(Gaussian):
 
     `coefficients`, (bands,), are c: the releases are C⁻¹(C x + z ξ), C the lower triangular
     Toeplitz matrix of c. With as many groups in turn, or more, a client's turns move C x in
-    rounds that are not those of its other turns, each by a multiple of c. So given all earlier
+    rounds that are not its other turns, each by a multiple of c. So given all earlier
     releases, a turn and the rounds until the next one are one Gaussian release at z/‖c‖, in which
     the client is with the probability of its turn (Choquette-Choo et al. 2023, arXiv 2306.08153,
     Theorem 4).

@@ -189,7 +189,7 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array, ord: int = 2) -> 
 
     clip(v, C) = v · min(1, C/‖v‖), the norm taken over the whole pytree; C = ∞ leaves finite
     messages unchanged. A message with a NaN or an infinity (or with an overflowing norm) becomes
-    zero, so the sensitivity of the sum is C for any message. The derivative is that of the formula,
+    zero, so the sensitivity of the sum is C for any message. The derivative is the formula's,
     with 0 for the factor at v = 0 and for C = ∞; at ‖v‖ = C it is the derivative from inside (the
     unclipped side).
     """
@@ -226,7 +226,7 @@ def _margin(dtype: Any) -> float:
 
     The norm of p numbers is summed in blocks, with a relative error of a few ulp times √log p:
     below 128 ulp for any p that fits in memory, so the true norm never exceeds the bound. The norm
-    of a product comes from Gram matrices with room of their own; see `products.squared_norm`.
+    of a product comes from Gram matrices with their own room; see `products.squared_norm`.
     """
     return 1.0 - 128 * float(np.finfo(dtype).eps)
 

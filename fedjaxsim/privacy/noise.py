@@ -29,7 +29,7 @@ from jax.typing import DTypeLike
 from fedjaxsim.kernels import backend, threefry
 
 _BEYOND = 2.0**-20
-"""Numbers are of the tail if a larger size has less than this probability."""
+"""Numbers are in the tail if a larger size has less than this probability."""
 _CENTRE = (6.65, (
     3.41322206, 0.270714224, -0.00866247736, 0.000387259024, 1.72588768e-06, -4.11751369e-06,
     6.61595843e-07, -6.76060353e-08, 4.44331257e-09, 3.39559879e-10, -1.37140335e-10,

@@ -107,8 +107,8 @@ class GradientNoise(NamedTuple):
         """Compute the mean loss of a minibatch, without noise, and its noised gradient.
 
         `rows` is the client's reader, for a loop over the places that are filled, or all places as
-        read, for one with a derivative in reverse mode. Each gradient of a minibatch has a `ticket`
-        of its own, and so noise of its own.
+        read, for one with a derivative in reverse mode. Each gradient of a minibatch has its own
+        `ticket`, and so its own noise.
         """
         value, total, exact = self._clipped_sum(task, params, sampled, rows)
         key = keys.stream(sampled.key, Stream.GRADIENT_NOISE, ticket)

@@ -31,7 +31,7 @@ _SMALLEST, _LARGEST = -20, 44
 _OCTAVES, _HALVINGS = 7, 12
 """Questions about the power of two of a median, and about its place between two powers."""
 _RATIO = 3.0
-"""Noise of a question about medians, divided by that of a question about distances."""
+"""Noise of a question about medians, divided by the noise of one about distances."""
 _SAFETY = (4.0, 4.0, 4.0, 3.5, 3.0, 2.0)
 """By question about distances, the standard deviations of noise by which a share may fall short of
 1: a wrong turn makes a range up to 2³² times too wide at the first, and twice at the last."""
@@ -51,7 +51,7 @@ def scale_privately(
     """Map columns to [-1, 1] from ranges that the clients release with noise.
 
     Every run on the population is charged for this release, as for one round of all clients.
-    Columns of known bounds, such as encoded ones and those of public ranges, cost nothing.
+    Columns of known bounds, such as encoded ones and ones with public ranges, cost nothing.
 
     Formal guarantees:
       * A client's answers have norm √d/2 in each of the 25 questions about d columns: setting them

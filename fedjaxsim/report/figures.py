@@ -62,7 +62,7 @@ class Look(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """The curves of a column over rounds; `records` are those of the metrics."""
+    """The curves of a column over rounds; `records` are the metrics'."""
 
     title: str
     column: str

@@ -356,7 +356,7 @@ def envelope(
 
     Returns:
       Rows of `curve` sorted by the other keys, with these and the first best setting; `runs` and
-      `failed` count those of all settings. Without a best, all but counts is None.
+      `failed` count all settings' runs. Without a best, all but counts is None.
     """
     checks.one_of(metric_columns(runs), metric=metric)
     unknown = [name for name in best_over if name not in keys]

@@ -175,7 +175,7 @@ def _has_range(config: RunConfig, population: Population) -> bool:
 
 
 def _scaled(config: RunConfig, population: Population) -> Population:
-    """Scale columns as the settings ask: public ranges first, then those of the other columns."""
+    """Scale columns as the settings ask: public ranges first, then the other columns."""
     population = scale(population, ranges_of(config.get("range", ())))
     how, target = config.get("scale"), config.loss in ("squared", "quantile")
     if how == "all":

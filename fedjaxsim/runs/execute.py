@@ -65,7 +65,7 @@ class Stage(NamedTuple):
 
     Attributes:
       directory: directory of its files; None writes none. A run with a checkpoint there resumes.
-      rounds: rounds at the end; None for those of the settings.
+      rounds: rounds at the end; None for the settings'.
       begin: state before the first round, if this is a stage after others.
       earlier: the stages before, from `stage_of`.
       labels: the name and the tags that the user gives it.
@@ -398,7 +398,7 @@ def _guarantee(
 
 
 def _epsilons(report: Report) -> Record:
-    """Return the joint ε of clients and that of protected examples; None is no guarantee."""
+    """Return the joint ε of clients and of protected examples; None is no guarantee."""
     epsilons = {}
     for guarantee in report.guarantees:
         if guarantee.unit == "example" or guarantee.view == "joint_dp":

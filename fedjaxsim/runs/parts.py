@@ -175,9 +175,9 @@ class Part:
         return {n: None if n in unset and value == () else value for n, value in values.items()}
 
     def make(self, kind: type, supplied: Mapping[str, Any], /, *args: Any, **settings: Any) -> Any:
-        """Call the factory, with those of the `supplied` arguments that it takes.
+        """Call the factory, with the `supplied` arguments that it takes.
 
-        A user's factory must return a `kind`; its errors are of one line.
+        A user's factory must return a `kind`; its errors take one line.
         """
         if not is_own(self.name):
             return make(self.factory, *args, supplied=supplied, **settings)
@@ -313,7 +313,7 @@ def is_own(name: str) -> bool:
 def find_own(role: str, path: str) -> Callable[..., Any]:
     """Import the factory "module:factory" of a user's part; it may be in the current folder.
 
-    "folder/file.py:factory" is the same as "folder.file:factory". Errors are of one line.
+    "folder/file.py:factory" is the same as "folder.file:factory". Errors take one line.
     """
     name = f"{role} {path}"
     module_name, _, function = path.partition(":")

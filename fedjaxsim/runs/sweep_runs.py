@@ -117,7 +117,7 @@ class SweepRuns:
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def families(self) -> list[list[tuple[int, ...]]]:
-        """Return the runs of each compiled program, and among them those of each seed.
+        """Return the runs of each compiled program, and among them each seed's.
 
         Runs of a program differ in hyperparameters, schedules and seeds alone; those of one seed
         share data, cohorts and minibatches. Clipped and unclipped runs share a program.

@@ -207,7 +207,7 @@ def prepare_sweep(
 def families_of(
     plan: SweepRuns, say_how_far: Callable[[str], None] = lambda _: None
 ) -> list[Family]:
-    """Prepare all runs of a sweep; those of a family share the simulation of its first seed."""
+    """Prepare all runs of a sweep; runs of a family share the simulation of its first seed."""
     prepared, families = [], plan.families()
     for groups in families:
         if prepared:

@@ -54,7 +54,7 @@ def multilabel(model: Model, num_outputs: int) -> Task:
 def squared_targets(model: Model, num_outputs: int) -> Task:
     """Regression of t targets with ½‖prediction − y‖²; "y" is (n, t).
 
-    "squared_error" is the mean over targets, of which nMSE is a multiple, and "squared_error_0",
+    "squared_error" is the mean over targets, proportional to nMSE, and "squared_error_0",
     "squared_error_1", … are each target's.
 
     Args:

@@ -20,7 +20,7 @@ class StreamingMetric(NamedTuple):
         the rows of every client, the padding of the last batch included. See `Population.max_rows`.
       add: `(carry, params, batch) -> carry`. Rows of weight 0 are padding and must not count.
       value: `(carry) -> ()`, after the last batch; NaN if undefined for this client.
-      statistics: `(carry) -> (k, ...)`, numbers of one client of which `pool` makes the metric of
+      statistics: `(carry) -> (k, ...)`, one client's numbers, from which `pool` makes the metric of
         the rows of several clients; None if there is no such metric.
       pool: `(statistics (n, k, ...)) -> ()`, of numpy arrays.
     """

@@ -165,7 +165,7 @@ class Task(NamedTuple):
 
         `apply`, `(predictor, x (b, ...)) -> outputs (b, c)`, makes the outputs of evaluations and
         predictions from what `predict` returns, any pytree, or `predict_with_data` if there is one;
-        the loss stays that of parameters.
+        the loss stays a function of parameters.
         """
         if self.model is None or self.on_model is None:
             raise ValueError(
@@ -287,7 +287,7 @@ def task_of_outputs(
 ) -> Task:
     """Make a task of functions of outputs and labels; the metric "loss" is the loss.
 
-    `says` makes predictions of outputs, `suits` judges labels y, of which `wanted` is the rule,
+    `says` makes predictions of outputs, `suits` judges labels y by the rule `wanted`,
     `score` of two classes is larger for the positive one, (b,), `exposure` is a field whose
     logarithm is added to the outputs if rows have it, and `more` are other attributes, among them
     the `divergence` of outputs. If rows have the field "row_weight", it multiplies their losses in

@@ -49,7 +49,7 @@ from fedjaxsim.privacy.accounting.losses import Losses, Pair, chained
 from fedjaxsim.privacy.accounting.rdp import log_expm1
 
 LARGEST_ORDER = 64
-"""RDP of larger orders is that of a known turn, without amplification."""
+"""RDP of larger orders is a known turn's, without amplification."""
 _LEAST_NOISE = 0.1
 """Less noise costs as much as with a known turn: the hidden one saves at most log t."""
 _TAIL = 9.5
@@ -116,7 +116,7 @@ def replaced_losses(z: float, period: int, distance: float, interval: float) -> 
 
 
 def hides(z: float, period: int, interval: float) -> bool:
-    """Return whether losses are those of a hidden turn; else the turn counts as known."""
+    """Return whether losses belong to a hidden turn; else the turn counts as known."""
     return z >= _LEAST_NOISE and period > 1 and interval <= _WIDEST
 
 

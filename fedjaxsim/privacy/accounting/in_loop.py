@@ -73,7 +73,7 @@ def _costly(ledger: Ledger) -> list[Charges]:
 
 
 def _is_certain(ledger: Ledger) -> jax.Array:
-    """Return whether every round was charged, with noise and randomness of its own, ()."""
+    """Return whether every round was charged, with its own noise and randomness, ()."""
     certain = jnp.array(True)
     for charges in _costly(ledger):
         certain &= ~charges.overflowed & jnp.all(_valid(charges) | (charges.rounds == 0))

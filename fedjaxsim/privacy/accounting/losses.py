@@ -54,7 +54,7 @@ Pair = tuple[Losses, ...]
 
 
 def adapted(found: Any) -> Pair:
-    """Return losses as a pair, also those of `dp_accounting`'s `PrivacyLossDistribution`."""
+    """Return losses as a pair, also `dp_accounting`'s `PrivacyLossDistribution`."""
     if isinstance(found, tuple):
         return found
     return tuple(

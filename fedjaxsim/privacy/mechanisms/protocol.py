@@ -116,7 +116,7 @@ class AddFunction(Protocol):
           mask: (k,) bool; False for clients that are absent.
           ids: (k,) int32 client ids; m or more for some of the absent.
           state: the mechanism's public state.
-          hparams: hyperparameters without those of one value per client.
+          hparams: hyperparameters that have one value for all clients.
         """
         ...
 

@@ -111,7 +111,7 @@ def _records_of(parts: Sequence[str]) -> Records:
 
 @reads(lambda parts=(), **_: _records_of(parts), base.NOISE_MULTIPLIER)
 def per_part(*, parts: Sequence[str], exact_sums: bool = False) -> base.Mechanism:
-    """Release several sums in one round, each with a clip norm and noise of its own.
+    """Release several sums in one round, each with its own clip norm and noise.
 
     Part g of a message, all leaves whose path is or begins with its name, is clipped to C_g =
     `hparams.clip_NAME` and its sum gets N(0, (z_g C_g)² I). One z is charged for all parts,
@@ -234,7 +234,7 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
         full participation. Every other one is refused.
       * The clip norm may follow earlier releases, as all noise of a round is scaled by its C. The
         noise multiplier may not change: no ε is reported then.
-      * Each stage has noise of its own, and an account of its own.
+      * Each stage has its own noise and account.
       * With z = 0 there is no guarantee.
 
     Args:
@@ -271,14 +271,14 @@ def banded(
         that of `gaussian` under the same sampler, in ⌈T/groups⌉ rounds.
       * The clip norm may follow earlier releases, as all noise of a round is scaled by its C. The
         noise multiplier may not change: no ε is reported then. Nor for rounds out of order.
-      * Each stage has noise of its own, and an account of its own.
+      * Each stage has its own noise and account.
       * Weights w_j that are together below 2⁻⁴⁰ of the first are left out. That and float32 round
         the ideal noise.
       * With z = 0 there is no guarantee.
 
     Args:
       bands: Number b of coefficients, by default 8; 1 is independent noise.
-      coefficients: c, (b,), up to a factor, such as those of jax_privacy's
+      coefficients: c, (b,), up to a factor, such as the result of jax_privacy's
         `optimize_banded_toeplitz`.
 
     Raises:

@@ -178,7 +178,7 @@ def random_projection(size: int) -> Transform:
 def chosen_coordinates(indices: ArrayLike) -> Transform:
     """Send a message's numbers at public positions, as of its flattened leaves; others become 0.
 
-    The positions may be those of the largest changes of a model that was published, or that was
+    The positions may have the largest changes of a model that was published, or that was
     trained on public data: they may not follow from the clients' rows in another way.
 
     Args:

@@ -395,7 +395,7 @@ def fixed_size(*, cohort: int) -> Sampling:
 def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
     """Return the first `count` distinct ids among independent uniform ones: a uniform subset.
 
-    Ids are drawn as whole bits and those of m or more rejected, so all are equally likely. `count`
+    Ids are drawn as whole bits and ids of m or more rejected, so all are equally likely. `count`
     is at most (m + 1)/2, so a draw is new and valid with probability 1/4 or more. Ids are m where
     the draws did not suffice (probability below 1e-18).
     """
@@ -674,7 +674,7 @@ def privacy_levels(groups: ArrayLike, shares: Sequence[float]) -> Availability:
     """Let drawn clients take part with a probability of their group, so each group has its own ε.
 
     A group with a small share answers seldom and has a small ε. The reports of a run state ε for
-    each group, and, as that of the run, ε of the group with share 1. `calibration.shares` finds the
+    each group, and, as the run's, ε of the group with share 1. `calibration.shares` finds the
     shares that meet an ε for each group. Models weight a client by its share.
 
     Formal guarantees:
