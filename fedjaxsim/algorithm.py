@@ -139,10 +139,10 @@ class WarmStart(NamedTuple):
     """The functions by which stages of different algorithms follow each other.
 
     Attributes:
-      start: `(key, hparams, published, own) -> (shared, personal)`: the first states, from the
-        parameters that an earlier stage published and the parameters `own` of ONE client's
-        predictions. `key` is the same for all clients; `shared` may depend on it and on `published`
-        only. None if there is only `init`.
+      start: `(key, hparams, published, own_model) -> (shared, personal)`: the first states, from
+        the parameters that an earlier stage published and the parameters `own_model` of ONE
+        client's predictions. `key` is the same for all clients; `shared` may depend on it and on
+        `published` only. None if there is only `init`.
       published: `(shared) -> params`: the parameters that `shared` publishes, or None.
       required: whether the earlier stage must have published parameters; otherwise those of the
         task's `init` replace missing ones.

@@ -35,7 +35,7 @@ def _personal(
     optimizers.local_records,
     optimizers.server_records,
     pull_records,
-    lambda **given: optimizers.local_records(local_optimizer=_personal(**given)),
+    lambda **choices: optimizers.local_records(local_optimizer=_personal(**choices)),
 )
 def ditto(
     task: Task,
@@ -65,14 +65,14 @@ def ditto(
         as a mixed model shrinks; see `data.variance_ratios`.
     """
     check_pull(pull, local_optimizer, personal_optimizer)
-    own = _personal(personal_optimizer=personal_optimizer, local_optimizer=local_optimizer)
+    v_optimizer = _personal(personal_optimizer=personal_optimizer, local_optimizer=local_optimizer)
     of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def client(shared, personal, data, hparams, context):
         _, update, _ = of_w.client(shared, (), data, hparams, context)
         to_w = pull_of(pull, hparams, shared.params, data)
         v_k = local_steps(
-            personal, data, task, own, hparams, context.round, to_w, epochs=personal_epochs
+            personal, data, task, v_optimizer, hparams, context.round, to_w, epochs=personal_epochs
         )
         return v_k, update, {}
 

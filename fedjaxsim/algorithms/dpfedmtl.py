@@ -171,7 +171,8 @@ def fedbn(
     normal = [
         path
         for path in paths
-        if "norm" in path.lower() or any(each.startswith(f"{layer[path]}/") for each in tracked)
+        if "norm" in path.lower()
+        or any(tracked_layer.startswith(f"{layer[path]}/") for tracked_layer in tracked)
     ]
     if head is None and not normal:
         raise ValueError(
@@ -196,9 +197,9 @@ def _algorithm(
     server_optimizer = optimizers.as_server(server_optimizer)
     of_trunk = server_step(server_optimizer)
 
-    def start(key, hparams, published, own):
+    def start(key, hparams, published, own_model):
         public_head, trunk = split(published, selection)
-        own_head, _ = split(own, selection)
+        own_head, _ = split(own_model, selection)
         return Shared(publish(trunk, server_optimizer, hparams), public_head), own_head
 
     def client(shared, personal, data, hparams, context):
@@ -223,10 +224,10 @@ def _algorithm(
 
             # Statistics belong to the head, and move when it does.
             tracks = task.track is not None and "head" in moving
-            whole = task._replace(loss=loss, linear=None, track=track if tracks else None)
+            full_task = task._replace(loss=loss, linear=None, track=track if tracks else None)
             start = {name: parts[name] for name in moving}
             return parts | local_steps(
-                start, data, whole, optimizer, hparams, context.round, epochs=epochs
+                start, data, full_task, optimizer, hparams, context.round, epochs=epochs
             )
 
         parts = {"head": personal, "trunk": shared.trunk.params}

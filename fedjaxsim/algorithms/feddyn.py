@@ -58,7 +58,7 @@ def feddyn(
     """
     checks.one_of(get_args(Message), message=message)
 
-    def start(key, hparams, theta, own):
+    def start(key, hparams, theta, own_model):
         zero = jax.tree.map(jnp.zeros_like, theta)
         return Shared(theta, zero), zero
 
@@ -67,8 +67,8 @@ def feddyn(
         pull = Pull(hparams.lam, jax.tree.map(jnp.subtract, theta, d_k))
         v = local_steps(theta, data, task, local_optimizer, hparams, context.round, pull)
         update = jax.tree.map(jnp.subtract, v, theta)
-        new = moved(d_k, 1, update)
-        return new, new if message == "state" else update, {}
+        d_after = moved(d_k, 1, update)
+        return d_after, d_after if message == "state" else update, {}
 
     def server(shared, release, hparams, round_):
         if message == "state":

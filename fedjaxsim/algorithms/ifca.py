@@ -54,10 +54,10 @@ def ifca(
     def apart(models, key, hparams):
         """Move all models but the first one at random, leaves (k, ...)."""
         leaves, structure = jax.tree.flatten(models)
-        others = jnp.arange(clusters) > 0
+        is_noisy = jnp.arange(clusters) > 0
         for place, leaf in enumerate(leaves):
             noise = jax.random.normal(jax.random.fold_in(key, place), leaf.shape, leaf.dtype)
-            noise = jnp.where(others.reshape(-1, *(1,) * (leaf.ndim - 1)), noise, 0)
+            noise = jnp.where(is_noisy.reshape(-1, *(1,) * (leaf.ndim - 1)), noise, 0)
             leaves[place] = (leaf + hparams.separation * noise).astype(leaf.dtype)
         return jax.tree.unflatten(structure, leaves)
 
@@ -70,7 +70,7 @@ def ifca(
         models = jax.vmap(task.init)(jnp.stack(keys))
         return first_states(apart(models, key, hparams), hparams)
 
-    def start(key, hparams, first, own):
+    def start(key, hparams, first, own_model):
         models = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clusters, *leaf.shape)), first)
         return first_states(apart(models, key, hparams), hparams)
 
@@ -88,7 +88,9 @@ def ifca(
         w_j = model(shared.params, j)
         v = local_steps(w_j, data, task, local_optimizer, hparams, context.round)
         message = jax.tree.map(
-            lambda new, old: jnp.zeros((clusters, *old.shape), old.dtype).at[j].set(new - old),
+            lambda after, before: (
+                jnp.zeros((clusters, *before.shape), before.dtype).at[j].set(after - before)
+            ),
             v,
             w_j,
         )

@@ -93,8 +93,8 @@ def with_neighbours(
     represent = model.representation
 
     def apply(params, x):
-        logits, found = model.apply(params.params, x), represent(params.params, x)
-        squares = jnp.sum(jnp.square(found[:, None] - params.keys[None]), axis=-1)
+        logits, features = model.apply(params.params, x), represent(params.params, x)
+        squares = jnp.sum(jnp.square(features[:, None] - params.keys[None]), axis=-1)
         squares = jnp.where(params.labels >= 0, squares, jnp.inf)
         nearest, index = jax.lax.top_k(-squares, neighbours)
         present = jnp.isfinite(nearest)

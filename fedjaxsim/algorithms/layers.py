@@ -22,16 +22,18 @@ def split(params: PyTree, selection: Selection) -> tuple[PyTree, PyTree]:
     leaves, structure = jax.tree.flatten(params)
 
     def part(wanted: bool) -> PyTree:
-        kept = [leaf if c == wanted else None for leaf, c in zip(leaves, chosen, strict=True)]
-        return jax.tree.unflatten(structure, kept)
+        part_leaves = [
+            leaf if c == wanted else None for leaf, c in zip(leaves, chosen, strict=True)
+        ]
+        return jax.tree.unflatten(structure, part_leaves)
 
     return part(True), part(False)
 
 
-def merge(selected: PyTree, rest: PyTree) -> PyTree:
+def merge(selected: PyTree, unselected: PyTree) -> PyTree:
     """Merge the two parts of `split`."""
     return jax.tree.map(
-        lambda a, b: b if a is None else a, selected, rest, is_leaf=lambda leaf: leaf is None
+        lambda a, b: b if a is None else a, selected, unselected, is_leaf=lambda leaf: leaf is None
     )
 
 
@@ -47,24 +49,27 @@ def _each(selection: Any) -> Any:
 def _chosen(selection: Selection, paths: list[str]) -> list[bool]:
     if selection is None:
         return [True] * len(paths)
-    each = _each(selection)
-    listed = isinstance(each, Sequence) and all(
-        isinstance(one, str) or callable(one) for one in each
+    criteria = _each(selection)
+    listed = isinstance(criteria, Sequence) and all(
+        isinstance(criterion, str) or callable(criterion) for criterion in criteria
     )
-    if not listed or not each:
+    if not listed or not criteria:
         raise ValueError(
             "a selection of parameters must be a name, names, a predicate on paths, or None for "
             f"all; got {selection!r}, of parameters {paths}"
         )
-    found = [
-        [one(path) if callable(one) else f"{path}/".startswith(f"{one}/") for path in paths]
-        for one in each
+    matches = [
+        [
+            criterion(path) if callable(criterion) else f"{path}/".startswith(f"{criterion}/")
+            for path in paths
+        ]
+        for criterion in criteria
     ]
-    for one, selected in zip(each, found, strict=True):
+    for criterion, selected in zip(criteria, matches, strict=True):
         if not any(selected):
             raise ValueError(
-                f"{'the predicate' if callable(one) else repr(one)} selects none of the "
-                f"parameters, which are {paths}; a name must be a path, or the beginning of paths "
-                "up to a '/'"
+                f"{'the predicate' if callable(criterion) else repr(criterion)} selects none of "
+                f"the parameters, which are {paths}; a name must be a path, or the beginning of "
+                "paths up to a '/'"
             )
-    return [any(selected) for selected in zip(*found, strict=True)]
+    return [any(selected) for selected in zip(*matches, strict=True)]

@@ -149,8 +149,10 @@ def fisher(task: Task, params: PyTree, data: ClientData) -> PyTree:
 
     def of_batch(batch):
         weight = batch.weight / jnp.maximum(jnp.sum(batch.weight), 1)
-        each = jax.vmap(squares)(batch.fields)
-        return jax.tree.map(lambda s: jnp.tensordot(weight.astype(s.dtype), s, 1), each)
+        squared_gradients = jax.vmap(squares)(batch.fields)
+        return jax.tree.map(
+            lambda s: jnp.tensordot(weight.astype(s.dtype), s, 1), squared_gradients
+        )
 
     return mean_over_rows(of_batch, data)
 

@@ -171,8 +171,8 @@ def mpmtl(
     server_map = server_map or MAPS[penalty.removeprefix("decomposed-")]
     decomposed, shrink = penalty.startswith("decomposed"), _SHRINK[outliers]
 
-    def start(key, hparams, published, own):
-        w = to_matrix(own)
+    def start(key, hparams, published, own_model):
+        w = to_matrix(own_model)
         q = jnp.zeros_like(w)
         personal = Personal(Iterates(w, w), Iterates(q, q) if decomposed else None)
         return server_map.init(*w.shape), personal
@@ -189,9 +189,9 @@ def mpmtl(
         beta = _momentum(acceleration, context.round, hparams)
         z = hat + beta * (hat - personal.sent.previous)
         z_q = None if hat_q is None else hat_q + beta * (hat_q - personal.kept.previous)
-        whole = z if z_q is None else z + z_q
-        loss, gradient = _loss_and_gradient(task, to_params, whole, data)
-        step = hparams.learning_rate * (gradient + hparams.ridge * whole)
+        z_sum = z if z_q is None else z + z_q
+        loss, gradient = _loss_and_gradient(task, to_params, z_sum, data)
+        step = hparams.learning_rate * (gradient + hparams.ridge * z_sum)
 
         def after(w, hat):
             # ŵ⁰ is w̃⁰, since there is no release before the first round.
@@ -202,8 +202,8 @@ def mpmtl(
         if protect_examples:
             key = keys.stream(context.key, Stream.EXAMPLE_NOISE)
             message = clipped = _noised(clipped, hparams, key)
-        kept = None if z_q is None else after(z_q - step, hat_q)
-        return Personal(after(clipped, hat), kept), message, {"loss": loss}
+        kept_iterates = None if z_q is None else after(z_q - step, hat_q)
+        return Personal(after(clipped, hat), kept_iterates), message, {"loss": loss}
 
     def predict(shared, personal, hparams, client_id):
         hat, hat_q = proximal(shared, personal, hparams, client_id)
@@ -279,8 +279,8 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
     checks.one_of(get_args(_Acceleration), acceleration=acceleration)
     to_matrix, to_params = _matrices(task, "stl")
 
-    def start(key, hparams, published, own):
-        w = to_matrix(own)
+    def start(key, hparams, published, own_model):
+        w = to_matrix(own_model)
         return (), Iterates(w, w)
 
     def client(shared, personal, data, hparams, context):
@@ -288,9 +288,9 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
         z = w + _momentum(acceleration, context.round, hparams) * (w - previous)
         loss, gradient = _loss_and_gradient(task, to_params, z, data)
         step = z - hparams.learning_rate * (gradient + hparams.ridge * z)
-        new = _soften(step, hparams.learning_rate * hparams.lam)
+        w_new = _soften(step, hparams.learning_rate * hparams.lam)
         # As in `mpmtl`, the first step only makes the paper's first model.
-        return Iterates(new, jnp.where(context.round == 0, new, w)), (), {"loss": loss}
+        return Iterates(w_new, jnp.where(context.round == 0, w_new, w)), (), {"loss": loss}
 
     return Algorithm(
         from_one_model(task, start),

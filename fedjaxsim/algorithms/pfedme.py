@@ -67,7 +67,9 @@ def pfedme(
         theta = optimizers.evaluated(theta, state)
         steps = data.num_steps()
         # A client whose minibatches are consumed keeps θ_i.
-        theta = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), theta, personal)
+        theta = jax.tree.map(
+            lambda after, before: jnp.where(steps > 0, after, before), theta, personal
+        )
         update = jax.tree.map(jnp.subtract, w_i, w)
         return theta, update, {}
 

@@ -140,8 +140,8 @@ def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
     clients. The noise of that cluster is m/m_c times as large. A message takes g times the memory.
     """
     ids = np.asarray(clusters)
-    whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
-    if not whole or not np.array_equal(np.unique(ids), np.arange(ids.max() + 1)):
+    are_integers = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+    if not are_integers or not np.array_equal(np.unique(ids), np.arange(ids.max() + 1)):
         raise ValueError(
             "clusters must be whole numbers (m,), from 0 to g − 1 and each of them taken, "
             f"got {clusters!r}"
@@ -161,9 +161,9 @@ def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
 
         return jax.tree.map(scale, tree)
 
-    def start(key, hparams, published, own):
+    def start(key, hparams, published, own_model):
         assert algorithm.warm_start.start is not None
-        shared, personal = algorithm.warm_start.start(key, hparams, published, own)
+        shared, personal = algorithm.warm_start.start(key, hparams, published, own_model)
         return for_all(shared), personal
 
     def client(shared, personal, data, hparams, context):
@@ -172,8 +172,10 @@ def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
                 f"clusters must have a number for each of the {context.num_clients} clients, "
                 f"got {m}"
             )
-        own = of_client(shared, context.client_id)
-        personal, message, metrics = algorithm.client(own, personal, data, hparams, context)
+        cluster_state = of_client(shared, context.client_id)
+        personal, message, metrics = algorithm.client(
+            cluster_state, personal, data, hparams, context
+        )
 
         def place(leaf):
             slots = jnp.zeros((g, *leaf.shape), leaf.dtype)
@@ -238,7 +240,7 @@ def naive_dp(
         the release has not one row for each.
     """
 
-    def start(key, hparams, published, own):
+    def start(key, hparams, published, own_model):
         rows = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), published
         )

@@ -56,8 +56,8 @@ class Iterate(NamedTuple):
         The value counts for every round since the last move: a client that is not drawn keeps θ_i.
         """
         assert self.rounds is not None
-        new = (rounds - self.rounds).astype(float)
-        share = new / jnp.maximum(rounds, 1)
+        new_rounds = (rounds - self.rounds).astype(float)
+        share = new_rounds / jnp.maximum(rounds, 1)
         return jax.tree.map(
             lambda mean, value: mean + share.astype(mean.dtype) * (value - mean),
             self.mean,
@@ -169,8 +169,10 @@ def ppsgd(
         zero = jax.tree.map(jnp.zeros_like, head)
         return first(merge(zero, trunk)), first(zero)
 
-    def start(key, hparams, published, own):
-        theta = jax.tree.map(jnp.subtract, split(own, selection)[0], split(published, selection)[0])
+    def start(key, hparams, published, own_model):
+        theta = jax.tree.map(
+            jnp.subtract, split(own_model, selection)[0], split(published, selection)[0]
+        )
         return first(published), first(theta)
 
     def client(shared, personal, data, hparams, context):

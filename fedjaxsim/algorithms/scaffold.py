@@ -94,7 +94,7 @@ def scaffold(
     server_optimizer = optimizers.as_server(server_optimizer)
     of_model = server_step(server_optimizer, statistics=task.track is not None)
 
-    def start(key, hparams, x, own):
+    def start(key, hparams, x, own_model):
         zero = jax.tree.map(jnp.zeros_like, x)
         return Shared(publish(x, server_optimizer, hparams), zero), zero
 
@@ -114,12 +114,12 @@ def scaffold(
         taken = jnp.maximum(steps, 1).astype(jnp.result_type(b))
         change = moved(jax.tree.map(jnp.negative, d), b / taken, update)
         change = jax.tree.map(lambda leaf: (active * leaf).astype(leaf.dtype), change)
-        new = jax.tree.map(jnp.add, d_i, change)
+        d_after = jax.tree.map(jnp.add, d_i, change)
         if message == "steps":
-            sent = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), new)
+            sent = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), d_after)
         else:
             sent = update if data.takes_equal_steps else Changes(update, change)
-        return new, sent, {}
+        return d_after, sent, {}
 
     def server(shared, release, hparams, round_):
         if isinstance(release, Changes):

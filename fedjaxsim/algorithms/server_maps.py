@@ -205,10 +205,10 @@ def _divided_differences(values: jax.Array, threshold: jax.Array) -> jax.Array:
     a, b = root[:, None], root[None, :]
     both = active[:, None] & active[None, :]
     above = threshold / (a * b * (a + b))
-    kept = _kept(values, threshold)
+    shrunk = _kept(values, threshold)
     apart = jnp.abs(values[:, None] - values[None, :])
-    across = jnp.abs(kept[:, None] - kept[None, :]) / jnp.where(apart > 0, apart, 1.0)
+    across = jnp.abs(shrunk[:, None] - shrunk[None, :]) / jnp.where(apart > 0, apart, 1.0)
     steepest = 0.5 / jnp.where(threshold > 0, threshold, 1.0) ** 2
     across = jnp.where(threshold > 0, jnp.minimum(across, steepest), 0.0)
-    one = active[:, None] ^ active[None, :]
-    return jnp.where(both, above, jnp.where(one, across, 0.0))
+    exactly_one = active[:, None] ^ active[None, :]
+    return jnp.where(both, above, jnp.where(exactly_one, across, 0.0))

@@ -64,10 +64,10 @@ def with_personal(
     `Algorithm`; by default clients predict with their state.
     """
 
-    def start(key, hparams, published, own):
+    def start(key, hparams, published, own_model):
         assert shared_model.warm_start.start is not None
-        shared, _ = shared_model.warm_start.start(key, hparams, published, own)
-        return shared, state(hparams, own)
+        shared, _ = shared_model.warm_start.start(key, hparams, published, own_model)
+        return shared, state(hparams, own_model)
 
     return shared_model._replace(
         init=from_one_model(shared_model.task, start),
