@@ -127,11 +127,16 @@ def result(states: Sequence[SimulationState], report: Report) -> AuditResult:
     `states` are the last ones of independent runs of one simulation; each has the same `report`.
     """
     watched = [state.shared for state in states]
-    charges = [each for each in report.charges if each.event.unit == "client"]
-    scores = [each.directions.along(np.asarray(each.observed, np.float64)) for each in watched]
-    reported, sent = report.find("zero_out").epsilon, [np.asarray(each.sent) for each in watched]
+    charges = [charge for charge in report.charges if charge.event.unit == "client"]
+    scores = [
+        observer.directions.along(np.asarray(observer.observed, np.float64)) for observer in watched
+    ]
+    reported, sent = (
+        report.find("zero_out").epsilon,
+        [np.asarray(observer.sent) for observer in watched],
+    )
     adapts = jax.tree.leaves(states[0].mechanism)
-    independent = not adapts and all(isinstance(each.event, Gaussian) for each in charges)
+    independent = not adapts and all(isinstance(charge.event, Gaussian) for charge in charges)
     allowed, is_gaussian = None, False
     if reported is not None and independent:
         allowed = composition.profile(charges, "zero_out").delta(0.0)

@@ -161,8 +161,8 @@ def _watched(
         return 1.0 - 2.0 * (round_ // period % 2)
 
     @functools.wraps(algorithm.init)
-    def init(key, *others):
-        shared, personal = algorithm.init(key, *others)
+    def init(key, *arguments):
+        shared, personal = algorithm.init(key, *arguments)
         coins = threefry.bits(keys.stream(key, Stream.CANARIES), (canaries,))
         directions = Directions.draw(canaries, size)
         return Watched(shared, directions, jnp.zeros(size), (coins & 1).astype(bool)), personal
@@ -176,8 +176,8 @@ def _watched(
         clip_norm = jnp.asarray(hparams.get("clip", jnp.inf))
         norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0)
         norm = norm * shared.sent[number] * alternating(context.round)
-        own = jnp.where(directions.owner == number, directions.sign, 0)
-        crafted = norm / jnp.sqrt(directions.size[number]) * own
+        signs = jnp.where(directions.owner == number, directions.sign, 0)
+        crafted = norm / jnp.sqrt(directions.size[number]) * signs
         real = number < 0  # means over the cohort are means over real clients
         sent = jnp.where(real, flat, crafted.astype(flat.dtype))
         metrics = jax.tree.map(lambda x: jnp.where(real, share * x, 0), metrics)
@@ -190,12 +190,12 @@ def _watched(
         inner = algorithm.server(shared.inner, release, hparams, round_)
         return shared._replace(inner=inner, observed=shared.observed + more)
 
-    def predict(shared, *others):
-        return algorithm.predict(shared.inner, *others)
+    def predict(shared, *arguments):
+        return algorithm.predict(shared.inner, *arguments)
 
-    def predict_with_data(shared, *others):
+    def predict_with_data(shared, *arguments):
         assert algorithm.predict_with_data is not None
-        return algorithm.predict_with_data(shared.inner, *others)
+        return algorithm.predict_with_data(shared.inner, *arguments)
 
     watched = algorithm._replace(
         init=init,

@@ -34,8 +34,8 @@ class Spread(NamedTuple):
 
     def __str__(self) -> str:
         """Return the median with its range, if it has one: `2.9 (2.7–3.1)`."""
-        ends = f" ({number(self.least)}–{number(self.greatest)})"
-        return number(self.median) + (ends if self.least < self.greatest else "")
+        value_range = f" ({number(self.least)}–{number(self.greatest)})"
+        return number(self.median) + (value_range if self.least < self.greatest else "")
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -35,8 +35,8 @@ def take(
         (_take if reverse and _has_derivative(leaf) else _read)(leaf, slots, other, piece)
         for leaf in leaves
     ]
-    rows, rest = zip(*pairs, strict=True) if pairs else ((), ())
-    return structure.unflatten(rows), structure.unflatten(rest)
+    rows, remaining = zip(*pairs, strict=True) if pairs else ((), ())
+    return structure.unflatten(rows), structure.unflatten(remaining)
 
 
 def put(
@@ -89,4 +89,4 @@ def _none(slots):
 _take = jax.custom_vjp(_read, nondiff_argnums=(3,))
 _put = jax.custom_vjp(_write, nondiff_argnums=(3,))
 _take.defvjp(lambda leaf, slots, *other: (_read(leaf, slots, *other), slots), _take_backward)
-_put.defvjp(lambda leaf, slots, *new: (_write(leaf, slots, *new), slots), _put_backward)
+_put.defvjp(lambda leaf, slots, *rows: (_write(leaf, slots, *rows), slots), _put_backward)

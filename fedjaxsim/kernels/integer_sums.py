@@ -77,14 +77,16 @@ def add(total: IntegerSum, vectors: PyTree, bound: PyTree) -> IntegerSum:
 
     def added(word, terms):
         return jax.tree.map(
-            lambda old, new: old + jnp.sum(_truncated(new), axis=0, dtype=jnp.int32), word, terms
+            lambda partial, term: partial + jnp.sum(_truncated(term), axis=0, dtype=jnp.int32),
+            word,
+            terms,
         )
 
     terms = jax.tree.map(scaled, vectors, _for_leaves(bound, vectors))
     words = [added(total.words[0], terms)]
     if total.shift:  # what truncation leaves is exact in floats
-        rest = jax.tree.map(lambda leaf: (leaf - jnp.trunc(leaf)) * 2.0**total.shift, terms)
-        words.append(added(total.words[1], rest))
+        fractions = jax.tree.map(lambda leaf: (leaf - jnp.trunc(leaf)) * 2.0**total.shift, terms)
+        words.append(added(total.words[1], fractions))
     return dataclasses.replace(total, words=tuple(words))
 
 
@@ -100,8 +102,8 @@ def plus(total: IntegerSum, noise: PyTree, bound: PyTree) -> PyTree:
         wide = jnp.promote_types(noise.dtype, jnp.float32)
         scale, value = 2.0**total.shift, noise.astype(wide) / unit.astype(wide)
         if low:  # The carry first: the words of a small sum may be large, and of opposite sign.
-            high, rest = high + (low[0] >> total.shift), low[0] & (2**total.shift - 1)
-            value = value + rest.astype(wide)
+            high, low_bits = high + (low[0] >> total.shift), low[0] & (2**total.shift - 1)
+            value = value + low_bits.astype(wide)
         middle = high & (2**_LOW - 1)
         value = value + middle.astype(wide) * scale
         value = value + (high - middle).astype(wide) * scale

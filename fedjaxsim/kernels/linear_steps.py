@@ -69,8 +69,8 @@ def linear_update(
             outputs += (x @ right.T) @ left
         return outputs if bias is None else outputs + (bias + jnp.sum(left, axis=0))
 
-    def append(rows, new):  # in place of the oldest, which are zeros
-        return jnp.concatenate([rows[size:], new.astype(rows.dtype)])
+    def append(rows, newest):  # in place of the oldest, which are zeros
+        return jnp.concatenate([rows[size:], newest.astype(rows.dtype)])
 
     def step(carry, batch):
         left, right = carry

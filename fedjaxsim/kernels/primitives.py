@@ -81,8 +81,10 @@ def _is_known(equation: Any) -> bool:
     if id(primitive) not in _known:
         for name, module in list(sys.modules.items()):
             if module is not None and name.partition(".")[0] == "jax":
-                found = (value for value in vars(module).values() if isinstance(value, Primitive))
-                _known.update((id(value), value) for value in found)
+                primitives = (
+                    value for value in vars(module).values() if isinstance(value, Primitive)
+                )
+                _known.update((id(value), value) for value in primitives)
     return id(primitive) in _known
 
 

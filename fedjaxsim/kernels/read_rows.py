@@ -43,13 +43,13 @@ def _shapes(position, *operands):
 
 
 def _batched(operands, axes):
-    position, *rest = operands
+    position, *fields = operands
     if axes[0] is not None and all(axis is None for axis in axes[1:]):
         moved = jnp.moveaxis(position, axes[0], 0)
-        found = READ_ROWS.bind(moved, *rest)
+        read = READ_ROWS.bind(moved, *fields)
     else:  # the engine's own mapping, of a trace that was checked
-        found = jax.vmap(_rows, axes)(*operands)
-    return found, [0] * len(found)
+        read = jax.vmap(_rows, axes)(*operands)
+    return read, [0] * len(read)
 
 
 def _tangents(primals, tangents):
@@ -91,22 +91,24 @@ def _check(jaxpr: Any, roles: dict[Any, _Role], sizes: list[int]) -> None:
     for equation in jaxpr.eqns:
         if equation.primitive is READ_ROWS:
             position, *operands = equation.invars
-            found = [role_of(operand) for operand in operands]
-            number = found[0][0] if found[0] else -1
-            complete = number >= 0 and found == [(number, k) for k in range(sizes[number])]
+            roles_read = [role_of(operand) for operand in operands]
+            number = roles_read[0][0] if roles_read[0] else -1
+            complete = number >= 0 and roles_read == [(number, k) for k in range(sizes[number])]
             if complete and not is_kept(position):
                 continue
             raise _refused(equation)
         inside = list(_entered(equation))
-        used = equation.invars if not inside else [o for _, _, others in inside for o in others]
+        used = equation.invars if not inside else [o for _, _, inputs in inside for o in inputs]
         if "num_consts" in equation.params and equation.primitive.name.startswith("custom_"):
             # Rules of derivatives, which are traced later, read what is no constant.
             used = [*used, *equation.invars[equation.params["num_consts"] :]]
         if any(map(is_kept, used)):
             raise _refused(equation)
         for inner, constants, _ in inside:
-            given = zip(inner.invars, constants, strict=False)
-            _check(inner, {v: r for v, o in given if (r := role_of(o)) is not None}, sizes)
+            constant_inputs = zip(inner.invars, constants, strict=False)
+            _check(
+                inner, {v: r for v, o in constant_inputs if (r := role_of(o)) is not None}, sizes
+            )
     if any(map(is_kept, jaxpr.outvars)):
         raise ImpureError("a function returns rows of all clients")
 
@@ -151,8 +153,8 @@ def _varying_in_scan(equation: Any, inner: Any) -> int:
     the shapes of outputs before they are stacked.
     """
 
-    def loses_axis(outer: Any, own: Any) -> bool:
-        return len(outer.aval.shape) == len(own.aval.shape) + 1
+    def loses_axis(outer: Any, inner_variable: Any) -> bool:
+        return len(outer.aval.shape) == len(inner_variable.aval.shape) + 1
 
     scanned = sum(map(loses_axis, equation.invars, inner.invars))
     stacked = sum(map(loses_axis, equation.outvars, inner.outvars))

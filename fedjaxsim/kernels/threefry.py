@@ -65,8 +65,8 @@ def in_halves(
     half = 8 * -(-size // 16)
 
     def fill(i, numbers):
-        each = draw(jnp.uint32(i * half), half)
-        return jax.lax.dynamic_update_slice(numbers, each, (i * half,))
+        drawn = draw(jnp.uint32(i * half), half)
+        return jax.lax.dynamic_update_slice(numbers, drawn, (i * half,))
 
     return jax.lax.fori_loop(0, 2, fill, jnp.zeros(2 * half, dtype))
 

@@ -38,8 +38,8 @@ def conv2d(x: jax.Array, kernel: jax.Array, tile: tuple[int, int]) -> jax.Array:
     dtype = jnp.result_type(x, kernel)
     a, g, d = (jnp.asarray(np.kron(*pair), dtype) for pair in pairs)
 
-    whole = jnp.pad(x, ((0, 0), (0, th * mh - height), (0, tw * mw - width), (0, 0)))
-    image = whole.transpose(1, 2, 0, 3)
+    padded = jnp.pad(x, ((0, 0), (0, th * mh - height), (0, tw * mw - width), (0, 0)))
+    image = padded.transpose(1, 2, 0, 3)
     rows = jnp.stack([image[t * mh : t * mh + nh] for t in range(th)], axis=2)
     inputs = jnp.stack([rows[:, t * mw : t * mw + nw] for t in range(tw)], axis=3)
     inputs = (d @ inputs.reshape(points, tiles * channels)).reshape(points, tiles, channels)

@@ -115,11 +115,11 @@ def require_model(who: str, model: Any) -> Model:
     raise refused(who, "a Model, such as fjs.Model(init, apply)", model)
 
 
-def refused(who: str, wanted: str, given: Any) -> ValueError:
+def refused(who: str, wanted: str, argument: Any) -> ValueError:
     """Return the error of an argument; it names the function that makes a model of a module."""
-    reader = reader_of(given)
+    reader = reader_of(argument)
     hint = f"; fjs.models.{reader} makes a model" if reader else ""
-    return ValueError(f"{who} {wanted}, got {checks.described(given)}{hint}")
+    return ValueError(f"{who} {wanted}, got {checks.described(argument)}{hint}")
 
 
 def reader_of(module: Any) -> str | None:
@@ -138,11 +138,11 @@ def as_floats(x: jax.Array) -> jax.Array:
 
 def sizes(**values: Any) -> tuple[int, ...]:
     """Return a shape or widths of layers, by name; raise ValueError if they are no integers."""
-    ((name, given),) = values.items()
+    ((name, widths),) = values.items()
     try:
-        return tuple(map(operator.index, given))
+        return tuple(map(operator.index, widths))
     except TypeError:
-        raise ValueError(f"{name} must be integers, such as (64,), got {given!r}") from None
+        raise ValueError(f"{name} must be integers, such as (64,), got {widths!r}") from None
 
 
 def in_bfloat16(model: Model) -> Model:
@@ -165,8 +165,10 @@ def in_bfloat16(model: Model) -> Model:
 
     def train(params, x, weight, keys):
         assert model.train is not None
-        kept = {STATISTICS: params[STATISTICS]} if model.keeps_statistics else {}
-        outputs, statistics = model.train(rounded(params) | kept, rounded(x), weight, keys)
+        statistics_before = {STATISTICS: params[STATISTICS]} if model.keeps_statistics else {}
+        outputs, statistics = model.train(
+            rounded(params) | statistics_before, rounded(x), weight, keys
+        )
         return outputs.astype(jnp.float32), statistics
 
     return model._replace(apply=apply, features=None, train=None if model.train is None else train)

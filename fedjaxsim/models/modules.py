@@ -81,8 +81,8 @@ def from_flax(
     def variables(params):
         if not keeps:
             return {"params": params}
-        others = {name: part for name, part in params.items() if name != STATISTICS}
-        return {"params": others, _OF_BATCHES: params[STATISTICS]}
+        weights = {name: part for name, part in params.items() if name != STATISTICS}
+        return {"params": weights, _OF_BATCHES: params[STATISTICS]}
 
     def apply(params, x):
         outputs = module.apply(variables(params), x, **mode)
@@ -128,10 +128,15 @@ def from_flax(
         jax.eval_shape(lambda key: apply(init(key), example()), jax.random.key(0))
     except (InvalidRngError, ModifyScopeVariableError) as error:
         raise _refused(module, f"cannot be evaluated: {error}", _OFF) from error
-    known = None if output_layer is None else representation
+    used_representation = None if output_layer is None else representation
     trains = train if keeps or draws else None
     return Model(
-        init, apply, output_layer, representation=known, train=trains, keeps_statistics=keeps
+        init,
+        apply,
+        output_layer,
+        representation=used_representation,
+        train=trains,
+        keeps_statistics=keeps,
     )
 
 
@@ -153,34 +158,34 @@ def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | Non
 
     _require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    graph, *states, others = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
-    unknown = [type(variable) for _, variable in nnx.to_flat_state(others)]
+    graph, *states, other_states = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    unknown = [type(variable) for _, variable in nnx.to_flat_state(other_states)]
     _refuse_statistics(module, (kind.__name__ for kind in unknown))
-    like, kept, random = map(nnx.to_flat_state, states)
+    like, batch_states, random = map(nnx.to_flat_state, states)
 
     def values_of(module, kind):
-        found = nnx.to_flat_state(nnx.state(module, kind))
-        return unflatten_dict({_strings(path): variable[...] for path, variable in found})
+        leaves = nnx.to_flat_state(nnx.state(module, kind))
+        return unflatten_dict({_strings(path): variable[...] for path, variable in leaves})
 
     def init(key):
         module = make(nnx.Rngs(key))
-        statistics = {STATISTICS: values_of(module, nnx.BatchStat)} if kept else {}
+        statistics = {STATISTICS: values_of(module, nnx.BatchStat)} if batch_states else {}
         return _precise(values_of(module, nnx.Param) | statistics)
 
     def made(params, key):
         values = flatten_dict(params)
         flat = [(path, param.replace(values[_strings(path)])) for path, param in like]
-        for path, statistic in kept:
+        for path, statistic in batch_states:
             flat.append((path, statistic.replace(values[STATISTICS, *_strings(path)])))
         for number, (path, state) in enumerate(random):
             of_stream = issubclass(type(state), nnx.RngKey)
-            new = jax.random.fold_in(key, number) if of_stream else jnp.zeros((), jnp.uint32)
-            flat.append((path, state.replace(new)))
+            of_call = jax.random.fold_in(key, number) if of_stream else jnp.zeros((), jnp.uint32)
+            flat.append((path, state.replace(of_call)))
         return nnx.merge(graph, nnx.from_flat_state(flat))
 
     def apply(params, x):
         module = made(params, jax.random.key(0))
-        if random or kept:
+        if random or batch_states:
             module.eval()  # running statistics normalize, and nothing is random
         return module(x)
 
@@ -189,11 +194,11 @@ def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | Non
             return apply(params, x), params.get(STATISTICS)
         module = made(params, jax.random.key(0) if keys is None else keys[0])
         module.train()
-        outputs = module(_in_turn(x, weight) if kept else x)
-        return outputs, values_of(module, nnx.BatchStat) if kept else None
+        outputs = module(_in_turn(x, weight) if batch_states else x)
+        return outputs, values_of(module, nnx.BatchStat) if batch_states else None
 
-    trains = train if random or kept else None
-    return Model(init, apply, output_layer, train=trains, keeps_statistics=bool(kept))
+    trains = train if random or batch_states else None
+    return Model(init, apply, output_layer, train=trains, keeps_statistics=bool(batch_states))
 
 
 def from_equinox(
@@ -230,17 +235,19 @@ def from_equinox(
     module, state = parts(jax.random.key(0))
     draws = _drops(module)
     nodes = jax.tree.leaves(module, is_leaf=of_state)
-    axis, *others = {node.axis_name for node in nodes if hasattr(node, "axis_name")} or {None}
-    found = jax.tree_util.tree_leaves_with_path(
+    axis, *other_axes = {node.axis_name for node in nodes if hasattr(node, "axis_name")} or {None}
+    nodes_by_path = jax.tree_util.tree_leaves_with_path(
         module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex)
     )
-    indices = {_names(path): each for path, each in found if isinstance(each, eqx.nn.StateIndex)}
+    indices = {
+        _names(path): node for path, node in nodes_by_path if isinstance(node, eqx.nn.StateIndex)
+    }
     if state is None:
         _refuse_statistics(module, (type(index).__name__ for index in indices.values()))
         axis = None
-    elif axis is None or others:
+    elif axis is None or other_axes:
         raise _refused(module, "keeps state", "it must be of BatchNorm layers with one axis_name")
-    rest = eqx.filter(module, eqx.is_inexact_array, inverse=True)
+    static_part = eqx.filter(module, eqx.is_inexact_array, inverse=True)
     like = jax.eval_shape(lambda: eqx.filter(module, eqx.is_inexact_array))
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, state))  # of no weak types
 
@@ -248,8 +255,8 @@ def from_equinox(
         return jax.tree.unflatten(structure, leaves)  # a state is used once
 
     def statistics_of(state):
-        found = {path: state.get(index) for path, index in indices.items()}
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), unflatten_dict(found))
+        statistics = {path: state.get(index) for path, index in indices.items()}
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), unflatten_dict(statistics))
 
     def init(key):
         part = eqx.filter(parts(key)[0], eqx.is_inexact_array)
@@ -259,21 +266,27 @@ def from_equinox(
 
     def called(params, x, inference, keys=None):
         values: Any = flatten_dict(params)
-        given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
-        whole = eqx.combine(given, rest)
+        weights = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
+        full_module = eqx.combine(weights, static_part)
         if state is not None or (draws and inference):
-            whole = eqx.nn.inference_mode(whole, inference)
+            full_module = eqx.nn.inference_mode(full_module, inference)
         last: Any = fresh()
         for path, index in indices.items():
-            kept, given = last.get(index), values[STATISTICS, *path]
-            last = last.set(index, jax.tree.map(lambda a, b: b.astype(a.dtype), kept, given))
+            fresh_statistic, saved = last.get(index), values[STATISTICS, *path]
+            last = last.set(
+                index, jax.tree.map(lambda a, b: b.astype(a.dtype), fresh_statistic, saved)
+            )
 
         def one(row, last, key):
             keyed = {"key": key} if draws else {}
-            return (whole(row, **keyed), None) if state is None else whole(row, last, **keyed)
+            return (
+                (full_module(row, **keyed), None)
+                if state is None
+                else full_module(row, last, **keyed)
+            )
 
-        each = None if keys is None else 0
-        mapped = jax.vmap(one, (0, None, each), (0, None), axis_name=axis)
+        keys_axis = None if keys is None else 0
+        mapped = jax.vmap(one, (0, None, keys_axis), (0, None), axis_name=axis)
         outputs, last = mapped(x, last, keys)
         return outputs, None if state is None else statistics_of(last)
 
@@ -313,15 +326,15 @@ def trainable(model: Model, where: Callable[[str], bool], params: PyTree = None)
     """
     if model.frozen is not None:
         raise ValueError("the model has a frozen part already: give the whole model")
-    given = model.init(jax.random.key(0)) if params is None else params
-    names, structure = [name for name, _ in _named(given)], jax.tree.structure(given)
+    initial = model.init(jax.random.key(0)) if params is None else params
+    names, structure = [name for name, _ in _named(initial)], jax.tree.structure(initial)
     trained = [name for name in names if where(name)]
     if not trained:
         raise ValueError(f"at least one parameter must be trained, of {', '.join(names)}")
     # Running statistics are frozen with the rest: batches are normalized by them, not by their own.
     if any(name.split("/")[0] == STATISTICS for name in trained):
         raise ValueError("running statistics (BatchNorm) of a model with a frozen part stay fixed")
-    frozen = FrozenWeights({k: jnp.asarray(v) for k, v in _named(given) if k not in trained})
+    frozen = FrozenWeights({k: jnp.asarray(v) for k, v in _named(initial) if k not in trained})
 
     def init(key):
         return jax.tree_util.tree_map_with_path(
@@ -330,8 +343,8 @@ def trainable(model: Model, where: Callable[[str], bool], params: PyTree = None)
         )
 
     def whole(part):
-        known = dict(_named(part)) | frozen.argument.get()
-        return jax.tree.unflatten(structure, [known[name] for name in names])
+        weights = dict(_named(part)) | frozen.argument.get()
+        return jax.tree.unflatten(structure, [weights[name] for name in names])
 
     layer, representation = model.output_layer, model.representation
     train = None if model.keeps_statistics else model.train

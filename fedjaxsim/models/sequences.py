@@ -34,12 +34,14 @@ class _GRU(nn.Module):
         kernel = self.param("recurrent", _orthogonal_blocks, (width, 3 * width))
         bias = self.param("bias", nn.initializers.zeros_init(), (width,))
 
-        def step(state, given):
+        def step(state, gate_inputs):
             recurrent = state @ kernel
-            gates = jax.nn.sigmoid(given[:, : 2 * width] + recurrent[:, : 2 * width])
+            gates = jax.nn.sigmoid(gate_inputs[:, : 2 * width] + recurrent[:, : 2 * width])
             reset, keep = gates[:, :width], gates[:, width:]
-            new = jnp.tanh(given[:, 2 * width :] + reset * (recurrent[:, 2 * width :] + bias))
-            state = (1 - keep) * new + keep * state
+            candidate = jnp.tanh(
+                gate_inputs[:, 2 * width :] + reset * (recurrent[:, 2 * width :] + bias)
+            )
+            state = (1 - keep) * candidate + keep * state
             return state, state
 
         start = jnp.zeros((x.shape[0], width), inputs.dtype)
