@@ -212,7 +212,7 @@ def free(learning_rate):
 def test_a_schedule_free_server_publishes_its_average():
     build = optimizers.server(free)
     hparams = Hyperparameters(server_learning_rate=0.5).as_arrays()
-    shared, step = publish({"w": jnp.zeros(2)}, build, hparams), server_step(build)
+    shared, step = publish({"w": jnp.zeros(2)}, build, hparams), jax.jit(server_step(build))
     y: Any = {"w": jnp.zeros(2)}
     optimizer: Any = optax.contrib.schedule_free_sgd(0.5, b1=0.8)
     state = optimizer.init(y)

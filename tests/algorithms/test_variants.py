@@ -46,9 +46,9 @@ def test_the_server_steps_as_the_paper_says(name):
         algorithm = algorithm_of(name, task, 3)
     hparams = Hyperparameters(server_learning_rate=0.1, server_momentum=0.7)
     shared, _ = algorithm.init(jax.random.key(0), hparams)
+    server = jax.jit(lambda shared, kernel: algorithm.server(shared, kernel, hparams, jnp.int32(0)))
     for release in releases:
-        kernel = jnp.array([[release, 0.0]])
-        shared = algorithm.server(shared, {"kernel": kernel}, hparams, jnp.int32(0))
+        shared = server(shared, {"kernel": jnp.array([[release, 0.0]])})
     moved, still = shared.params["kernel"][0]
     np.testing.assert_allclose(moved, by_hand(name, releases, 0.1), rtol=1e-5)
     assert still == 0
@@ -58,7 +58,7 @@ def test_normalization_layers_are_personal():
     model = mlp((4,), 3, hidden=(5,), layer_norm=True)
     algorithm = fedbn(softmax(model, 3))
     hparams = Hyperparameters(server_learning_rate=1.0)
-    shared, personal = algorithm.init(jax.random.key(0), hparams)
+    shared, personal = jax.jit(lambda key: algorithm.init(key, hparams))(jax.random.key(0))
     assert paths_of(personal) == ["LayerNorm_0/bias", "LayerNorm_0/scale"]
     assert not set(paths_of(shared.trunk.params)) & set(paths_of(personal))
     with pytest.raises(ValueError, match="layer_norm"):

@@ -27,12 +27,16 @@ class State(NamedTuple):
     nothing: tuple = ()
 
 
+@jax.jit
+def charged() -> ledger.Charges:
+    account = ledger.no_charges(SamplingScheme("full", 3, 3), Gaussian(), 2)
+    return ledger.charge(account, 1.5, 0.25, 0)
+
+
 def state(seed: int) -> State:
     key = jax.random.key(seed)
     weights = {"w": jax.random.normal(key, (3, 2)), "b": jnp.full((2,), 1.5, jnp.bfloat16)}
-    account = ledger.no_charges(SamplingScheme("full", 3, 3), Gaussian(), 2)
-    charges = ledger.charge(account, 1.5, 0.25, 0)
-    return State(jnp.int32(seed), weights, charges, key, jnp.zeros((0, 4)))
+    return State(jnp.int32(seed), weights, charged(), key, jnp.zeros((0, 4)))
 
 
 def last(checkpoints: CheckpointFolder):
