@@ -44,7 +44,7 @@ _UNROLLED = threefry.words
 _EXACT = noise._draw
 _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content
-_GROWTH = 1_000_000_000
+_GROWTH = 700_000_000
 """Bytes by which a process grows before it lets go of its programs."""
 _BLANK = plots.content(plots.picture("", 0.1, 0.1))
 
@@ -139,10 +139,13 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Modules and tests live as long as the process: Python's collector need not look at them."""
     gc.freeze()
+    _MEMORY.after_release = _resident()
 
 
 def _resident() -> int:
-    """Return the bytes of this process in memory."""
+    """Return the bytes of this process in memory; 0 if that is unknown."""
+    if sys.platform != "linux":
+        return 0
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -169,8 +172,7 @@ def pytest_runtest_teardown(item, nextitem):
     """Between groups, as a group shares what it has compiled."""
     if nextitem is None or simulations.group_of(item) == simulations.group_of(nextitem):
         return
-    if sys.platform == "linux":
-        _MEMORY.bound()
+    _MEMORY.bound()
 
 
 def _fixture_of(name, kind):
