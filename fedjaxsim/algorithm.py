@@ -144,8 +144,8 @@ class WarmStart(NamedTuple):
         client's predictions. `key` is the same for all clients; `shared` may depend on it and on
         `published` only. None if there is only `init`.
       published: `(shared) -> params`: the parameters that `shared` publishes, or None.
-      required: whether the earlier stage must have published parameters; otherwise those of the
-        task's `init` replace missing ones.
+      required: whether the earlier stage must have published parameters; otherwise the task's
+        `init` makes missing ones.
     """
 
     start: Callable[..., tuple[PyTree, PyTree]] | None = None
@@ -177,8 +177,8 @@ class Algorithm(NamedTuple):
         the server's divisor; a guarantee names them among its assumptions.
       warm_start: functions for a stage after, or before, a stage of another algorithm.
       example_epsilon: `(hparams) -> ε`, (): each round, a client's message is ε-differentially
-        private for each of its examples, by the client's own noise; charged to an account of its
-        own. None without such noise.
+        private for each of its examples, by the client's own noise; charged to its own account.
+        None without such noise.
       noise_adds_up: the remedy, if noise adds up in the server's state; or None.
       curvature: L of a step with `hparams.learning_rate`, from the loss's L: the default η is
         1/L, with which no step expands. None keeps the usual default.

@@ -690,7 +690,7 @@ class Simulation(Fixed):
           hparams: hyperparameters; a noise schedule (T,) is indexed by the state's `round`.
           rounds: number of rounds, at least 1.
           eval_every: rounds between evaluations, one compiled segment; by default all rounds.
-          callbacks: called after each evaluation, in this order: those of `fjs.callbacks`, or
+          callbacks: called after each evaluation, in this order: from `fjs.callbacks`, or
             functions `(state, segment)`. One that returns False stops the run.
           delta: δ of the ε that callbacks read.
           keep: number of segments to return, the last ones; by default all.
@@ -970,7 +970,7 @@ class Simulation(Fixed):
     ) -> PrivacySpend:
         """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule.
 
-        Their noise is that of the mechanism's own releases: NaN, which has no ε, if it follows from
+        Their noise is the mechanism's own: NaN, which has no ε, if it follows from
         messages or from the mechanism's state, which releases change.
         """
         scheme, event = self.accounts[0]

@@ -100,8 +100,8 @@ def pmtl(
       clusters: the cluster of each client, (m,) integers from 0 to g − 1, none of them empty, for
         a w̃ per cluster at the same price (remark on the generality of Corollary 2). Public and
         fixed before the run, and named among the assumptions of a guarantee.
-      pull: "rows" divides λ by the client's training rows, and gives intercepts a λ of their own,
-        as a mixed model shrinks; see `data.variance_ratios`.
+      pull: "rows" divides λ by the client's training rows, and gives intercepts their own λ, as
+        a mixed model shrinks; see `data.variance_ratios`.
 
     Raises:
       ValueError: if the message is unknown, or clusters are not such integers; when the algorithm

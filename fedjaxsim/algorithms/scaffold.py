@@ -79,8 +79,8 @@ def scaffold(
 
     If all clients take b steps, without noise and at p = 1, that is the paper's algorithm. For
     unequal K_i it has the same fixed points and another path: b above most K_i overshoots, and b
-    far below them is slow. Clients predict with x. If clients have learning rates η_i of their
-    own, d is the mean of −bη_ic_i, so that x settles where Σ η_i ∇ℓ_i = 0.
+    far below them is slow. Clients predict with x. If clients have their own learning
+    rates η_i, d is the mean of −bη_ic_i, so that x settles where Σ η_i ∇ℓ_i = 0.
 
     Noise adds up in the update: at p = 1, c − (mean of c_i) holds the sum of all noise. c_i follows
     from the unclipped message, so with clipping or noise c is no longer exactly the mean of c_i. A

@@ -79,8 +79,8 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
 
     Raises:
       ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
-        another shape than a message, clients have hyperparameters, weights or privacy levels of
-        their own, or canaries would take the places of real clients.
+        another shape than a message, clients have their own hyperparameters, weights or
+        privacy levels, or canaries would take the places of real clients.
     """
     scheme = simulation.sampler.scheme
     if scheme.kind not in ("poisson", "full", "groups", "cyclic"):

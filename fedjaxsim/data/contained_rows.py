@@ -86,7 +86,7 @@ def contained_rows(
 
 
 def _count_between(array: np.ndarray, values: np.ndarray) -> int:
-    """Count the numbers of an array between the least and the largest of a field, as of its type.
+    """Count the numbers of an array between the least and the largest of a field, in its type.
 
     Where whole numbers overflow the type, all count.
     """
@@ -115,7 +115,7 @@ def _are_in(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 
 def _detailed(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Hash rows (k, size) that have no round number, as of type `dtype`."""
+    """Hash rows (k, size) that have no round number, as type `dtype`."""
     rows = rows.astype(dtype).astype(np.float64)
     fraction = np.frexp(np.where(np.isfinite(rows), rows, 0))[0] * _DETAIL
     return _mixed(rows[np.all(fraction != np.floor(fraction), axis=1)])
@@ -143,7 +143,7 @@ def _runs_of_rows(values: np.ndarray, width: int) -> Iterator[np.ndarray]:
 
 
 def _hashes(runs: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Hash runs, as of type `dtype`, but for those that a common constant has."""
+    """Hash runs, as type `dtype`, but for those that a common constant has."""
     if not len(runs):
         return np.zeros(0, np.uint64)
     numbers = np.ascontiguousarray(runs.T).astype(dtype).astype(np.float64)  # faster than rows

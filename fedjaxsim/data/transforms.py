@@ -2,8 +2,8 @@
 
 Changes that depend on all clients' data, such as which columns are constant, are the curator's
 preprocessing: they spend no privacy budget, and `Population.public` names them. Public ranges cost
-nothing. No ε covers the ranges of all rows, as `Population.voids_epsilon` says; private ranges are
-those of `privacy.scale_privately`.
+nothing. No ε covers the ranges of all rows, as `Population.voids_epsilon` says; private ranges
+come from `privacy.scale_privately`.
 """
 
 import dataclasses

@@ -49,9 +49,9 @@ PyTree = Any
 class Draw(NamedTuple):
     """All random choices of one round: the `cohort` of those drawn who answer, and keys.
 
-    Each client was drawn with probability `rate`, (), which is charged. The streams of a client are
-    those of `clients` with its id; `orders` are of the run, for the orders in which minibatches are
-    consumed; `noise` is of the round, or of all rounds if noise is correlated.
+    Each client was drawn with probability `rate`, (), which is charged. A client's streams are
+    `clients` with its id; `orders` belong to the run, for the orders in which minibatches are
+    consumed; `noise` belongs to the round, or to all rounds if noise is correlated.
     """
 
     cohort: Cohort
@@ -65,8 +65,8 @@ class ClientMetrics(NamedTuple):
     """Metrics of clients by name, each () of one client, (m,) or, of S runs, (m, S).
 
     `sums` are the task's metrics, summed over each client's rows; `values` its streaming metrics,
-    NaN for a client that has none. `statistics`, (k, ...) or (m, S, k, ...), are those of which
-    pooled metrics are made.
+    NaN for a client that has none. `statistics`, (k, ...) or (m, S, k, ...), make pooled
+    metrics.
     """
 
     sums: dict[str, jax.Array]

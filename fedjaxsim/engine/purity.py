@@ -1,7 +1,7 @@
 """Checks that the functions of one client, as traced, have no way to other clients.
 
 JAX runs what a trace holds, mapped over clients. A callback keeps numbers on the host, a rule for
-batches sees the clients of a chunk, a collective those of all devices, a reference is shared by all
+batches sees the clients of a chunk, a collective all devices' clients, a reference is shared by all
 rounds, and an array that a function closes over may hold anybody's rows.
 """
 

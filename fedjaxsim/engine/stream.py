@@ -117,7 +117,7 @@ class HostRows(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Inputs of one round: the draws of some rounds, leaves (r, ...), of which it is at `position`.
+    """Inputs of one round: the draws of some rounds, leaves (r, ...); it is at `position`.
 
     Rows and states, leaves (s, ...), are the cohort's, in the order of `rows.ids`; `earlier`, (s,)
     int32, is each client's index in the previous cohort, −1 if it was not in it.
@@ -135,7 +135,7 @@ def stream(program: Program) -> Program:
 
     The compiled functions are not pure: they change the personal states, numpy arrays, in place, so
     a state that rounds started from is used up, as where its buffers are donated.
-    There is no `step`, since cohorts are drawn and read many rounds ahead. The program is of one
+    There is no `step`, since cohorts are drawn and read many rounds ahead. The program computes one
     run with samples of clients.
     """
     if program.sampling.scheme.kind == "full":

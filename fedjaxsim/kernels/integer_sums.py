@@ -68,7 +68,7 @@ def zero(shapes: PyTree, most: int, fine: bool = False) -> IntegerSum:
 def add(total: IntegerSum, vectors: PyTree, bound: PyTree) -> IntegerSum:
     """Add vectors, leaves (c, ...), each of global L2 norm at most `bound`, which is finite.
 
-    The bound is () or one for each leaf, a pytree of (), of which the leaf's unit is a share.
+    The bound is () or one for each leaf, a pytree of (); the leaf's unit is a share of it.
     """
 
     def scaled(leaf, bound):

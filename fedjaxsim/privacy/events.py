@@ -25,7 +25,7 @@ class PrivacyEvent:
     Attributes:
       replace: the sensitivity when one client's whole data changes, in [1, 2]: 2 for a sum of
         clipped vectors, √2 for a sum of Gram matrices. It is in units of the noise's scale over z,
-        in which that of a message that becomes zero is 1.
+        in which a message that becomes zero has 1.
       unit: the protected unit. Accounts of different units are never composed.
       of_protected: whether messages are made of protected gradients, or noised by their client, so
         that the release costs examples nothing more. Every other release is charged to them, too.

@@ -454,7 +454,7 @@ def report(
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
       limit: the budget that the run kept: the guarantees then cover all that it allows.
-      minibatches: (m,) the minibatches of each client that protects examples; by default those of
+      minibatches: (m,) the minibatches of each client that protects examples; by default in
         all rounds.
       left: rounds that were planned besides those done; None if the time to stop is fixed. Examples
         are charged for all planned rounds, since they keep no budget.

@@ -150,7 +150,7 @@ def epsilons(
 ) -> ExampleEpsilons:
     """Compute ε of every client.
 
-    `charges` are of the unit "example", with silos of the same clients; stages and runs may give
+    `charges` have the unit "example", with silos of the same clients; stages and runs may give
     them other numbers of rows. `minibatches`, (m,), counts those that each client has taken; by
     default every round's, which is an upper bound. `released` are clients' charges that are
     charged to their examples, too.

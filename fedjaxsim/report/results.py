@@ -249,8 +249,8 @@ def compared(contenders: Sequence[System], metric: str | None = None) -> list[Re
     Runs of one seed share partition, test rows and initial model, so the test is paired.
 
     Returns:
-      By system: `system` (its label), `metric`, the fields of its `Estimate`, and those of the
-      difference: `difference`, `difference_half`, `paired_seeds` and `p`, None if unknown.
+      By system: `system` (its label), `metric`, the fields of its `Estimate`, and the
+      difference's: `difference`, `difference_half`, `paired_seeds` and `p`, None if unknown.
     """
     first, rows = contenders[0], []
     metric = metric or primary_metric(first.first.rows[-1], first.first.metrics) or "test_loss"

@@ -173,7 +173,7 @@ class Comparison:
     def drawn_twice(self) -> str:
         """A sentence on private runs that draw from the same key; "" if there are none.
 
-        Those of one sweep do, as a sentence of its guarantees says.
+        Runs of one sweep do, as a sentence of its guarantees says.
         """
         draws: dict[str, dict[entries.Drawn, None]] = {}
         for compared_run in self.runs:

@@ -467,7 +467,7 @@ class RunConfig(Table):
 
     @property
     def hides_noise(self) -> bool:
-        """True if all noise follows from a secret seed: that of private ranges from the data's."""
+        """True if all noise follows from a secret seed: private ranges' noise from the data's."""
         of_data = self.get("scale") == "private" and self.partition_seed is not None
         return self.has_secret_seed and not of_data
 

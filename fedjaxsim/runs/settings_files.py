@@ -50,7 +50,7 @@ def resolve(
 ) -> RunConfig:
     """Make the settings of a run from flags, a file and an earlier run; the first wins.
 
-    Settings of the file that this run does not read are noted, those of the run in the directory
+    Settings of the file that this run does not read are noted; settings of the run in the directory
     `earlier` are left out. `without` holds settings that the caller does not read, with the reason.
     """
     check_flags(flags, without)

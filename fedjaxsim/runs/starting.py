@@ -46,7 +46,7 @@ class PreparedRun(NamedTuple):
     warnings: Sequence[str]
 
     def run(self, stop: Stop, **options: Any) -> Executed:
-        """Run it; `options` are those of `execute`."""
+        """Run it; `options` are `execute`'s."""
         return execute(self.stage, stop, loggers=self.loggers, **options)
 
 

@@ -5,7 +5,7 @@ A sweep directory holds
     sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
     results.parquet     finished runs: one row per run and evaluation, by run and round
     ledgers.json        the ledger of each finished run: what its releases were charged
-    search/             the runs that chose the settings, a sweep of its own, if the file searches
+    search/             the runs that chose the settings, another sweep, if the file searches
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     report.json         a summary, guarantees, draws, and what is not covered; written last
     *.png, *.pdf        figures
@@ -279,7 +279,7 @@ def runs_of_sweep(table: pa.Table, columns: Sequence[str], config: Record) -> li
     """Return the runs in a table of results with these swept columns.
 
     `config` holds the settings that all runs start from. The table's metadata have the records of
-    the metrics; the package's are those of a table without.
+    the metrics; a table without has the package's.
     """
     runs, stated = [], (table.schema.metadata or {}).get(_METRICS)
     try:

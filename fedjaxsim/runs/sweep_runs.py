@@ -119,7 +119,7 @@ class SweepRuns:
     def families(self) -> list[list[tuple[int, ...]]]:
         """Return the runs of each compiled program, and among them each seed's.
 
-        Runs of a program differ in hyperparameters, schedules and seeds alone; those of one seed
+        Runs of a program differ in hyperparameters, schedules and seeds alone; runs of one seed
         share data, cohorts and minibatches. Clipped and unclipped runs share a program.
         """
         by_kind: dict[Any, dict[int, list[int]]] = {}
@@ -271,7 +271,7 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """A sweep that chooses settings first: points on validation rows of `seeds` of their own.
+    """A sweep that chooses settings first: points on validation rows of other `seeds`.
 
     Attributes:
       boxes: for each table, the values of each searched key, or with `points` its two ends.

@@ -75,7 +75,7 @@ _V5E = {1: "2x2", 2: "2x2", 4: "2x2", 8: "2x4", 16: "4x4"}
 
 
 class Target(NamedTuple):
-    """Devices to compile for, or their descriptions; `name` is of one.
+    """Devices to compile for, or their descriptions; `name` names one.
 
     Attributes:
       lowering: the platform's name for lowering; None for this process's devices.

@@ -94,7 +94,7 @@ class Task(NamedTuple):
       streaming_metrics: metrics that are no sums over rows, such as "auc", by name; evaluation
         computes them in the same pass. A client that has none, such as an AUC of one class, has NaN
         and does not count in means and percentiles.
-      records: the records of your own metrics, by name: title, direction, unit. They travel
+      records: the records of your metrics, by name: title, direction, unit. They travel
         with the results to every table, picture and choice. Without a direction a metric has no
         worst tenth, and nothing is chosen by it.
       judged_by: the metric by which runs are judged: patience, choices and pictures read it, and it

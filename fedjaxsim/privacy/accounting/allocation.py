@@ -21,7 +21,7 @@ RDP of P against Q at integers α follows from
 
     E[L^α] = t^(−α) α! [s^α] (Σ_j e^(j(j−1)/(2z²)) s^j/j!)^t,
 
-and that of Q against P from E[L^(−b)] = ∫ E[e^(−λL)] λ^(b−1) dλ/Γ(b), by quadrature. Neither
+and RDP of Q against P from E[L^(−b)] = ∫ E[e^(−λL)] λ^(b−1) dλ/Γ(b), by quadrature. Neither
 cancels: both are computed less 1.
 
 A replacement costs most if messages become the opposite ones. With messages a_i, b_i of norm 1

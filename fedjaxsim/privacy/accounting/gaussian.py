@@ -11,7 +11,7 @@ look the same. Replacing a client is the pair (1−p) N(0, z²) + p N(±1, z²),
 opposite messages. For messages a, b of norm at most 1, pad both to norm 1 with orthogonal
 coordinates, and let a point the first axis. The best test of a against a mixture of 0 and b,
 averaged over the other axes' noise, is as good against 0 and −a: moving the output by a + b scales
-the likelihood ratio of a by e^(1+⟨a, b⟩) and that of b by no more. So sensitivities below 2 gain
+the likelihood ratio of a by e^(1+⟨a, b⟩) and b's by no more. So sensitivities below 2 gain
 nothing here: the direction shared by a and b reveals participation. (dp_accounting's PLD reads
 replacement in the same way, its RDP as fixed-size sampling, with z relative to the distance of the
 two.)
@@ -24,10 +24,10 @@ and d makes all entries of D⁻¹ nonnegative, so equal messages of group 0 move
 
 With a banded C the noise is z C⁻¹ ξ, and a message of round t moves C x in rounds t to t + b − 1
 alone, by multiples of the b coefficients c. If a client's turns are b rounds apart or more, and it
-takes part in each by a coin of its own, the likelihood ratio of all releases is a product over its
+takes part in each by its own coin, the likelihood ratio of all releases is a product over its
 turns. Given all earlier releases, each factor is 1 − p + p e^(⟨c ⊗ m, y⟩/z² − ‖c ⊗ m‖²/(2z²)), with
-y the C-transformed releases of these rounds less what others sent: that of one sampled release at
-z/‖c‖, though others' messages follow from the releases in between. (The client's own message may
+y the C-transformed releases of these rounds less what others sent: the ratio of one sampled release
+at z/‖c‖, though others' messages follow from the releases in between. (The client's own message may
 follow from its earlier coins: a mixture of such pairs, and δ is jointly convex.)
 """
 

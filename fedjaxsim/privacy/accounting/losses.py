@@ -114,7 +114,7 @@ def _mixed(parts: Sequence[tuple[float, Losses]]) -> Losses:
 
 
 def chained(there: Losses, back: Losses) -> Losses:
-    """Return the losses of P against Q from those of P against M and of M against Q.
+    """Return the losses of P against Q from P against M and M against Q.
 
     A test of power α at Q has a power of at most F(α) at M, and of at most G(F(α)) at P (Dong, Roth
     and Su 2022, Theorem 2.14). This is the law with the roc curve G ∘ F: both likelihood ratios

@@ -45,7 +45,7 @@ class Statistic(NamedTuple):
     Attributes:
       kind: name in `SOUND`.
       zero: `(message, m) -> total` of no messages; the message is a pytree of shapes.
-      add: `(total, messages, ids, C) -> total`, of bounded `Messages`; C is that of the whole
+      add: `(total, messages, ids, C) -> total`, of bounded `Messages`; C bounds the whole
         message, or one for each leaf.
       plus: `(total, noise, C) -> value`.
       like: `(total) -> pytree` with the shapes of the noise.

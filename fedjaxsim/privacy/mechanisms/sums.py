@@ -228,7 +228,7 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
 
     Formal guarantees:
       * All releases of a run are one Gaussian release of D⁻¹ applied to the sums
-        (`accounting/gaussian.py`). The event is of the whole run: ε is of the rounds done, and
+        (`accounting/gaussian.py`). The event describes the whole run: ε covers the rounds done, and
         no single round has a cost.
       * The samplers are those whose clients take part at known rounds: fixed groups in turn, and
         full participation. Every other one is refused.
@@ -267,8 +267,8 @@ def banded(
       * The samplers are those whose clients have turns at least `bands` rounds apart: `cyclic` and
         `fixed_groups` with as many groups or more. Every other one is refused.
       * A turn and the rounds until the next one are one release of `gaussian` with the same z, in
-        which the client is with the probability of its turn (`accounting/gaussian.py`). So ε is
-        that of `gaussian` under the same sampler, in ⌈T/groups⌉ rounds.
+        which the client is with the probability of its turn (`accounting/gaussian.py`). So ε
+        equals `gaussian`'s under the same sampler, in ⌈T/groups⌉ rounds.
       * The clip norm may follow earlier releases, as all noise of a round is scaled by its C. The
         noise multiplier may not change: no ε is reported then. Nor for rounds out of order.
       * Each stage has its own noise and account.

@@ -74,7 +74,7 @@ def transformed(
         mechanism = transformed(gaussian(), random_projection(1000))
 
     Formal guarantees:
-      * Those of the mechanism, of messages that are encoded: what is bounded is what is summed, in
+      * The mechanism's, for messages that are encoded: what is bounded is what is summed, in
         float32 at least.
       * The transform follows from the seed and the number of releases, which are public, and from
         no client but the one whose message it encodes.
@@ -176,7 +176,7 @@ def random_projection(size: int) -> Transform:
 
 
 def chosen_coordinates(indices: ArrayLike) -> Transform:
-    """Send a message's numbers at public positions, as of its flattened leaves; others become 0.
+    """Send a message's numbers at public positions of its flattened leaves; others become 0.
 
     The positions may have the largest changes of a model that was published, or that was
     trained on public data: they may not follow from the clients' rows in another way.

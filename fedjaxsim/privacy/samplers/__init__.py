@@ -6,7 +6,7 @@ is part of the reported δ.
 Whoever is drawn is charged. An answer follows from the client, the round and a key of the client's
 own, never from data, and the sum is divided by a public number. So a client without an answer is,
 for every mechanism and every sampler, a client whose message is zero in that round: ε is at most
-that of a run in which all drawn clients answer.
+the ε of a run in which all drawn clients answer.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Poisson sampling in time proportional to the cohort, with exact inclusion probabilities.
 
-A coin per client is exact but takes time proportional to the population. Here a block of B ids, of
-which at most four are drawn on average, costs one small number, and a drawn client two more:
+A coin per client is exact but takes time proportional to the population. Here a block of B ids,
+with at most four drawn on average, costs one small number, and a drawn client two more:
 
 1. Points fall on ids as a Poisson process: a block gets a Poisson(Bλ) number of them, each on a
    uniformly random id of the block (log₂ B random bits). By Poisson splitting each id is hit at
