@@ -50,8 +50,8 @@ class Progress(Callback):
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
         self._begin = int(state.round)
-        quiet, several = self._quiet or not is_first(), self.run.size is not None
-        bar = Bar(self._title, self.run.rounds, quiet=quiet, only_last=several)
+        quiet, is_batch = self._quiet or not is_first(), self.run.size is not None
+        bar = Bar(self._title, self.run.rounds, quiet=quiet, only_last=is_batch)
         self._bar = self.run.closing.enter_context(bar)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
@@ -87,11 +87,14 @@ def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluati
 
     The clients are in the segment's evaluation.
     """
-    found = run.evaluate(state, "validation", segment.evaluation.clients)
-    columns = {f"validation_{name}": found.summary()[f"validation_{name}"] for name in found.values}
+    evaluation = run.evaluate(state, "validation", segment.evaluation.clients)
+    columns = {
+        f"validation_{name}": evaluation.summary()[f"validation_{name}"]
+        for name in evaluation.values
+    }
     for record, more in zip(run.records(state, segment), rows_of(columns, run.size), strict=True):
         record.update(more)
-    return found
+    return evaluation
 
 
 class Patience(Callback):
@@ -210,7 +213,7 @@ class Checkpoints(Callback):
             checks.count(every=every)
         is_path = isinstance(folder, Path | str)
         self._folder = CheckpointFolder(Path(folder)) if is_path else folder
-        self._callbacks = {type(each).__name__: each for each in callbacks}
+        self._callbacks = {type(callback).__name__: callback for callback in callbacks}
         self._every, self._note, self._keep_last = every, note, keep_last
 
     def restore(self, state: SimulationState) -> SimulationState:
@@ -225,16 +228,16 @@ class Checkpoints(Callback):
         if last.skipped and is_first():
             after = f"continuing after round {last.round}"
             _logger.warning("%s; %s", last.skipped[0], after)
-        for name, each in self._callbacks.items():
-            each.memory = last.note["memory"].get(name, each.memory)
+        for name, callback in self._callbacks.items():
+            callback.memory = last.note["memory"].get(name, callback.memory)
         return last.state(state)
 
     def save(self, state: SimulationState) -> None:
         """Write a checkpoint; all processes must call it together."""
         begin = time.monotonic()
-        for each in self._callbacks.values():
-            each.sync()
-        memory = {name: each.memory for name, each in self._callbacks.items()}
+        for callback in self._callbacks.values():
+            callback.sync()
+        memory = {name: callback.memory for name, callback in self._callbacks.items()}
         self._folder.save(int(state.round), state, {**(self._note or {}), "memory": memory})
         self._saved(state, time.monotonic() - begin)
 
@@ -316,9 +319,9 @@ class MetricsFile(Callback):
         return self._last
 
     @memory.setter
-    def memory(self, kept: Any) -> None:
-        _, self._later = split_lines_at_round(self._path, kept)
-        self._last = kept
+    def memory(self, last: Any) -> None:
+        _, self._later = split_lines_at_round(self._path, last)
+        self._last = last
 
     @property
     def rows(self) -> list[Record]:
@@ -344,8 +347,8 @@ class MetricsFile(Callback):
             self._last = _NONE
         if is_first():
             store.make_folder(self._path.parent)
-            kept = [line for line in self._lines() if last_round([line]) <= done]
-            store.write(self._path, b"".join([*kept, *self._later]))
+            earlier_lines = [line for line in self._lines() if last_round([line]) <= done]
+            store.write(self._path, b"".join([*earlier_lines, *self._later]))
         self._last = min(self._last, done)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
@@ -359,8 +362,10 @@ class MetricsFile(Callback):
             if not again and not before and not self._later:
                 store.append(self._path, added)
             elif again or added != b"".join(before):
-                kept = [line for line in self._lines() if last_round([line]) < segment.round]
-                store.write(self._path, b"".join([*kept, added, *self._later]))
+                earlier_lines = [
+                    line for line in self._lines() if last_round([line]) < segment.round
+                ]
+                store.write(self._path, b"".join([*earlier_lines, added, *self._later]))
         self._last = segment.round
 
     def _lines(self) -> list[bytes]:
@@ -444,8 +449,8 @@ class RunsReport(NamedTuple):
 
     def __repr__(self) -> str:
         """Align the columns."""
-        found = headings(self.rows, self.rows[0]["metric"])
-        table = [[each.replace("\n", " ") for each in (*found, "ε zero-out", "ε replace")]]
+        heads = headings(self.rows, self.rows[0]["metric"])
+        table = [[heading.replace("\n", " ") for heading in (*heads, "ε zero-out", "ε replace")]]
         table += [[*cells(row), *map(epsilon_text, map(row.get, SPENT[:2]))] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ("  ".join(map(str.ljust, line, widths)) for line in table)
@@ -466,29 +471,31 @@ def report(
     """
     if not isinstance(runs, Mapping) or not runs:
         raise ValueError(f"runs must be a dict of Records by label, got {runs!r}")
-    found = []
-    for label, given in runs.items():
+    systems = []
+    for label, recordings in runs.items():
         of_seeds = {}
-        for seed, each in enumerate(given if isinstance(given, Sequence) else [given]):
-            rows = each.rows if isinstance(each, Recorded) else []
-            if not rows or each.run.size is not None:
+        for seed, recording in enumerate(
+            recordings if isinstance(recordings, Sequence) else [recordings]
+        ):
+            rows = recording.rows if isinstance(recording, Recorded) else []
+            if not rows or recording.run.size is not None:
                 raise ValueError(
                     f"{label!r} needs Records that were callbacks of one finished run, or a list "
-                    f"of them with a seed each, got {checks.described(each)}"
+                    f"of them with a seed each, got {checks.described(recording)}"
                 )
             table = [
-                row | {"failed": failed, "delta": each.run.delta}
+                row | {"failed": failed, "delta": recording.run.delta}
                 for row, failed in zip(strict(rows), failures(rows), strict=True)
             ]
-            of_seeds[seed] = Run(label, {}, seed, table, metrics=each.run.metrics)
-        found.append(System(label, label, of_seeds, {}))
+            of_seeds[seed] = Run(label, {}, seed, table, metrics=recording.run.metrics)
+        systems.append(System(label, label, of_seeds, {}))
     if metric is not None:
-        checks.one_of(found[0].first.rows[-1], metric=metric)
-    rows = compared(found, metric)
-    for row, system in zip(rows, found, strict=True):
-        ends = [run.rows[-1] for run in system.runs.values()]
+        checks.one_of(systems[0].first.rows[-1], metric=metric)
+    rows = compared(systems, metric)
+    for row, system in zip(rows, systems, strict=True):
+        last_rows = [run.rows[-1] for run in system.runs.values()]
         for name in SPENT:
-            values: list[Any] = [end.get(name) for end in ends]
+            values: list[Any] = [end.get(name) for end in last_rows]
             row[name] = None if None in values else max(values)
     return RunsReport(rows)
 
@@ -497,9 +504,9 @@ def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
     """Return the check that a checkpoint's note belongs to the `MetricsFile` at a path."""
 
     def check(note: Mapping[str, Any]) -> None:
-        kept = note.get("memory", {}).get(MetricsFile.__name__)
-        if kept is not None:
-            split_lines_at_round(path, kept)
+        last = note.get("memory", {}).get(MetricsFile.__name__)
+        if last is not None:
+            split_lines_at_round(path, last)
 
     return check
 
@@ -511,17 +518,17 @@ def split_lines_at_round(path: Path, last: int) -> tuple[list[bytes], list[bytes
     record.
     """
     content = path.read_bytes() if path.is_file() else b""
-    *found, _ = content.split(b"\n")  # the last one is empty, or was cut
-    while found and _round(found[-1]) is None:
-        found.pop()  # never reached the disk
-    rounds = list(map(_round, found))
+    *records, _ = content.split(b"\n")  # the last one is empty, or was cut
+    while records and _round(records[-1]) is None:
+        records.pop()  # never reached the disk
+    rounds = list(map(_round, records))
     if None in rounds:
         raise ValueError(f"{path} has a line that is no record")
     if last > _NONE and last not in rounds:
         raise ValueError(f"{path} lacks the line of round {last}")
     count = sum(round_ is not None and round_ <= last for round_ in rounds)
-    whole = [line + b"\n" for line in found]
-    return whole[:count], whole[count:]
+    full_lines = [line + b"\n" for line in records]
+    return full_lines[:count], full_lines[count:]
 
 
 def last_round(rows: Sequence[bytes]) -> int:

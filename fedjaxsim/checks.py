@@ -41,12 +41,12 @@ def count(least: int = 1, most: float = math.inf, /, **values: Any) -> None:
 
 def one_of(allowed: Iterable[Any], /, **values: Any) -> None:
     """Require values among the allowed ones."""
-    known = list(allowed)
+    choices = list(allowed)
     for name, value in values.items():
-        if not any(isinstance(value, type(each)) and value == each for each in known):
-            near = difflib.get_close_matches(str(value), [str(each) for each in known], n=1)
+        if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
+            near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            listed = ", ".join(map(str, known))
+            listed = ", ".join(map(str, choices))
             raise ValueError(f"{name} must be one of {listed}, got {value!r}{hint}")
 
 

@@ -48,8 +48,8 @@ def sweep(
     from fedjaxsim.runs.sweeping import prepare_sweep
 
     settings = plan if isinstance(plan, Mapping) else {}
-    found = read_plan(None if isinstance(plan, Mapping) else Path(plan), settings, seeds)
-    prepared = prepare_sweep(found, Path(out), overwrite=overwrite, quiet=quiet)
+    sweep_plan = read_plan(None if isinstance(plan, Mapping) else Path(plan), settings, seeds)
+    prepared = prepare_sweep(sweep_plan, Path(out), overwrite=overwrite, quiet=quiet)
     if prepared.remark:
         _logger.warning(prepared.remark)
     prepared.run(Event())
@@ -115,9 +115,9 @@ def compare(paths: Iterable[Path | str], *, metric: str | None = None) -> "pd.Da
     from fedjaxsim.report.results import SPENT
     from fedjaxsim.runs.comparison import compare as read
 
-    found = read(map(Path, paths), metric)
-    rows = found.compared()
-    for row, system in zip(rows, found.systems, strict=True):
+    comparison = read(map(Path, paths), metric)
+    rows = comparison.compared()
+    for row, system in zip(rows, comparison.systems, strict=True):
         for name in SPENT:
             values: list[Any] = [run.rows[-1].get(name) for run in system.runs.values()]
             row[name] = None if None in values else max(values)

@@ -69,8 +69,8 @@ def diverging_from(rows: Sequence[Record]) -> int | None:
 
 def warning_in(course: Sequence[Record], nonfinite: int, noised: bool) -> str:
     """Return the warnings of a finished run, if any; noise may carry it to finite losses."""
-    found = [NOT_FINITE.format(nonfinite)] if nonfinite else []
+    sentences = [NOT_FINITE.format(nonfinite)] if nonfinite else []
     start = diverging_from(course)
     if start is not None and not (noised and is_finite(course[-1]["train_loss"])):
-        found.append(DIVERGES.format(start))
-    return "; ".join(found)
+        sentences.append(DIVERGES.format(start))
+    return "; ".join(sentences)

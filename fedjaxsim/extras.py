@@ -27,15 +27,15 @@ def missing(name: str) -> str | None:
     """Return what of the extra `name` is not installed, without importing it; None if all is."""
     for library in EXTRAS[name]:
         either = library, _OTHERS.get(library, library)
-        if not any(importlib.util.find_spec(one) for one in either):
+        if not any(importlib.util.find_spec(module) for module in either):
             return _how_to_install(name, library)
     return None
 
 
 def require(name: str) -> None:
     """Check that the libraries of the extra `name` are installed, without importing them."""
-    if said := missing(name):
-        raise MissingExtraError(said)
+    if message := missing(name):
+        raise MissingExtraError(message)
 
 
 @contextlib.contextmanager

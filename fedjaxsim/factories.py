@@ -102,23 +102,23 @@ class Setting:
                 return None
             raise ValueError(f"{called} must be given, got None")
         if self.item is not None and isinstance(value, str | list | tuple):
-            one = dataclasses.replace(self, hint=self.item, default=REQUIRED, optional=False)
+            single = dataclasses.replace(self, hint=self.item, default=REQUIRED, optional=False)
             if isinstance(value, str):
                 value = [CommandLineText(word.strip()) for word in value.split(",") if word.strip()]
-            return tuple(one.convert(each, called) for each in value)
+            return tuple(single.convert(entry, called) for entry in value)
         if self.per_client and isinstance(value, list | tuple):
-            one = dataclasses.replace(self, per_client=False)
+            single = dataclasses.replace(self, per_client=False)
             return tuple(
-                one.convert(each, f"{called} of client {k}") for k, each in enumerate(value)
+                single.convert(entry, f"{called} of client {k}") for k, entry in enumerate(value)
             )
-        found, allowed = _read(value, self.hint)
+        converted, allowed = _read(value, self.hint)
         allowed += " or, in a file, a list of one per client" * self.per_client
-        if found is None:
+        if converted is None:
             raise ValueError(f"{called} must be {allowed}, got {value!r}")
-        if isinstance(found, int | float) and (found < self.least or found > self.most):
-            bound = f"least {self.least}" if found < self.least else f"most {self.most}"
-            raise ValueError(f"{called} must be at {bound}, got {found}")
-        return found
+        if isinstance(converted, int | float) and (converted < self.least or converted > self.most):
+            bound = f"least {self.least}" if converted < self.least else f"most {self.most}"
+            raise ValueError(f"{called} must be at {bound}, got {converted}")
+        return converted
 
 
 def _read(value: Any, hint: Any) -> tuple[Any, str]:
@@ -128,9 +128,9 @@ def _read(value: Any, hint: Any) -> tuple[Any, str]:
         isinstance(value, Integral | float) and not isinstance(value, bool)
     )
     if typing.get_origin(hint) is Union:
-        either = [_read(value, each) for each in typing.get_args(hint)]
-        found = next((found for found, _ in either if found is not None), None)
-        return found, ", or ".join(allowed for _, allowed in either)
+        either = [_read(value, option) for option in typing.get_args(hint)]
+        converted = next((converted for converted, _ in either if converted is not None), None)
+        return converted, ", or ".join(allowed for _, allowed in either)
     if typing.get_origin(hint) is Literal:
         values = typing.get_args(hint)
         allowed = ("one of " if len(values) > 1 else "") + ", ".join(values)
@@ -153,9 +153,13 @@ def _read(value: Any, hint: Any) -> tuple[Any, str]:
 def _whole(value: Any) -> int | None:
     """Return a whole number (1000000, 1_000_000 or 1e6), or None if it is none."""
     with contextlib.suppress(decimal.InvalidOperation):
-        found = decimal.Decimal(str(value))
-        if found.is_finite() and found.adjusted() < _DIGITS and found == found.to_integral_value():
-            return int(found)
+        number = decimal.Decimal(str(value))
+        if (
+            number.is_finite()
+            and number.adjusted() < _DIGITS
+            and number == number.to_integral_value()
+        ):
+            return int(number)
     return None
 
 
@@ -168,8 +172,8 @@ def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, *
     """Call a factory, or "module:factory", with the `supplied` values that it takes."""
     function = resolve(factory) if isinstance(factory, str) else factory
     taken = inspect.signature(function).parameters
-    known = {name: value for name, value in supplied.items() if name in taken}
-    return function(*args, **(known | settings))
+    taken_values = {name: value for name, value in supplied.items() if name in taken}
+    return function(*args, **(taken_values | settings))
 
 
 def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Setting]:
@@ -179,7 +183,7 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
     """
     hints = _hints(factory)
     texts = described(inspect.getdoc(factory) or "")
-    found = {}
+    settings = {}
     for name, parameter in inspect.signature(factory).parameters.items():
         kind, text, limits = hints.get(name, (None, "", None))
         plain = _plain(kind)
@@ -188,27 +192,29 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
         hint, optional = plain
         default = parameter.default
         default = tuple(default) if isinstance(default, list) else default
-        found[name] = Setting(name, hint, default, texts.get(name, text), optional, argument=name)
+        settings[name] = Setting(
+            name, hint, default, texts.get(name, text), optional, argument=name
+        )
         if limits is not None:
-            found[name] = dataclasses.replace(found[name], least=limits[0], most=limits[-1])
-    return found
+            settings[name] = dataclasses.replace(settings[name], least=limits[0], most=limits[-1])
+    return settings
 
 
 def _hints(factory: Factory) -> dict[str, tuple[Any, str, range | None]]:
     """Return the resolvable type hints of a factory by argument, with annotated text and range."""
     function = inspect.unwrap(factory)
-    found = {}
+    hints = {}
     for name, hint in getattr(function, "__annotations__", {}).items():
         alone = types.SimpleNamespace(__annotations__={name: hint})
         with contextlib.suppress(NameError):  # imported for type checkers alone
             names = getattr(function, "__globals__", {})
-            known = typing.get_type_hints(alone, names, include_extras=True)[name]
-            members = (known, *typing.get_args(known))
-            said = [one for each in members for one in getattr(each, "__metadata__", ())]
-            text = next((each for each in said if isinstance(each, str)), "")
-            limits = next((each for each in said if isinstance(each, range)), None)
-            found[name] = typing.get_type_hints(alone, names)[name], text, limits
-    return found
+            annotated = typing.get_type_hints(alone, names, include_extras=True)[name]
+            members = (annotated, *typing.get_args(annotated))
+            notes = [note for member in members for note in getattr(member, "__metadata__", ())]
+            text = next((note for note in notes if isinstance(note, str)), "")
+            limits = next((note for note in notes if isinstance(note, range)), None)
+            hints[name] = typing.get_type_hints(alone, names)[name], text, limits
+    return hints
 
 
 def described(docstring: str) -> dict[str, str]:
@@ -216,16 +222,16 @@ def described(docstring: str) -> dict[str, str]:
     section = re.search(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
     if section is None:
         return {}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     name, indent = "", len(section[1]) - len(section[1].lstrip(" "))
     for line in section[1].splitlines():
-        new = re.match(rf" {{{indent}}}(\w+): (.*)", line)
-        if new is not None:
-            name = new[1]
-            found[name] = new[2]
+        match = re.match(rf" {{{indent}}}(\w+): (.*)", line)
+        if match is not None:
+            name = match[1]
+            texts[name] = match[2]
         elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found
+            texts[name] += f" {line.strip()}"
+    return texts
 
 
 def _plain(hint: Any) -> tuple[Any, bool] | None:

@@ -341,8 +341,8 @@ def fill(
                 f"{' and '.join(of_rows)} must be given: fjs.data.variance_ratios(population) "
                 "estimates them from rows, which no ε covers"
             )
-        found = ratios()
-        complete |= {name: found[name] for name in of_rows}
+        ratio_values = ratios()
+        complete |= {name: ratio_values[name] for name in of_rows}
         derived = {name: kind for name, kind in derived.items() if name not in of_rows}
     if derived:
         independent = Hyperparameters(**{n: v for n, v in complete.items() if n not in derived})

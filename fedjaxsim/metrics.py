@@ -125,14 +125,14 @@ def _check_names(names: Collection[str]) -> None:
                 )
 
 
-def merge_metrics(several: Iterable[Records]) -> dict[str, Metric]:
+def merge_metrics(of_tasks: Iterable[Records]) -> dict[str, Metric]:
     """Return the records of several tasks, in the order of the first one that has them.
 
     Of records that differ in words alone, the first stays. Raises ValueError if two of one name
     differ in direction, averaging or unit of the target: their values are not comparable.
     """
     merged: dict[str, Metric] = {}
-    for records in several:
+    for records in of_tasks:
         for name, record in records.items():
             first = merged.setdefault(name, record)
             for what in ("larger_is_better", "pooled", "power"):
@@ -215,9 +215,9 @@ def metrics_from_tables(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Me
     try:
         for name, table in tables.items():
             values = dict(table)
-            ends = values.pop("least", -math.inf), values.pop("most", math.inf)
+            value_range = values.pop("least", -math.inf), values.pop("most", math.inf)
             endings = tuple(values.pop("in_tables", ("",)))
-            records[name] = Metric(**values, range=ends, in_tables=endings)
+            records[name] = Metric(**values, range=value_range, in_tables=endings)
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"its records of metrics are damaged: {error}") from error
     return records

@@ -33,10 +33,10 @@ class Stop(threading.Event):
 
     def is_set(self) -> bool:
         """Return whether there was a signal; who reads it ends the work in time."""
-        found = super().is_set()
-        if found and self.deadline is not None:
+        signalled = super().is_set()
+        if signalled and self.deadline is not None:
             self.deadline.cancel()
-        return found
+        return signalled
 
 
 def stopped(numbers: Iterable[int]) -> tuple[str, int]:
@@ -46,7 +46,7 @@ def stopped(numbers: Iterable[int]) -> tuple[str, int]:
 
 
 @contextmanager
-def stop_on_signal(kept: Callable[[], str] = str) -> Iterator[Stop]:
+def stop_on_signal(recovery_hint: Callable[[], str] = str) -> Iterator[Stop]:
     """Yield an event that the first signal sets.
 
     A second one ends the process at once, and so does a round that does not return in time; `kept`
@@ -55,17 +55,17 @@ def stop_on_signal(kept: Callable[[], str] = str) -> Iterator[Stop]:
     stop = Stop()
 
     def end(why: str = "") -> None:
-        found = list[str]()
+        hints = list[str]()
 
         def ask() -> None:
             with suppress(Exception):
-                found.append(kept())
+                hints.append(recovery_hint())
 
         # Whatever is wrong with files, or a file system that does not answer, the process ends.
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(_ASKED)
-        _end(stop.number, "; ".join([why, *filter(None, found)]))
+        _end(stop.number, "; ".join([why, *filter(None, hints)]))
 
     def receive(number: int) -> None:
         first, stop.number = stop.number == 0, number

@@ -321,14 +321,18 @@ class Simulation(Fixed):
         parts = (self.population, self.task, self.algorithm, self.mechanism)
         most = self.population.max_rows
         rows = MOST_ROWS if most is None else DECLARED_ROWS.format(most)
-        named = dict.fromkeys([rows, *(each for part in parts for each in part.public)])
+        named = dict.fromkeys([rows, *(sentence for part in parts for sentence in part.public)])
         return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
 
     @property
     def bounds_steps(self) -> bool:
         """Return whether the curvature of local steps is bounded, by the loss's and ‖x‖."""
-        known = self.task.curvature is not None and self.algorithm.curvature is not None
-        return known and "x" in (found := self.population.columns) and found["x"].norm < math.inf
+        has_curvature = self.task.curvature is not None and self.algorithm.curvature is not None
+        return (
+            has_curvature
+            and "x" in (columns := self.population.columns)
+            and columns["x"].norm < math.inf
+        )
 
     def step_size(self, hparams: Hyperparameters) -> Any:
         """Return the default learning rate: 1/L where the curvature is bounded by L."""
@@ -457,8 +461,8 @@ class Simulation(Fixed):
         no guarantee, or one round costs more.
         """
         hparams = self.check(hparams)
-        one = self.planned(hparams, 0, 1)
-        if why := no_guarantee(one) if one.entries else "nothing is released":
+        first_round = self.planned(hparams, 0, 1)
+        if why := no_guarantee(first_round) if first_round.entries else "nothing is released":
             raise ValueError(f"no budget bounds the rounds: {why}")
         noise = np.asarray(hparams.noise_multiplier)
 
@@ -482,12 +486,12 @@ class Simulation(Fixed):
         released; see `privacy/filter.py`. Raises ValueError if the state has another budget, or has
         released something without one.
         """
-        known = state.privacy.limit
-        if known == budget:
+        limit = state.privacy.limit
+        if limit == budget:
             return state
         charged = ledger.charged(state.privacy)
         rounds = [spend for spend in charged if not isinstance(spend.event, Prepared)]
-        if known is not None or any(spend.entries for spend in rounds):
+        if limit is not None or any(spend.entries for spend in rounds):
             raise ValueError(
                 "a budget must be set before the first release, and stays as it is: start from a "
                 f"state of `init` for epsilon {budget.epsilon}"
@@ -520,11 +524,13 @@ class Simulation(Fixed):
             published no model, protected examples, or gave clients privacy levels.
         """
         key, hparams = self.check_start(trained.stage_key(state.key, state.round), hparams)
-        others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
-        if others and earlier is None:
+        other_counts = {charges.scheme.clients for charges in state.privacy.charges} - {
+            self.num_clients
+        }
+        if other_counts and earlier is None:
             raise ValueError(
                 f"the state must be of {self.num_clients} clients, as those here, got "
-                f"{others.pop()}: if clients join, give `earlier`, its simulation"
+                f"{other_counts.pop()}: if clients join, give `earlier`, its simulation"
             )
         if earlier is None:
             shared, personal = jax.tree.map(jnp.copy, (state.shared, state.personal))
@@ -541,16 +547,16 @@ class Simulation(Fixed):
                 state = dataclasses.replace(
                     state, privacy=ledger.with_public(state.privacy, (joined,))
                 )
-        new = self._begun(key, hparams, shared, personal, state.privacy)
-        if state.consumed is not None and new.consumed is not None:
-            new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
-        return new
+        begun = self._begun(key, hparams, shared, personal, state.privacy)
+        if state.consumed is not None and begun.consumed is not None:
+            begun = dataclasses.replace(begun, consumed=jnp.copy(state.consumed))
+        return begun
 
     def _start_of(self, earlier: Program) -> Callable[..., tuple[PyTree, PyTree]]:
         """Return the compiled function of first states after a program; all calls share it."""
-        kept = self._starts.get(id(earlier))
-        if kept is not None:
-            return kept[1]
+        cached = self._starts.get(id(earlier))
+        if cached is not None:
+            return cached[1]
         algorithm, population, task = self.program.algorithm, self.population, self.task
         warm_start, predict = earlier.algorithm.warm_start, earlier.algorithm.predict
 
@@ -599,23 +605,23 @@ class Simulation(Fixed):
                 f"names, but {min({*before} - {*names})!r} is not"
             )
         charges = state.privacy.charges
-        examples = [self.examples, *(each.event for each in charges)]
+        examples = [self.examples, *(charge.event for charge in charges)]
         if any(isinstance(event, Examples) for event in examples):
             raise ValueError("an ε of examples is about the silos of one run: none may join")
-        if self.sampler.scheme.levels or any(each.scheme.levels for each in charges):
+        if self.sampler.scheme.levels or any(charge.scheme.levels for charge in charges):
             raise ValueError("privacy levels are those of all clients of a run: none may join")
         if state.consumed is not None:
             raise ValueError("passes are of the clients who began the run: none may join")
         return origin
 
     def _begun(self, key, hparams, shared, personal, privacy) -> SimulationState:
-        new = self.compiled.init(key, hparams)
-        require_same_shapes("server state", new.shared, shared)
-        require_same_shapes("personal states", new.personal, personal)
-        privacy = ledger.next_stage(jax.tree.map(jnp.copy, privacy), new.key)
-        new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
+        begun = self.compiled.init(key, hparams)
+        require_same_shapes("server state", begun.shared, shared)
+        require_same_shapes("personal states", begun.personal, personal)
+        privacy = ledger.next_stage(jax.tree.map(jnp.copy, privacy), begun.key)
+        begun = dataclasses.replace(begun, shared=shared, personal=personal, privacy=privacy)
         rounds = np.size(hparams.get("noise_multiplier", 0.0))
-        return self.with_room(new, hparams, rounds, begins=True)
+        return self.with_room(begun, hparams, rounds, begins=True)
 
     def start_new_clients(
         self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"
@@ -629,7 +635,7 @@ class Simulation(Fixed):
                 "new clients send nothing: give their simulation an algorithm such as finetune, "
                 "and no_release()"
             )
-        events = [self.examples, *(each.event for each in state.privacy.charges)]
+        events = [self.examples, *(charge.event for charge in state.privacy.charges)]
         if any(isinstance(event, Examples) for event in events):
             raise ValueError(
                 "an ε of examples is about the silos of one run: new clients may follow no rounds "
@@ -721,8 +727,8 @@ class Simulation(Fixed):
         )
         state, history = run.segments(state, eval_every, callbacks, keep)
         noised = bool(np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0))
-        if found := divergence.warning_in(run.course, run.nonfinite, noised):
-            warnings.warn(found, divergence.DivergingWarning, stacklevel=3)
+        if warning := divergence.warning_in(run.course, run.nonfinite, noised):
+            warnings.warn(warning, divergence.DivergingWarning, stacklevel=3)
         return state, history
 
     def evaluate(
@@ -762,8 +768,8 @@ class Simulation(Fixed):
           ValueError: no model was published, or a column or class is not of the run.
         """
         require_state(state)
-        own = self.population
-        rows = own if population is None else aligned_with(population, own)
+        run_population = self.population
+        rows = run_population if population is None else aligned_with(population, run_population)
         checks.one_of(sorted(rows.splits), split=split)
         check_rows(self.task, rows.fields)
         with self._near_rows():
@@ -1037,7 +1043,7 @@ class Simulation(Fixed):
     ) -> None:
         """Check that a run can go on for `rounds` rounds after `done`; traced noise is skipped."""
         counts = {"rounds": rounds, "eval_every": eval_every, "eval_clients": eval_clients}
-        checks.count(**{name: each for name, each in counts.items() if each is not None})
+        checks.count(**{name: count for name, count in counts.items() if count is not None})
         last, z = done + rounds, hparams.get("noise_multiplier", 0.0)
         if advice := self.advise_on_noise(hparams, last):
             warnings.warn(advice, stacklevel=1)
@@ -1075,8 +1081,13 @@ class Simulation(Fixed):
         if clients is None:
             return None
         ids = np.asarray(clients)
-        whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
-        if not whole or np.any(np.diff(ids) <= 0) or ids[0] < 0 or ids[-1] >= self.num_clients:
+        are_integers = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+        if (
+            not are_integers
+            or np.any(np.diff(ids) <= 0)
+            or ids[0] < 0
+            or ids[-1] >= self.num_clients
+        ):
             got = checks.described(clients)
             raise ValueError(f"clients must be increasing ids below {self.num_clients}, got {got}")
         return ids.astype(np.int32)
@@ -1128,9 +1139,9 @@ class Simulation(Fixed):
 
     def _require_own(self, state: SimulationState, hparams: Hyperparameters) -> None:
         """Check that a state has the shapes that `init` gives, and all functions."""
-        own = self._trace(keys.seed_key(0), hparams).state
-        require_same_shapes("server state", own.shared, state.shared)
-        require_same_shapes("personal states", own.personal, state.personal)
+        initial = self._trace(keys.seed_key(0), hparams).state
+        require_same_shapes("server state", initial.shared, state.shared)
+        require_same_shapes("personal states", initial.personal, state.personal)
 
 
 def facts_of(

@@ -99,8 +99,8 @@ class SimulationBatch(Fixed):
         if not adapted_alike(simulation.population, self.simulation.population):
             padded = [*settings, *[settings[-1]] * (self.capacity - len(settings))]
             devices = list(self.program.mesh.devices.flat)
-            new = SimulationBatch(simulation, padded, devices, self._axes)
-            return new.with_runs(simulation, settings)
+            other_batch = SimulationBatch(simulation, padded, devices, self._axes)
+            return other_batch.with_runs(simulation, settings)
         other = copy.copy(self)
         for of_runs in ("simulation", "settings", "size"):
             del vars(other)[of_runs]
@@ -151,7 +151,7 @@ class SimulationBatch(Fixed):
         key, _ = self.simulation.check_start(key, self.settings[0])
         state = with_public(self._compiled.init(key, self._hparams), self.simulation.public)
         assumed = (self.simulation.assumed_of(setting) for setting in self.settings)
-        public = dict.fromkeys(sentence for each in assumed for sentence in each)
+        public = dict.fromkeys(sentence for sentences in assumed for sentence in sentences)
         return with_public(state, (*public, *((SHARED_SEED,) if self.size > 1 else ())))
 
     def lower(self, key: jax.Array | int, rounds: int) -> list[jax.stages.Lowered]:

@@ -121,10 +121,10 @@ def lock_folder(path: Path) -> None:
                 break
         os.close(descriptor)  # its holder has just removed it
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    own = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+    owner = f"process {os.getpid()} on {socket.gethostname()} since {since}"
     with contextlib.suppress(OSError):  # the lock holds without its text
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, own.encode())
+        os.write(descriptor, owner.encode())
     _held[path] = descriptor
     for left in (*path.glob(".*.*"), *path.glob("*/.*.*")):
         if len(left.name.rpartition(".")[2]) == 32:  # a temporary file of a killed process

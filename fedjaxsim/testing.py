@@ -84,7 +84,7 @@ def check_billboard(
         state, metrics = _played(first, state, hparams, released)
         records.append((state, metrics))
     if clients is None:
-        drawn = np.flatnonzero(np.any([each.mechanism.present for each, _ in records], axis=0))
+        drawn = np.flatnonzero(np.any([record.mechanism.present for record, _ in records], axis=0))
         clients = [*dict.fromkeys(drawn[[0, len(drawn) // 2, -1]].tolist())] if len(drawn) else []
     if not clients:
         raise NothingTestedError(f"no client took part in {rounds} rounds, so nothing was tested")
@@ -98,16 +98,21 @@ def check_billboard(
             second = _with_tape(build(changed), hparams, changed)
         other, reached = second.init(seed, hparams), False
         _compare("init", client, _facts(begun, range(m)), _facts(other, range(m)))
-        others = [k for k in range(m) if k != client]
+        other_clients = [k for k in range(m) if k != client]
         for number, (record, told) in enumerate(records, 1):
-            other, said = _played(second, other, hparams, record.mechanism.played)
-            _compare(f"round {number}", client, _facts(record, others), _facts(other, others))
-            one, two = (
+            other, other_told = _played(second, other, hparams, record.mechanism.played)
+            _compare(
+                f"round {number}",
+                client,
+                _facts(record, other_clients),
+                _facts(other, other_clients),
+            )
+            facts, other_facts = (
                 _bytes("", (metrics, state.mechanism.computed))
                 | _bytes("", (state.personal, state.consumed), [client])
-                for state, metrics in ((record, told), (other, said))
+                for state, metrics in ((record, told), (other, other_told))
             )
-            reached |= one != two
+            reached |= facts != other_facts
         if not reached:
             raise NothingTestedError(
                 f"other data of client {client} changed nothing in {rounds} rounds, so nothing "
@@ -115,14 +120,16 @@ def check_billboard(
                 "client"
             )
         if split is not None:
-            one, two = (
-                _metrics(each, ended, hparams, split, others)
-                for each, ended in ((first, state), (second, other))
+            facts, other_facts = (
+                _metrics(sim, ended, hparams, split, other_clients)
+                for sim, ended in ((first, state), (second, other))
             )
-            _compare(f"evaluation on {split} rows", client, one, two)
+            _compare(f"evaluation on {split} rows", client, facts, other_facts)
         if build is not None:
-            one, two = (_predictions(each, other, hparams, others) for each in (first, second))
-            _compare("predict", client, one, two)
+            facts, other_facts = (
+                _predictions(sim, other, hparams, other_clients) for sim in (first, second)
+            )
+            _compare("predict", client, facts, other_facts)
 
 
 class _Tape(NamedTuple):
@@ -191,8 +198,8 @@ def _with_tape(
         total, sent, present = accumulator.total
         inner = accumulator._replace(total=total)
         out = mechanism.release(inner, denominator, key, state.inner, hparams, round_)
-        value, kept = state.played
-        tape = _Tape(kept, state.played, (out.value, out.state), sent, present > 0)
+        value, state_after = state.played
+        tape = _Tape(state_after, state.played, (out.value, out.state), sent, present > 0)
         return out._replace(value=value, state=tape)
 
     taped = stamped(mechanism._replace(init=init, zero=zero, add=add, release=release))
@@ -207,17 +214,17 @@ Facts = dict[str, tuple[Any, ...]]
 
 def _facts(state: SimulationState, clients: Iterable[int]) -> Facts:
     """Return the facts of a state, and of the messages before it, that are held by clients."""
-    found = _bytes("message", state.mechanism.sent, clients)
+    facts = _bytes("message", state.mechanism.sent, clients)
     state = dataclasses.replace(state, mechanism=state.mechanism.inner)
     for name, part in PARTS.items():
         of_clients = clients if part.owner == "clients" else None
-        found |= _bytes(name, getattr(state, name), of_clients)
-    return found
+        facts |= _bytes(name, getattr(state, name), of_clients)
+    return facts
 
 
 def _bytes(name: str, tree: PyTree, clients: Iterable[int] | None = None) -> Facts:
     """Return the facts of a pytree or, of leaves (m, ...), of some clients."""
-    found: Facts = {f"the structure of `{name}`": (jax.tree.structure(tree),)}
+    facts: Facts = {f"the structure of `{name}`": (jax.tree.structure(tree),)}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = f"`{name}`" + (f" at {jax.tree_util.keystr(path)}" if path else "")
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -225,13 +232,13 @@ def _bytes(name: str, tree: PyTree, clients: Iterable[int] | None = None) -> Fac
         rows = {where: array}
         if clients is not None:
             rows = {f"{where} of client {k}": array[k] for k in clients}
-        found |= {at: (row.shape, row.dtype, row.tobytes()) for at, row in rows.items()}
-    return found
+        facts |= {at: (row.shape, row.dtype, row.tobytes()) for at, row in rows.items()}
+    return facts
 
 
-def _compare(when: str, client: int, one: Facts, two: Facts) -> None:
-    for where in one | two:
-        if one.get(where) != two.get(where):
+def _compare(when: str, client: int, facts: Facts, other_facts: Facts) -> None:
+    for where in facts | other_facts:
+        if facts.get(where) != other_facts.get(where):
             raise AssertionError(
                 f"{when}: {where} depends on the data of client {client} other than by the releases"
             )
