@@ -57,7 +57,7 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
             "give another task its own by task._replace(metrics=…, streaming_metrics=…)"
         )
     streaming, means, records = dict(task.streaming_metrics), {}, dict(task.records)
-    for name in (each.replace("-", "_") for each in dict.fromkeys(names)):
+    for name in (spelled.replace("-", "_") for spelled in dict.fromkeys(names)):
         kind, _, number = name.rpartition("_")
         if kind == "top" and number.isdecimal():
             _check_k(int(number), classes.number)
@@ -65,8 +65,8 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
             records[name] = _pooled(f"top-{number} accuracy", larger_is_better=True)
             continue
         if name not in RECORDS:
-            known = ", ".join([*(each.replace("_", "-") for each in RECORDS), "top-5"])
-            raise ValueError(f"metrics must be among {known}, got {name.replace('_', '-')!r}")
+            allowed = ", ".join([*(metric.replace("_", "-") for metric in RECORDS), "top-5"])
+            raise ValueError(f"metrics must be among {allowed}, got {name.replace('_', '-')!r}")
         if name in ("ece", "log_loss") and not classes.probabilistic:
             raise ValueError(
                 f"{name.replace('_', '-')} needs probabilities, which one-vs-all lacks"
@@ -85,7 +85,7 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
 
     def metrics(params, batch):
         values = task.metrics(params, batch)
-        return {**values, **{name: each(params, batch) for name, each in means.items()}}
+        return {**values, **{name: mean(params, batch) for name, mean in means.items()}}
 
     again = task.on_model
     return task._replace(
@@ -152,15 +152,15 @@ def _confusion(classes: Classes, value: Callable[..., Any]) -> StreamingMetric:
     return _summed(3 * classes.number, of_rows, of_sums)
 
 
-def _share(xp: Any, part: Any, whole: Any) -> Any:
-    return xp.where(whole > 0, part / xp.maximum(whole, 1), xp.where(whole == 0, 0.0, xp.nan))
+def _share(xp: Any, part: Any, total: Any) -> Any:
+    return xp.where(total > 0, part / xp.maximum(total, 1), xp.where(total == 0, 0.0, xp.nan))
 
 
-def _over_classes(xp: Any, part: Any, whole: Any, present: Any) -> Any:
-    """Return part/whole of class 1 of two, or the mean over the classes that are present."""
-    shares = _share(xp, part, whole)
+def _over_classes(xp: Any, part: Any, total: Any, present: Any) -> Any:
+    """Return part/total of class 1 of two, or the mean over the classes that are present."""
+    shares = _share(xp, part, total)
     if len(part) == 2:
-        return xp.where(whole[1] == 0, xp.nan, shares[1])
+        return xp.where(total[1] == 0, xp.nan, shares[1])
     return xp.sum(xp.where(present > 0, shares, 0.0 * part)) / xp.sum(present > 0)
 
 

@@ -192,10 +192,13 @@ def _concordance(model: Model) -> StreamingMetric:
 
     def add(carry, params, batch):
         scores, times, counts, at = carry
-        new = model.apply(params, batch.fields["x"])[:, 0].astype(scores.dtype)
+        batch_scores = model.apply(params, batch.fields["x"])[:, 0].astype(scores.dtype)
         y = batch.fields["y"].astype(times.dtype)
-        places = ((scores, new), (times, y), (counts, batch.weight > 0))
-        return (*(jax.lax.dynamic_update_slice(old, v, (at,)) for old, v in places), at + len(new))
+        places = ((scores, batch_scores), (times, y), (counts, batch.weight > 0))
+        return (
+            *(jax.lax.dynamic_update_slice(array, v, (at,)) for array, v in places),
+            at + len(batch_scores),
+        )
 
     def value(carry):
         scores, y, counts, _ = carry
@@ -276,11 +279,11 @@ def ordinal(model: Model, num_classes: int) -> Task:
         return jnp.diff(below, axis=1, append=1.0)
 
     def losses(outputs, labels):
-        ends = jnp.pad(outputs, ((0, 0), (1, 0)), constant_values=-_BEYOND)
-        ends = jnp.pad(ends, ((0, 0), (0, 1)), constant_values=_BEYOND)
+        padded = jnp.pad(outputs, ((0, 0), (1, 0)), constant_values=-_BEYOND)
+        padded = jnp.pad(padded, ((0, 0), (0, 1)), constant_values=_BEYOND)
         place = jnp.arange(num_classes + 1)
         low, high = (
-            jnp.sum(jnp.where(labels[:, None] + shift == place, ends, 0), axis=1)
+            jnp.sum(jnp.where(labels[:, None] + shift == place, padded, 0), axis=1)
             for shift in (0, 1)
         )
         # σ(h) − σ(l) = σ(h) σ(−l) (1 − e^(l − h)), without cancellation.

@@ -49,13 +49,13 @@ def area_under_roc(
     def add(carry, params, batch):
         ordinals, signs, at = carry
         scores = batch.per_example(score(params, batch), "scores")
-        new = _ordinal(scores.astype(float)).astype(ordinals.dtype)
+        batch_ordinals = _ordinal(scores.astype(float)).astype(ordinals.dtype)
         above = batch.per_example(positive(batch), "whether examples are positive")
         sign = jnp.where(batch.weight > 0, jnp.where(above, 1, -1), 0)
         return (
-            jax.lax.dynamic_update_slice(ordinals, new, (at,)),
+            jax.lax.dynamic_update_slice(ordinals, batch_ordinals, (at,)),
             jax.lax.dynamic_update_slice(signs, sign.astype(signs.dtype), (at,)),
-            at + len(new),
+            at + len(batch_ordinals),
         )
 
     def value(carry):

@@ -172,13 +172,13 @@ class Task(NamedTuple):
                 "outputs can be replaced in a softmax classification only: give another task its "
                 "`metrics` and `predict` by `_replace`"
             )
-        found = self.on_model(Model(self.model.init, apply))
+        softmax_task = self.on_model(Model(self.model.init, apply))
         return self._replace(
-            metrics=found.metrics,
-            streaming_metrics=found.streaming_metrics,
-            divergence=found.divergence,
-            predict=found.predict,
-            classes=found.classes,
+            metrics=softmax_task.metrics,
+            streaming_metrics=softmax_task.streaming_metrics,
+            divergence=softmax_task.divergence,
+            predict=softmax_task.predict,
+            classes=softmax_task.classes,
         )
 
     def tracked(self, params: PyTree, moved: PyTree, batch: Batch) -> PyTree:
@@ -208,10 +208,14 @@ def check_rows(
                 return
             words.append("positive")
             continue
-        own = labels if type(labels) is range else {*map(float, labels)}
-        if low in own and high in own and (own is labels or {*np.unique(y).tolist()} <= {*own}):
+        allowed = labels if type(labels) is range else {*map(float, labels)}
+        if (
+            low in allowed
+            and high in allowed
+            and (allowed is labels or {*np.unique(y).tolist()} <= {*allowed})
+        ):
             return
-        words.append(f"in {labels}" if own is labels else " and ".join(map(str, labels)))
+        words.append(f"in {labels}" if allowed is labels else " and ".join(map(str, labels)))
     wanted, values = f"labels of this task must be {' or '.join(words)}", np.unique(y)
     if names is not None:
         raise ValueError(f"{wanted}, got the classes {listed([names[k] for k in values])}")
@@ -230,8 +234,8 @@ def augmented(task: Task, augment: Augment) -> Task:
     def changed(batch: Batch) -> Batch:
         if batch.keys is None:
             return batch
-        keys, own = jax.vmap(threefry.split)(batch.keys)  # random layers have others
-        return batch._replace(fields=jax.vmap(augment)(keys, batch.fields), keys=own)
+        keys, layer_keys = jax.vmap(threefry.split)(batch.keys)  # random layers have others
+        return batch._replace(fields=jax.vmap(augment)(keys, batch.fields), keys=layer_keys)
 
     track, on_model = task.track, task.on_model
     return task._replace(
@@ -261,8 +265,8 @@ def _with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool) ->
     def apply(params, x):
         return checked(model.apply(params, x), x)
 
-    def trained(train, params, x, *rest):
-        outputs, statistics = train(params, x, *rest)
+    def trained(train, params, x, *arguments):
+        outputs, statistics = train(params, x, *arguments)
         return checked(outputs, x), statistics
 
     return model._replace(
@@ -404,10 +408,10 @@ def _class_said(
     probabilities: Callable[[jax.Array], jax.Array] | None, outputs: jax.Array
 ) -> dict[str, jax.Array]:
     """Return the class of the largest output, and its probability if outputs have one."""
-    said = {"prediction": _if_said(jnp.argmax(outputs, axis=-1), outputs)}
+    prediction = {"prediction": _if_said(jnp.argmax(outputs, axis=-1), outputs)}
     if probabilities is None:
-        return said
-    return said | {"probability": jnp.max(probabilities(outputs), axis=-1)}
+        return prediction
+    return prediction | {"probability": jnp.max(probabilities(outputs), axis=-1)}
 
 
 def _if_said(prediction: jax.Array, outputs: jax.Array) -> jax.Array:
@@ -419,21 +423,21 @@ def _if_said(prediction: jax.Array, outputs: jax.Array) -> jax.Array:
 # natural parameter of q), without cancellation for similar p and q.
 
 
-def _of_categories(logits: jax.Array, others: jax.Array) -> jax.Array:
+def _of_categories(logits: jax.Array, other_logits: jax.Array) -> jax.Array:
     """Compute the divergence of categorical distributions, (b,)."""
-    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
+    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(other_logits)
     return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1)
 
 
-def divergence_of_coins(logits: jax.Array, others: jax.Array) -> jax.Array:
+def divergence_of_coins(logits: jax.Array, other_logits: jax.Array) -> jax.Array:
     """Compute the divergence of independent Bernoulli variables with these log-odds, (b,)."""
-    p, q = jax.nn.sigmoid(logits), jax.nn.sigmoid(others)
-    return jnp.sum((p - q) * (logits - others), axis=-1)
+    p, q = jax.nn.sigmoid(logits), jax.nn.sigmoid(other_logits)
+    return jnp.sum((p - q) * (logits - other_logits), axis=-1)
 
 
-def divergence_of_normals(means: jax.Array, others: jax.Array) -> jax.Array:
+def divergence_of_normals(means: jax.Array, other_means: jax.Array) -> jax.Array:
     """Compute the divergence of independent normal variables of variance 1, (b,)."""
-    return jnp.sum(jnp.square(means - others), axis=-1)
+    return jnp.sum(jnp.square(means - other_means), axis=-1)
 
 
 def _judged(right: jax.Array, outputs: jax.Array) -> jax.Array:
