@@ -1,6 +1,7 @@
 """Imports run downhill: every folder knows those below it and none above."""
 
 import ast
+import functools
 from pathlib import Path
 
 import fedjaxsim
@@ -30,10 +31,17 @@ LAYERS = (
 """From the top down. Modules of one layer do not import each other."""
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports in a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports_of(path: Path) -> set[str]:
     """Return the folders, or top modules, that a file imports, late and type-only ones too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedjaxsim":
             assert node.module is not None
             parts = node.module.split(".")
@@ -67,7 +75,7 @@ def test_no_files_import_each_other():
 
     def needs(path: Path) -> set[str]:
         found = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
                 found |= {name if name in modules else node.module for name in names}

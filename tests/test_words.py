@@ -1,6 +1,7 @@
 """Docstrings and pages are plain: a verb or a noun first, and no word that stood for grammar."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -24,8 +25,13 @@ ALLOWED = ("sorted by name",)
 WORDS = re.compile(r"\b(so many|likewise|told|doors?|as of `)", re.IGNORECASE)
 
 
+@functools.cache
 def docstrings():
-    """Yield the place and the text of every docstring of the package."""
+    """Return the place and the text of every docstring of the package."""
+    return [*_docstrings()]
+
+
+def _docstrings():
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
