@@ -47,15 +47,17 @@ def with_test_rows(trained: Population, rows: Population) -> Population:
     """
     place = {str(name): number for number, name in enumerate(trained.names.tolist())}
     owner = np.array([place.get(str(name), -1) for name in rows.names.tolist()])
-    own, new = trained.splits["train"], np.repeat(owner, rows.counts.sum(axis=1))
-    kept = np.flatnonzero(new >= 0)
+    train_ranges, row_owners = trained.splits["train"], np.repeat(owner, rows.counts.sum(axis=1))
+    in_run = np.flatnonzero(row_owners >= 0)
     fields = {
-        name: np.concatenate([values[own.all_rows()], rows.fields[name][kept]])
+        name: np.concatenate([values[train_ranges.all_rows()], rows.fields[name][in_run]])
         for name, values in trained.fields.items()
         if name in rows.fields
     }
-    clients = np.concatenate([np.repeat(np.arange(trained.num_clients), own.count), new[kept]])
-    split = np.repeat([0, SPLITS.index("test")], [own.count.sum(), len(kept)])
+    clients = np.concatenate(
+        [np.repeat(np.arange(trained.num_clients), train_ranges.count), row_owners[in_run]]
+    )
+    split = np.repeat([0, SPLITS.index("test")], [train_ranges.count.sum(), len(in_run)])
     return Population.from_rows(
         fields,
         clients,

@@ -128,10 +128,10 @@ def merged_integers(values: np.ndarray) -> int | None:
     """Return an integer that another one equals in float32; None if there is none."""
     if values.dtype.kind not in "iu" or not values.size or np.abs(values).max() <= _EXACT:
         return None
-    found = np.unique(values)
-    places = found.astype(np.float32)
+    distinct = np.unique(values)
+    places = distinct.astype(np.float32)
     same = np.flatnonzero(places[1:] == places[:-1])
-    return int(found[same[0]]) if len(same) else None
+    return int(distinct[same[0]]) if len(same) else None
 
 
 def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
@@ -157,11 +157,11 @@ def _is_integral(values: np.ndarray) -> bool:
 
 def taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Return the rows at `index`, (k, ...), aligned and read-only."""
-    found = aligned((len(index), *values.shape[1:]), values.dtype)
+    rows = aligned((len(index), *values.shape[1:]), values.dtype)
     for part in blocks(values, len(index)):
         # "clip" is the mode that writes to `out` without a buffer; no index is out of bounds.
-        np.take(values, index[part], axis=0, out=found[part], mode="clip")
-    return _frozen(found)
+        np.take(values, index[part], axis=0, out=rows[part], mode="clip")
+    return _frozen(rows)
 
 
 def shareable(values: np.ndarray) -> np.ndarray:
@@ -231,27 +231,27 @@ class Ranges:
 
 def consecutive(counts: np.ndarray) -> dict[str, Ranges]:
     """Return the splits of consecutive clients with `counts`, (m, 3), rows, split after split."""
-    ends = np.cumsum(counts, dtype=np.int32).reshape(counts.shape)
-    start = np.ascontiguousarray((ends - counts).T)
+    stops = np.cumsum(counts, dtype=np.int32).reshape(counts.shape)
+    start = np.ascontiguousarray((stops - counts).T)
     return {name: Ranges(start[k], counts[:, k]) for k, name in enumerate(SPLITS)}
 
 
 def as_counts(counts: Any, names: np.ndarray, rows: int) -> np.ndarray:
     """Return the numbers of rows of clients and splits, (m, 3) int32, read-only, if they fit."""
-    found, m = np.asarray(counts), len(names)
-    if found.shape not in ((m,), (m, len(SPLITS))) or found.dtype.kind not in "iu":
+    array, m = np.asarray(counts), len(names)
+    if array.shape not in ((m,), (m, len(SPLITS))) or array.dtype.kind not in "iu":
         raise ValueError(
-            f"counts must be integers ({m}, 3), or ({m},) without splits, got {found.dtype} "
-            f"{found.shape}"
+            f"counts must be integers ({m}, 3), or ({m},) without splits, got {array.dtype} "
+            f"{array.shape}"
         )
-    if found.ndim == 1:
-        found = np.stack([found, 0 * found, 0 * found], axis=1)
+    if array.ndim == 1:
+        array = np.stack([array, 0 * array, 0 * array], axis=1)
     if rows > _LARGEST_INT32:
         raise ValueError(f"a population holds at most {_LARGEST_INT32} rows, got {rows}")
-    if np.any(found[:, 0] < 1):
-        k = int(np.argmax(found[:, 0] < 1))
+    if np.any(array[:, 0] < 1):
+        k = int(np.argmax(array[:, 0] < 1))
         raise ValueError(f"client {str(names[k])!r} has no training rows; each needs at least one")
-    total = int(found.sum(dtype=np.int64))
-    if total != rows or np.any(found < 0):
+    total = int(array.sum(dtype=np.int64))
+    if total != rows or np.any(array < 0):
         raise ValueError(f"counts must sum to the {rows} rows, each 0 or more, got {total}")
-    return shareable(found.T.astype(np.int32, copy=False)).T  # each split's in one piece
+    return shareable(array.T.astype(np.int32, copy=False)).T  # each split's in one piece

@@ -58,24 +58,24 @@ class Columns:
             constant = self.names[self.half_range.index(0)]
             raise ValueError(f"half_range must not be 0, as it is for column {constant!r}")
         encoded = self._encoded
-        own = [b for name, b in zip(self.names, self.bound, strict=True) if name not in encoded]
-        of_bounds = math.sqrt(sum(b**2 for b in own) + len({*encoded.values()}))
+        bounds = [b for name, b in zip(self.names, self.bound, strict=True) if name not in encoded]
+        of_bounds = math.sqrt(sum(b**2 for b in bounds) + len({*encoded.values()}))
         object.__setattr__(self, "norm", min(float(self.norm), of_bounds))
 
     @property
     def _encoded(self) -> dict[str, str]:
         """The encoded column, by name of the columns that encode it."""
-        each = zip(self.names, self.centre, self.half_range, self.bound, strict=True)
+        columns = zip(self.names, self.centre, self.half_range, self.bound, strict=True)
         return {
             name: name.partition("=")[0]
-            for name, *numbers in each
+            for name, *numbers in columns
             if "=" in name and numbers == [0, 1, 1]
         }
 
     @property
     def scaled(self) -> bool:
         """Return whether stored numbers differ from the source's."""
-        return any(self.centre) or any(each != 1 for each in self.half_range)
+        return any(self.centre) or any(half_range != 1 for half_range in self.half_range)
 
     def original(self, stored: Any) -> Any:
         """Return stored numbers, (..., d), or (...) of one column, in the source's units."""
@@ -110,24 +110,24 @@ class Columns:
         bound = np.array(self.bound) + _ROUNDING
         return np.any(np.abs(self._stored(values, given)) > bound, axis=1)
 
-    def _stored(self, values: np.ndarray, given: "Columns") -> np.ndarray:
-        """Return rows of the columns `given` as rows of these columns, not clipped."""
-        place = {name: number for number, name in enumerate(given.names)}
+    def _stored(self, values: np.ndarray, row_columns: "Columns") -> np.ndarray:
+        """Return rows of `row_columns` as rows of these columns, not clipped."""
+        place = {name: number for number, name in enumerate(row_columns.names)}
         lacking = [name for name in self.names if name not in place and name not in self._encoded]
         if lacking:
             raise ValueError(f"the rows lack column {lacking[0]!r}, which the models read")
         encoded = {*self._encoded.values()}
         unknown = [
             name
-            for name in given.names
+            for name in row_columns.names
             if name not in self.names and name.partition("=")[0] not in encoded
         ]
         if unknown:
             raise ValueError(f"the rows have {unknown[0]!r}, which the models do not know")
-        found = np.zeros((len(values), len(self.names)))
-        known = [number for number, name in enumerate(self.names) if name in place]
-        found[:, known] = given.original(values)[:, [place[self.names[j]] for j in known]]
-        return (found - self.centre) / np.array(self.half_range)
+        rows = np.zeros((len(values), len(self.names)))
+        places = [number for number, name in enumerate(self.names) if name in place]
+        rows[:, places] = row_columns.original(values)[:, [place[self.names[j]] for j in places]]
+        return (rows - self.centre) / np.array(self.half_range)
 
     def mapped(self, centre: np.ndarray, half_range: np.ndarray, bound: np.ndarray) -> Self:
         """Return the columns after s ↦ (s − centre)/half_range, then of this `bound`, each (d,)."""

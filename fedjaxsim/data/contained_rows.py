@@ -58,8 +58,11 @@ def contained_rows(
             continue
         numbers = values.ravel()
         some = numbers[:4096]
-        whole, repeats = np.all(some == np.floor(some)), len(np.unique(some)) <= len(some) // 2
-        width = 16 if whole else 8 if repeats else 4
+        are_integers, repeats = (
+            np.all(some == np.floor(some)),
+            len(np.unique(some)) <= len(some) // 2,
+        )
+        width = 16 if are_integers else 8 if repeats else 4
         held = np.concatenate([_hashes(_runs(piece, width), array.dtype) for piece in pieces])
         if len(held):  # most constants are short
             key = name, width, array.dtype
@@ -70,7 +73,7 @@ def contained_rows(
             if np.any(_are_in(held, hashes[key])):
                 return name
         size = numbers.size // max(1, len(values))
-        if whole or size >= width:
+        if are_integers or size >= width:
             continue
         held = np.concatenate([_detailed(_runs(piece, size), array.dtype) for piece in pieces])
         held = np.unique(held)

@@ -48,7 +48,7 @@ def describe(population: Population) -> dict[str, Any]:
     `rows_min`, `rows_median`, `rows_max` and `rows_skewness` count all splits together.
     """
     sizes = population.counts.sum(axis=1)
-    found: dict[str, Any] = {
+    statistics: dict[str, Any] = {
         "clients": population.num_clients,
         "rows": population.num_rows,
         **{f"rows_{split}": int(population.splits[split].count.sum()) for split in SPLITS},
@@ -70,8 +70,8 @@ def describe(population: Population) -> dict[str, Any]:
     if y is not None and y.dtype.kind in "iu":
         names = population.categories.get("y")
         labels = np.unique(y if y.ndim == 1 else y[y != _PADDING])  # one for each token
-        found["labels"] = [names[k] if names else int(k) for k in labels]
-    return found
+        statistics["labels"] = [names[k] if names else int(k) for k in labels]
+    return statistics
 
 
 def _ends_of_pictures(population: Population) -> list[float] | None:
@@ -114,43 +114,43 @@ def between_clients(population: Population) -> float | None:
 
 def _are_classes(values: np.ndarray) -> bool:
     """Return whether labels are integers from 0 on, few of them."""
-    whole = values.dtype.kind in "iu" and values.min() >= 0 and values.max() < _FEW
-    return bool(whole and len(np.unique(values)) == values.max() + 1)
+    from_zero = values.dtype.kind in "iu" and values.min() >= 0 and values.max() < _FEW
+    return bool(from_zero and len(np.unique(values)) == values.max() + 1)
 
 
-def in_words(found: Mapping[str, Any]) -> str:
+def in_words(statistics: Mapping[str, Any]) -> str:
     """Format the statistics of `describe`, one line per fact."""
-    splits = ", ".join(f"{name} {found[f'rows_{name}']}" for name in SPLITS)
+    splits = ", ".join(f"{name} {statistics[f'rows_{name}']}" for name in SPLITS)
     lines = [
-        f"clients: {found['clients']}",
-        f"rows: {found['rows']} ({splits})",
-        f"rows per client: min {found['rows_min']}, median {found['rows_median']:g}, "
-        f"max {found['rows_max']}, skewness {found['rows_skewness']:.2f}",
+        f"clients: {statistics['clients']}",
+        f"rows: {statistics['rows']} ({splits})",
+        f"rows per client: min {statistics['rows_min']}, median {statistics['rows_median']:g}, "
+        f"max {statistics['rows_max']}, skewness {statistics['rows_skewness']:.2f}",
         *(
             f"{name}: {dtype}, {' × '.join(map(str, shape)) or 'one'} per row"
-            for name, (dtype, *shape) in found["fields"].items()
+            for name, (dtype, *shape) in statistics["fields"].items()
         ),
     ]
-    if found["pictures"] is not None:
-        low, high = found["pictures"]
+    if statistics["pictures"] is not None:
+        low, high = statistics["pictures"]
         lines.append(f"pixels of x: {low:.4g} to {high:.4g} (readers divide bytes by 255)")
-    if found["labels"] is not None:
-        labels = [readable(str(label)) for label in found["labels"]]
+    if statistics["labels"] is not None:
+        labels = [readable(str(label)) for label in statistics["labels"]]
         if len(labels) > _LISTED:
             labels = [*labels[: _LISTED - 2], "…", labels[-1]]
-        lines.append(f"labels: {len(found['labels'])} different: {', '.join(labels)}")
-    if found["between_clients"] is not None:
+        lines.append(f"labels: {len(statistics['labels'])} different: {', '.join(labels)}")
+    if statistics["between_clients"] is not None:
         lines.append(
-            f"variance of the target between clients: {found['between_clients']:.2f} of all "
+            f"variance of the target between clients: {statistics['between_clients']:.2f} of all "
             "(ICC); the larger, the more personal models can help"
         )
-    if (found["shared_windows"] or 0) >= _LEAK:
+    if (statistics["shared_windows"] or 0) >= _LEAK:
         lines.append(
-            f"{found['shared_windows']:.0%} of test rows share half of x with training rows, as "
-            "overlapping windows do: --split-by time keeps them apart"
+            f"{statistics['shared_windows']:.0%} of test rows share half of x with training rows, "
+            "as overlapping windows do: --split-by time keeps them apart"
         )
-    if found["clipped"]:
-        lines.append(clipped_in_words(found["clipped"]))
+    if statistics["clipped"]:
+        lines.append(clipped_in_words(statistics["clipped"]))
     return "\n".join(lines)
 
 
@@ -188,8 +188,8 @@ def columns_of(
     needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, None is
     all. All of it is read from the rows: nothing of it is private.
     """
-    known = {name: value for name, value in arguments.items() if name in Roles._fields}
-    roles = Roles(**{"client": None, **known})
+    role_settings = {name: value for name, value in arguments.items() if name in Roles._fields}
+    roles = Roles(**{"client": None, **role_settings})
     with in_file(path):
         how = {name: arguments[name] for name in ("missing", "sep", "decimal") if name in arguments}
         table = table_of(read_table(path, roles.client, **how))
@@ -213,12 +213,14 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
         numbers = column.to_numpy()[~absent].astype(np.float64)
         if role == "feature":
             warn_of_sentinel(name, to_float32(numbers))
-        found = np.unique(numbers)
-        ends = [found[0].item(), found[-1].item()] if len(found) else []
+        distinct_values = np.unique(numbers)
+        shown_values = (
+            [distinct_values[0].item(), distinct_values[-1].item()] if len(distinct_values) else []
+        )
     else:
-        found = np.unique(texts(column)[~absent])
-        ends = found[: _SHOWN if kind == "text" else 0].tolist()
-    missing, distinct, needed = int(absent.sum()), len(found), None
+        distinct_values = np.unique(texts(column)[~absent])
+        shown_values = distinct_values[: _SHOWN if kind == "text" else 0].tolist()
+    missing, distinct, needed = int(absent.sum()), len(distinct_values), None
     of_numbers = role == "feature" or (role == "target" and types.is_floating(column.type))
     if role == "feature" and kind == "text" and (odd := odd_cells(column)):
         needed = f"--missing {shlex.quote(','.join(sorted(odd)))}"
@@ -227,10 +229,15 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
     elif role == "feature" and kind in ("text", "other"):
         encodes = kind == "text" and encodable(distinct, len(column))
         needed = f"--{'one-hot' if encodes else 'drop'} {shlex.quote(name)}"
-    elif of_numbers and not scaled and kind == "number" and max(map(abs, ends), default=0) > 1:
+    elif (
+        of_numbers
+        and not scaled
+        and kind == "number"
+        and max(map(abs, shown_values), default=0) > 1
+    ):
         needed = f"--range {shlex.quote(f'{name}=LOW:HIGH')}"
     return {
-        "name": name, "role": role, "type": str(column.type), "values": ends,
+        "name": name, "role": role, "type": str(column.type), "values": shown_values,
         "distinct": distinct, "missing": missing, "flag": needed,
     }  # fmt: skip
 
@@ -243,25 +250,27 @@ def _flag_of(column: Mapping[str, Any]) -> str:
 def columns_in_words(columns: Sequence[Mapping[str, Any]]) -> str:
     """Format the columns as a table, and the flags to paste below it."""
     rows = [("column", "role", "type", "values", "distinct", "missing", "")]
-    for each in columns:
-        numbers = [f"{end:.6g}" for end in each["values"] if isinstance(end, float)]
-        values = " to ".join(numbers) or ", ".join(map(readable, each["values"]))
-        values += ", …" if not numbers and each["distinct"] > len(each["values"]) > 0 else ""
-        facts = (each["type"], values, str(each["distinct"]), str(each["missing"]))
-        rows.append((readable(each["name"]), each["role"], *facts, each["flag"] or ""))
+    for details in columns:
+        numbers = [f"{end:.6g}" for end in details["values"] if isinstance(end, float)]
+        values = " to ".join(numbers) or ", ".join(map(readable, details["values"]))
+        values += ", …" if not numbers and details["distinct"] > len(details["values"]) > 0 else ""
+        facts = (details["type"], values, str(details["distinct"]), str(details["missing"]))
+        rows.append((readable(details["name"]), details["role"], *facts, details["flag"] or ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    needed = [(_flag_of(each), each["name"]) for each in columns if each["flag"]]
+    needed = [(_flag_of(details), details["name"]) for details in columns if details["flag"]]
     ranges = [f"{column}=LOW:HIGH" for name, column in needed if name == "--range"]
     pasted = [f"--range {shlex.quote(text)}" for text in ranges]
-    cells = {each["flag"].split(" ", 1)[1] for each in columns if _flag_of(each) == "--missing"}
+    cells = {
+        details["flag"].split(" ", 1)[1] for details in columns if _flag_of(details) == "--missing"
+    }
     pasted += [f"--missing {','.join(sorted(cells))} --drop-missing"] if cells else []
     for flag in ("--drop", "--one-hot"):
         if of := [column for name, column in needed if name == flag]:
             pasted.insert(0, f"{flag} {shlex.quote(','.join(of))}")
     if pasted:
         lines.append(f"flags: {' '.join(pasted)}")
-    if any(each["missing"] for each in columns if each["role"] == "feature"):
+    if any(details["missing"] for details in columns if details["role"] == "feature"):
         lines.append("rows with missing values can be left out instead: --drop-missing")
     if any(name == "--range" for name, _ in needed):
         lines.append("ranges must be public knowledge: those above are read from the rows")

@@ -30,22 +30,22 @@ def reading(kind: str) -> Iterator[None]:
     except MissingExtraError:
         raise
     except Exception as error:  # libraries raise errors of many types
-        said = textwrap.shorten(str(error) or type(error).__name__, 160, placeholder=" …")
-        raise ValueError(f"not a readable {kind}: {said}") from error
+        reason = textwrap.shorten(str(error) or type(error).__name__, 160, placeholder=" …")
+        raise ValueError(f"not a readable {kind}: {reason}") from error
 
 
 def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -> Path:
     """Return the path of a file or folder, or raise FileNotFoundError."""
-    found = Path(path)
-    if not (found.is_dir() if folder else found.is_file()):
-        raise FileNotFoundError(f"no {kind} at {found}")
-    return found
+    as_path = Path(path)
+    if not (as_path.is_dir() if folder else as_path.is_file()):
+        raise FileNotFoundError(f"no {kind} at {as_path}")
+    return as_path
 
 
 def entries(folder: Any) -> list[Any]:
     """List a folder, also in a zip, by name, without hidden files and macOS's own."""
-    shown = [each for each in folder.iterdir() if not each.name.startswith((".", "__MACOSX"))]
-    return sorted(shown, key=lambda each: each.name)
+    shown = [member for member in folder.iterdir() if not member.name.startswith((".", "__MACOSX"))]
+    return sorted(shown, key=lambda member: member.name)
 
 
 def read_tables(path: Path, otherwise: str = "is damaged") -> dict[str, Any]:

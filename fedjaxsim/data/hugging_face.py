@@ -49,8 +49,8 @@ def from_hf(
       TypeError: the argument is no data set, or a streamed one.
       ValueError: names the column or the split that is refused.
     """
-    found = _source_of(dataset, Roles(client, target, **others))
-    return found.fields if client is None else found.population()
+    source = _source_of(dataset, Roles(client, target, **others))
+    return source.fields if client is None else source.population()
 
 
 def read_name(
@@ -76,8 +76,10 @@ def read_name(
         split = "train"
     with in_file(path):
         with reading("Hugging Face data set"):
-            found = datasets.load_dataset(path, subset, split=split)
-        return _source_of(found, Roles(client, target, None, one_hot, drop, x), resize, center_crop)
+            loaded = datasets.load_dataset(path, subset, split=split)
+        return _source_of(
+            loaded, Roles(client, target, None, one_hot, drop, x), resize, center_crop
+        )
 
 
 def _source_of(
@@ -113,8 +115,8 @@ def _source_of(
     if roles.x is not None:  # no other column is read from disk
         names = [roles.x, *roles.taken]
         dataset = dataset.select_columns(names)
-    others = (*roles.taken, *roles.drop)
-    features = [name for name in names if name not in others]
+    excluded = (*roles.taken, *roles.drop)
+    features = [name for name in names if name not in excluded]
     images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None
     if images:
@@ -134,12 +136,12 @@ def _source_of(
         if isinstance(kinds[name], datasets.ClassLabel) and name != roles.target:
             classes = np.array([*kinds[name].names, None], object)  # -1 is no class
             table = table.set_column(place, name, [classes[table[name].to_numpy()]])
-    found = source_of(table, roles, pixels)
+    source = source_of(table, roles, pixels)
     if split is not None:
-        found = dataclasses.replace(found, split=split)
+        source = dataclasses.replace(source, split=split)
     if isinstance(kind := kinds[roles.target], datasets.ClassLabel):
-        if missing := int((found.fields["y"] < 0).sum()):
+        if missing := int((source.fields["y"] < 0).sum()):
             raise ValueError(f"the target {roles.target!r} has {missing} rows without a class (-1)")
-        names = {**found.about["categories"], "y": (*kind.names,)}
-        found = dataclasses.replace(found, about={**found.about, "categories": names})
-    return found
+        names = {**source.about["categories"], "y": (*kind.names,)}
+        source = dataclasses.replace(source, about={**source.about, "categories": names})
+    return source

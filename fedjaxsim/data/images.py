@@ -156,9 +156,9 @@ def stack_images(
             if image is None:
                 raise ValueError("there is no image: leave out such rows")
             pixels.append(_pixels_of(_resized(image, resize, center_crop)))
-    whole = _stacked(pixels, names)
+    stacked = _stacked(pixels, names)
     pixels.clear()  # they are in memory once as bytes, and once as float32
-    return unit_pixels(whole)
+    return unit_pixels(stacked)
 
 
 def _stacked(arrays: list[np.ndarray], names: Sequence[Any]) -> np.ndarray:

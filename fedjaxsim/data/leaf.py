@@ -62,16 +62,16 @@ def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
     shown = entries(folder)
     while len(shown) == 1 and shown[0].is_dir():
         folder, shown = shown[0], entries(shown[0])
-    splits = {split_called(each.name): each for each in shown if each.is_dir()}
+    splits = {split_called(child.name): child for child in shown if child.is_dir()}
     parts = {"train": folder}
     if 0 in splits and len(splits) > 1 + (None in splits):
-        parts = {SPLITS[k]: each for k, each in splits.items() if k is not None}
-    found = {}
+        parts = {SPLITS[k]: child for k, child in splits.items() if k is not None}
+    files = {}
     for name, part in parts.items():
-        found[name] = [each for each in entries(part) if each.name.endswith(".json")]
-        if not found[name]:
+        files[name] = [file for file in entries(part) if file.name.endswith(".json")]
+        if not files[name]:
             raise ValueError(f"{part} holds no *.json files to read")
-    return found
+    return files
 
 
 def _read_all(files: Iterable[Traversable]) -> Users:
@@ -89,8 +89,8 @@ def _read(file: Traversable) -> Users:
     with in_file(str(file)):
         with reading("JSON file"), file.open("rb") as stream:
             document = json.load(stream, object_hook=_compact)
-        found = document if isinstance(document, dict) else {}
-        users, data = found.get("users"), found.get("user_data")
+        content = document if isinstance(document, dict) else {}
+        users, data = content.get("users"), content.get("user_data")
         listed = [*map(str, users)] if isinstance(users, list) else []
         if not isinstance(data, dict) or sorted(listed) != sorted(data):
             raise ValueError("not LEAF JSON: 'users' must list the users of the object 'user_data'")
@@ -112,19 +112,19 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
     """
     if not all(isinstance(node.get(field), list) for field in ("x", "y")):
         return node
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name in ("x", "y"):
         rows = node[name]
         with contextlib.suppress(ValueError):
             array = np.asarray(rows)
             if array.dtype.kind in "fiub" or all(isinstance(row, str) for row in rows):
-                found[name] = array
-    x, y = found.get("x"), found.get("y")
+                arrays[name] = array
+    x, y = arrays.get("x"), arrays.get("y")
     if x is not None and x.dtype.kind == "f":
-        found["x"] = to_float32(x)
+        arrays["x"] = to_float32(x)
     if y is not None and y.size == len(y):
-        found["y"] = y.reshape(-1)
-    return found
+        arrays["y"] = y.reshape(-1)
+    return arrays
 
 
 def _population(splits: dict[str, Users]) -> Population:

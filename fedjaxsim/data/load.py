@@ -70,41 +70,41 @@ def load(
     check_fractions(validation, test or 0.0)
     how = partition or "dirichlet"
     checks.one_of(PARTITIONS, partition=how)
-    given = {name: value for name, value in settings.items() if value is not None}
+    explicit = {name: value for name, value in settings.items() if value is not None}
     taken = [*inspect.signature(resolve(READERS[kind])).parameters]
     taken += [*inspect.signature(resolve(PARTITIONS[how])).parameters][1:]  # besides the arrays
-    for name in given:
+    for name in explicit:
         checks.one_of(taken, **{f"a setting of data {kind} with partition {how}": name})
-    has_roles = "target" in given and ("client" in given or partition is not None)
+    has_roles = "target" in explicit and ("client" in explicit or partition is not None)
     if kind in ("csv", "hf", "parquet") and not has_roles:
         raise ValueError(
             f"{kind} needs --target, the column to predict, and --client, the column with the "
             "client of each row, or --partition for rows without clients"
         )
-    supplied = given | {"seed": seed}
-    found = _read(named, supplied)
-    if isinstance(found, Source) and found.client is None:
+    supplied = explicit | {"seed": seed}
+    source = _read(named, supplied)
+    if isinstance(source, Source) and source.client is None:
         if partition is None and kind in ("npz", "images"):
             named = "the array `client`, (N,)," if kind == "npz" else "their folders or column"
             raise ValueError(
                 f"{path} holds no client of its rows: save {named} with it, or give --partition, "
                 "such as --partition dirichlet"
             )
-        dealt = make(PARTITIONS[how], found.fields, supplied=supplied | {"min_rows": _MIN_ROWS})
+        dealt = make(PARTITIONS[how], source.fields, supplied=supplied | {"min_rows": _MIN_ROWS})
         client = np.zeros(dealt.num_rows, np.int64)
         client[dealt.source_row] = np.repeat(np.arange(dealt.num_clients), dealt.counts.sum(axis=1))
-        about = {**found.about, "public": (*dealt.public, *found.about.get("public", ()))}
-        found = dataclasses.replace(found, client=client, names=dealt.names, about=about)
-        population = found.population(path)
+        about = {**source.about, "public": (*dealt.public, *source.about.get("public", ()))}
+        source = dataclasses.replace(source, client=client, names=dealt.names, about=about)
+        population = source.population(path)
     elif partition is not None:
         raise ValueError(f"{spec} has its own clients: partition must be None, got {partition!r}")
     else:
-        population = found if isinstance(found, Population) else found.population(path)
+        population = source if isinstance(source, Population) else source.population(path)
     # It bounds the splits that are made here, and not those of the source.
     most = population.max_rows if max_rows is None else max_rows
     if population.max_rows is not None:
         population = dataclasses.replace(population, max_rows=None)
-    if given.get("time") is not None:
+    if explicit.get("time") is not None:
         if split_by == "random" or population.splits["test"].count.any():
             raise ValueError(
                 "time sorts the rows of which the last are for testing: leave it out if split_by "
@@ -125,10 +125,10 @@ def read_rows(spec: str, settings: Mapping[str, Any]) -> Source | Population:
 
 def _read(named: DataSpec, supplied: Mapping[str, Any]) -> Source | Population:
     """Return what a reader finds; it takes what it can of `supplied`."""
-    found = make(READERS[named.kind], *([named.path] if named.path else []), supplied=supplied)
-    if isinstance(found, tuple):
-        found, _ = found  # the true parameters
-    return Source(found) if isinstance(found, Mapping) else found
+    source = make(READERS[named.kind], *([named.path] if named.path else []), supplied=supplied)
+    if isinstance(source, tuple):
+        source, _ = source  # the true parameters
+    return Source(source) if isinstance(source, Mapping) else source
 
 
 def _split(

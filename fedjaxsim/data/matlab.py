@@ -38,7 +38,7 @@ def load_matlab(
         features, labels = cells[x], cells[y]
         if len(features) != len(labels):
             raise ValueError(f"{x} has {len(features)} cells but {y} has {len(labels)}")
-        x_of = [to_float32(each) if each.dtype.kind in "fiub" else each for each in features]
-        y_of = [each.T if each.shape[:1] == (1,) else each for each in labels]
+        x_of = [to_float32(cell) if cell.dtype.kind in "fiub" else cell for cell in features]
+        y_of = [cell.T if cell.shape[:1] == (1,) else cell for cell in labels]
         pairs = zip(x_of, y_of, strict=True)
         return Population.from_clients([{"x": x, "y": y} for x, y in pairs])

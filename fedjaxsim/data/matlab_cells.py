@@ -15,8 +15,10 @@ def read_cells(path: str) -> dict[str, list[np.ndarray]]:
     command = [sys.executable, "-P", __file__, path]  # -P: this folder's modules shadow none
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ValueError(said[-1] if said else f"scipy ended with the code {done.returncode}")
+        messages = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ValueError(
+            messages[-1] if messages else f"scipy ended with the code {done.returncode}"
+        )
     cells: dict[str, list[np.ndarray]] = {}
     with np.load(io.BytesIO(done.stdout), allow_pickle=False) as arrays:
         for member, values in arrays.items():

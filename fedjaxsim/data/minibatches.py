@@ -129,9 +129,9 @@ class ProtectedBatch:
         def gradient(task, params):
             ticket = next(tickets)
             took(ticket + 1)
-            value, found = protection.gradient(task, params, sampled, rows, ticket)
+            value, protected = protection.gradient(task, params, sampled, rows, ticket)
             losses.append(value)
-            return found
+            return protected
 
         made = {"_trace": current_trace(), "_gradient": gradient, "examples": sampled.expected}
         for name, value in (made | {"_loss": lambda: losses[0] if losses else None}).items():
@@ -423,22 +423,22 @@ class ClientData:
         if epochs is None:
             return self, 1
         checks.count(epochs=epochs)
-        own = self.minibatches.epochs
-        if own is None:
+        run_epochs = self.minibatches.epochs
+        if run_epochs is None:
             raise ValueError(f"epochs={epochs} of a fold need Minibatches(epochs=…), got steps")
         if self._protection is not None:
-            if epochs % own:
+            if epochs % run_epochs:
                 raise ValueError(
-                    f"epochs of protected examples must be multiples of {own}, got {epochs}"
+                    f"epochs of protected examples must be multiples of {run_epochs}, got {epochs}"
                 )
-            return self, epochs // own
+            return self, epochs // run_epochs
         return view_here(self, minibatches=dataclasses.replace(self.minibatches, epochs=epochs)), 1
 
     def _fold(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
         def sampled(index):
             return self._readable(self._sampled(index))
 
-        one = self._drawn if self._protection is None else sampled
+        batch_at = self._drawn if self._protection is None else sampled
         steps, size = self.minibatches.steps, self.minibatches.size
 
         def consumed(index):
@@ -456,14 +456,16 @@ class ClientData:
             most = None if batches is None else self.minibatches.epochs * batches
             return _repeat(step, sampled, carry, self.num_steps(), most)
         if self.minibatches.passes is not None or self._share is not None:
-            batch = one if self.minibatches.passes is None else consumed
+            batch = batch_at if self.minibatches.passes is None else consumed
             return _repeat(step, batch, carry, self.num_steps(), steps)
         # An accelerator starts a few kernels for the loop, and copies what it carries.
         unroll = steps if backend.platform() != "cpu" and steps <= _UNROLLED else 1
-        each = jnp.arange(steps)
+        inputs = jnp.arange(steps)
         if self._protection is not None and steps * max(self.most_rows, size) <= _DRAWN_AT_ONCE:
-            each, one = jax.vmap(self._sampled)(each), self._readable
-        return jax.lax.scan(lambda c, i: (step(c, one(i)), None), carry, each, unroll=unroll)[0]
+            inputs, batch_at = jax.vmap(self._sampled)(inputs), self._readable
+        return jax.lax.scan(
+            lambda c, i: (step(c, batch_at(i)), None), carry, inputs, unroll=unroll
+        )[0]
 
     def _fold_epochs(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
         """Fold over epochs, each in an order that is drawn once."""
@@ -477,8 +479,8 @@ class ClientData:
             taken = steps if epochs == 1 else jnp.clip(steps - number * batches, 0, batches)
 
             def batch(index):
-                found = self._in_order(order, index, size)
-                return found._replace(keys=self._keys(number * batches + index))
+                drawn = self._in_order(order, index, size)
+                return drawn._replace(keys=self._keys(number * batches + index))
 
             return _repeat(step, batch, carry, taken, most)
 

@@ -49,8 +49,8 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
       FileNotFoundError: there is no such file.
       ValueError: the file is damaged or its arrays do not fit the format.
     """
-    found = read_npz(path)
-    return found if isinstance(found, Population) else found.population(path)
+    content = read_npz(path)
+    return content if isinstance(content, Population) else content.population(path)
 
 
 def read_npz(path: str | os.PathLike[str]) -> Population | Source:
@@ -69,15 +69,15 @@ def read_npz(path: str | os.PathLike[str]) -> Population | Source:
 def _member(archive: Any, name: str) -> np.ndarray:
     """Return an array of an archive; numpy's own error would advise to unpickle its objects."""
     try:
-        found = archive[name]
+        array = archive[name]
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
         how = "store numbers, or text as np.array(values, dtype=str)"
         raise ValueError(f"{name!r} holds Python objects: {how}") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise ValueError(f"its member {name!r} is no array")
-    return found
+    return array
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
@@ -108,8 +108,8 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
         lines = (path / _SUMS).read_text(encoding="utf-8").splitlines()
         names = [line.partition("  ")[2] for line in lines]
         arrays = {unquote(name.removesuffix(".npy")): _map(path, name) for name in names}
-        found = _of_arrays(arrays)
-    return found if isinstance(found, Population) else found.population(path)
+        content = _of_arrays(arrays)
+    return content if isinstance(content, Population) else content.population(path)
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
@@ -175,7 +175,9 @@ def _arrays_of(population: Population) -> dict[str, np.ndarray]:
     if not np.array_equal(population.names, np.arange(population.num_clients)):
         arrays["names"] = population.names
     about = {name: getattr(population, name) for name in ("public", "voids_epsilon", "categories")}
-    columns = {field: dataclasses.asdict(each) for field, each in population.columns.items()}
+    columns = {
+        field: dataclasses.asdict(of_field) for field, of_field in population.columns.items()
+    }
     about |= {"columns": columns, "max_rows": population.max_rows}
     about |= {"preparations": population.preparations}
     about_bytes = json.dumps(about).encode()
@@ -203,8 +205,8 @@ def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Population | Source:
             raise ValueError(
                 f"client must be an integer or string for each of the {n} rows, got {shown(ids)}"
             )
-        known, client = np.unique(ids, return_inverse=True)
-        return Source(fields, client, known, split, about)
+        client_names, client = np.unique(ids, return_inverse=True)
+        return Source(fields, client, client_names, split, about)
     counts = np.atleast_1d(arrays["counts"])
     names = np.atleast_1d(arrays["names"]) if "names" in arrays else None
     if counts.ndim == 1:
@@ -229,10 +231,10 @@ def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     if "about" not in arrays:
         return {}
     with reading("JSON of attributes (about)"):
-        found = json.loads(arrays["about"].tobytes())
-        sentences = {name: (*map(str, found[name]),) for name in ("public", "voids_epsilon")}
-        columns = {field: Columns(**each) for field, each in found["columns"].items()}
-        names = {field: (*map(str, each),) for field, each in found["categories"].items()}
-        releases = tuple(Preparation(*each) for each in found.get("preparations", ()))
-        more = {"max_rows": found.get("max_rows"), "preparations": releases}
+        about = json.loads(arrays["about"].tobytes())
+        sentences = {name: (*map(str, about[name]),) for name in ("public", "voids_epsilon")}
+        columns = {field: Columns(**of_field) for field, of_field in about["columns"].items()}
+        names = {field: (*map(str, classes),) for field, classes in about["categories"].items()}
+        releases = tuple(Preparation(*values) for values in about.get("preparations", ()))
+        more = {"max_rows": about.get("max_rows"), "preparations": releases}
         return {**sentences, "categories": names, "columns": columns, **more}

@@ -107,9 +107,9 @@ def quantity(
       min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
     """
     n, rng = _checked(fields, num_clients, seed, min_rows, alpha)
-    ends = np.rint(np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * n).astype(int)
+    stops = np.rint(np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * n).astype(int)
     client = np.empty(n, dtype=np.int64)
-    client[rng.permutation(n)] = np.searchsorted(ends, np.arange(n), side="right")
+    client[rng.permutation(n)] = np.searchsorted(stops, np.arange(n), side="right")
     _level(client, num_clients, min_rows, rng)
     return Population.from_rows(fields, client, num_clients)
 

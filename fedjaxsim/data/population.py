@@ -114,8 +114,8 @@ class Population:
                 f"source_row must have the shape ({rows},), got {np.shape(self.source_row)}"
             )
         object.__setattr__(self, "columns", _columns(self))
-        kept = {name: shareable(values) for name, values in self.fields.items()}
-        object.__setattr__(self, "fields", kept)
+        shareable_fields = {name: shareable(values) for name, values in self.fields.items()}
+        object.__setattr__(self, "fields", shareable_fields)
 
     @classmethod
     def from_clients(
@@ -224,11 +224,15 @@ class Population:
         """
         held_out = self.held_out and self.held_out.with_field(name, change, columns, **more)
         fields = {**self.fields, name: change(self.fields[name])}
-        own = {field: each for field, each in self.columns.items() if field != name}
+        columns_by_field = {
+            field: of_field for field, of_field in self.columns.items() if field != name
+        }
         if columns is None and fields[name].shape[1:] == self.fields[name].shape[1:]:
             columns = self.columns.get(name)
-        own |= {} if columns is None else {name: columns}
-        return dataclasses.replace(self, fields=fields, columns=own, held_out=held_out, **more)
+        columns_by_field |= {} if columns is None else {name: columns}
+        return dataclasses.replace(
+            self, fields=fields, columns=columns_by_field, held_out=held_out, **more
+        )
 
     def __repr__(self) -> str:
         """List clients, rows of each split, and every field."""
@@ -324,13 +328,13 @@ def with_other_rows(population: Population, clients: Sequence[int], seed: int) -
     rows = np.concatenate([ranges.rows(client) for client in clients for ranges in splits])
     fields = {}
     for name, values in population.fields.items():
-        new = np.array(values)
-        if np.issubdtype(new.dtype, np.integer):
+        replaced = np.array(values)
+        if np.issubdtype(replaced.dtype, np.integer):
             occurring, index = np.unique(values, return_inverse=True)
-            new[rows] = occurring[(index.reshape(values.shape)[rows] + 1) % len(occurring)]
+            replaced[rows] = occurring[(index.reshape(values.shape)[rows] + 1) % len(occurring)]
         else:
-            new[rows] = _LARGE * rng.normal(size=new[rows].shape)
-        fields[name] = new
+            replaced[rows] = _LARGE * rng.normal(size=replaced[rows].shape)
+        fields[name] = replaced
     return dataclasses.replace(population, fields=fields)
 
 
@@ -345,11 +349,11 @@ def with_other_counts(population: Population, client: int) -> Population:
     # The other two splits hold the rest.
     low = min(high, max(1, total - 2 * most) if population.max_rows else 1)
     half = min(max(total // 2, low), high)
-    new = half if train > half or train == high else high
-    new = low if new == train else new
-    validation = (total - new + 1) // 2
+    new_train = half if train > half or train == high else high
+    new_train = low if new_train == train else new_train
+    validation = (total - new_train + 1) // 2
     counts = population.counts.copy()
-    counts[client] = new, validation, total - new - validation
+    counts[client] = new_train, validation, total - new_train - validation
     return dataclasses.replace(population, counts=counts)
 
 
@@ -401,7 +405,7 @@ def _check_categories(population: Population) -> None:
 
 def _columns(population: Population) -> dict[str, Columns]:
     """Return the columns of all fields that have some; raise ValueError where they do not fit."""
-    found = {}
+    columns_by_field = {}
     for field, values in population.fields.items():
         width = values.shape[1] if values.ndim == 2 else 0
         default = (field,) if values.ndim == 1 else tuple(f"{field}{j}" for j in range(width))
@@ -412,10 +416,10 @@ def _columns(population: Population) -> dict[str, Columns]:
                 f"{len(columns.names)} columns: {', '.join(columns.names[:8])}"
             )
         if default:
-            found[field] = columns
+            columns_by_field[field] = columns
     if unknown := population.columns.keys() - population.fields.keys():
         raise ValueError(f"columns need a field, got {sorted(unknown)[0]!r}")
-    return found
+    return columns_by_field
 
 
 def _check_numbers(population: Population) -> None:

@@ -54,8 +54,8 @@ class DataSpec(str):
     @property
     def is_known(self) -> bool:
         """True if there is such a reader, with a path exactly if it reads one."""
-        known = self.kind in GENERATED and ":" not in self
-        return known or (self.kind in IN_FILES and bool(self.path))
+        is_generated = self.kind in GENERATED and ":" not in self
+        return is_generated or (self.kind in IN_FILES and bool(self.path))
 
     @property
     def file(self) -> Path | None:

@@ -51,16 +51,16 @@ class Source:
             if not trained.any():
                 raise ValueError("no client has training rows")
             if not trained.all():
-                one = str(names[np.argmin(trained)])
+                example = str(names[np.argmin(trained)])
                 warnings.warn(
-                    f"{m - trained.sum()} of {m} clients, such as {one!r}, have no training rows: "
-                    "left out",
+                    f"{m - trained.sum()} of {m} clients, such as {example!r}, have no training "
+                    "rows: left out",
                     stacklevel=2,
                 )
-                kept, place = trained[client], np.cumsum(trained) - 1
-                fields = {name: values[kept] for name, values in fields.items()}
-                client, names, split = place[client[kept]], names[trained], split[kept]
-                rows = np.flatnonzero(kept) if rows is None else rows[kept]
+                of_trained, place = trained[client], np.cumsum(trained) - 1
+                fields = {name: values[of_trained] for name, values in fields.items()}
+                client, names, split = place[client[of_trained]], names[trained], split[of_trained]
+                rows = np.flatnonzero(of_trained) if rows is None else rows[of_trained]
             return Population.from_rows(fields, client, names, split, rows, **self.about)
 
 
@@ -83,11 +83,13 @@ def numbered(texts: np.ndarray, *, by_number: bool = False) -> tuple[np.ndarray,
     If `by_number` and all are whole numbers, they are sorted as such.
     """
     values = texts.tolist()
-    found = sorted(set(values))
-    if by_number and all(text.removeprefix("-").isdecimal() for text in found):
-        found.sort(key=int)
-    place = {text: number for number, text in enumerate(found)}
-    return np.array(found, str), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
+    distinct = sorted(set(values))
+    if by_number and all(text.removeprefix("-").isdecimal() for text in distinct):
+        distinct.sort(key=int)
+    place = {text: number for number, text in enumerate(distinct)}
+    return np.array(distinct, str), np.fromiter(
+        map(place.__getitem__, values), np.intp, len(values)
+    )
 
 
 def listed(names: Sequence[Any]) -> str:

@@ -76,13 +76,13 @@ def split(
     tests = np.minimum(_rounded(test * train.count), train.count - 1)
     validations = np.minimum(_rounded(validation * train.count), train.count - 1 - tests)
     counts = np.stack([train.count - tests - validations, validations, tests], axis=1)
-    kept = population.counts.copy()
-    kept[:, 0] = 0
-    if kept[:, 1].any():  # new test rows, still before these, move behind them
+    other_counts = population.counts.copy()
+    other_counts[:, 0] = 0
+    if other_counts[:, 1].any():  # new test rows, still before these, move behind them
         splits = np.arange(population.num_clients)[:, None] * 3 + [0, 1, 2, 1, 2]
-        of_row = np.repeat(splits.ravel(), np.hstack([counts, kept[:, 1:]]).ravel())
+        of_row = np.repeat(splits.ravel(), np.hstack([counts, other_counts[:, 1:]]).ravel())
         index = index[np.argsort(of_row, kind="stable")]
-    return population.of_rows(index, counts + kept)
+    return population.of_rows(index, counts + other_counts)
 
 
 def _in_time(population: Population, validation: float, test: float, gap: int) -> Population:
@@ -124,12 +124,12 @@ def limit_training_rows(population: Population, most: int, seed: int = 0) -> Pop
     checks.count(0, seed=seed)
     train = population.splits["train"]
     left = Ranges(train.start, np.minimum(train.count, most).astype(np.int32))
-    kept = np.ones(population.num_rows, bool)
-    kept[train.all_rows()] = False
-    kept[_shuffled(train, population.num_rows, seed)[left.all_rows()]] = True
+    stays = np.ones(population.num_rows, bool)
+    stays[train.all_rows()] = False
+    stays[_shuffled(train, population.num_rows, seed)[left.all_rows()]] = True
     counts = population.counts.copy()
     counts[:, 0] = left.count
-    limited = population.of_rows(np.flatnonzero(kept).astype(np.int32), counts)
+    limited = population.of_rows(np.flatnonzero(stays).astype(np.int32), counts)
     if population.held_out is None:
         return limited
     held_out = limit_training_rows(population.held_out, most, seed)
@@ -157,17 +157,19 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
 
 def with_held_out(population: Population) -> Population:
     """Return the population with the clients held out of it, who follow the others."""
-    new = population.held_out
-    if new is None:
+    held_out = population.held_out
+    if held_out is None:
         return population
-    fields = {name: np.concatenate([v, new.fields[name]]) for name, v in population.fields.items()}
-    rows = [np.arange(each.num_rows) if each.source_row is None else each.source_row
-            for each in (population, new)]  # fmt: skip
+    fields = {
+        name: np.concatenate([v, held_out.fields[name]]) for name, v in population.fields.items()
+    }
+    rows = [np.arange(part.num_rows) if part.source_row is None else part.source_row
+            for part in (population, held_out)]  # fmt: skip
     return dataclasses.replace(
         population,
         fields=fields,
-        counts=np.concatenate([population.counts, new.counts]),
-        names=np.concatenate([population.names, new.names]),
+        counts=np.concatenate([population.counts, held_out.counts]),
+        names=np.concatenate([population.names, held_out.names]),
         source_row=np.concatenate(rows),
         held_out=None,
     )

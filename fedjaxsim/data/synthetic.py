@@ -203,8 +203,8 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     def draw(first: jax.Array | int, count: int) -> jax.Array:
         index = first + jax.lax.iota(jnp.uint32, count)
-        one, other = threefry.words(jax.random.key_data(key), jnp.zeros_like(index), index)
-        radius = jnp.sqrt(-2.0 * jnp.log(2.0 - _from_one_to_two(one)))
+        word, other = threefry.words(jax.random.key_data(key), jnp.zeros_like(index), index)
+        radius = jnp.sqrt(-2.0 * jnp.log(2.0 - _from_one_to_two(word)))
         # Sines have the same distribution over half a circle as over the whole circle.
         return radius * _sine_of_right_angles(2.0 * _from_one_to_two(other) - 3.0)
 

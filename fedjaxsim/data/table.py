@@ -67,8 +67,8 @@ class Roles(NamedTuple):
 
         Another role of the column leaves the roles as they are.
         """
-        others = {self.split, self.target, self.x, *self.one_hot, *self.drop}
-        if self.split or self.client == _SPLIT or _SPLIT in others or _SPLIT not in names:
+        taken = {self.split, self.target, self.x, *self.one_hot, *self.drop}
+        if self.split or self.client == _SPLIT or _SPLIT in taken or _SPLIT not in names:
             return self
         distinct = {*values(_SPLIT).tolist()}
         is_split = all(split_called(value) is not None for value in distinct)
@@ -211,8 +211,8 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     if roles.x is not None or pixels is not None:
         features = [] if roles.x is None else [roles.x]
     else:
-        others = {*roles.taken, *roles.drop}
-        features = [name for name in table.column_names if name not in others]
+        excluded = {*roles.taken, *roles.drop}
+        features = [name for name in table.column_names if name not in excluded]
         if not features:
             raise ValueError(f"no column is left for features, of {listed(table.column_names)}")
     source_row, used, dropped = None, [*roles.taken, *features], 0
@@ -239,8 +239,8 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     if pixels is not None:
         x = pixels
     elif roles.x is not None and kinds == ["text"]:
-        found, categories, said = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
-        x, public = found["x"], [*said]
+        arrays, categories, assumptions = encode({"x": [np.array(table[roles.x].to_pylist())]}, [])
+        x, public = arrays["x"], [*assumptions]
     elif kinds == ["list"]:
         x = _stacked(table[features[0]], f"column {features[0]!r}")
     else:
@@ -414,10 +414,10 @@ def sentinel(values: np.ndarray) -> float | None:
     for sign in (1, -1):
         extreme = sign * np.max(sign * values)
         digits = str(int(abs(extreme))) if abs(extreme) < _MOST_NINES else ""
-        rest = values[values != extreme]
-        if {*digits} != {"9"} or abs(extreme) % 1 or len(rest) > len(values) - 2 or not len(rest):
+        inner = values[values != extreme]
+        if {*digits} != {"9"} or abs(extreme) % 1 or len(inner) > len(values) - 2 or not len(inner):
             continue
-        low, high = float(rest.min()), float(rest.max())
+        low, high = float(inner.min()), float(inner.max())
         gap = extreme - high if sign > 0 else low - extreme
         if gap > (high - low) / 4 or (sign < 0 and low >= 0):
             return float(extreme)
@@ -441,7 +441,7 @@ def texts(column: "ChunkedArray") -> np.ndarray:
     values = column.to_numpy()
     if values.dtype.kind != "O":
         return values.astype(str)
-    texts = [each.decode() if isinstance(each, bytes) else str(each) for each in values]
+    texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values]
     return np.array(texts, object)
 
 
@@ -478,15 +478,15 @@ def _numbers(
             continue
         if kind_of(column.type) != "number":
             raise ValueError(f"column {name!r} {_why_no_feature(column)}")
-        given = column.to_numpy()
-        values = to_float32(given)
+        raw = column.to_numpy()
+        values = to_float32(raw)
         if not np.isfinite(values).all():
             row = int(np.argmin(np.isfinite(values)))
             raise ValueError(
-                f"column {name!r} must hold finite numbers that fit into float32, got {given[row]} "
+                f"column {name!r} must hold finite numbers that fit into float32, got {raw[row]} "
                 f"in row {row + 1}"
             )
-        if (merged := merged_integers(given)) is not None:
+        if (merged := merged_integers(raw)) is not None:
             raise ValueError(
                 f"column {name!r} holds integers that float32 cannot tell apart, such as {merged}: "
                 "if they are ids, leave the column out (drop), or else divide it"
@@ -494,7 +494,7 @@ def _numbers(
         warn_of_sentinel(name, values)
         parts.append(values[:, None])
         # A name with "=" is that of an encoded column.
-        called.append((name, 1.0 if given.dtype == bool and "=" not in name else math.inf))
+        called.append((name, 1.0 if raw.dtype == bool and "=" not in name else math.inf))
     names, bounds = zip(*called, strict=True)
     return np.concatenate(parts, axis=1), Columns(names, bound=bounds)
 
@@ -547,18 +547,18 @@ def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:
     shape, values = [len(column)], column.combine_chunks()
     while kind_of(values.type) == "list" and len(values):
         lengths = call_function("list_value_length", [values]).to_numpy(zero_copy_only=False)
-        if len(others := np.flatnonzero(lengths != lengths[0])):
-            row = others[0] * len(column) // len(lengths) + 1
+        if len(uneven := np.flatnonzero(lengths != lengths[0])):
+            row = uneven[0] * len(column) // len(lengths) + 1
             raise ValueError(
-                f"{where} must hold lists of one length, got {lengths[others[0]]:g} in row {row} "
+                f"{where} must hold lists of one length, got {lengths[uneven[0]]:g} in row {row} "
                 f"after {lengths[0]:g}: fill up the shorter ones, labels with −1"
             )
         shape.append(int(lengths[0]))
         values = values.flatten()
-    found = values.to_numpy(zero_copy_only=False).reshape(shape)
-    if found.dtype.kind not in "fiub":
+    array = values.to_numpy(zero_copy_only=False).reshape(shape)
+    if array.dtype.kind not in "fiub":
         raise ValueError(f"{where} must hold lists of numbers, got {column.type}")
-    return to_float32(found) if found.dtype.kind == "f" else found
+    return to_float32(array) if array.dtype.kind == "f" else array
 
 
 def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, ...]]:
@@ -569,8 +569,8 @@ def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, .
     if kind == "number" or y.dtype.kind in "iuf":  # pandas has categories that are numbers
         y = y.astype(np.float64) if y.dtype.kind == "O" else y
     elif kind == "text":
-        found, y = numbered(texts(column))
-        names, y = tuple(found.tolist()), y.astype(np.int32)
+        classes, y = numbered(texts(column))
+        names, y = tuple(classes.tolist()), y.astype(np.int32)
     else:
         raise ValueError(f"the target {name!r} must hold numbers or text, got {column.type}")
     return y, names

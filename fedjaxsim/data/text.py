@@ -38,8 +38,8 @@ def encode(
         of_characters = {"x": texts.pop("x")}
         if "y" in texts and _width(texts["y"]) in (1, _width(of_characters["x"])):
             of_characters["y"] = texts.pop("y")
-        found, categories = _characters(of_characters)
-        arrays |= found
+        encoded, categories = _characters(of_characters)
+        arrays |= encoded
         if "".join(categories["x"]) != CHARACTERS:
             public.append("Which characters there are")
         public.append("The length of the longest text")
@@ -47,8 +47,8 @@ def encode(
         names, arrays["y"] = np.unique(np.concatenate(texts["y"]), return_inverse=True)
         categories["y"] = tuple(names.tolist())
         public.append("Which classes there are, by name,")
-    said = [f"{what} is read from all clients' rows and taken as public." for what in public]
-    return arrays, categories, tuple(said)
+    assumptions = [f"{what} is read from all clients' rows and taken as public." for what in public]
+    return arrays, categories, tuple(assumptions)
 
 
 def _characters(
@@ -68,12 +68,12 @@ def _characters(
     arrays, categories = {}, {}
     for name, parts in texts.items():
         width = _width(parts)
-        found = np.concatenate([number[_codes(part, width)] for part in parts])
+        codes = np.concatenate([number[_codes(part, width)] for part in parts])
         if name == "y":
-            labels = found.astype(np.int32)
-            found = np.where(labels == padding, _PADDED, labels)
-            found = found[:, 0] if width == 1 else found
-        arrays[name] = found
+            labels = codes.astype(np.int32)
+            codes = np.where(labels == padding, _PADDED, labels)
+            codes = codes[:, 0] if width == 1 else codes
+        arrays[name] = codes
         categories[name] = (*symbols, *[""] * (name == "x"))
     return arrays, categories
 

@@ -126,21 +126,23 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
     Raises:
       ValueError: there is no such column, it holds classes, a range is empty or misses all rows.
     """
-    known = {name: field for field in ("y", "x") for name in _names(population, field)}
-    for name, ends in ranges.items():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+    field_by_name = {name: field for field in ("y", "x") for name in _names(population, field)}
+    for name, limits in ranges.items():
+        if name not in field_by_name:
+            close = difflib.get_close_matches(name, field_by_name, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"there is no column {name!r} to scale, only {listed([*known])}{hint}")
-        if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
             raise ValueError(
-                f"the range of column {name!r} must be (smallest, largest), got {ends}"
+                f"there is no column {name!r} to scale, only {listed([*field_by_name])}{hint}"
+            )
+        if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
+            raise ValueError(
+                f"the range of column {name!r} must be (smallest, largest), got {limits}"
             )
     if not ranges:
         return population
     chosen: dict[str, dict[str, Range]] = {}
-    for name, ends in ranges.items():
-        chosen.setdefault(known[name], {})[name] = ends
+    for name, limits in ranges.items():
+        chosen.setdefault(field_by_name[name], {})[name] = limits
     scaled = map_columns(population, chosen)
     for name, share in clipped_shares(scaled).items():
         if name not in ranges or share <= _MANY:
@@ -149,8 +151,8 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
         missed = f"the range {low:g}:{high:g} of column {name!r} misses {share:.1%} of the rows"
         if share == 1:
             raise ValueError(f"{missed}: it must be in the units of the column")
-        said = f"{missed}, which are clipped: is it in the units of the column?"
-        warnings.warn(said, stacklevel=2)
+        message = f"{missed}, which are clipped: is it in the units of the column?"
+        warnings.warn(message, stacklevel=2)
     return noted(scaled, _GIVEN)
 
 
@@ -181,9 +183,9 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
     for field, names in unbounded(population, target=target).items():
         columns = population.columns[field]
         values = population.fields[field][rows].reshape(len(rows), -1).astype(np.float64)
-        ends = np.sort(columns.original([values.min(axis=0), values.max(axis=0)]), axis=0)
-        ends += np.where(ends[0] == ends[1], [[-1.0], [1.0]], 0.0)
-        of_columns = dict(zip(columns.names, map(tuple, ends.T.tolist()), strict=True))
+        extremes = np.sort(columns.original([values.min(axis=0), values.max(axis=0)]), axis=0)
+        extremes += np.where(extremes[0] == extremes[1], [[-1.0], [1.0]], 0.0)
+        of_columns = dict(zip(columns.names, map(tuple, extremes.T.tolist()), strict=True))
         ranges[field] = {name: of_columns[name] for name in names}
     return noted(map_columns(population, ranges), voids_epsilon=(_READ,))
 
@@ -215,17 +217,17 @@ def map_columns(population: Population, ranges: Mapping[str, Mapping[str, Range]
     for field, of in ranges.items():
         columns, values = named[field], fields[field]
         moved = np.array([name in of for name in columns.names])
-        ends = np.tile([[-1.0], [1.0]], len(moved))
-        ends[:, moved] = np.array([of[name] for name in columns.names if name in of]).T
-        own = (ends - columns.centre) / np.array(columns.half_range)
-        low, high = np.where(moved, np.sort(own, axis=0), ends)
+        limits = np.tile([[-1.0], [1.0]], len(moved))
+        limits[:, moved] = np.array([of[name] for name in columns.names if name in of]).T
+        stored_limits = (limits - columns.centre) / np.array(columns.half_range)
+        low, high = np.where(moved, np.sort(stored_limits, axis=0), limits)
         centre, half_range = (low + high) / 2, (high - low) / 2
-        new = (values.reshape(len(values), -1) - centre) / half_range
-        beyond = np.where(moved, np.mean(np.abs(new) > 1 + _ROUNDING, axis=0), 0.0)
+        scaled = (values.reshape(len(values), -1) - centre) / half_range
+        beyond = np.where(moved, np.mean(np.abs(scaled) > 1 + _ROUNDING, axis=0), 0.0)
         clips = np.full(len(values), field != "y")
         clips[population.splits["train"].all_rows()] = True
-        new = np.where(clips[:, None] & moved, np.clip(new, -1, 1), new)
-        fields[field] = new.reshape(values.shape).astype(np.float32)
+        scaled = np.where(clips[:, None] & moved, np.clip(scaled, -1, 1), scaled)
+        fields[field] = scaled.reshape(values.shape).astype(np.float32)
         bound = np.where(moved, 1.0, columns.bound)
         mapped = columns.mapped(centre, half_range, bound)
         clipped = tuple(np.maximum(columns.clipped, beyond).tolist())
@@ -253,17 +255,17 @@ def noted(
 
 def ranges_of(words: Sequence[str]) -> dict[str, Range]:
     """Read ranges such as `age=0:100`, by column."""
-    found = {}
+    ranges = {}
     for word in words:
-        name, _, ends = word.rpartition("=")
+        name, _, limits = word.rpartition("=")
         try:
-            low, high = map(float, ends.split(":"))
+            low, high = map(float, limits.split(":"))
         except ValueError:
             raise ValueError(f"range must be like age=0:100, got {word!r}") from None
-        if not name or name in found:
+        if not name or name in ranges:
             raise ValueError(f"range needs one column each, as age=0:100, got {word!r}")
-        found[name] = (low, high)
-    return found
+        ranges[name] = (low, high)
+    return ranges
 
 
 def _names(population: Population, field: str) -> tuple[str, ...]:

@@ -32,8 +32,8 @@ def variance_ratios(population: Population) -> dict[str, float]:
         raise ValueError("variance ratios need clients with two training rows or more")
     rows = ranges.all_rows()
     x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
-    whole = np.column_stack([np.ones(len(x)), x])
-    residual = y - whole @ np.linalg.lstsq(whole, y, rcond=None)[0]
+    design = np.column_stack([np.ones(len(x)), x])
+    residual = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
     owner = np.repeat(np.arange(len(ranges.count)), ranges.count)
     count = ranges.count.astype(np.float64)
     norms = np.sum(x**2, axis=1)

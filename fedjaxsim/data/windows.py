@@ -19,10 +19,10 @@ def window_step(population: Population) -> int | None:
     are not.
     """
     x, ranges = population.fields.get("x"), population.splits["train"]
-    several = np.flatnonzero(ranges.count > 1)[:_CLIENTS]
-    if x is None or not _may_be_windows(x) or not len(several):
+    clients = np.flatnonzero(ranges.count > 1)[:_CLIENTS]
+    if x is None or not _may_be_windows(x) or not len(clients):
         return None
-    first = np.concatenate([_first(ranges, k, _PAIRS + 1)[:-1] for k in several])
+    first = np.concatenate([_first(ranges, k, _PAIRS + 1)[:-1] for k in clients])
     before, after = _read(x, first), _read(x, first + 1)
     for step in range(1, x.shape[1] - 1):
         overlap = before[:, step:]
@@ -51,16 +51,16 @@ def shared_windows(population: Population) -> float | None:
         return None
     shares = []
     for k in looked:
-        known, asked = (
+        train_windows, asked = (
             np.lib.stride_tricks.sliding_window_view(
                 _read(x, _first(rows, k, _ROWS)), x.shape[1] // 2, 1
             )
             for rows in (train, test)
         )
-        begins, ends = asked[:, 0], asked[:, -1]
+        heads, tails = asked[:, 0], asked[:, -1]
         shares.append(
-            (np.isin(_values(begins), _values(known[:, 1:])) & _varied(begins))
-            | (np.isin(_values(ends), _values(known[:, :-1])) & _varied(ends))
+            (np.isin(_values(heads), _values(train_windows[:, 1:])) & _varied(heads))
+            | (np.isin(_values(tails), _values(train_windows[:, :-1])) & _varied(tails))
         )
     return float(np.mean(np.concatenate(shares)))
 
@@ -78,8 +78,8 @@ def _first(ranges: Ranges, client: int, most: int) -> np.ndarray:
 
 def _read(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return rows as (n, L, c)."""
-    found = np.asarray(x[rows])
-    return found.reshape(*found.shape[:2], -1)
+    windows = np.asarray(x[rows])
+    return windows.reshape(*windows.shape[:2], -1)
 
 
 def _values(pieces: np.ndarray) -> np.ndarray:
