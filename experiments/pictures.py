@@ -186,31 +186,39 @@ def mpmtl_6a() -> Figure:
     return figure
 
 
+NOISES = (BLUE, "-"), (SKY, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, "-")
+POPULATIONS = {
+    "digits": "digits, 10 of 100 clients", "classifiers": "classifiers, 10 of 1,000 clients",
+}  # fmt: skip
+
+
 def correlated_noise() -> Figure:
-    """Draw noise and accuracy against ε."""
-    found = result("correlated-noise")
-    arms = dict(zip(found["noise"], ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-.")), strict=True))
+    """Draw noise and accuracy against ε, a row for each population."""
+    found = result("correlated-noise")["populations"]
     levels = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
-    figure = picture(
-        "100 clients with digits, ten a round: mean ± standard error of ten seeds", 9, 3.4
-    )
-    first, *others = figure.subplots(1, 3)
-    for mark, (name, (colour, dashes)) in zip(MARKERS, arms.items(), strict=False):
-        style = {"color": colour, "ls": dashes, "marker": mark, "label": name}
-        first.plot(levels, found["noise"][name], **style)
-        for axes, (system, of_arm) in zip(others, found["systems"].items(), strict=True):
-            axes.errorbar(levels, of_arm[name]["accuracy"], of_arm[name]["error"], **style)
-            axes.set(ylabel="test accuracy", title=system)
-    first.set(
-        yscale="log", ylabel="noise, in clip norms C", title="noise on the sum of all releases"
-    )
-    ticks = (2, 5, 10, 20, 50)
-    first.set_yticks(ticks, [str(tick) for tick in ticks])
-    for axes in figure.axes:
-        axes.set(xscale="log", xlabel="ε (zero-out, joint DP)")
-        axes.set_xticks(levels, [f"{level:g}" for level in levels])
-        axes.minorticks_off()
-    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure = picture("100 rounds, a linear model: mean ± standard error of ten seeds", 9, 6.6)
+    for row, (population, numbers) in zip(figure.subplots(2, 3), found.items(), strict=True):
+        first, *others = row
+        for mark, (name, noise), (colour, dashes) in zip(
+            MARKERS, numbers["noise"].items(), NOISES, strict=False
+        ):
+            label = "banded, cyclic" if name.startswith("banded") else name
+            style = {"color": colour, "ls": dashes, "marker": mark, "label": label}
+            first.plot(levels, noise, **style)
+            for axes, (system, of_arm) in zip(others, numbers["systems"].items(), strict=True):
+                axes.errorbar(levels, of_arm[name]["accuracy"], of_arm[name]["error"], **style)
+                axes.set(ylabel="test accuracy", title=f"{population}, {system}")
+        first.set(yscale="log", ylabel="noise on sums, in C", title=POPULATIONS[population])
+        ticks = (0.5, 1, 2, 5, 10, 20, 50)
+        low, high = first.get_ylim()
+        shown = [tick for tick in ticks if low <= tick <= high]
+        first.set_yticks(shown, [f"{tick:g}" for tick in shown])
+        for axes in row:
+            axes.set(xscale="log", xlabel="ε (zero-out, joint DP)")
+            axes.set_xticks(levels, [f"{level:g}" for level in levels])
+            axes.minorticks_off()
+    legend = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*legend, loc="outside lower center", ncols=5)
     return figure
 
 
