@@ -175,7 +175,8 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         print(f"clip norm {number(simulation.clip_norm)}: from the columns' bounds, not from rows")
     if config.get("lam_intercept", 0) is None and config.get("lam") is None:
         ratios = f"lam {number(hparams.lam)} and lam-intercept {number(hparams.lam_intercept)}"
-        print(f"{ratios}: estimated from rows without noise, or 1 in a private run")
+        private = (float(hparams.lam), float(hparams.lam_intercept)) == (1, 1)
+        print(f"{ratios}: " + ("no ε covers an estimate" if private else "estimated from rows"))
     if shares := clipped_shares(simulation.population):
         print(clipped_in_words(shares))
     if prepared := simulation.prepared:

@@ -23,7 +23,7 @@ from fedjaxsim.data.table import (
     texts,
     warn_of_sentinel,
 )
-from fedjaxsim.data.transforms import clipped_shares
+from fedjaxsim.data.transforms import BY_NUMBER, clipped_shares
 from fedjaxsim.data.windows import shared_windows
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def describe(population: Population) -> dict[str, Any]:
         },
         "pictures": _ends_of_pictures(population),
         "labels": None,
+        "needs_loss": _are_numbers(population),
         "clipped": clipped_shares(population),
         "between_clients": between_clients(population),
         "shared_windows": shared_windows(population),
@@ -96,7 +97,10 @@ def between_clients(population: Population) -> float | None:
     if y is None or y.ndim != 1 or clients < 2 or rows == clients:
         return None
     values, client = y[ranges.all_rows()], np.repeat(np.arange(clients), ranges.count)
-    if "y" in population.categories or _are_classes(values):
+    numbers = _are_numbers(population)
+    if numbers:
+        values = np.array(population.categories["y"], np.float64)[values]
+    if not numbers and ("y" in population.categories or _are_classes(values)):
         classes = int(values.max()) + 1
         cells = np.bincount(client * classes + values, minlength=clients * classes)
         of_client = cells.reshape(clients, classes).astype(np.float64)
@@ -110,6 +114,12 @@ def between_clients(population: Population) -> float | None:
     usual = (rows - np.sum(counts**2) / rows) / (clients - 1)
     scale = across + (usual - 1) * within
     return float((across - within) / scale) if scale > 0 else None
+
+
+def _are_numbers(population: Population) -> bool:
+    """Return whether labels are named by whole numbers, more than classes usually are."""
+    names = population.categories.get("y", ())
+    return len(names) > _FEW and BY_NUMBER in population.public
 
 
 def _are_classes(values: np.ndarray) -> bool:
@@ -139,6 +149,8 @@ def in_words(statistics: Mapping[str, Any]) -> str:
         if len(labels) > _LISTED:
             labels = [*labels[: _LISTED - 2], "…", labels[-1]]
         lines.append(f"labels: {len(statistics['labels'])} different: {', '.join(labels)}")
+    if statistics["needs_loss"]:
+        lines.append("a run asks for --loss: squared (numbers), poisson (counts) or softmax")
     if statistics["between_clients"] is not None:
         lines.append(
             f"variance of the target between clients: {statistics['between_clients']:.2f} of all "

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import f_oneway
 
-from fedjaxsim.data import Population
+from fedjaxsim.data import Population, as_classes
 from fedjaxsim.data.describe import between_clients, describe, in_words
 
 
@@ -66,6 +66,15 @@ def test_the_variance_between_clients_is_that_of_analysis_of_variance(binary):
     want = (ratio - 1) / (ratio + usual - 1)
     assert between_clients(population) == pytest.approx(want)
     assert between_clients(Population.from_flat({"y": [1.0, 2.0]}, [1, 1])) is None
+
+
+def test_many_whole_numbers_vary_as_numbers_and_need_a_loss():
+    rng = np.random.default_rng(0)
+    scores = (rng.normal(40, 9, size=(30, 1)) + rng.normal(0, 4, size=(30, 12))).round().ravel()
+    numbers = Population.from_flat({"x": np.ones((360, 1)), "y": scores}, [12] * 30)
+    classes = as_classes(numbers)
+    assert between_clients(classes) == pytest.approx(between_clients(numbers))
+    assert "a run asks for --loss" in in_words(describe(classes))
 
 
 def test_several_classes_vary_between_clients_as_their_indicators():

@@ -58,6 +58,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         rows_min=COUNT, rows_median=NUMBER, rows_max=COUNT, rows_skewness=NUMBER,
         fields=by_name({"type": "array"}), pictures={"type": ["array", "null"], "items": NUMBER},
         labels={"type": ["array", "null"]}, clipped={}, between_clients=MAYBE, shared_windows={},
+        needs_loss=TRUTH,
     ),
     "ls": {
         "type": "array",
