@@ -50,8 +50,8 @@ def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     check_epsilon(epsilon)
     check_delta(delta)
     if not event.known:
-        known = f"{event.kind!r} releases have no known cost"
-        why = event.reason if isinstance(event, ChecksSkipped) else known
+        no_cost = f"{event.kind!r} releases have no known cost"
+        why = event.reason if isinstance(event, ChecksSkipped) else no_cost
         raise ValueError(f"noise cannot be calibrated: {why}")
 
 
@@ -105,7 +105,7 @@ def _search(
 
 
 def _solve(
-    cost: Callable[..., float], epsilon: float, guess: float, power: float, **ends: float
+    cost: Callable[..., float], epsilon: float, guess: float, power: float, **limits: float
 ) -> float | None:
     """Find x with `cost(x[, method, schedule])` ≤ ε from near where cheaper methods meet it."""
     by_rdp: dict[float, float] = {}
@@ -119,21 +119,23 @@ def _solve(
         on_grid[x] = cost(x, guarantee.coarse_epsilon)
         return on_grid[x]
 
-    start = _search(rough, epsilon, guess, math.copysign(1, power), tolerance=0.05, **ends) or guess
+    start = (
+        _search(rough, epsilon, guess, math.copysign(1, power), tolerance=0.05, **limits) or guess
+    )
     power = _slope(by_rdp, start, power)
     if 0 < coarse(start) < math.inf:
-        start = _search(coarse, epsilon, start, power, tolerance=_CLOSE, **ends) or start
+        start = _search(coarse, epsilon, start, power, tolerance=_CLOSE, **limits) or start
         power = _slope(on_grid, start, power)
-    return _search(cost, epsilon, start, power, **ends)
+    return _search(cost, epsilon, start, power, **limits)
 
 
 def _slope(points: dict[float, float], x: float, usual: float) -> float:
     """Return d log cost/d log x at x from the costs at x and the nearest other point."""
-    finite = {each: value for each, value in points.items() if 0 < value < math.inf}
-    others = [each for each in finite if each != x]
-    if x not in finite or not others:
+    finite = {point: value for point, value in points.items() if 0 < value < math.inf}
+    measured = [point for point in finite if point != x]
+    if x not in finite or not measured:
         return usual
-    other = min(others, key=lambda each: abs(math.log(each / x)))
+    other = min(measured, key=lambda point: abs(math.log(point / x)))
     slope = math.log(finite[other] / finite[x]) / math.log(other / x)
     return slope if 0.2 < slope / usual < 50 else usual
 
@@ -274,8 +276,8 @@ def budget(
             "the noise must be larger"
         )
     planned = (
-        each._replace(entries=tuple(merge(each.entries, each.event.different)))
-        for each in plan(rounds)
+        spend._replace(entries=tuple(merge(spend.entries, spend.event.different)))
+        for spend in plan(rounds)
     )
     return PrivacyLimit(epsilon, delta, tuple(planned))
 
@@ -351,8 +353,8 @@ def shares(
         )
     for epsilon in epsilons:
         _check(epsilon, delta, event)
-        ends = {"most": 1.0, "least": _LEAST_SHARE}
-        share = 1.0 if most <= epsilon else _solve(cost, epsilon, epsilon / most, 1.0, **ends)
+        limits = {"most": 1.0, "least": _LEAST_SHARE}
+        share = 1.0 if most <= epsilon else _solve(cost, epsilon, epsilon / most, 1.0, **limits)
         if share is None:
             raise ValueError(f"no share of at least {_LEAST_SHARE:g} meets epsilon {epsilon:g}")
         parts.append(share)
@@ -378,12 +380,12 @@ def equal_example_noise(silos: Silos, epsilon: float, rounds: int) -> tuple[tupl
             return profile(taken(z), "zero_out").epsilon(delta)
 
         # Neighbouring numbers of rows need nearly the same noise.
-        found = _search(cost, epsilon, z, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)
-        if found is None or found <= SMALLEST_NOISE:
+        solved = _search(cost, epsilon, z, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)
+        if solved is None or solved <= SMALLEST_NOISE:
             raise ValueError(
                 f"no noise gives a client with {count} examples epsilon {epsilon} at delta "
                 f"{delta:.3g} in {number} minibatches"
             )
-        z = found
+        z = solved
         table.append((count, z))
     return tuple(table)

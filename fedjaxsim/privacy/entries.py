@@ -117,8 +117,8 @@ class SamplingScheme:
         """
         if self.period is None:
             return 0.0
-        others = self.clients - 1
-        return min(1.0, self.period * excess(self.capacity - 1, others, 1 / self.period))
+        other_clients = self.clients - 1
+        return min(1.0, self.period * excess(self.capacity - 1, other_clients, 1 / self.period))
 
     @property
     def group_size(self) -> int:
@@ -157,16 +157,16 @@ class SamplingScheme:
         Of a cyclic cohort the round is one of the client's own, and the client counts as in if B or
         more others of its group were drawn. With fewer, all have places, and its chance is p.
         """
-        known = self._drawn(sampling_rate)
-        return tuple((weight, chance * self.share) for weight, chance in known)
+        inclusions = self._drawn(sampling_rate)
+        return tuple((weight, chance * self.share) for weight, chance in inclusions)
 
     def _drawn(self, sampling_rate: float) -> tuple[tuple[float, float], ...]:
         p, m, places = sampling_rate, self.clients, self.capacity
         if self.kind == "fixed":
             return ((places / m, 1.0), (1 - places / m, 0.0))
         if self.kind == "cyclic":
-            p, others = self.in_turn(p), self.group_size - 1
-            if p == 1 or (full := excess(places - 1, others, p)) == 0:
+            p, other_clients = self.in_turn(p), self.group_size - 1
+            if p == 1 or (full := excess(places - 1, other_clients, p)) == 0:
                 return ((1.0, p),)
             return ((1 - full, p), (full, 1.0))
         if self.kind != "poisson":
@@ -174,14 +174,14 @@ class SamplingScheme:
         if places >= m:
             return ((1.0, p),)
         over = excess(places, m, p)
-        kept = places / m * over
+        placed = places / m * over
         full = excess(places - 1, m - 1, p)
         last = (excess(places - 2, m - 1, p) if places > 1 else 1.0) - full
-        near = max(0.0, last) + kept
+        near = max(0.0, last) + placed
         if near == 0:
             return ((1.0, p),)
-        out = max(0.0, full - kept)
-        chance = min(1.0, (p * max(0.0, last) + kept) / near)
+        out = max(0.0, full - placed)
+        chance = min(1.0, (p * max(0.0, last) + placed) / near)
         return ((max(0.0, 1 - near - out), p), (near, chance), (out, 0.0))
 
     def inclusions_in_jit(self, sampling_rate: Any, xp: Any) -> tuple[tuple[Any, Any], ...]:
@@ -194,15 +194,15 @@ class SamplingScheme:
         """
         m, places = self.clients, self.capacity
         if self.kind == "cyclic":
-            p, others = self.in_turn(sampling_rate, xp), self.group_size - 1
-            if places > others:
+            p, other_clients = self.in_turn(sampling_rate, xp), self.group_size - 1
+            if places > other_clients:
                 return ((1.0, p),)
-            part, inside = places / others, xp.minimum(p, 1 - 2.0**-20)
+            part, inside = places / other_clients, xp.minimum(p, 1 - 2.0**-20)
             terms = part * xp.log(part / inside), xp.zeros(())
             if part < 1:
                 terms = terms[0], (1 - part) * xp.log((1 - part) / (1 - inside))
             rounding = 2.0**-20 * sum(map(xp.abs, terms))
-            full = xp.exp(-others * xp.maximum(sum(terms) - rounding, 0.0))
+            full = xp.exp(-other_clients * xp.maximum(sum(terms) - rounding, 0.0))
             return ((1.0, p), (xp.where(part > inside, full, 1.0), 1.0))
         if self.kind != "poisson":
             return self.inclusions(1.0)
@@ -280,9 +280,9 @@ class Drawn(NamedTuple):
     rounds: int
 
 
-def read_draws(found: Iterable[Mapping[str, Any]]) -> tuple[Drawn, ...]:
+def read_draws(records: Iterable[Mapping[str, Any]]) -> tuple[Drawn, ...]:
     """Read the draws in a report; raise TypeError or KeyError if they are none."""
-    draws = tuple(Drawn(each["digest"], each["rounds"]) for each in found)
+    draws = tuple(Drawn(record["digest"], record["rounds"]) for record in records)
     if not all(isinstance(digest, str) and isinstance(n, int) for digest, n in draws):
         raise TypeError(f"draws must be digests and numbers of rounds, got {draws!r}")
     return draws
@@ -291,11 +291,11 @@ def read_draws(found: Iterable[Mapping[str, Any]]) -> tuple[Drawn, ...]:
 def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
     """Return a sentence that names the runs with a round from the same key; "" if there is none."""
     groups: dict[str, dict[str, None]] = {}
-    each = {name: tuple(draws) for name, draws in runs.items()}
-    for (one, its), (other, theirs) in itertools.combinations(each.items(), 2):
+    draws_by_run = {name: tuple(draws) for name, draws in runs.items()}
+    for (run, its), (other, theirs) in itertools.combinations(draws_by_run.items(), 2):
         for a, b in itertools.product(its, theirs):
             if a.digest == b.digest and a.rounds and b.rounds:
-                groups.setdefault(a.digest, {}).update({one: None, other: None})
+                groups.setdefault(a.digest, {}).update({run: None, other: None})
     if not groups:
         return ""
     names = "; ".join(dict.fromkeys(map(", ".join, groups.values())))

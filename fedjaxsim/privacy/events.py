@@ -64,8 +64,8 @@ class PrivacyEvent:
     @property
     def known(self) -> bool:
         """Return whether a round's cost is known."""
-        own = type(self)
-        return own.losses is not PrivacyEvent.losses or own.rdp is not PrivacyEvent.rdp
+        kind = type(self)
+        return kind.losses is not PrivacyEvent.losses or kind.rdp is not PrivacyEvent.rdp
 
     def sensitivity(self, adjacency: Adjacency) -> float:
         """Return `replace`, or 1 for zero-out."""
@@ -125,12 +125,12 @@ class PrivacyEvent:
 
 def event_from(fields: Mapping[str, Any]) -> PrivacyEvent:
     """Return the event that `to_dict` wrote."""
-    known = dict(fields)
-    kind = known.pop("kind", None)
+    arguments = dict(fields)
+    kind = arguments.pop("kind", None)
     if kind not in _KINDS:
         raise ValueError(f"event {kind!r} is unknown; import the module that defines it first")
     try:
-        return _KINDS[kind](**known)
+        return _KINDS[kind](**arguments)
     except TypeError as error:
         raise ValueError(f"event {kind!r} has other fields: {error}") from error
 
@@ -199,12 +199,12 @@ class Allocated(PrivacyEvent):
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
         z = entry.noise_multiplier
-        known = gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
+        turn_known = gaussian.sampled(z / self.sensitivity(adjacency), 1.0, False, interval)
         if adjacency == "replace":
             hidden = allocation.replaced_losses(z, self.period, self.replace, interval)
         else:
             hidden = allocation.losses(z, self.period, interval)
-        return losses.mixture([(1 - self.full, hidden), (self.full, known)], interval)
+        return losses.mixture([(1 - self.full, hidden), (self.full, turn_known)], interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
         z, distance = entry.noise_multiplier, self.sensitivity(adjacency)
@@ -215,9 +215,9 @@ class Allocated(PrivacyEvent):
         if self.full == 0:
             return hidden
         steps = np.asarray(orders, np.float64) - 1
-        known = xp.asarray(distance**2 * (steps + 1) / 2) / xp.asarray(z) ** 2
+        turn_known = xp.asarray(distance**2 * (steps + 1) / 2) / xp.asarray(z) ** 2
         steps = xp.asarray(steps)
-        return xp.logaddexp(steps * hidden, math.log(self.full) + steps * known) / steps
+        return xp.logaddexp(steps * hidden, math.log(self.full) + steps * turn_known) / steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,8 +310,8 @@ class Pure(PrivacyEvent):
     different = 256
 
     def losses(self, entry: Entry, adjacency: Adjacency, interval: float) -> Any:
-        found = randomized_response.answer(entry, self.replace, adjacency)
-        return randomized_response.losses(found, interval)
+        worst_losses = randomized_response.answer(entry, self.replace, adjacency)
+        return randomized_response.losses(worst_losses, interval)
 
     def rdp(self, entry: Entry, adjacency: Adjacency, orders: Sequence[float], xp: Any) -> Any:
         return randomized_response.renyi(entry, self.replace, adjacency, tuple(orders), xp)

@@ -43,7 +43,7 @@ def exceeds(limit: PrivacyLimit, accounts: Iterable[tuple[Any, ...]], xp: Any = 
         again = kind in kinds and in_order(scheme, event)
         kinds.setdefault(None if again else kind, []).append(groups)
     over = (
-        _exceeds(limit, kind, *(xp.concatenate(each) for each in zip(*groups, strict=True)))
+        _exceeds(limit, kind, *(xp.concatenate(arrays) for arrays in zip(*groups, strict=True)))
         for kind, groups in kinds.items()
     )
     return functools.reduce(operator.or_, over, xp.asarray(False))
@@ -55,7 +55,7 @@ def _exceeds(limit: PrivacyLimit, kind: Any, z: Any, p: Any, rounds: Any) -> Any
     Quieter releases fit into more places. So all have one if, for each planned z, the releases with
     less noise fit into the places below it (Hall's theorem), in whatever order they came.
     """
-    planned = [each for spend in limit.planned if spend[:2] == kind for each in spend.entries]
+    planned = [entry for spend in limit.planned if spend[:2] == kind for entry in spend.entries]
     if not planned:
         return (rounds > 0).any()
     noise, rates, room = map(np.array, zip(*sorted(planned), strict=True))

@@ -137,30 +137,32 @@ class Report:
         for guarantee in self.guarantees:
             if (guarantee.adjacency, guarantee.view) == (adjacency, view):
                 return guarantee
-        known = ", ".join(f"({g.adjacency}, {g.view})" for g in self.guarantees)
-        raise ValueError(f"the report has {known}, but not ({adjacency}, {view})")
+        listed = ", ".join(f"({g.adjacency}, {g.view})" for g in self.guarantees)
+        raise ValueError(f"the report has {listed}, but not ({adjacency}, {view})")
 
     def assuming(self, sentences: Sequence[str]) -> "Report":
         """Return the report with further assumptions."""
 
-        def wider(known: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(dict.fromkeys((*known, *sentences)))
+        def wider(assumptions: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys((*assumptions, *sentences)))
 
-        found = [
-            dataclasses.replace(each, assumptions=wider(each.assumptions))
-            for each in self.guarantees
+        guarantees = [
+            dataclasses.replace(guarantee, assumptions=wider(guarantee.assumptions))
+            for guarantee in self.guarantees
         ]
-        return dataclasses.replace(self, guarantees=tuple(found), assumed=wider(self.assumed))
+        return dataclasses.replace(self, guarantees=tuple(guarantees), assumed=wider(self.assumed))
 
     def of_secret_seed(self) -> "Report":
         """Return the report of a run whose seed nobody else knows or can guess."""
 
         def known(sentences: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(SECRET_SEED if each == KNOWN_SEED else each for each in sentences)
+            return tuple(
+                SECRET_SEED if sentence == KNOWN_SEED else sentence for sentence in sentences
+            )
 
         changed = [
-            dataclasses.replace(each, assumptions=known(each.assumptions))
-            for each in self.guarantees
+            dataclasses.replace(guarantee, assumptions=known(guarantee.assumptions))
+            for guarantee in self.guarantees
         ]
         return dataclasses.replace(self, guarantees=tuple(changed))
 
@@ -173,10 +175,15 @@ class Report:
         """
         self._check_charges()
         costly, opinions = _costly(self.charges, "client"), []
-        for each in self.guarantees:
-            if (each.unit, each.view) == ("client", "joint_dp") and each.epsilon is not None:
-                second = second_opinion.epsilon(costly, each.delta, each.adjacency)
-                opinion = SecondOpinion(each.adjacency, each.delta, each.epsilon, second)
+        for guarantee in self.guarantees:
+            if (guarantee.unit, guarantee.view) == (
+                "client",
+                "joint_dp",
+            ) and guarantee.epsilon is not None:
+                second = second_opinion.epsilon(costly, guarantee.delta, guarantee.adjacency)
+                opinion = SecondOpinion(
+                    guarantee.adjacency, guarantee.delta, guarantee.epsilon, second
+                )
                 if not opinion.agrees:
                     raise ValueError(f"two accountants differ by more than 1 %: {opinion}")
                 opinions.append(opinion)
@@ -196,15 +203,16 @@ class Report:
         return trade_off(composition.profile(_costly(self.charges, "client"), adjacency), adjacency)
 
     def _check_charges(self) -> None:
-        if self.charges == () and any(each.epsilon for each in self.guarantees):
+        if self.charges == () and any(guarantee.epsilon for guarantee in self.guarantees):
             raise ValueError("the report has no charges: take it from a run, not from a file")
 
     def in_words(self) -> str:
         """Return what clients' guarantees mean for an attacker; "" if nothing is guaranteed."""
         chances = {
-            each.adjacency: f"{math.ceil(500 * (1 + each.advantage)) / 10:g} % ({each.adjacency})"
-            for each in self.guarantees
-            if each.unit == "client" and each.advantage is not None
+            guarantee.adjacency: f"{math.ceil(500 * (1 + guarantee.advantage)) / 10:g} % "
+            f"({guarantee.adjacency})"
+            for guarantee in self.guarantees
+            if guarantee.unit == "client" and guarantee.advantage is not None
         }
         if not chances:
             return ""
@@ -220,16 +228,20 @@ class Report:
             delta = f"δ ≤ {round_up(max(d for _, d in self.examples.largest.values())):.5g}"
             words = "; ".join([*self.examples.in_words(), delta])
             return f"one client, {of_clients}; one example, {words}"
-        shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees
-        reasons = dict.fromkeys(each.reason for each in shown if each.epsilon is None)
+        shown = [
+            guarantee for guarantee in self.guarantees if guarantee.view == "joint_dp"
+        ] or self.guarantees
+        reasons = dict.fromkeys(
+            guarantee.reason for guarantee in shown if guarantee.epsilon is None
+        )
         words, kinds = [], []
-        for each in shown:
-            adjacency = each.adjacency.replace("_", "-")
-            if each.epsilon is None:
-                words.append(f"no ε {adjacency} ({each.reason})")
+        for guarantee in shown:
+            adjacency = guarantee.adjacency.replace("_", "-")
+            if guarantee.epsilon is None:
+                words.append(f"no ε {adjacency} ({guarantee.reason})")
                 continue
-            words.append(f"ε {each.value} {adjacency}")
-            kinds.append(each.status.replace("_", " "))
+            words.append(f"ε {guarantee.value} {adjacency}")
+            kinds.append(guarantee.status.replace("_", " "))
         if not kinds:
             why = "; ".join(reasons)
             return why if why.startswith("no guarantee") else f"no guarantee: {why}"
@@ -239,7 +251,7 @@ class Report:
 
     def of_examples(self) -> str:
         """Return one line on the guarantees of single examples; "" if no example is protected."""
-        shown = [each for each in self.guarantees if each.unit == "example"]
+        shown = [guarantee for guarantee in self.guarantees if guarantee.unit == "example"]
         return "; ".join(dict.fromkeys(map(str, shown)))
 
     def to_json(self) -> dict[str, Any]:
@@ -263,16 +275,16 @@ class Report:
                 adjacency: self.examples.summary(adjacency) for adjacency in ADJACENCIES
             } | {"delta": [round_up(value) for value in self.examples.delta.tolist()]}
         if self.draws is not None:
-            nested["draws"] = [each._asdict() for each in self.draws]
+            nested["draws"] = [draws._asdict() for draws in self.draws]
         if self.levels:
-            nested["levels"] = [each._asdict() for each in self.levels]
+            nested["levels"] = [level._asdict() for level in self.levels]
         return nested | {"assumed": list(self.assumed)}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Report":
         """Read the report that `to_json` wrote, without charges and draws, or raise ValueError."""
         try:
-            found = [
+            guarantees = [
                 Guarantee(
                     adjacency=adjacency,  # type: ignore[arg-type]
                     view=view,
@@ -284,15 +296,17 @@ class Report:
                 for view, accountants in views.items()
                 for name, fields in accountants.items()
             ]
-            levels = tuple(Level(**each) for each in content.get("levels", ()))
+            levels = tuple(Level(**values) for values in content.get("levels", ()))
             assumed = tuple(content["assumed"])
-            return cls(tuple(found), found[0].delta, assumed=assumed, levels=levels)
+            return cls(tuple(guarantees), guarantees[0].delta, assumed=assumed, levels=levels)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(f"it is no privacy report ({error})") from error
 
     def __repr__(self) -> str:
         """Return the unit and a line for each guarantee; `str` adds the assumptions."""
-        return "\n".join(["Report of privacy", *(f"  {each}" for each in self.guarantees)])
+        return "\n".join(
+            ["Report of privacy", *(f"  {guarantee}" for guarantee in self.guarantees)]
+        )
 
     def __str__(self) -> str:
         """Return the guarantees, then their assumptions, each once."""
@@ -304,7 +318,7 @@ class Report:
         lines += [f"  {level}" for level in self.levels]
         lines += [f"  {name}: {text}" for name, text in _MEANINGS.items()]
         lines += [f"  {words}"] if (words := self.in_words()) else []
-        sentences = dict.fromkeys(s for each in self.guarantees for s in each.assumptions)
+        sentences = dict.fromkeys(s for guarantee in self.guarantees for s in guarantee.assumptions)
         return "\n".join([*lines, *(f"  - {sentence}" for sentence in sentences)])
 
 
@@ -367,14 +381,16 @@ def coarse_epsilon(
 
 def _costly(charges: Sequence[PrivacySpend], unit: Unit) -> list[PrivacySpend]:
     """Return the charges of a unit with a cost."""
-    found = [each for each in charges if each.event.unit == unit and each.event.releases]
-    return [each for each in found if each.entries or each.overflowed]
+    of_unit = [
+        charged for charged in charges if charged.event.unit == unit and charged.event.releases
+    ]
+    return [charged for charged in of_unit if charged.entries or charged.overflowed]
 
 
 def _with_rounds(charged: PrivacySpend, more: int) -> PrivacySpend:
     """Return charges with more rounds like the last ones."""
-    *others, last = charged.entries
-    return charged._replace(entries=(*others, last._replace(rounds=last.rounds + more)))
+    *earlier, last = charged.entries
+    return charged._replace(entries=(*earlier, last._replace(rounds=last.rounds + more)))
 
 
 def _of_examples(
@@ -413,8 +429,8 @@ def _of_silos(
 
 def _levels(charges: Sequence[PrivacySpend], delta: float) -> tuple[Level, ...]:
     """Return ε of each group of clients with a privacy level; () if stages have unlike groups."""
-    known = {charged.scheme.levels for charged in charges} - {()}
-    if len(known) != 1:
+    level_sets = {charged.scheme.levels for charged in charges} - {()}
+    if len(level_sets) != 1:
         return ()
 
     def of(share: float) -> list[PrivacySpend]:
@@ -426,7 +442,7 @@ def _levels(charges: Sequence[PrivacySpend], delta: float) -> tuple[Level, ...]:
         ]
 
     levels = []
-    for count, share in known.pop():
+    for count, share in level_sets.pop():
         finite: dict[Adjacency, float | None] = {}
         for name in ADJACENCIES:
             value = tight_epsilon(of(share), delta, name)
@@ -465,7 +481,7 @@ def report(
     """
     check_delta(delta)
     examples, costly = _costly(charges, "example"), _costly(charges, "client")
-    charges = [each for each in charges if each.event.unit == "client"]
+    charges = [charged for charged in charges if charged.event.unit == "client"]
     released = [charged for charged in charges if charged.event.releases]
     if len(released) < len(charges) and costly:
         assumed = (*assumed, NO_RELEASE)
@@ -496,25 +512,27 @@ def report(
         # The accountants' ε is for joint DP, which bounds that of the released sequence.
         if epsilon:
             advantage = _advantage(allowed, adjacency)
-        rest = sampling, name, status, sentences, why, "client", advantage
-        return [Guarantee(epsilon, delta, adjacency, view, *rest) for view in VIEWS]
+        facts = sampling, name, status, sentences, why, "client", advantage
+        return [Guarantee(epsilon, delta, adjacency, view, *facts) for view in VIEWS]
 
-    found = tuple(itertools.chain.from_iterable(map(guarantees, ADJACENCIES)))
+    all_guarantees = tuple(itertools.chain.from_iterable(map(guarantees, ADJACENCIES)))
     # A client's release dominates one about each of its examples.
-    also = [each for each in (*costly, *later) if not each.event.of_protected]
+    also = [charged for charged in (*costly, *later) if not charged.event.of_protected]
     why, choices = "", PLANNED if left is None else OF_PLAN
     if limit is not None and left is None:
         why = "the run may stop by its releases, and how many rounds were planned is not known"
     if left:
-        examples, minibatches = [_with_rounds(each, left) for each in examples], None
-    of_silos = [each for each in examples if isinstance(each.event, Examples)]
+        examples, minibatches = [_with_rounds(charged, left) for charged in examples], None
+    of_silos = [charged for charged in examples if isinstance(charged.event, Examples)]
     silos = epsilons(of_silos, minibatches, also) if of_silos else None
     if silos is not None:
-        found += _of_silos(silos, (*of_silos, *also), (choices, *assumed), why)
+        all_guarantees += _of_silos(silos, (*of_silos, *also), (choices, *assumed), why)
     elif examples:
-        found += (_of_examples((*examples, *also), delta, (choices, *assumed), why),)
+        all_guarantees += (_of_examples((*examples, *also), delta, (choices, *assumed), why),)
     levels = () if reason else _levels(allowed, delta)
-    return Report(found, delta, (*allowed, *examples), draws, (*assumed, *limited), silos, levels)
+    return Report(
+        all_guarantees, delta, (*allowed, *examples), draws, (*assumed, *limited), silos, levels
+    )
 
 
 def compose_reports(reports: Sequence[Report], delta: float | None = None) -> Report:
@@ -529,22 +547,29 @@ def compose_reports(reports: Sequence[Report], delta: float | None = None) -> Re
     """
     if not reports:
         raise ValueError("reports must hold at least one report, got none")
-    clients = {charged.scheme.clients for one in reports for charged in one.charges}
+    clients = {charged.scheme.clients for run_report in reports for charged in run_report.charges}
     if len(clients) > 1:
         raise ValueError(f"reports must be about the same clients, got {sorted(clients)} of them")
-    if any(one.draws is None for one in reports):
+    if any(run_report.draws is None for run_report in reports):
         raise ValueError("a report lacks its draws: take it from `guarantee`")
-    protects = {any(each.event.unit == "example" for each in one.charges) for one in reports}
+    protects = {
+        any(charged.event.unit == "example" for charged in run_report.charges)
+        for run_report in reports
+    }
     if len(protects) > 1:
         raise ValueError(
             "some runs protect examples and the others do not: no ε of examples holds for all"
         )
-    drawn = {f"report {number}": one.draws or () for number, one in enumerate(reports, 1)}
+    drawn = {
+        f"report {number}": run_report.draws or () for number, run_report in enumerate(reports, 1)
+    }
     if shared := drawn_twice(drawn):
         raise ValueError(f"{shared} Run the others again, each with its own seed.")
     return report(
-        [charged for one in reports for charged in one.charges],
-        max(one.delta for one in reports) if delta is None else delta,
+        [charged for run_report in reports for charged in run_report.charges],
+        max(run_report.delta for run_report in reports) if delta is None else delta,
         draws=tuple(itertools.chain.from_iterable(drawn.values())),
-        assumed=tuple(dict.fromkeys(sentence for one in reports for sentence in one.assumed)),
+        assumed=tuple(
+            dict.fromkeys(sentence for run_report in reports for sentence in run_report.assumed)
+        ),
     )

@@ -114,12 +114,12 @@ def key_digest(key: jax.Array) -> jax.Array:
 
 def with_key(ledger: Ledger, key: jax.Array) -> Ledger:
     """Return the ledger of a state that draws from `key` from now on."""
-    own = key_digest(key)
+    digest = key_digest(key)
     repeated = jnp.zeros((), bool)
     for draws in ledger.draws:
-        repeated |= jnp.all(draws.digest == own)
-    new = Draws(own, jnp.zeros((), jnp.int32), repeated)
-    return dataclasses.replace(ledger, draws=(*ledger.draws, new))
+        repeated |= jnp.all(draws.digest == digest)
+    added = Draws(digest, jnp.zeros((), jnp.int32), repeated)
+    return dataclasses.replace(ledger, draws=(*ledger.draws, added))
 
 
 def next_stage(ledger: Ledger, key: jax.Array) -> Ledger:
@@ -128,10 +128,10 @@ def next_stage(ledger: Ledger, key: jax.Array) -> Ledger:
     Accounts whose rounds come in order are closed: a later charge marks them as overflowed.
     """
     closed = [
-        each
-        if each.next_round is None
-        else dataclasses.replace(each, next_round=jnp.full((), MOST_ROUNDS, jnp.int32))
-        for each in ledger.charges
+        charges
+        if charges.next_round is None
+        else dataclasses.replace(charges, next_round=jnp.full((), MOST_ROUNDS, jnp.int32))
+        for charges in ledger.charges
     ]
     return with_key(dataclasses.replace(ledger, charges=tuple(closed)), key)
 
@@ -141,14 +141,14 @@ def with_stream(ledger: Ledger, key: jax.Array) -> Ledger:
     if stream_of(ledger, key) is not None:
         return ledger
     *earlier, last = ledger.draws
-    new = with_key(dataclasses.replace(ledger, draws=tuple(earlier)), key).draws
-    return dataclasses.replace(ledger, draws=(*new, last))
+    with_new = with_key(dataclasses.replace(ledger, draws=tuple(earlier)), key).draws
+    return dataclasses.replace(ledger, draws=(*with_new, last))
 
 
 def stream_of(ledger: Ledger, key: jax.Array) -> int | None:
     """Return the place of a key's record in a ledger, on the host; None if it has none."""
-    own = np.asarray(key_digest(key))
-    places = [np.array_equal(own, np.asarray(draws.digest)) for draws in ledger.draws]
+    digest = np.asarray(key_digest(key))
+    places = [np.array_equal(digest, np.asarray(draws.digest)) for draws in ledger.draws]
     return places.index(True) if True in places else None
 
 
@@ -179,18 +179,22 @@ def with_account(
 
     Where rounds come in order, a stage that `begins` has a new one.
     """
-    known = _place(ledger, scheme, event) is not None
-    if known and not (begins and in_order(scheme, event)):
+    has_account = _place(ledger, scheme, event) is not None
+    if has_account and not (begins and in_order(scheme, event)):
         return ledger
-    new = no_charges(scheme, event, places)
-    return dataclasses.replace(ledger, charges=(*ledger.charges, new))
+    account = no_charges(scheme, event, places)
+    return dataclasses.replace(ledger, charges=(*ledger.charges, account))
 
 
 def with_preparations(ledger: Ledger, preparations: Iterable[Preparation]) -> Ledger:
     """Return the ledger with the charges that it lacks of releases before round 1."""
-    known = {charges.event for charges in ledger.charges}
-    new = [charges_of(each) for each in preparations if spend_of(each).event not in known]
-    return dataclasses.replace(ledger, charges=(*ledger.charges, *new)) if new else ledger
+    events = {charges.event for charges in ledger.charges}
+    missing = [
+        charges_of(preparation)
+        for preparation in preparations
+        if spend_of(preparation).event not in events
+    ]
+    return dataclasses.replace(ledger, charges=(*ledger.charges, *missing)) if missing else ledger
 
 
 def charges_of(preparation: Preparation) -> Charges:
@@ -216,8 +220,8 @@ def with_room(ledger: Ledger, planned: PrivacySpend) -> Ledger:
             (z.dtype.type(e.noise_multiplier), p.dtype.type(e.sampling_rate))
             for e in planned.entries
         }
-        new = pairs - {*zip(z[used], p[used], strict=True)}
-        missing = max(0, len(new) - int(np.sum(~used)))
+        new_pairs = pairs - {*zip(z[used], p[used], strict=True)}
+        missing = max(0, len(new_pairs) - int(np.sum(~used)))
         wide = {
             name: jnp.pad(getattr(charges, name), (0, missing))
             for name in ("noise_multiplier", "sampling_rate", "rounds")
@@ -334,29 +338,33 @@ def entries(charges: Charges) -> list[Entry]:
 
 def charged(ledger: Ledger) -> list[PrivacySpend]:
     """Return all charges of one run's state, on the host."""
-    own = [tuple(entries(charges)) for charges in ledger.charges]
+    by_account = [tuple(entries(charges)) for charges in ledger.charges]
     spent = dict.fromkeys(UNITS, 0)
-    for charges, each in zip(ledger.charges, own, strict=True):
+    for charges, spent_entries in zip(ledger.charges, by_account, strict=True):
         if isinstance(charges.event, Prepared):  # its digest stands for its random numbers
             continue
-        spent[charges.event.unit] += sum(entry.rounds for entry in each)
-    redrawn = max(spent.values()) > sum(each.rounds for each in drawn(ledger))
+        spent[charges.event.unit] += sum(entry.rounds for entry in spent_entries)
+    redrawn = max(spent.values()) > sum(draws.rounds for draws in drawn(ledger))
     redrawn |= any(bool(np.asarray(draws.repeated)) for draws in ledger.draws)
     return [
         PrivacySpend(
-            charges.scheme, charges.event, each, bool(np.asarray(charges.overflowed)), redrawn
+            charges.scheme,
+            charges.event,
+            spent_entries,
+            bool(np.asarray(charges.overflowed)),
+            redrawn,
         )
-        for charges, each in zip(ledger.charges, own, strict=True)
+        for charges, spent_entries in zip(ledger.charges, by_account, strict=True)
     ]
 
 
 def drawn(ledger: Ledger) -> tuple[Drawn, ...]:
     """Return the rounds drawn from each key, on the host."""
-    found = []
+    records = []
     for draws in ledger.draws:
         if rounds := int(draws.next_round):
-            found.append(Drawn(hex_digest(draws.digest), rounds))
-    return tuple(found)
+            records.append(Drawn(hex_digest(draws.digest), rounds))
+    return tuple(records)
 
 
 def hex_digest(words: jax.typing.ArrayLike) -> str:

@@ -206,8 +206,8 @@ def _coins(key: jax.Array, words: int, rate: jax.Array, bits: int) -> jax.Array:
     def compare(pair, below):
         pair = jnp.uint32(pair)
         for bit, number in enumerate(threefry.words(key, jnp.full_like(lanes, pair), lanes)):
-            one = -((threshold >> (2 * pair + bit)) & 1)
-            below = (below & (one | ~number)) | (one & ~number)
+            threshold_bits = -((threshold >> (2 * pair + bit)) & 1)
+            below = (below & (threshold_bits | ~number)) | (threshold_bits & ~number)
         return below
 
     return jax.lax.fori_loop(0, bits // 2, compare, jnp.zeros_like(lanes))
@@ -215,9 +215,9 @@ def _coins(key: jax.Array, words: int, rate: jax.Array, bits: int) -> jax.Array:
 
 def _chosen(coins: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
     """Return the rows whose bits are set, in order and then any, (places,), and their number."""
-    each = jax.lax.population_count(coins).astype(jnp.int32)
-    after = jnp.cumsum(each)
-    before, place = after - each, jnp.arange(places)
+    counts = jax.lax.population_count(coins).astype(jnp.int32)
+    after = jnp.cumsum(counts)
+    before, place = after - counts, jnp.arange(places)
     if coins.size <= _FEW_WORDS:  # a CPU reads numbers one by one, but masks many at once
         word, left, bits = jnp.zeros_like(place), place, jnp.broadcast_to(coins[0], place.shape)
         for number in range(1, coins.size):
@@ -296,9 +296,9 @@ def _sums_of_layers(task, params, batch, bound):
     shifts = [jnp.zeros((1, width), dtype) for width in dense.widths]
     of_example = jax.value_and_grad(loss, has_aux=True)
     check_alone(of_example, shifts, _first(batch.fields))
-    each = jax.vmap(of_example, (None, 0))(shifts, batch.fields)
+    of_rows = jax.vmap(of_example, (None, 0))(shifts, batch.fields)
     (values, inputs), derivatives = jax.tree.map(
-        lambda leaf: leaf.reshape(batch.weight.size, -1), each
+        lambda leaf: leaf.reshape(batch.weight.size, -1), of_rows
     )
     values = values[:, 0]
     squares = jnp.zeros(batch.weight.size, dtype)

@@ -89,9 +89,9 @@ def scale_privately(
     values = _values(population, columns)
     key = _key(seed, values, counts, repr((z, columns)))
     centre, distance = _search(_asker(values, counts, z, key), d, _ERROR * z / most)
-    ends = iter(zip((centre - distance).tolist(), (centre + distance).tolist(), strict=True))
+    limits = iter(zip((centre - distance).tolist(), (centre + distance).tolist(), strict=True))
     ranges: dict[str, dict[str, Range]] = {
-        field: {name: next(ends) for name in names} for field, names in columns.items()
+        field: {name: next(limits) for name in names} for field, names in columns.items()
     }
     release = Preparation(hex_digest(key_digest(key)), m, z)
     return noted(map_columns(population, ranges), preparations=(release,))
@@ -119,9 +119,9 @@ def _values(population: Population, columns: dict[str, list[str]]) -> np.ndarray
     rows, parts = population.splits["train"].all_rows(), []
     for field, names in columns.items():
         stored = population.fields[field][rows].reshape(len(rows), -1).astype(np.float64)
-        known = population.columns[field]
-        original = np.asarray(known.original(stored)).reshape(len(rows), -1)
-        parts.append(original[:, [known.names.index(name) for name in names]])
+        field_columns = population.columns[field]
+        original = np.asarray(field_columns.original(stored)).reshape(len(rows), -1)
+        parts.append(original[:, [field_columns.names.index(name) for name in names]])
     return np.concatenate(parts, axis=1)
 
 
@@ -135,8 +135,8 @@ def _asker(values: np.ndarray, counts: np.ndarray, z: float, key: jax.Array) -> 
 
     @jax.jit
     def mean(sent, number, noise):
-        own = keys.stream(key, Stream.ROUND_NOISE, number)
-        return release_once(sent, everyone, own, clip=norm, noise_multiplier=noise)
+        noise_key = keys.stream(key, Stream.ROUND_NOISE, number)
+        return release_once(sent, everyone, noise_key, clip=norm, noise_multiplier=noise)
 
     def ask(threshold, centre):
         sent = answers(medians, values, first, threshold, centre)

@@ -87,11 +87,11 @@ class Schedule:
         first, last = self._log_weight(1), self._log_weight(rounds)
         if abs(last - first) > math.log(_MOST):
             more = f"10^{abs(last - first) / math.log(10):.3g} times the share"
-            one, other = (rounds, 1) if last > first else (1, rounds)
+            largest, other = (rounds, 1) if last > first else (1, rounds)
             nearer = "Q nearer to 1" if self.kind == "geometric" else "A nearer to 0"
             raise ValueError(
-                f"noise_schedule {self} gives round {one} of {rounds} {more} of round {other}; at "
-                f"most {_MOST:g} times is allowed: take {nearer}, or fewer rounds"
+                f"noise_schedule {self} gives round {largest} of {rounds} {more} of round {other}; "
+                f"at most {_MOST:g} times is allowed: take {nearer}, or fewer rounds"
             )
 
     def weights(self, rounds: int) -> "np.ndarray":

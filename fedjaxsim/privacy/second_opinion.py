@@ -84,15 +84,19 @@ def epsilon(charges: Sequence[PrivacySpend], delta: float, adjacency: Adjacency)
             interval = min(interval, _OF_LOSS * high)
     total = privacy_loss_distribution.identity(interval)
     for rounds in met:
-        one, above = None, 0.0
+        mixture, above = None, 0.0
         for weight, p in rounds.inclusions:
             if weight > 0:
                 entry = rounds.entry._replace(sampling_rate=p)
                 part = _one_round(rounds.event, entry, adjacency, interval)
-                one = part if one is None else one.compute_mixture(part, above / (above + weight))
+                mixture = (
+                    part
+                    if mixture is None
+                    else mixture.compute_mixture(part, above / (above + weight))
+                )
                 above += weight
-        if one is not None:
-            total = total.compose(one.self_compose(rounds.entry.rounds))
+        if mixture is not None:
+            total = total.compose(mixture.self_compose(rounds.entry.rounds))
     return float(total.get_epsilon_for_delta(delta))
 
 
@@ -118,8 +122,8 @@ def _one_round(event: PrivacyEvent, entry: Entry, adjacency: Adjacency, interval
     if p == 0:
         return plds.identity(interval)
     if isinstance(event, Allocated):
-        known = Entry(z, 1.0, 1)
-        turn = _one_round(Gaussian(replace=event.replace), known, adjacency, interval)
+        turn_entry = Entry(z, 1.0, 1)
+        turn = _one_round(Gaussian(replace=event.replace), turn_entry, adjacency, interval)
         if not allocation.hides(z, event.period, interval):
             return turn
         pair = simulation.losses(z, event.period, interval)
@@ -127,8 +131,8 @@ def _one_round(event: PrivacyEvent, entry: Entry, adjacency: Adjacency, interval
             pair = (losses.chained(*pair),)
         hidden = plds.PrivacyLossDistribution(
             *(
-                pld_pmf.DensePLDPmf(interval, each.first, each.masses, each.infinite, True)
-                for each in pair
+                pld_pmf.DensePLDPmf(interval, side.first, side.masses, side.infinite, True)
+                for side in pair
             )
         )
         return hidden.compute_mixture(turn, 1 - event.full) if event.full else hidden

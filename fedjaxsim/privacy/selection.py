@@ -66,14 +66,14 @@ class NegativeBinomial:
                 return 1 + int(np.searchsorted(reached, left, side="right"))
             most *= 4
 
-    def rdp(self, one: np.ndarray, orders: Sequence[float]) -> np.ndarray:
+    def rdp(self, run_rdp: np.ndarray, orders: Sequence[float]) -> np.ndarray:
         """Compute RDP of the best run from RDP of one, both (orders,): their Theorem 2.
 
         ρ'(λ) = ρ(λ) + (1 + η)((1 − 1/λ̂) ρ(λ̂) + log(1/γ)/λ̂) + log E[K]/(λ − 1) for every λ̂ ≥ 1.
         """
         alphas = np.asarray(orders, np.float64)
-        other = (1 - 1 / alphas) * one + math.log(1 / self.gamma) / alphas
-        return one + (1 + self.eta) * np.min(other) + math.log(self.mean) / (alphas - 1)
+        other = (1 - 1 / alphas) * run_rdp + math.log(1 / self.gamma) / alphas
+        return run_rdp + (1 + self.eta) * np.min(other) + math.log(self.mean) / (alphas - 1)
 
 
 def parse(text: str) -> NegativeBinomial:
@@ -111,16 +111,18 @@ def epsilon(
     check_delta(delta)
     orders = rdp.INTEGER_ORDERS
     # A run of settings drawn at random costs at most the costliest, at each order.
-    one = np.max(
+    run_rdp = np.max(
         [composition.rdp_of(charges, "zero_out", orders) for charges in candidates], axis=0
     )
-    return rdp.epsilon(runs.rdp(one, orders), delta, orders)
+    return rdp.epsilon(runs.rdp(run_rdp, orders), delta, orders)
 
 
 def require_planned(planned: Sequence[PrivacySpend], charges: Sequence[PrivacySpend]) -> None:
     """Raise ValueError if a run's ledger has charges that its plan, which was priced, has not."""
     limit = PrivacyLimit(math.inf, 0.0, tuple(planned))
-    costly = [each for each in charges if each.event.releases and each.event.unit == "client"]
+    costly = [
+        charged for charged in charges if charged.event.releases and charged.event.unit == "client"
+    ]
     why = next(filter(None, map(no_guarantee, costly)), "")
     if why or filters.exceeded(limit, costly):
         why = why or f"more than the planned {filters.described(planned)}"

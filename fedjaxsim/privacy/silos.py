@@ -81,22 +81,22 @@ def profile(
     For "zero_out" the row becomes none, and its place in n stays. `released` is what else was
     released of the client's rows, `Dominated` events.
     """
-    taken = tuple(each for each in taken if each.rows and each.number)
+    taken = tuple(batches for batches in taken if batches.rows and batches.number)
     if not taken and not released:
         return NOTHING
-    if any(each.noise_multiplier <= 0 for each in taken):
+    if any(batches.noise_multiplier <= 0 for batches in taken):
         return NO_PRIVACY
-    if not all(each.event.known for each in released):
+    if not all(spend.event.known for spend in released):
         return NO_PRIVACY
-    spends = [*(each.spend() for each in taken), *released]
-    found, _ = composition.profiles(spends, adjacency, coarse=1.0)
-    tight = next(iter(found.values()))
-    bound = found.get("rdp", tight)
+    spends = [*(batches.spend() for batches in taken), *released]
+    by_accountant, _ = composition.profiles(spends, adjacency, coarse=1.0)
+    tight = next(iter(by_accountant.values()))
+    bound = by_accountant.get("rdp", tight)
     either = Profile(
         lambda epsilon: min(tight.delta(epsilon), bound.delta(epsilon)),
         lambda delta: e if (e := tight.epsilon(delta)) < math.inf else bound.epsilon(delta),
     )
-    return with_failure(either, min(1.0, math.fsum(each.overflow() for each in taken)))
+    return with_failure(either, min(1.0, math.fsum(batches.overflow() for batches in taken)))
 
 
 @functools.lru_cache(maxsize=_NUMBERS)
@@ -130,16 +130,16 @@ class ExampleEpsilons:
     def summary(self, adjacency: Adjacency) -> dict[str, float]:
         """Return the minimum, median and maximum of ε over clients."""
         values = getattr(self, adjacency)
-        ends = {"min": np.min(values), "median": np.median(values), "max": np.max(values)}
-        return {name: float(value) for name, value in ends.items()}
+        statistics = {"min": np.min(values), "median": np.median(values), "max": np.max(values)}
+        return {name: float(value) for name, value in statistics.items()}
 
     def in_words(self) -> list[str]:
         """Return a line for each adjacency."""
         lines = []
         for adjacency in ADJACENCIES:
-            ends = self.summary(adjacency).items()
-            ends = ", ".join(f"{epsilon_text(value)} ({name})" for name, value in ends)
-            lines.append(f"{adjacency}: ε of clients {ends}")
+            shown = self.summary(adjacency).items()
+            shown = ", ".join(f"{epsilon_text(value)} ({name})" for name, value in shown)
+            lines.append(f"{adjacency}: ε of clients {shown}")
         return lines
 
 
@@ -163,17 +163,19 @@ def epsilons(
     for client in range(len(counts)):
         taken = None if minibatches is None else int(minibatches[client])
         spent.append(_taken(charges, client, taken))
-    each: dict[Adjacency, np.ndarray] = {}
+    by_adjacency: dict[Adjacency, np.ndarray] = {}
     largest: dict[Adjacency, tuple[float, float]] = {}
     for adjacency in ADJACENCIES:
         of_clients = [
-            _epsilon(taken, adjacency, also, own)
-            for taken, own in zip(spent, deltas.tolist(), strict=True)
+            _epsilon(taken, adjacency, also, delta)
+            for taken, delta in zip(spent, deltas.tolist(), strict=True)
         ]
-        each[adjacency], epsilon = np.array(of_clients), max(of_clients)
+        by_adjacency[adjacency], epsilon = np.array(of_clients), max(of_clients)
         together = (_delta(kind, adjacency, also, epsilon) for kind in {*spent})
         largest[adjacency] = epsilon, max(together) if epsilon < math.inf else 1.0
-    return ExampleEpsilons(counts, deltas, each["zero_out"], each["replace"], largest)
+    return ExampleEpsilons(
+        counts, deltas, by_adjacency["zero_out"], by_adjacency["replace"], largest
+    )
 
 
 def _to_examples(charged: PrivacySpend) -> PrivacySpend:
@@ -191,7 +193,7 @@ def delta_of(silos: Silos, count: int) -> float:
 
 def _taken(charges: Sequence[Any], client: int, taken: int | None) -> tuple[Minibatches, ...]:
     """Return the minibatches of a client, `taken` in number, if known."""
-    found = []
+    all_batches = []
     single = len(charges) == 1 and len(charges[0].entries) == 1
     for charged in charges:
         silos: Any = charged.event.silos
@@ -203,5 +205,5 @@ def _taken(charges: Sequence[Any], client: int, taken: int | None) -> tuple[Mini
             z_k = float(np.float32(dict(silos.noise).get(count, 0.0))) if silos.noise else z
             if number and count:
                 z_k /= math.sqrt(silos.gradients)
-                found.append(Minibatches(count, silos.size, number, z_k, silos.capacity))
-    return tuple(found)
+                all_batches.append(Minibatches(count, silos.size, number, z_k, silos.capacity))
+    return tuple(all_batches)

@@ -42,9 +42,9 @@ class TradeOff:
         alpha = np.asarray(false_alarm, np.float64)
         if not np.all((alpha >= 0) & (alpha <= 1)):
             raise ValueError(f"false_alarm must lie in [0, 1], got {false_alarm}")
-        kept = 1 - self.deltas
-        steep = kept - np.exp(self.epsilons) * alpha[..., None]
-        flat = np.exp(-self.epsilons) * (kept - alpha[..., None])
+        complement = 1 - self.deltas
+        steep = complement - np.exp(self.epsilons) * alpha[..., None]
+        flat = np.exp(-self.epsilons) * (complement - alpha[..., None])
         return np.max(np.maximum(np.maximum(steep, flat), 0.0), axis=-1)
 
     @property
@@ -67,7 +67,7 @@ class TradeOff:
 
 def trade_off(profile: Profile, adjacency: Adjacency) -> TradeOff:
     """Compute the trade-off curve of a privacy profile."""
-    ends = (profile.epsilon(delta) for delta in _LEAST_DELTAS)
-    last = next(filter(math.isfinite, ends), _LARGEST_EPSILON)
+    largest = (profile.epsilon(delta) for delta in _LEAST_DELTAS)
+    last = next(filter(math.isfinite, largest), _LARGEST_EPSILON)
     epsilons = np.linspace(0, min(last, _LARGEST_EPSILON), _POINTS)
     return TradeOff(adjacency, epsilons, profile.deltas(epsilons))

@@ -106,13 +106,13 @@ def losses(z: float, period: int, interval: float) -> Pair:
 @functools.lru_cache(maxsize=64)
 def replaced_losses(z: float, period: int, distance: float, interval: float) -> Pair:
     """Compute the losses of t rounds with one hidden turn, for a replacement; see `replaced`."""
-    known = sampled(z / distance, 1.0, False, interval)
+    turn_known = sampled(z / distance, 1.0, False, interval)
     if not hides(z, period, interval):
-        return known
+        return turn_known
     hidden = (chained(*losses(z, period, interval)),)
     if distance == 2:  # two zeroings, whose turn is known, cost no less
         return hidden
-    return min(known, hidden, key=lambda pair: float(pair[0].masses @ pair[0].values))
+    return min(turn_known, hidden, key=lambda pair: float(pair[0].masses @ pair[0].values))
 
 
 def hides(z: float, period: int, interval: float) -> bool:
@@ -175,9 +175,9 @@ def _mean(a: _Law, b: _Law, weight: float, step: float) -> _Law:
 
     def add(place: int, amounts: np.ndarray, shift: float) -> None:
         """Add masses that start at a place of the coarse grid, moved by a shift of log L."""
-        whole = math.floor(shift / step)
-        part = min(1.0, max(0.0, math.expm1(shift - whole * step) / growth))
-        start = ratio * place + whole - first
+        cells = math.floor(shift / step)
+        part = min(1.0, max(0.0, math.expm1(shift - cells * step) / growth))
+        start = ratio * place + cells - first
         end = start + ratio * (len(amounts) - 1) + 1
         masses[start:end:ratio] += (1 - part) * amounts
         masses[start + 1 : end + 1 : ratio] += part * amounts
@@ -224,10 +224,10 @@ def rdp(z: Any, period: int, orders: tuple[float, ...], xp: Any = np) -> Any:
     """
     z = xp.asarray(z, float)
     alphas = np.asarray(orders, np.float64)
-    known = xp.asarray(alphas / 2, z.dtype) / z**2
+    turn_known = xp.asarray(alphas / 2, z.dtype) / z**2
     small = alphas <= LARGEST_ORDER
     if period == 1 or not np.any(small):
-        return known
+        return turn_known
     chosen = alphas[small]
     logs = xp.concatenate([xp.zeros(2, z.dtype), xp.logaddexp(0.0, _log_moments(z, period, xp))])
     lower = np.floor(chosen).astype(int)
@@ -237,7 +237,7 @@ def rdp(z: Any, period: int, orders: tuple[float, ...], xp: Any = np) -> Any:
     cost = cost / xp.asarray(chosen - 1, z.dtype)
     # Rest orders, which the turn's being known bounds, keep their places.
     places = np.cumsum(small) - 1
-    return xp.where(small, xp.fmin(cost[np.maximum(places, 0)], known), known)
+    return xp.where(small, xp.fmin(cost[np.maximum(places, 0)], turn_known), turn_known)
 
 
 def replaced(z: Any, period: int, orders: tuple[float, ...], distance: float, xp: Any = np) -> Any:
@@ -247,11 +247,11 @@ def replaced(z: Any, period: int, orders: tuple[float, ...], distance: float, xp
     """
     alphas = np.asarray(orders, np.float64)
     z = xp.asarray(z, float)
-    known = xp.asarray(distance**2 * alphas / 2, z.dtype) / z**2
+    turn_known = xp.asarray(distance**2 * alphas / 2, z.dtype) / z**2
     there = rdp(z, period, tuple((2 * alphas).tolist()), xp)
     back = rdp(z, period, tuple((2 * alphas - 1).tolist()), xp)
     factor = xp.asarray((alphas - 0.5) / (alphas - 1), z.dtype)
-    return xp.fmin(factor * there + back, known)
+    return xp.fmin(factor * there + back, turn_known)
 
 
 def _logsumexp(values: Any, xp: Any) -> Any:
@@ -284,14 +284,14 @@ def _log_moments(z: Any, period: int, xp: Any) -> Any:
         terms = first[np.maximum(place, 0)] + second[None, :]
         return _logsumexp(xp.where(place >= 0, terms, -math.inf), xp)
 
-    one = log_expm1(xp.asarray(j[2:] * (j[2:] - 1) / 2, z.dtype) / z**2, xp) - factorial[2:]
-    one = xp.asarray(one, z.dtype)
-    excess, terms = one, 1
+    single = log_expm1(xp.asarray(j[2:] * (j[2:] - 1) / 2, z.dtype) / z**2, xp) - factorial[2:]
+    single = xp.asarray(single, z.dtype)
+    excess, terms = single, 1
     for bit in f"{period:b}"[1:]:
         excess = product(joined(excess, power(terms) + math.log(2)), excess)
         terms *= 2
         if bit == "1":
-            grown = product(joined(excess, power(terms)), one)
+            grown = product(joined(excess, power(terms)), single)
             excess = xp.logaddexp(grown, product(power(1), excess))
             terms += 1
     return excess + xp.asarray(factorial[2:] - j[2:] * math.log(period), z.dtype)
@@ -309,9 +309,9 @@ def _log_inverse_moments(z: Any, period: int, powers: np.ndarray, xp: Any) -> An
     fractions = xp.asarray(np.linspace(0, 1, _NODES), z.dtype)
     logs = start + (last - start) * fractions
     rates = xp.exp(logs)[:, None]
-    ends = -xp.minimum(reach, 1e3) - 10, 10.0
-    width = (ends[1] - ends[0]) / (_NODES - 1)
-    x = ends[0] + (ends[1] - ends[0]) * fractions
+    span = -xp.minimum(reach, 1e3) - 10, 10.0
+    width = (span[1] - span[0]) / (_NODES - 1)
+    x = span[0] + (span[1] - span[0]) * fractions
     weights = -(x**2) / 2 + xp.log(width / math.sqrt(2 * math.pi))
     distance = xp.expm1(x / z - 1 / (2 * z**2))[None, :]  # L − 1
     gap = rates * distance

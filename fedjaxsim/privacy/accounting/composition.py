@@ -127,7 +127,9 @@ def met_by_one_client(charges: Sequence[PrivacySpend], merged: bool = True) -> l
         if not len((cost := spend.cost).rounds):
             continue
         met = spend.event.met(cost, np)
-        groups = [Entry(*group) for group in zip(*(each.tolist() for each in met[2:]), strict=True)]
+        groups = [
+            Entry(*group) for group in zip(*(column.tolist() for column in met[2:]), strict=True)
+        ]
         groups = [entry for entry in groups if entry.rounds]
         for entry in merge(groups, met.event.different) if merged else groups:
             if entry.noise_multiplier < math.inf:
@@ -146,9 +148,9 @@ def rdp_of(
 def _total_rdp(
     met: Sequence[_Rounds], adjacency: Adjacency, orders: tuple[float, ...]
 ) -> np.ndarray:
-    if any(each.entry.noise_multiplier < one_round.LEAST_NOISE for each in met):
+    if any(rounds.entry.noise_multiplier < one_round.LEAST_NOISE for rounds in met):
         return np.full(len(orders), math.inf)
-    costs = (each.entry.rounds * each.rdp(adjacency, orders) for each in met)
+    costs = (rounds.entry.rounds * rounds.rdp(adjacency, orders) for rounds in met)
     return sum(costs, np.zeros(len(orders)))
 
 
@@ -165,52 +167,52 @@ def profiles(
     4 times as coarse suits a search.
     """
     met = tuple(met_by_one_client(charges))
-    if any(each.entry.noise_multiplier < one_round.LEAST_NOISE for each in met):
+    if any(rounds.entry.noise_multiplier < one_round.LEAST_NOISE for rounds in met):
         return {accountant or "pld": NO_PRIVACY}, "exact"
-    mu, rest = _closed(met, adjacency)
-    if accountant != "rdp" and not rest:
+    mu, open_rounds = _closed(met, adjacency)
+    if accountant != "rdp" and not open_rounds:
         unknown = any(
             scheme.turns and (len(entries) > 1 or scheme.period not in (None, 1))
             for scheme, _, entries, *_ in charges
         )
         return {"gaussian": gaussian.profile(mu)}, "upper_bound" if unknown else "exact"
-    known = {}
+    by_accountant = {}
     if accountant != "rdp":
-        known["pld"] = _lazy(functools.partial(_convolved, met, adjacency, coarse))
+        by_accountant["pld"] = _lazy(functools.partial(_convolved, met, adjacency, coarse))
     if accountant != "pld":
-        known["rdp"] = _lazy(functools.partial(_by_rdp, met, adjacency))
-    return known, "upper_bound"
+        by_accountant["rdp"] = _lazy(functools.partial(_by_rdp, met, adjacency))
+    return by_accountant, "upper_bound"
 
 
 def profile(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> Profile:
     """Compute the smallest sound privacy profile of charges."""
-    known = profiles(charges, adjacency)[0].values()
+    sound = profiles(charges, adjacency)[0].values()
     return Profile(
-        lambda epsilon: min(each.delta(epsilon) for each in known),
-        lambda delta: min(each.epsilon(delta) for each in known),
-        lambda epsilons: np.min([each.deltas(epsilons) for each in known], axis=0),
+        lambda epsilon: min(candidate.delta(epsilon) for candidate in sound),
+        lambda delta: min(candidate.epsilon(delta) for candidate in sound),
+        lambda epsilons: np.min([candidate.deltas(epsilons) for candidate in sound], axis=0),
     )
 
 
 def _closed(met: Sequence[_Rounds], adjacency: Adjacency) -> tuple[float, tuple[_Rounds, ...]]:
     """Return μ of the Gaussian releases without sampling, and all other rounds."""
-    squares, rest = [], []
-    for each in met:
-        mu = one_round.mu(each.event, each.entry, adjacency) if each.always else None
+    squares, open_rounds = [], []
+    for rounds in met:
+        mu = one_round.mu(rounds.event, rounds.entry, adjacency) if rounds.always else None
         if mu is None:
-            rest.append(each)
+            open_rounds.append(rounds)
         else:
-            squares.append(each.entry.rounds * mu**2)
-    return math.sqrt(math.fsum(squares)), tuple(rest)
+            squares.append(rounds.entry.rounds * mu**2)
+    return math.sqrt(math.fsum(squares)), tuple(open_rounds)
 
 
 def _lazy(compute: Callable[[], Profile]) -> Profile:
     """Return a profile that is computed at its first use."""
-    found = functools.cache(compute)
+    computed = functools.cache(compute)
     return Profile(
-        lambda epsilon: found().delta(epsilon),
-        lambda delta: found().epsilon(delta),
-        lambda epsilons: found().deltas(epsilons),
+        lambda epsilon: computed().delta(epsilon),
+        lambda delta: computed().epsilon(delta),
+        lambda epsilons: computed().deltas(epsilons),
     )
 
 
@@ -221,16 +223,16 @@ def _by_rdp(met: Sequence[_Rounds], adjacency: Adjacency) -> Profile:
 @functools.lru_cache(maxsize=16)
 def _convolved(met: tuple[_Rounds, ...], adjacency: Adjacency, coarse: float) -> Profile:
     """Compute the profile of losses on a grid."""
-    mu, rest = _closed(met, adjacency)
-    interval = _interval(mu, rest, adjacency, coarse)
+    mu, open_rounds = _closed(met, adjacency)
+    interval = _interval(mu, open_rounds, adjacency, coarse)
     if math.isinf(interval):
         return NO_PRIVACY
     groups = []
-    for each in rest:
-        one = each.losses(adjacency, interval)
-        if one is None:
+    for rounds in open_rounds:
+        pair = rounds.losses(adjacency, interval)
+        if pair is None:
             return NO_PRIVACY
-        groups.append((one, each.entry.rounds))
+        groups.append((pair, rounds.entry.rounds))
     if mu > 0:
         groups.append((gaussian.sampled(1 / mu, 1.0, False, interval), 1))
     return losses.profile(groups)
@@ -241,7 +243,9 @@ def grid(met: Sequence[_Rounds], adjacency: Adjacency) -> float:
     return _interval(0.0, met, adjacency, 0.0) if met else INTERVAL
 
 
-def _interval(mu: float, rest: Sequence[_Rounds], adjacency: Adjacency, coarse: float) -> float:
+def _interval(
+    mu: float, open_rounds: Sequence[_Rounds], adjacency: Adjacency, coarse: float
+) -> float:
     """Choose the grid, a power of two times INTERVAL: fine for every round, with room for all.
 
     Pessimistic rounding adds about interval²/6 to the variance of the losses of each round: the
@@ -252,15 +256,15 @@ def _interval(mu: float, rest: Sequence[_Rounds], adjacency: Adjacency, coarse: 
     variance, rounds, largest = 0.0, 0, 0.0
     total = np.asarray(rdp.ORDERS) * mu**2 / 2 if mu > 0 else np.zeros(len(rdp.ORDERS))
     second = rdp.ORDERS.index(2)
-    for each in rest:
-        one = each.rdp("zero_out", rdp.ORDERS)
-        if not np.isfinite(one[second]):
-            largest = max(_largest_loss(each, adjacency) for each in rest)
+    for group in open_rounds:
+        cost = group.rdp("zero_out", rdp.ORDERS)
+        if not np.isfinite(cost[second]):
+            largest = max(_largest_loss(group, adjacency) for group in open_rounds)
             return _with_room_for(2 * largest / _MOST_POINTS_OF_ONE_ROUND)
-        variance += each.entry.rounds * math.expm1(min(float(one[second]), 50.0))
-        rounds += each.entry.rounds
-        largest = max(largest, rdp.epsilon(one, 1e-23))
-        total = total + each.entry.rounds * one
+        variance += group.entry.rounds * math.expm1(min(float(cost[second]), 50.0))
+        rounds += group.entry.rounds
+        largest = max(largest, rdp.epsilon(cost, 1e-23))
+        total = total + group.entry.rounds * cost
     finest = _power_of_two(_OF_DEVIATION * math.sqrt(variance / rounds), coarse)
     together = max(largest, rdp.epsilon(total, 1e-15))
     least = max(2 * largest / _MOST_POINTS_OF_ONE_ROUND, 2 * together / _MOST_POINTS)
@@ -273,12 +277,12 @@ def _with_room_for(width: float, least: int = 0) -> float:
     return power if math.isinf(power) else INTERVAL * 2.0 ** max(least, math.ceil(power))
 
 
-def _largest_loss(each: _Rounds, adjacency: Adjacency) -> float:
+def _largest_loss(rounds: _Rounds, adjacency: Adjacency) -> float:
     """Return about the largest loss of a round on a coarse grid; ∞ if it has no losses there."""
-    pair = each.losses(adjacency, _COARSEST)
+    pair = rounds.losses(adjacency, _COARSEST)
     if pair is None:
         return math.inf
-    return float(np.max([np.abs(one.values[[0, -1]]) for one in pair]))
+    return float(np.max([np.abs(direction.values[[0, -1]]) for direction in pair]))
 
 
 def _power_of_two(width: float, coarse: float) -> float:
@@ -307,8 +311,8 @@ def _of_one_rate(rounds: list[Entry], most: int) -> list[Entry]:
     logs = np.log([entry.noise_multiplier for entry in rounds])
     costs = np.array([entry.rounds for entry in rounds]) * np.exp(2 * (logs[0] - logs))
     steps = np.sqrt(costs[1:] * np.diff(logs))
-    ends = np.concatenate([[0.0], np.cumsum(steps)])
-    places = np.minimum(ends / (ends[-1] or 1.0) * most, most - 1).astype(int)
+    cumulative = np.concatenate([[0.0], np.cumsum(steps)])
+    places = np.minimum(cumulative / (cumulative[-1] or 1.0) * most, most - 1).astype(int)
     groups: dict[int, Entry] = {}
     for place, entry in zip(places.tolist(), rounds, strict=True):
         first = groups.setdefault(place, entry._replace(rounds=0))

@@ -211,13 +211,13 @@ def inverse_series(coefficients: Sequence[float]) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         weights = np.asarray(lfilter([1.0], np.asarray(coefficients, np.float64), first))
         tails = np.sqrt(np.cumsum(np.square(weights[::-1]))[::-1])
-    kept = int(np.sum(~(tails <= _LEAST_WEIGHT * weights[0])))
-    if kept > _MOST_WEIGHTS:
+    length = int(np.sum(~(tails <= _LEAST_WEIGHT * weights[0])))
+    if length > _MOST_WEIGHTS:
         raise ValueError(
             "coefficients must have an inverse series that decays, as positive and decreasing ones "
             f"have: the noise of {tuple(coefficients)} would not"
         )
-    return weights[:kept]
+    return weights[:length]
 
 
 def squared_sensitivity(bands: int, power: float, rounds: Any, groups: int, xp: Any = np) -> Any:

@@ -61,8 +61,14 @@ def _rdp_epsilon(ledger: Ledger, delta: ArrayLike, adjacency: Adjacency) -> jax.
 def allows(limit: PrivacyLimit, ledger: Ledger) -> jax.Array:
     """Return whether a ledger is within a budget, ()."""
     accounts = [
-        (each.scheme, each.event, each.noise_multiplier, each.sampling_rate, each.rounds)
-        for each in _costly(ledger)
+        (
+            charges.scheme,
+            charges.event,
+            charges.noise_multiplier,
+            charges.sampling_rate,
+            charges.rounds,
+        )
+        for charges in _costly(ledger)
     ]
     return _is_certain(ledger) & ~filters.exceeds(limit, accounts, jnp)
 
@@ -100,9 +106,9 @@ def _rdp(charges: Charges, adjacency: Adjacency) -> jax.Array:
         return mixed_rdp(met.event, group[0], inclusions, adjacency, INTEGER_ORDERS, jnp)
 
     groups = met.noise_multiplier, met.sampling_rate
-    each = jax.lax.map(one_round, groups, batch_size=_BATCH).astype(z.dtype)
+    costs = jax.lax.map(one_round, groups, batch_size=_BATCH).astype(z.dtype)
     counts = met.rounds[:, None]
-    return jnp.sum(jnp.where(counts > 0, counts.astype(z.dtype) * each, 0), axis=0)
+    return jnp.sum(jnp.where(counts > 0, counts.astype(z.dtype) * costs, 0), axis=0)
 
 
 def _epsilon_of_plan(
@@ -119,15 +125,15 @@ def _inverse(
     # Even with full participation z = √T (√(2 log 1/δ) + 1) (1 + 1/ε) is enough.
     enough = jnp.sqrt(rounds) * (jnp.sqrt(-2 * jnp.log(delta)) + 1) * (1 + 1 / epsilon)
 
-    def halve(_, ends):
-        lower, upper = ends
+    def halve(_, bracket):
+        lower, upper = bracket
         middle = (lower + upper) / 2
         costs = _epsilon_of_plan(jnp.exp(middle), delta, sampling_rate, rounds)
         return jnp.where(costs > epsilon, middle, lower), jnp.where(costs > epsilon, upper, middle)
 
-    ends = jnp.full_like(enough, np.log(_LEAST_NOISE)), jnp.log(4 * enough)
+    bracket = jnp.full_like(enough, np.log(_LEAST_NOISE)), jnp.log(4 * enough)
     steps = 30 if enough.dtype == jnp.float32 else 60
-    return jnp.exp(jax.lax.fori_loop(0, steps, halve, ends)[1])
+    return jnp.exp(jax.lax.fori_loop(0, steps, halve, bracket)[1])
 
 
 @_inverse.defjvp

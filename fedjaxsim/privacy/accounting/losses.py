@@ -53,10 +53,10 @@ Pair = tuple[Losses, ...]
 """Losses of P against Q and of Q against P; one if both are the same."""
 
 
-def adapted(found: Any) -> Pair:
+def adapted(losses: Any) -> Pair:
     """Return losses as a pair, also `dp_accounting`'s `PrivacyLossDistribution`."""
-    if isinstance(found, tuple):
-        return found
+    if isinstance(losses, tuple):
+        return losses
     return tuple(
         Losses(
             float(dense._discretization),
@@ -64,7 +64,7 @@ def adapted(found: Any) -> Pair:
             np.asarray(dense._probs, np.float64),
             float(dense._infinity_mass),
         )
-        for dense in (found._pmf_remove.to_dense_pmf(), found._pmf_add.to_dense_pmf())
+        for dense in (losses._pmf_remove.to_dense_pmf(), losses._pmf_add.to_dense_pmf())
     )
 
 
@@ -84,8 +84,8 @@ def rounded(
     with np.errstate(over="ignore", invalid="ignore"):
         to_upper_end = (upper - np.exp(losses) * lower) / -math.expm1(-interval)
     # If masses underflow the split is unknown, and the upper end is the safe one.
-    known = (losses < 700) & (lower > 1e-290)
-    to_upper_end = np.where(known, np.clip(to_upper_end, 0, upper), upper)
+    resolved = (losses < 700) & (lower > 1e-290)
+    to_upper_end = np.where(resolved, np.clip(to_upper_end, 0, upper), upper)
     masses = np.zeros(len(upper) + 1)
     masses[1:] += to_upper_end
     masses[:-1] += upper - to_upper_end
@@ -105,11 +105,11 @@ def mixture(weighted: Sequence[tuple[float, Pair | None]], interval: float) -> P
 
 
 def _mixed(parts: Sequence[tuple[float, Losses]]) -> Losses:
-    first = min(each.first for _, each in parts)
-    masses = np.zeros(max(each.first + len(each.masses) for _, each in parts) - first)
-    for weight, each in parts:
-        masses[each.first - first :][: len(each.masses)] += weight * each.masses
-    infinite = math.fsum(weight * each.infinite for weight, each in parts)
+    first = min(losses.first for _, losses in parts)
+    masses = np.zeros(max(losses.first + len(losses.masses) for _, losses in parts) - first)
+    for weight, losses in parts:
+        masses[losses.first - first :][: len(losses.masses)] += weight * losses.masses
+    infinite = math.fsum(weight * losses.infinite for weight, losses in parts)
     return Losses(parts[0][1].interval, first, masses, infinite)
 
 
@@ -123,13 +123,13 @@ def chained(there: Losses, back: Losses) -> Losses:
     steps = there.values[::-1]
     shares = there.masses[::-1] * np.exp(-steps)
     # M's mass from the largest ratios on, as each of the two has it.
-    ends = np.cumsum(shares)
+    totals = np.cumsum(shares)
     other = np.cumsum(np.append(back.infinite, back.masses[::-1]))
-    cuts = np.union1d(ends, other)
-    cuts = cuts[(cuts > 0) & (cuts <= ends[-1])]
+    cuts = np.union1d(totals, other)
+    cuts = cuts[(cuts > 0) & (cuts <= totals[-1])]
     widths = np.diff(cuts, prepend=0.0)
     middles = cuts - widths / 2
-    place, step = np.searchsorted(ends, middles), np.searchsorted(other, middles)
+    place, step = np.searchsorted(totals, middles), np.searchsorted(other, middles)
     masses = widths * np.exp(steps[place])
     unbounded = step == 0
     # The last cell takes what rounding leaves of M.
@@ -160,7 +160,7 @@ class _Sum:
     def __init__(self, parts: Sequence[tuple[Losses, int]]) -> None:
         self.parts = parts
         self.interval = parts[0][0].interval
-        finite = (n * math.log1p(-each.infinite) for each, n in parts)
+        finite = (n * math.log1p(-losses.infinite) for losses, n in parts)
         self.infinite = -math.expm1(math.fsum(finite))
         self.margin = _ROUNDING * sum(rounds for _, rounds in parts) + 2 * _OUTSIDE
         self.tilted = functools.lru_cache(maxsize=2)(self._tilted)
@@ -169,13 +169,13 @@ class _Sum:
         """Compute δ at ε ≥ 0."""
         losses, masses, floor = self.tilted(0.0)
         above = losses > epsilon
-        found = float(-np.expm1(epsilon - losses[above]) @ masses[above]) + floor(epsilon)
-        if found * _RESOLVED < self.margin:
+        delta = float(-np.expm1(epsilon - losses[above]) @ masses[above]) + floor(epsilon)
+        if delta * _RESOLVED < self.margin:
             losses, masses, floor = self.tilted(self._tilt(lambda logs, t: logs - t * epsilon))
             above = losses > epsilon
             fine = float(-np.expm1(epsilon - losses[above]) @ masses[above]) + floor(epsilon)
-            found = min(found, fine)
-        return min(1.0, max(0.0, found + self.infinite))
+            delta = min(delta, fine)
+        return min(1.0, max(0.0, delta + self.infinite))
 
     def deltas(self, epsilons: np.ndarray) -> np.ndarray:
         """Compute δ at ε ≥ 0, (n,), without a tilt: rounding counts as part of a tiny δ."""
@@ -217,7 +217,7 @@ class _Sum:
 
     def _tilt(self, cost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
         """Return the exponent t > 0 with the least `cost(log E[e^(t·sum)], t)`, roughly."""
-        blocks = [_Blocks.of(each, each.masses) for each, _ in self.parts]
+        blocks = [_Blocks.of(losses, losses.masses) for losses, _ in self.parts]
         deviation = math.sqrt(self._variance(blocks))
         tilts = np.geomspace(1e-2, 1e4, 121) / deviation
         logs = self._log_moments(blocks, tilts)
@@ -225,34 +225,34 @@ class _Sum:
 
     def _variance(self, blocks: "Sequence[_Blocks]") -> float:
         pairs = zip(blocks, self.parts, strict=True)
-        total = math.fsum(rounds * each.variance for each, (_, rounds) in pairs)
+        total = math.fsum(rounds * block.variance for block, (_, rounds) in pairs)
         return max(total, 1e-6 * self.interval**2)
 
     def _log_moments(self, blocks: "Sequence[_Blocks]", steps: np.ndarray) -> np.ndarray:
         """Compute log E[e^(s·sum)] at exponents s, (k,)."""
         pairs = zip(blocks, self.parts, strict=True)
-        logs = (rounds * each.log_moments(steps) for each, (_, rounds) in pairs)
+        logs = (rounds * block.log_moments(steps) for block, (_, rounds) in pairs)
         return np.sum(list(logs), axis=0)
 
     def _tilted(self, tilt: float) -> tuple[np.ndarray, np.ndarray, Callable[[Any], Any]]:
         """Return losses, their masses, and ε -> what rounding and cut tails may add to δ."""
         weights, moment = [], 0.0
-        for each, rounds in self.parts:
-            one, top = each.masses, 0.0
+        for part, rounds in self.parts:
+            tilted, top = part.masses, 0.0
             if tilt:
-                shifted = tilt * each.values
-                top = float(np.max(shifted[one > 0]))
-                one = one * np.exp(np.minimum(shifted - top, 0.0))
-            whole = float(np.sum(one))
-            moment += rounds * (top + math.log(whole))
-            weights.append(one / whole)
+                shifted = tilt * part.values
+                top = float(np.max(shifted[tilted > 0]))
+                tilted = tilted * np.exp(np.minimum(shifted - top, 0.0))
+            total = float(np.sum(tilted))
+            moment += rounds * (top + math.log(total))
+            weights.append(tilted / total)
         begin, size = self._window(weights)
         spectrum: Any = 1.0
-        for one, (_, rounds) in zip(weights, self.parts, strict=True):
-            if len(one) > size:
-                one = np.pad(one, (0, -len(one) % size)).reshape(-1, size).sum(axis=0)
-            spectrum = spectrum * np.fft.rfft(one, size) ** rounds
-        base = sum(each.first * rounds for each, rounds in self.parts)
+        for tilted, (_, rounds) in zip(weights, self.parts, strict=True):
+            if len(tilted) > size:
+                tilted = np.pad(tilted, (0, -len(tilted) % size)).reshape(-1, size).sum(axis=0)
+            spectrum = spectrum * np.fft.rfft(tilted, size) ** rounds
+        base = sum(part.first * rounds for part, rounds in self.parts)
         masses = np.roll(np.fft.irfft(spectrum, size), (base - begin) % size)
         losses = self.interval * (begin + np.arange(size))
 
@@ -265,13 +265,15 @@ class _Sum:
 
     def _window(self, weights: Sequence[np.ndarray]) -> tuple[int, int]:
         """Return the first place and the number of the losses that hold the tilted mass."""
-        blocks = [_Blocks.of(each, one) for one, (each, _) in zip(weights, self.parts, strict=True)]
+        blocks = [
+            _Blocks.of(part, weight) for weight, (part, _) in zip(weights, self.parts, strict=True)
+        ]
         steps = math.sqrt(2 * math.log(1 / _OUTSIDE) / self._variance(blocks)) * _STEPS
-        least = sum(each.first * rounds for each, rounds in self.parts)
-        most = sum((each.first + len(each.masses) - 1) * n for each, n in self.parts)
-        rest = -math.log(_OUTSIDE)
-        above = np.min((self._log_moments(blocks, steps) + rest) / steps)
-        below = -np.min((self._log_moments(blocks, -steps) + rest) / steps)
+        least = sum(part.first * rounds for part, rounds in self.parts)
+        most = sum((part.first + len(part.masses) - 1) * n for part, n in self.parts)
+        log_outside = -math.log(_OUTSIDE)
+        above = np.min((self._log_moments(blocks, steps) + log_outside) / steps)
+        below = -np.min((self._log_moments(blocks, -steps) + log_outside) / steps)
         end = min(float(most), float(above) / self.interval)
         begin = max(float(least), float(below) / self.interval)
         first = math.floor(begin)
@@ -287,7 +289,7 @@ class _Blocks(NamedTuple):
     variance: float
 
     @classmethod
-    def of(cls, each: Losses, masses: np.ndarray) -> "_Blocks":
+    def of(cls, losses: Losses, masses: np.ndarray) -> "_Blocks":
         size = -(-len(masses) // _BLOCKS)
         padded = np.pad(masses, (0, -len(masses) % size)).reshape(-1, size)
         weights = padded.sum(axis=1)
@@ -296,8 +298,8 @@ class _Blocks(NamedTuple):
             size * np.arange(len(weights))[used] + padded[used] @ np.arange(size) / weights[used]
         )
         weights = weights[used] / np.sum(weights)
-        means = each.interval * (each.first + places)
-        width = each.interval * (size - 1)
+        means = losses.interval * (losses.first + places)
+        width = losses.interval * (size - 1)
         variance = float(weights @ np.square(means - weights @ means)) + width**2 / 4
         return cls(means, weights, width, variance)
 

@@ -108,12 +108,12 @@ def mixed_rdp(
     alphas = np.asarray(orders, np.float64)
     steps = xp.asarray(np.where(np.isfinite(alphas), alphas - 1, 1.0), weighted[0][1].dtype)
     terms = []
-    for weight, own in weighted:
-        nothing = own <= 0
-        excess = log_expm1(xp.where(nothing, 1.0, steps * own), xp)
+    for weight, chance in weighted:
+        nothing = chance <= 0
+        excess = log_expm1(xp.where(nothing, 1.0, steps * chance), xp)
         terms.append(xp.where(nothing, -math.inf, xp.log(weight) + excess))
     mixed = costs(xp.logaddexp(0.0, logsumexp(xp.stack(terms), axis=0)) / steps, xp)
-    largest = xp.max(xp.stack([own for _, own in weighted]), axis=0)
+    largest = xp.max(xp.stack([chance for _, chance in weighted]), axis=0)
     return xp.where(np.isfinite(alphas), mixed, largest)
 
 

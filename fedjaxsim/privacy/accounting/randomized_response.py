@@ -42,9 +42,9 @@ def answer(entry: Entry, replace: float, adjacency: Adjacency) -> tuple[float, f
     return high, -math.log1p(p * math.expm1(-s)) if adjacency == "zero_out" else high
 
 
-def losses(found: tuple[float, float], interval: float) -> Pair:
+def losses(worst_losses: tuple[float, float], interval: float) -> Pair:
     """Return the losses of a round on a grid, rounded to the pessimistic side."""
-    high, low = found
+    high, low = worst_losses
     if high == low:
         return (_on_grid(high, low, interval),)
     return _on_grid(high, low, interval), _on_grid(low, high, interval)
@@ -91,7 +91,7 @@ def _renyi(high: float, low: float, orders: Sequence[float]) -> tuple[float, ...
         with np.errstate(over="ignore", invalid="ignore"):
             # E[e^x] − 1 with E[e^−loss] = 1, so small losses do not cancel.
             moment = likely * np.expm1(up) + (1 - likely) * np.expm1(down)
-            found = np.where(up < 700, np.log1p(moment), up + math.log(likely)) / (alphas - 1)
-        return np.clip(found, 0.0, above)
+            values = np.where(up < 700, np.log1p(moment), up + math.log(likely)) / (alphas - 1)
+        return np.clip(values, 0.0, above)
 
     return tuple(np.maximum(one_way(high, low), one_way(low, high)).tolist())

@@ -85,13 +85,13 @@ def one_round(
         finite = np.isfinite(alphas)
         values[finite] = _by_quadrature(alphas[finite], z, p, True)
         return tuple(values.tolist())
-    whole = alphas == np.floor(alphas)
-    integers = whole & np.isfinite(alphas)
+    are_integers = alphas == np.floor(alphas)
+    integers = are_integers & np.isfinite(alphas)
     if np.any(integers):
         with np.errstate(over="ignore"):
             values[integers] = poisson(np.float64(z), p, tuple(alphas[integers]), np)
-    if not np.all(whole):
-        values[~whole] = _by_quadrature(alphas[~whole], z, p, False)
+    if not np.all(are_integers):
+        values[~are_integers] = _by_quadrature(alphas[~are_integers], z, p, False)
     return tuple(values.tolist())
 
 
@@ -106,9 +106,9 @@ def poisson(z: Any, p: Any, orders: tuple[float, ...], xp: Any) -> Any:
         from scipy.special import logsumexp
     else:
         from jax.scipy.special import logsumexp
-    whole, logs = tuple(map(int, orders)), []
-    small = sum(order <= _SMALL for order in whole)
-    for group in filter(None, (whole[:small], whole[small:])):
+    integers, logs = tuple(map(int, orders)), []
+    small = sum(order <= _SMALL for order in integers)
+    for group in filter(None, (integers[:small], integers[small:])):
         table = _log_binomials(group).astype(z.dtype)
         k = xp.arange(2, table.shape[1] + 2, dtype=z.dtype)[None]
         cost = log_expm1(k * (k - 1) / (2 * z**2), xp) + k * xp.log(p)
@@ -130,14 +130,16 @@ def _by_quadrature(alphas: np.ndarray, z: float, p: float, replace: bool) -> np.
     if z < 0.05:
         return full
     step = min(0.1, z / 4)
-    found = []
+    by_group = []
     for group in np.split(alphas, range(16, len(alphas), 16)):
-        ends = -13.0 - 1 / z, group.max() / z + 13.0
-        if (ends[1] - ends[0]) / step > _POINTS / len(group):
-            found.append(np.array([_quadrature(np.array([a]), z, p, replace, step) for a in group]))
+        span = -13.0 - 1 / z, group.max() / z + 13.0
+        if (span[1] - span[0]) / step > _POINTS / len(group):
+            by_group.append(
+                np.array([_quadrature(np.array([a]), z, p, replace, step) for a in group])
+            )
         else:
-            found.append(_quadrature(group, z, p, replace, step))
-    return np.minimum(np.concatenate([np.ravel(each) for each in found]), full)
+            by_group.append(_quadrature(group, z, p, replace, step))
+    return np.minimum(np.concatenate([np.ravel(group_costs) for group_costs in by_group]), full)
 
 
 def _quadrature(alphas: np.ndarray, z: float, p: float, replace: bool, step: float) -> np.ndarray:

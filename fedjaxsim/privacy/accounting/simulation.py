@@ -98,8 +98,8 @@ def _partitions(number: int, largest: int) -> Iterator[tuple[int, ...]]:
     if number == 0:
         yield ()
     for first in range(min(number, largest), 0, -1):
-        for rest in _partitions(number - first, first):
-            yield (first, *rest)
+        for smaller in _partitions(number - first, first):
+            yield (first, *smaller)
 
 
 def _on_grid(values: np.ndarray, weights: np.ndarray, interval: float) -> Losses:

@@ -174,8 +174,8 @@ class Sampler(NamedTuple):
             return cohort
         shares = jax.vmap(lambda k: work_of(availability, key, round_, k))(cohort.ids)
         mask, size = cohort.mask & (shares > 0), cohort.mask.shape[0]
-        kept = jnp.nonzero(mask, size=size, fill_value=size)[0]
-        ids = cohort.ids.at[kept].get(mode="fill", fill_value=self.scheme.clients)
+        places = jnp.nonzero(mask, size=size, fill_value=size)[0]
+        ids = cohort.ids.at[places].get(mode="fill", fill_value=self.scheme.clients)
         return cohort._replace(ids=ids, mask=jnp.arange(size) < jnp.sum(mask))
 
 
@@ -345,9 +345,9 @@ def _in_slots(
             drawn = some(drawn)
         else:
             drawn = jax.lax.cond(count > slots, some, lambda drawn: drawn, drawn)
-    kept = jnp.nonzero(drawn, size=slots, fill_value=ids.shape[0])[0]
+    places = jnp.nonzero(drawn, size=slots, fill_value=ids.shape[0])[0]
     return Cohort(
-        ids.at[kept].get(mode="fill", fill_value=num_clients),
+        ids.at[places].get(mode="fill", fill_value=num_clients),
         jnp.arange(slots) < count,
         jnp.maximum(count - slots, 0),
     )
@@ -408,9 +408,9 @@ def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
     ids = (threefry.bits(key, (draws,)) >> (32 - bits)).astype(jnp.int32)
     order = jnp.arange(draws)
     by_id, when = jax.lax.sort((ids, order), num_keys=1, is_stable=True)
-    new = jnp.concatenate([jnp.ones(1, bool), by_id[1:] != by_id[:-1]])
-    new = jnp.zeros(draws, bool).at[when].set(new, unique_indices=True)
-    chosen = jnp.nonzero(new & (ids < num_clients), size=count, fill_value=draws)[0]
+    is_new = jnp.concatenate([jnp.ones(1, bool), by_id[1:] != by_id[:-1]])
+    is_new = jnp.zeros(draws, bool).at[when].set(is_new, unique_indices=True)
+    chosen = jnp.nonzero(is_new & (ids < num_clients), size=count, fill_value=draws)[0]
     return ids.at[chosen].get(mode="fill", fill_value=num_clients)
 
 

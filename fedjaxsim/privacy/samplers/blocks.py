@@ -57,7 +57,7 @@ def _distribution_functions(first: int) -> np.ndarray:
 
     It is (rows, k, words) uint32, the most significant word first; 2¹²⁸ − 1 where it rounds to 1.
     """
-    one = 2 ** (32 * _WORDS)
+    unit = 2 ** (32 * _WORDS)
     rows = []
     with decimal.localcontext() as context:
         context.prec = 80
@@ -65,7 +65,7 @@ def _distribution_functions(first: int) -> np.ndarray:
             mean = -(2 ** _block_bits(first)) * (1 - decimal.Decimal(2) ** -j).ln()
             mass = total = (-mean).exp()
             row = []
-            while (scaled := round(total * one)) < one:
+            while (scaled := round(total * unit)) < unit:
                 row.append(scaled)
                 mass *= mean / len(row)
                 total += mass
@@ -73,7 +73,7 @@ def _distribution_functions(first: int) -> np.ndarray:
     longest = max(map(len, rows))
     words = [
         [[k >> 32 * w & 0xFFFFFFFF for w in reversed(range(_WORDS))] for k in row]
-        for row in (row + [one - 1] * (longest - len(row)) for row in rows)
+        for row in (row + [unit - 1] * (longest - len(row)) for row in rows)
     ]
     return np.array(words, np.uint32)
 
@@ -129,20 +129,20 @@ def draw(
     table = jnp.asarray(_distribution_functions(first))[row - first]
     reached = _at_least(jnp.stack(halves, axis=-1).reshape(blocks, 1, _WORDS), table)
     counts = jnp.sum(reached, axis=1, dtype=jnp.int32)
-    ends = jnp.cumsum(counts)
+    totals = jnp.cumsum(counts)
     slots = jnp.arange(places)
-    block = jnp.minimum(jnp.searchsorted(ends, slots, side="right"), blocks - 1)
+    block = jnp.minimum(jnp.searchsorted(totals, slots, side="right"), blocks - 1)
     position, coins = threefry.words(
         jax.random.key_data(point_key),
         block.astype(jnp.uint32),
-        (slots - ends[block] + counts[block]).astype(jnp.uint32),
+        (slots - totals[block] + counts[block]).astype(jnp.uint32),
     )
     ids = block * 2**width + (position >> (32 - width)).astype(jnp.int32)
-    ids = jnp.where((slots < ends[-1]) & (ids < num_clients), ids, num_clients)
+    ids = jnp.where((slots < totals[-1]) & (ids < num_clients), ids, num_clients)
     # An id hit twice keeps the coin of its first point; a block has no more points than the table.
     before = jnp.pad(ids, (table.shape[0] - 1, 0), constant_values=-1)
     again = jnp.zeros(places, bool)
     for shift in range(1, table.shape[0]):
         again |= ids == before[table.shape[0] - 1 - shift :][:places]
     drawn = ~again & (coins < threshold) & (ids < num_clients)
-    return ids, drawn, jnp.maximum(ends[-1] - places, 0)
+    return ids, drawn, jnp.maximum(totals[-1] - places, 0)

@@ -113,14 +113,14 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
 def _drawn(sampler: Sampler, hparams: Hyperparameters, keys: int, rounds: int) -> np.ndarray:
     """Draw cohorts, (keys, rounds, m) bool, of clients that exist, each at most once."""
     m = sampler.scheme.clients
-    several = jax.random.split(seed_key(0), keys)
+    run_keys = jax.random.split(seed_key(0), keys)
     asked = jnp.arange(keys * rounds, dtype=jnp.int32)
 
     def one(index):
-        cohort = sampler.draw(several[index // rounds], index % rounds, hparams)
+        cohort = sampler.draw(run_keys[index // rounds], index % rounds, hparams)
         return cohort.ids, cohort.mask
 
-    ids, mask = (np.asarray(each) for each in jax.jit(lambda: jax.lax.map(one, asked))())
+    ids, mask = (np.asarray(array) for array in jax.jit(lambda: jax.lax.map(one, asked))())
     ids = np.where(mask, ids, m)
     if np.any(ids < 0) or np.any(mask & (ids == m)):
         raise ValueError(f"the sampler draws clients outside of [0, {m})")
