@@ -2,7 +2,7 @@
 
     python experiments/pictures.py
 
-writes equal-privacy, dpfedmtl-4, silo-privacy, mpmtl-6a, correlated-noise and twenty to
+writes equal-privacy, dpfedmtl-4, silo-privacy, mpmtl-6a, mpmtl-8, correlated-noise and twenty to
 docs/figures. No run is repeated.
 """
 
@@ -186,6 +186,41 @@ def mpmtl_6a() -> Figure:
     return figure
 
 
+def mpmtl_8() -> Figure:
+    """Draw the nMSE of the first 20 of m tasks, and its distance from no noise."""
+    found = {int(m): values for m, values in result("mpmtl-tasks").items()}
+    tasks = sorted(found)
+    lines = {
+        ("low-rank", 0): ("MP-MTL low-rank, ε = 1", BLUE, "-", "o"),
+        ("low-rank", 1): ("MP-MTL low-rank, ε = 10", BLUE, "-", "s"),
+        ("low-rank-published", 0): ("as published (no ε), claimed 1", VERMILION, "--", "o"),
+        ("low-rank-published", 1): ("as published (no ε), claimed 10", VERMILION, "--", "s"),
+    }
+    figure = picture(
+        "Low-rank pattern, one release: the first 20 of m tasks, 3 repetitions", 8, 3.9
+    )
+    left, right = figure.subplots(1, 2)
+    alone = [found[m]["alone"][0] for m in tasks]
+    best = np.array([found[m]["low-rank"][2] for m in tasks])
+    left.plot(tasks, alone, color=GREY, ls="--", marker="^", label="each task alone")
+    for (method, level), (label, colour, dashes, mark) in lines.items():
+        values = np.array([found[m][method][level] for m in tasks])
+        style = {"color": colour, "ls": dashes, "marker": mark}
+        left.plot(tasks, values, **style, label=label)
+        right.plot(tasks, values - best, **style)
+    left.plot(tasks, best, color=BLUE, ls=":", marker="v", label="MP-MTL low-rank, no noise")
+    left.set(ylabel="nMSE", title="error")
+    right.set(yscale="log", ylabel="nMSE above no noise", title="what the noise costs")
+    ticks = (0.001, 0.003, 0.01, 0.03)
+    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="number of tasks m")
+        axes.set_xticks(tasks, [f"{m:,}" for m in tasks])
+        axes.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
 NOISES = (BLUE, "-"), (SKY, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, "-")
 POPULATIONS = {
     "digits": "digits, 10 of 100 clients", "classifiers": "classifiers, 10 of 1,000 clients",
@@ -232,7 +267,8 @@ def twenty() -> Figure:
 
 DRAWN: dict[str, Callable[[], Figure]] = {
     "equal-privacy": equal_privacy, "dpfedmtl-4": dpfedmtl_4, "silo-privacy": silo_privacy,
-    "mpmtl-6a": mpmtl_6a, "correlated-noise": correlated_noise, "twenty": twenty,
+    "mpmtl-6a": mpmtl_6a, "mpmtl-8": mpmtl_8, "correlated-noise": correlated_noise,
+    "twenty": twenty,
 }  # fmt: skip
 
 
