@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from fedjaxsim.checks import described
-from fedjaxsim.data.population import adapted_alike
 from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
@@ -89,14 +88,14 @@ class SimulationBatch(Fixed):
     ) -> "SimulationBatch":
         """Return the same program for at most `capacity` other settings, perhaps on other data.
 
-        They differ only in the hyperparameters of `axes`. Compiled code is shared if the
-        populations of `simulation` and its `with_population` have equally many rows, and no client
-        of the new one has far more of them.
+        They differ only in the hyperparameters of `axes`. Compiled code is shared with a
+        `simulation` from `with_population` if both populations have equally many rows, and no
+        client of the new one has far more of them.
         """
         self._check(simulation, settings)
         if len(settings) > self.capacity:
             raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
-        if not adapted_alike(simulation.population, self.simulation.population):
+        if simulation.program is not self.simulation.program:  # other parts than these ran
             padded = [*settings, *[settings[-1]] * (self.capacity - len(settings))]
             devices = list(self.program.mesh.devices.flat)
             other_batch = SimulationBatch(simulation, padded, devices, self._axes)

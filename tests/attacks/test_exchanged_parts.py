@@ -155,6 +155,11 @@ def test_a_simulation_stays_as_it_was_made():
     batch = fjs.SimulationBatch(sim, [hparams])
     with pytest.raises(AttributeError, match="settings of a SimulationBatch stays as it is"):
         batch.settings = ()
+    # Its program is of its simulation, whose sentences a guarantee has.
+    own = simulation(GAUSSIAN._replace(release=lambda *args: PLAIN.release(*args)))
+    of_own: Any = batch.with_runs(own, [hparams]).program.runs
+    assert of_own.program is own.program
+    assert batch.with_runs(sim.with_population(POPULATION), [hparams]).program is batch.program
 
 
 def test_an_event_of_ones_own_takes_no_name_of_the_packages():
