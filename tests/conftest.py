@@ -58,6 +58,8 @@ def _compile_quickly() -> None:
     jax.config.update("jax_traceback_in_locations_limit", 0)
     if jax.__version_info__ < (0, 11):  # XLA ends the process at a flag that it does not know.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
+        # A context of its own for each program is a quarter of what it takes to lower one.
+        mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 
 @jax.jit
@@ -106,8 +108,6 @@ def _drawn_by(draw):
 
 
 _compile_quickly()
-# A context of its own for each program is a quarter of what it takes to lower one.
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 threefry.words = _hash_in_a_loop
 # Of the time of a command, a tenth draws its pictures; of a sweep, most.
 plots.content = lambda figure, kind="png": _BLANK

@@ -69,7 +69,7 @@ def test_a_traced_value_out_of_its_range_has_no_guarantee():
     ]  # fmt: skip
     several = [GIVEN, *(GIVEN.replace(**values) for values in out_of_range)]
     program, rows = SIMULATION.program, SIMULATION.rows["train"]
-    state = program.init(KEY, GIVEN)
+    state = jax.jit(program.init)(KEY, GIVEN)
 
     @jax.jit
     @jax.vmap
