@@ -116,6 +116,7 @@ SAMPLINGS: dict[str, Callable[[], fjs.Sampling]] = {
     "full": fjs.full_participation,
     "poisson": lambda: fjs.poisson(0.5),
     "groups": lambda: fjs.privacy.fixed_groups(groups=2),
+    "cyclic": lambda: fjs.privacy.cyclic(0.25, groups=2),
 }
 
 
@@ -135,7 +136,8 @@ def simulated(
         fjs.fedavg(task), population, SAMPLINGS[sampling](), fjs.Minibatches(6, steps=1), mechanism,
         chunk_size=64, chunk_map="vmap", **settings,
     )  # fmt: skip
-    values = {"clip": 1.0, "sampling_rate": 0.5, "learning_rate": 0.1}
+    rate = 0.25 if sampling == "cyclic" else 0.5
+    values = {"clip": 1.0, "sampling_rate": rate, "learning_rate": 0.1}
     return simulation, read_by(simulation, values | {"noise_multiplier": noise_multiplier})
 
 
@@ -173,6 +175,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     cases = [("gaussian (sound)", sampling, fjs.gaussian()) for sampling in SAMPLINGS]
     cases.append(("correlated (sound)", "groups", fjs.privacy.correlated(bands=3)))
+    cases.append(("banded (sound)", "cyclic", fjs.privacy.banded(bands=2)))
     cases += [(name, "full", change(fjs.gaussian())) for name, change in BROKEN.items()]
     cases += [
         (

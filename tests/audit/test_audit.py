@@ -117,9 +117,12 @@ def test_directions_are_orthonormal_and_cover_all_coordinates():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["full", "poisson", "groups"])
+@pytest.mark.parametrize("kind", ["full", "poisson", "groups", "cyclic"])
 def test_sound_runs_are_spared(kind):
-    mechanism = fjs.privacy.correlated(bands=3) if kind == "groups" else fjs.gaussian()
+    mechanisms = {
+        "groups": fjs.privacy.correlated(bands=3), "cyclic": fjs.privacy.banded(bands=2)
+    }  # fmt: skip
+    mechanism = mechanisms.get(kind, fjs.gaussian())
     states, report = bench.states_of(kind, mechanism, 25 if kind == "full" else 50, z=2.0)
     found = [result([state], report) for state in states]
     assert sum(one.epsilon > (one.reported or 0.0) for one in found) <= 1
