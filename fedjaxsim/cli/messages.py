@@ -44,8 +44,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_expected(error: BaseException) -> bool:
     """Return whether an error needs no traceback: of files, memory, or a user's own code."""
-    is_of_system = isinstance(error, StorageError) or is_out_of_memory(error)
-    return is_of_system or user_code_location(error) is not None
+    lacks_resources = isinstance(error, StorageError) or is_out_of_memory(error)
+    return lacks_resources or user_code_location(error) is not None
 
 
 def refuse(error: Exception) -> int:
