@@ -94,8 +94,8 @@ def prefix_error(weights: ArrayLike, rounds: int) -> float:
 
     A release has the noise Σ_j weights_j ξ_{t−j}.
     """
-    padded, known = np.zeros(rounds), np.asarray(weights)[:rounds]
-    padded[: len(known)] = known
+    padded, series = np.zeros(rounds), np.asarray(weights)[:rounds]
+    padded[: len(series)] = series
     return math.sqrt(np.mean(np.cumsum(np.cumsum(padded) ** 2)))
 
 
