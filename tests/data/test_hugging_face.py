@@ -107,7 +107,7 @@ def test_images_are_pixels():
     [
         (TABLE, {"client": "whom"}, ValueError, "'whom'"),
         (TABLE, {"x": "c"}, ValueError, "'c'"),
-        (made({"who": [1], "y": [-1], "a": [1]}, y=LABEL), {}, ValueError, "predict"),
+        (made({"who": [1], "y": [-1], "a": [1]}, y=LABEL), {}, ValueError, "without a class"),
         (
             made({"who": [1, 1], "y": [-1, 1], "a": [1, 2]}, y=LABEL),
             {},
