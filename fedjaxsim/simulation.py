@@ -233,6 +233,7 @@ class Simulation(Fixed):
             accounts.no_charges(self.accounts, self.population.preparations),
             examples=self.examples,
             records=tuple(self.records.values()),
+            assumed=assumptions_of(algorithm, mechanism, self.sampler),
         )
         if self.streamed:
             self.transformed = stream(self.program)

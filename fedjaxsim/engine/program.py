@@ -127,6 +127,7 @@ class Program:
       examples: the event of a round of clients that protect examples in gradients; else None.
       records: the hyperparameters of all parts. `init` and `draw` check shapes, which are known
         while tracing; a round with a value out of range is charged NaN, so it has no ε.
+      assumed: the sentences on users' code that every ledger of the program has, whoever reads it.
     """
 
     algorithm: Algorithm
@@ -142,6 +143,7 @@ class Program:
     runs: Runs | None = None
     examples: PrivacyEvent | None = None
     records: Records = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def num_clients(self) -> int:
@@ -180,7 +182,9 @@ class Program:
             shared=shared,
             personal=personal,
             mechanism=self.mechanism.init(hparams),
-            privacy=ledger.with_key(ledger.Ledger(self.no_charges(hparams)), key),
+            privacy=ledger.with_key(
+                ledger.Ledger(self.no_charges(hparams), public=self.assumed), key
+            ),
             key=key,
             consumed=jnp.zeros(len(ids), jnp.int32) if self.consumes else None,
         )

@@ -10,6 +10,7 @@ from support.problems import classification
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.mpmtl import mpmtl
 from fedjaxsim.engine.evaluation import EvaluationPlan
+from fedjaxsim.keys import seed_key
 from fedjaxsim.privacy.events import event_from
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, record
 from fedjaxsim.privacy.mechanisms.record import CLIP, GAUSSIAN_NOISE, SUM, mechanism_of
@@ -167,3 +168,11 @@ def test_an_event_of_ones_own_takes_no_name_of_the_packages():
     with pytest.raises(ValueError, match="kind 'gaussian' is an event of fedjaxsim"):
         type("Cheap", (fjs.privacy.PrivacyEvent,), {"kind": "gaussian"})
     assert event_from({"kind": "gaussian"}) == GAUSSIAN.event
+
+
+def test_a_state_of_a_pure_program_names_the_code_that_it_ran():
+    """Read by a simulation of the package's mechanism, it once had no sentence on the other."""
+    own = simulation(GAUSSIAN._replace(release=lambda *args: PLAIN.release(*args)))
+    hparams = own.hyperparameters(clip=1.0, noise_multiplier=4.0, learning_rate=0.1).as_arrays()
+    state = jax.eval_shape(own.program.init, seed_key(0), hparams)
+    assert any(f"The mechanism of {__name__}" in each for each in state.privacy.public)
