@@ -103,8 +103,8 @@ def gains() -> list[dict[str, float]]:
     """Compute the error of independent noise over that of other noise, for fixed groups."""
 
     def error(event, rounds, groups):
-        squared = squared_sensitivity(event.bands, event.power, rounds, groups)
-        return math.sqrt(squared) * prefix_error(coefficients(event.bands, event.power), rounds)
+        squared = squared_sensitivity(event.series, rounds, groups)
+        return math.sqrt(squared) * prefix_error(event.series, rounds)
 
     def published(rounds, groups):
         """Return the error of the optimized banded Toeplitz matrix with as many bands as groups."""

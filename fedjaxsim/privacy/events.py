@@ -222,18 +222,38 @@ class Allocated(PrivacyEvent):
 
 @dataclasses.dataclass(frozen=True)
 class Correlated(Gaussian):
-    """Gaussian noise that is correlated over rounds: `accounting.gaussian` has its parameters."""
+    """Gaussian noise that is correlated over rounds: `accounting.gaussian` has its parameters.
+
+    Its `coefficients`, if there are some, replace `bands` and `power`. They begin with 1, and no
+    other is positive.
+    """
 
     bands: int = 1
     power: float = 0.5
+    coefficients: tuple[float, ...] = ()
 
     kind = "correlated"
     of_whole_run = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "coefficients", tuple(self.coefficients))  # as read from a file
         checks.count(bands=self.bands)
         checks.in_range("(0, 1]", power=self.power)
+        if self.coefficients:
+            first, *others = self.coefficients
+            if first != 1 or not all(-math.inf < other <= 0 for other in others):
+                raise ValueError(
+                    "coefficients must begin with 1, and no other may be positive, got "
+                    f"{self.coefficients}"
+                )
+
+    @property
+    def series(self) -> np.ndarray:
+        """The coefficients d of the noise, (bands,), float32 numbers in float64."""
+        if not self.coefficients:
+            return gaussian.coefficients(self.bands, self.power)
+        return np.array(self.coefficients, np.float32).astype(np.float64)
 
     def check_scheme(self, scheme: SamplingScheme) -> None:
         if scheme.kind not in ("full", "groups"):
@@ -248,7 +268,7 @@ class Correlated(Gaussian):
         self.check_scheme(cost.scheme)
         total = xp.sum(cost.rounds)
         groups = cost.scheme.groups or 1
-        squared = gaussian.squared_sensitivity(self.bands, self.power, total, groups, xp)
+        squared = gaussian.squared_sensitivity(self.series, total, groups, xp)
         least = xp.min(xp.where(cost.rounds > 0, cost.noise_multiplier, math.inf))
         root = xp.sqrt(xp.where(total > 0, squared, 1.0))
         return cost._replace(

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,7 @@ def test_no_messages_of_a_client_cost_more_than_equal_ones(bands, power, rounds,
         for g in range(groups)
         for signs in itertools.product((-1, 0, 1), repeat=len(range(g, rounds, groups)))
     )
-    squared = gdp.squared_sensitivity(event.bands, event.power, rounds, groups)
+    squared = gdp.squared_sensitivity(event.series, rounds, groups)
     assert squared == pytest.approx(worst, rel=1e-9)
     if bands == 1:
         assert squared == math.ceil(rounds / groups)
@@ -66,16 +67,43 @@ def test_the_cost_is_that_of_jax_privacy(bands, power, rounds, groups):
     noising = jnp.asarray(gdp.coefficients(bands, power), jnp.float32)
     strategy = toeplitz.inverse_coef(noising, rounds)
     reference = toeplitz.minsep_sensitivity_squared(strategy, groups, n=rounds, skip_checks=True)
-    assert gdp.squared_sensitivity(event.bands, event.power, rounds, groups) == pytest.approx(
+    assert gdp.squared_sensitivity(event.series, rounds, groups) == pytest.approx(
         float(reference), rel=1e-5
     )
+
+
+def test_coefficients_of_a_buffered_toeplitz_matrix_cost_what_jax_privacy_says():
+    rounds, groups = 30, 6
+    decays, scales = np.array([0.9, 0.4]), np.array([0.3, 0.25])
+    strategy = np.r_[1.0, (decays ** np.arange(rounds - 1)[:, None]) @ scales]
+    noising = np.asarray(toeplitz.inverse_coef(jnp.asarray(strategy, jnp.float32)))
+    event: Any = correlated(coefficients=(2 * noising).tolist()).event
+    np.testing.assert_allclose(np.convolve(event.series, strategy)[:rounds], np.eye(rounds)[0],
+                               atol=1e-6)  # fmt: skip
+    reference = toeplitz.minsep_sensitivity_squared(jnp.asarray(strategy, jnp.float32), groups)
+    squared = gdp.squared_sensitivity(event.series, rounds, groups)
+    assert squared == pytest.approx(float(reference), rel=1e-5)
+    in_loop = gdp.squared_sensitivity(event.series, rounds, groups, jnp)
+    assert squared == pytest.approx(float(in_loop), rel=1e-5)
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"coefficients": (1.0, 0.5)}, "no other may be positive"),
+        ({"coefficients": (1.0, math.nan)}, "no other may be positive"),
+        ({"coefficients": (0.0, -1.0)}, "the first positive"),
+        ({"coefficients": (1.0, -0.5), "bands": 3}, "bands must be 2"),
+        ({"coefficients": (1.0, -0.5), "power": 0.5}, "power has no effect"),
+    )
+    for arguments, message in refused:
+        with pytest.raises(ValueError, match=message):
+            correlated(**arguments)
 
 
 def test_the_square_root_has_the_published_error_for_one_participation():
     """Σ_k (binom(2k, k)/4^k)² = (ln n + γ + 4 ln 2)/π + o(1), once as cost and once as error."""
     n = 1024
     published = (math.log(n) + np.euler_gamma + 4 * math.log(2)) / math.pi
-    assert gdp.squared_sensitivity(n, 0.5, n, n) == pytest.approx(published, rel=1e-3)
+    assert gdp.squared_sensitivity(gdp.coefficients(n, 0.5), n, n) == pytest.approx(
+        published, rel=1e-3
+    )
     last = np.sum(np.cumsum(gdp.coefficients(n, 0.5)) ** 2)
     assert last == pytest.approx(published, rel=1e-3)
 
@@ -174,7 +202,7 @@ def epsilon(sim, state, adjacency="zero_out"):
 
 
 def mu(rounds, z=Z):
-    return math.sqrt(gdp.squared_sensitivity(3, 0.5, rounds, B)) / z
+    return math.sqrt(gdp.squared_sensitivity(event_of(3).series, rounds, B)) / z
 
 
 @pytest.mark.thorough

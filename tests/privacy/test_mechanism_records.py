@@ -23,7 +23,7 @@ from fedjaxsim.gradients.whole_run import check_names
 from fedjaxsim.hyperparameters import Hyperparameters, declared_by
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
-from fedjaxsim.privacy.events import PrivacySpend
+from fedjaxsim.privacy.events import Correlated, PrivacySpend
 from fedjaxsim.privacy.mechanisms import noise_like, record
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram, pure_gram
 from fedjaxsim.privacy.mechanisms.record import SOUND, Bound, Noise, mechanism_of, parts_bound
@@ -42,7 +42,7 @@ STATISTICS = {each.kind: each for each in (record.SUM, record.EXACT_SUM, record.
 NOISES = {
     "gaussian": record.GAUSSIAN_NOISE,
     "pure": record.PURE_NOISE,
-    "correlated": record.correlated_noise(2, 0.5),
+    "correlated": record.correlated_noise(Correlated(bands=2)),
     "banded": record.banded_noise((0.8, 0.6)),
 }
 ADAPTIVE = Bound("adaptive", lambda state, hparams: state, record.CLIP.clip)

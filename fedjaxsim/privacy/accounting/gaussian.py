@@ -220,20 +220,21 @@ def inverse_series(coefficients: Sequence[float]) -> np.ndarray:
     return weights[:length]
 
 
-def squared_sensitivity(bands: int, power: float, rounds: Any, groups: int, xp: Any = np) -> Any:
+def squared_sensitivity(d: np.ndarray, rounds: Any, groups: int, xp: Any = np) -> Any:
     """Compute max_g ‖D⁻¹ u_g‖², u_g the indicator of the rounds of group g, in units of z.
 
-    The number of rounds may be traced if `xp` is jax.numpy.
+    `d`, (bands,), begins with 1, and no other is positive: then no entry of D⁻¹ is negative. The
+    number of rounds may be traced if `xp` is jax.numpy.
     """
     if xp is np:
         from scipy.signal import lfilter  # slow to import
 
         takes_part = (np.arange(rounds) % groups == 0).astype(np.float64)
-        effect = lfilter([1.0], coefficients(bands, power), takes_part)
+        effect = lfilter([1.0], d, takes_part)
         return np.float64(math.fsum(np.square(effect)))
     from jax.lax import fori_loop
 
-    past = xp.asarray(-coefficients(bands, power)[1:], dtype=float)
+    past = xp.asarray(-d[1:], dtype=float)
 
     def add(t, carry):
         total, last = carry

@@ -19,7 +19,7 @@ from fedjaxsim import checks
 from fedjaxsim.hyperparameters import Hyperparameters, Records, on_host
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.own_code import is_stamped, stamp
-from fedjaxsim.privacy.accounting.gaussian import coefficients, inverse_series
+from fedjaxsim.privacy.accounting.gaussian import inverse_series
 from fedjaxsim.privacy.events import Banded, Correlated, Gaussian, NoKnownCost, PrivacyEvent, Pure
 from fedjaxsim.privacy.mechanisms import protocol as base
 from fedjaxsim.privacy.messages import Bounded, Messages, paths_of
@@ -464,9 +464,9 @@ def _pure(statistic, key, like, scale, round_):
     return statistic.normal(normal_key, like, jax.tree.map(lambda of_leaf: of_leaf * size, scale))
 
 
-def correlated_noise(bands: int, power: float) -> Noise:
-    """Return zC Σ_{j<b} d_j ξ_{t−j}, as in `correlated`."""
-    weights = coefficients(bands, power)
+def correlated_noise(of_clients: Correlated) -> Noise:
+    """Return zC Σ_{j<b} d_j ξ_{t−j}, as in `correlated`; `of_clients` has its coefficients."""
+    weights = of_clients.series
 
     def draw(statistic, key, like, scale, round_):
         def add_band(noise, band):
@@ -479,12 +479,12 @@ def correlated_noise(bands: int, power: float) -> Noise:
             return jax.tree.map(jnp.add, noise, more), None
 
         none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-        by_band = jnp.arange(bands), jnp.asarray(weights, dtype=float)
+        by_band = jnp.arange(len(weights)), jnp.asarray(weights, dtype=float)
         noise, _ = jax.lax.scan(add_band, none, by_band)
         return noise
 
     def event(replace):
-        return Correlated(replace=replace, bands=bands, power=power)
+        return dataclasses.replace(of_clients, replace=replace)
 
     return stamp(Noise("correlated", draw, event, (CONSTANT_NOISE,)))
 

@@ -13,6 +13,7 @@ from fedjaxsim.hyperparameters import Hyperparameter, Records, on_host, reads
 from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.accounting.gaussian import square_root
+from fedjaxsim.privacy.events import Correlated
 from fedjaxsim.privacy.mechanisms import record
 from fedjaxsim.privacy.mechanisms.record import (
     CLIP,
@@ -218,7 +219,12 @@ def adaptive_clipping(*, exact_sums: bool = False) -> base.Mechanism:
 
 
 @reads(base.CLIP_NORM, record.CONSTANT_NOISE)
-def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
+def correlated(
+    *,
+    bands: int | None = None,
+    power: float | None = None,
+    coefficients: Sequence[float] | None = None,
+) -> base.Mechanism:
     """Add Gaussian noise that later rounds take back in part (Kalinin et al. 2025).
 
     release_t = (Σ_k clip(v_k, C) + zC Σ_{j<b} d_j ξ_{t−j}) / denominator, with ξ_s a vector of
@@ -238,11 +244,33 @@ def correlated(*, bands: int = 8, power: float = 0.5) -> base.Mechanism:
       * With z = 0 there is no guarantee.
 
     Args:
-      bands: Number b of rounds whose noise a release adds; 1 is independent noise.
-      power: Power of the coefficients in (0, 1]: near 1, more noise cancels and less is left for
-        each participation.
+      bands: Number b of rounds whose noise a release adds, by default 8; 1 is independent noise.
+      power: Power of the coefficients in (0, 1], by default 1/2: near 1, more noise cancels and
+        less is left for each participation.
+      coefficients: d, (b,), in their place, up to a factor: those by which a strategy matrix is
+        inverted, up to the last round. jax_privacy's `toeplitz.inverse_coef` finds them for its
+        `BufferedToeplitz` (BLT, arXiv 2408.08868). The first is positive and no other is.
+
+    Raises:
+      ValueError: if coefficients are not such numbers, `bands` is another number than theirs, or
+        `power` is given beside them.
     """
-    return mechanism_of(SUM, CLIP, record.correlated_noise(bands, power))
+    if coefficients is None:
+        return mechanism_of(SUM, CLIP, record.correlated_noise(
+            Correlated(bands=8 if bands is None else bands, power=0.5 if power is None else power)
+        ))  # fmt: skip
+    d = np.asarray(coefficients, np.float64)
+    if d.ndim != 1 or not np.any(d[:1] > 0):
+        raise ValueError(
+            f"coefficients must be a list of numbers, the first positive, got {coefficients}"
+        )
+    checks.count(1, MOST_BANDS, **{"the number of coefficients": len(d)})
+    if bands not in (None, len(d)):
+        raise ValueError(f"bands must be {len(d)}, the number of coefficients, got {bands}")
+    if power is not None:
+        raise ValueError(f"power has no effect beside coefficients: leave it out, got {power}")
+    event = Correlated(bands=len(d), coefficients=tuple((d / d[0]).tolist()))
+    return mechanism_of(SUM, CLIP, record.correlated_noise(event))
 
 
 @reads(base.CLIP_NORM, record.CONSTANT_NOISE)
