@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 _PACKAGES = {
@@ -26,16 +26,29 @@ _OF_PARTIAL = "func", "args", "keywords"
 
 def own_modules(part: Any) -> list[str]:
     """Return the modules, no libraries, of a part's functions and of all they close over."""
-    modules, seen = set(), set()
+    return sorted({*map(_module_of, _own_values(part))})
+
+
+def defined_at(part: Any) -> str | None:
+    """Return name, file and line of a function of a user in a part, what it wraps first."""
+    for value in _own_values(part):
+        if isinstance(value, types.FunctionType):
+            code = value.__code__
+            return f"{value.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+    return None
+
+
+def _own_values(part: Any) -> Iterator[Any]:
+    """Yield what a part holds, and all that it closes over, that no library defines."""
+    seen = set()
     left: list[Any] = [part]
     while left:
         value = left.pop()
         if id(value) in seen:
             continue
         seen.add(id(value))
-        module = _module_of(value)
-        if module.partition(".")[0] not in _PACKAGES:
-            modules.add(module)
+        if _module_of(value).partition(".")[0] not in _PACKAGES:
+            yield value
         if isinstance(value, (tuple, list, Set)):
             left += value
         elif isinstance(value, Mapping):
@@ -46,7 +59,6 @@ def own_modules(part: Any) -> list[str]:
                 names = [field.name for field in dataclasses.fields(value)]
             with contextlib.suppress(ValueError):  # an empty cell
                 left += [getattr(value, name, None) for name in names]
-    return sorted(modules)
 
 
 def _module_of(value: Any) -> str:

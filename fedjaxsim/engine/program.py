@@ -512,6 +512,7 @@ def algorithm_of_run(
     def init(key, hparams, client_id):
         return algorithm.init(key, client_values(records, hparams, client_id))
 
+    @functools.wraps(algorithm.client)
     def client(shared, personal, data, hparams, context):
         protection = None
         if silos is not None:
@@ -529,6 +530,7 @@ def algorithm_of_run(
             return returned  # the checks of a round say what is wrong
         return (*returned[:-1], loss_of(view) | returned[-1])
 
+    @functools.wraps(algorithm.server)
     def server(shared, release, hparams, round_):
         server_hparams = server_values(records, hparams)
         server_hparams = server_hparams.having(
@@ -536,6 +538,7 @@ def algorithm_of_run(
         )
         return algorithm.server(shared, release, server_hparams, round_)
 
+    @functools.wraps(algorithm.predict)
     def predict(shared, personal, hparams, client_id):
         client_hparams = client_values(records, hparams, client_id)
         return algorithm.predict(shared, personal, client_hparams, client_id)

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.contained_rows import FieldHashes, contained_rows
 from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, line_of, refusal
-from fedjaxsim.own_code import is_stamped, own_modules
+from fedjaxsim.own_code import defined_at, is_stamped, own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
@@ -42,7 +42,7 @@ def check_pure(traced: Any) -> list[Captured]:
     return [(np.asarray(value), line_of(equation)) for value, equation in _constants(traced)]
 
 
-def check_repeats(first: Any, again: Any, returned: tuple[Any, Any] = ((), ())) -> None:
+def check_repeats(function: Any, first: Any, again: Any, returned: tuple[Any, Any]) -> None:
     """Check that two traces of a function are one, and the Python numbers that both `returned`.
 
     A number that the host drew, counted or read from a clock is a constant of a trace, and so the
@@ -51,15 +51,14 @@ def check_repeats(first: Any, again: Any, returned: tuple[Any, Any] = ((), ())) 
     pairs = itertools.zip_longest(equations(first.jaxpr), equations(again.jaxpr))
     for equation, repeated in pairs:
         if equation is None or repeated is None or _settings_of(equation) != _settings_of(repeated):
-            raise _changing(equation or repeated)
+            raise _changing(equation or repeated, function)
     constants = itertools.zip_longest(_constants(first), _constants(again))
     for constant, repeated in constants:
         if constant is None or repeated is None or _bytes(constant[0]) != _bytes(repeated[0]):
-            raise _changing(
-                next(either[1] for either in (constant, repeated) if either is not None)
-            )
+            either = constant or repeated
+            raise _changing(either and either[1], function)
     if repr(returned[0]) != repr(returned[1]):
-        raise _changing(None)
+        raise _changing(None, function)
 
 
 def digest_of(traced: Any) -> str:
@@ -70,11 +69,13 @@ def digest_of(traced: Any) -> str:
     return digest.hexdigest()
 
 
-def _changing(equation: Any) -> ImpureError:
+def _changing(equation: Any, function: Any) -> ImpureError:
+    """Return the error of an equation or, without one, of the function that returns the number."""
+    where = defined_at(function) if equation is None else None
     return ImpureError(
-        f"{line_of(equation)} gives other numbers each time it is traced, and one of them in all "
-        "rounds when it runs: draw random numbers with jax.random from context.key, and count in "
-        "a state; numpy.random, clocks and counters are read while a function is traced"
+        f"{where or line_of(equation)} gives other numbers each time it is traced, and one of them "
+        "in all rounds when it runs: draw random numbers with jax.random from context.key, and "
+        "count in a state; numpy.random, clocks and counters are read while a function is traced"
     )
 
 

@@ -146,7 +146,7 @@ class TracedOnce:
         made = _Trace.of(of_arrays, shapes)
         if repeat:
             again = _Trace.of(of_arrays, shapes)
-            check_repeats(made.jaxpr, again.jaxpr, (made.numbers, again.numbers))
+            check_repeats(function, made.jaxpr, again.jaxpr, (made.numbers, again.numbers))
         check_reads(made.jaxpr.jaxpr, parts.views)
         return made._replace(jaxpr=self._checked(made.jaxpr))
 

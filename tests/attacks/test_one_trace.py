@@ -243,6 +243,16 @@ def test_a_number_of_the_host_that_changes_is_refused_with_its_line(number):
         begun(simulation(lambda total: total + jnp.sum(jnp.asarray(number(), jnp.float32))))
 
 
+def test_a_number_of_the_host_that_is_returned_as_it_is_names_its_function():
+    def client(shared, personal, data, hparams, context):
+        return personal, jnp.asarray(np.random.normal(size=2), jnp.float32), {}  # noqa: NPY002
+
+    sim = simulation()
+    sim = dataclasses.replace(sim, algorithm=sim.algorithm._replace(client=client))
+    with pytest.raises(ValueError, match=rf"client \({__file__}:\d+\) gives other numbers"):
+        begun(sim)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("author", "traces"), [("fedjaxsim.some", 1), ("own", 2)])
 def test_functions_of_others_alone_are_traced_twice(author, traces):
