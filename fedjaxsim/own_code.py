@@ -8,14 +8,21 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Set
+from pathlib import Path
 from typing import Any
 
 _PACKAGES = {
     *sys.stdlib_module_names,
     "fedjaxsim", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku",
 }  # fmt: skip
+_STDLIB = (
+    sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"),
+    str(Path(functools.__file__).parent),
+)  # fmt: skip
+"""Folders of the standard library: a user's file may have a name of its modules, as `code.py`."""
 _INSIDE = (
     "__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__wrapped__", "__func__",
     "__self__",
@@ -26,7 +33,7 @@ _OF_PARTIAL = "func", "args", "keywords"
 
 def own_modules(part: Any) -> list[str]:
     """Return the modules, no libraries, of a part's functions and of all they close over."""
-    return sorted({*map(_module_of, _own_values(part))})
+    return sorted({_module_of(value)[0] for value in _own_values(part)})
 
 
 def defined_at(part: Any) -> str | None:
@@ -47,7 +54,7 @@ def _own_values(part: Any) -> Iterator[Any]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if _module_of(value).partition(".")[0] not in _PACKAGES:
+        if not _is_library(*_module_of(value)):
             yield value
         if isinstance(value, (tuple, list, Set)):
             left += value
@@ -61,11 +68,20 @@ def _own_values(part: Any) -> Iterator[Any]:
                 left += [getattr(value, name, None) for name in names]
 
 
-def _module_of(value: Any) -> str:
-    """Return where code was written: `__module__` may be copied, as by `functools.wraps`."""
+def _module_of(value: Any) -> tuple[str, str | None]:
+    """Return module and file of code: `__module__` may be copied, as by `functools.wraps`."""
     if isinstance(value, types.FunctionType):
-        return value.__globals__.get("__name__") or value.__code__.co_filename
-    return (value if isinstance(value, type) else type(value)).__module__
+        inside = value.__globals__
+        return inside.get("__name__") or value.__code__.co_filename, inside.get("__file__")
+    module = (value if isinstance(value, type) else type(value)).__module__
+    return module, getattr(sys.modules.get(module), "__file__", None)
+
+
+def _is_library(module: str, file: str | None) -> bool:
+    name = module.partition(".")[0]
+    if name not in _PACKAGES:
+        return False
+    return file is None or name not in sys.stdlib_module_names or file.startswith(_STDLIB)
 
 
 def stamp(record: Any, allows: Callable[[Any, Any], bool] | None = None) -> Any:

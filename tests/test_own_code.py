@@ -1,6 +1,8 @@
 """Whose code a part runs, however it is wrapped."""
 
 import functools
+import importlib
+import sys
 from types import MappingProxyType
 from typing import Any
 
@@ -59,6 +61,22 @@ def test_code_is_its_authors_however_it_is_wrapped(function):
 
 def test_the_package_and_libraries_are_nobodys():
     assert own_modules((BASE, fjs.poisson(0.1), fjs.pmtl(TASK), optax.adam(0.1), jnp.sum)) == []
+
+
+@pytest.mark.parametrize("name", ["code", "statistics"])
+def test_a_users_file_may_have_the_name_of_a_module_of_python(name, tmp_path, monkeypatch):
+    (tmp_path / f"{name}.py").write_text(
+        "class Part:\n    def add(self, *args): return args\ndef add(*args): return args\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, module)  # which puts Python's back
+    for part in (module.add, module.Part(), jax.jit(module.add), BASE._replace(add=module.add)):
+        assert own_modules(part) == [name]
+    # A function outlasts its module.
+    monkeypatch.delitem(sys.modules, name)
+    assert own_modules(module.add) == [name]
 
 
 def simulation(**parts):
