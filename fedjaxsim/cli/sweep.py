@@ -42,7 +42,7 @@ def sweep(
       seeds: Seeds of each setting, from --seed on.
       overwrite: Replace the results in the directory.
       select_privately: Publish the best of a random number of runs: geometric:10 are 10 on average,
-        with an ε of the whole.
+        with one ε for all of it (zero-out).
       score_noise: z of the noise on the validation metric by which it is selected.
       score_largest: Public bound to which clients' metrics are clipped for that.
       quiet: Print the result and errors only.

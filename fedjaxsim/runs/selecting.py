@@ -1,4 +1,4 @@
-"""Selections: the best of a random number of runs, with one ε for all of it."""
+"""Selections: the best of a random number of runs, with one zero-out ε for all of it."""
 
 import dataclasses
 import warnings
