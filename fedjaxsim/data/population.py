@@ -320,8 +320,8 @@ def adapted_alike(first: Population, second: Population) -> bool:
 def with_other_rows(population: Population, clients: Sequence[int], seed: int) -> Population:
     """Return the population with other rows of some clients, as many in every split.
 
-    Floats become large random numbers; an integer, such as a label, becomes the next larger one
-    that occurs, and the largest becomes the smallest.
+    Floats become large random numbers, positive ones where none is negative, as times; an integer,
+    such as a label, becomes the next larger one that occurs, and the largest becomes the smallest.
     """
     rng = np.random.default_rng((seed, *clients))
     splits = population.splits.values()
@@ -333,7 +333,8 @@ def with_other_rows(population: Population, clients: Sequence[int], seed: int) -
             occurring, index = np.unique(values, return_inverse=True)
             replaced[rows] = occurring[(index.reshape(values.shape)[rows] + 1) % len(occurring)]
         else:
-            replaced[rows] = _LARGE * rng.normal(size=replaced[rows].shape)
+            large = _LARGE * rng.normal(size=replaced[rows].shape)
+            replaced[rows] = large if np.min(values) < 0 else np.abs(large)
         fields[name] = replaced
     return dataclasses.replace(population, fields=fields)
 

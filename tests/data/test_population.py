@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import Population, split
-from fedjaxsim.data.population import with_other_counts
+from fedjaxsim.data.population import with_other_counts, with_other_rows
 
 
 def test_clients_follow_one_another():
@@ -282,3 +282,14 @@ def test_a_client_with_other_counts_keeps_its_rows_and_the_public_bound(most):
         assert new.min() >= 0
         possible = range(max(1, total - 2 * most), min(total, most) + 1)
         assert (new[0] == counts[0]) == (len(possible) == 1)
+
+
+def test_other_rows_of_a_client_are_as_a_task_takes_them():
+    signed, times = np.linspace(-1, 1, 8)[:, None], np.linspace(0.5, 4, 8)
+    population = Population.from_flat({"x": signed, "y": times}, [4, 4])
+    fields = with_other_rows(population, [1], seed=0).fields
+    for name, values in population.fields.items():
+        np.testing.assert_array_equal(fields[name][:4], values[:4])
+        assert np.all(fields[name][4:] != values[4:])
+    assert fields["x"].min() < -10
+    assert fields["y"].min() > 0
