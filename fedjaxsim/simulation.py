@@ -233,7 +233,7 @@ class Simulation(Fixed):
             accounts.no_charges(self.accounts, self.population.preparations),
             examples=self.examples,
             records=tuple(self.records.values()),
-            assumed=assumptions_of(algorithm, mechanism, self.sampler),
+            assumed=assumptions_of(algorithm, mechanism, self.sampler, self.population.generate),
         )
         if self.streamed:
             self.transformed = stream(self.program)
@@ -323,7 +323,8 @@ class Simulation(Fixed):
         most = self.population.max_rows
         rows = MOST_ROWS if most is None else DECLARED_ROWS.format(most)
         named = dict.fromkeys([rows, *(sentence for part in parts for sentence in part.public)])
-        return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
+        generate = self.population.generate
+        return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler, generate))
 
     @property
     def bounds_steps(self) -> bool:

@@ -9,12 +9,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.program import mechanism_of_run
+from fedjaxsim.kernels.primitives import ImpureError
 from fedjaxsim.own_code import own_modules
 
 POPULATION, TASK = classification([3] * 20)
@@ -104,3 +106,26 @@ def test_a_wrapped_sampler_is_asked_for_cohorts():
     sim = simulation(sampling=sampling._replace(for_clients=for_clients))
     with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
         sim.init(0, sim.hyperparameters())
+
+
+def test_a_generator_of_minibatches_is_code_of_a_client():
+    fields = {name: values[:40] for name, values in POPULATION.fields.items()}
+
+    def generate(key, row, size):
+        shift = rng.normal() if draws else 0.0
+        return {name: jnp.stack([value] * size) for name, value in row.items()} | {
+            "x": jax.random.normal(key, (size, *row["x"].shape)) + shift
+        }
+
+    stream = fjs.Population.from_flat(fields, [2] * 20, generate=generate)
+    parts: Any = {"minibatches": fjs.Minibatches(2, steps=1), "mechanism": BASE}
+    rng, draws = np.random.default_rng(0), False
+    sim = fjs.Simulation(fjs.fedavg(TASK), stream, fjs.full_participation(), **parts)
+    [sentence] = [text for text in sim.public if text.startswith("Functions of")]
+    assert __name__ in sentence
+    assert sentence in sim.program.assumed
+    draws = True
+    with pytest.raises(ImpureError, match="gives other numbers each time it is traced"):
+        fjs.Simulation(fjs.fedavg(TASK), stream, fjs.full_participation(), **parts).init(
+            0, sim.hyperparameters(clip=1.0, noise_multiplier=1.0)
+        )

@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.contained_rows import FieldHashes, contained_rows
+from fedjaxsim.data.minibatches import Generate
 from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, line_of, refusal
 from fedjaxsim.own_code import defined_at, is_stamped, own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
@@ -211,8 +212,13 @@ _ASSUMED = (
 )
 
 
-def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler) -> tuple[str, ...]:
-    """Return what a guarantee assumes of users' functions; nothing if there are none."""
+def assumptions_of(
+    algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler, generate: Generate | None = None
+) -> tuple[str, ...]:
+    """Return what a guarantee assumes of users' functions; nothing if there are none.
+
+    A population's `generate` is a function of a client, too.
+    """
     sentences = []
     if sampler.availability is not None:
         sentences.append(
@@ -224,7 +230,7 @@ def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler)
             "Clients noise their messages as `example_epsilon` of the algorithm says; no check of "
             "a run tests that."
         )
-    for part, sentence in zip((algorithm, mechanism, sampler), _ASSUMED, strict=True):
+    for part, sentence in zip(((algorithm, generate), mechanism, sampler), _ASSUMED, strict=True):
         if modules := own_modules(part):
             sentences.append(sentence.format(", ".join(modules)))
     return tuple(sentences)

@@ -94,7 +94,7 @@ class TracedOnce:
             kind = parts.kind, *settings, backend.platform(), mesh
             if kind not in traces:
                 # The package's own functions hold no numbers of the host that change.
-                repeat = not traces and bool(own_modules(function))
+                repeat = not traces and bool(own_modules((function, parts.kind)))
                 traces[kind] = self._traced(function, parts, repeat=repeat)
             return traces[kind].evaluate(parts.arrays)
 
