@@ -83,7 +83,7 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     file.write_text(
         'data = "synthetic"\nloss = "squared"\nclients = 6\nvalidation-fraction = 0.3\n'
         'algorithm = "fedavg"\nrounds = 3\nlocal-steps = 1\nsampling = "full"\ndelta = 1e-3\n'
-        "noise-multiplier = 4\n[sweep]\nlearning-rate = [0.001, 0.01]\n"
+        "noise-multiplier = 4\n[sweep]\nlearning-rate = [2e38, 3e38]\n"  # diverge
     )
     command = ["sweep", str(file), "--out", str(out), "--quiet"]
     assert "score-noise" in refused(" ".join([*command, "--select-privately", "geometric:2"]))
@@ -96,7 +96,9 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     capsys.readouterr()
     assert main(privately) == 0
     said = "".join(capsys.readouterr())
-    assert said.startswith("number_of_runs geometric:2"), "a line of a run would count the runs"
+    assert said.startswith("number_of_runs geometric:2"), (
+        "a line or a warning of a run would count the runs"
+    )
     guarantee, selected = files(out, "guarantee", "selection")
     one = [
         PrivacySpend(SamplingScheme("full", 6, 6), GAUSSIAN, (Entry(4.0, 1.0, 3),)),
@@ -104,7 +106,7 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     ]
     price = selection.epsilon(selection.parse("geometric:2"), [one], 1e-3)
     assert guarantee["zero_out"]["joint_dp"]["rdp_selection"]["epsilon"] == pytest.approx(price)
-    assert selected["settings"]["learning_rate"] in (0.001, 0.01)
+    assert selected["settings"]["learning_rate"] in (2e38, 3e38)
     assert np.isfinite(selected["private_loss"])
     assert len(np.load(out / "model.npz").files) > 0
     assert "ε ≤" in said
