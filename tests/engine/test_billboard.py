@@ -1,9 +1,11 @@
 """The billboard lemma by construction: releases are all that a client learns of the others."""
 
 import contextlib
+import inspect
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.problems import (
     classification,
@@ -18,11 +20,15 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.layout import ChunkMap
+from fedjaxsim.factories import resolve
+from fedjaxsim.models import linear
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
 from fedjaxsim.privacy.samplers import full_participation, poisson
+from fedjaxsim.runs.parts import LOSSES
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import known_regression
 from fedjaxsim.testing import check_billboard
@@ -101,6 +107,45 @@ def with_client(change):
         return *change(data, kept, message), metrics
 
     return good._replace(client=client)
+
+
+RNG = np.random.default_rng(0)
+COUNTS = np.array([[5, 4, 1]] * 6)
+CLASSES = RNG.integers(0, 3, 60)
+TARGETS = {
+    "cox": RNG.gamma(2.0, size=60) * RNG.choice([-1, 1], 60),
+    "gamma": RNG.gamma(2.0, size=60) + 0.1,
+    "logistic": CLASSES // 2,
+    "multilabel": RNG.integers(0, 2, (60, 3)),
+    "negative-binomial": CLASSES,
+    "one-vs-all": CLASSES,
+    "ordinal": CLASSES,
+    "poisson": CLASSES,
+    "quantile": RNG.normal(size=60),
+    "softmax": CLASSES,
+    "squared": RNG.normal(size=60),
+    "squared-targets": RNG.normal(size=(60, 3)),
+}
+"""Targets of six clients for each loss."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_law_holds_for_the_metrics_of_every_loss(loss):
+    """Rows, labels and numbers of rows of a client change; others' validation metrics do not."""
+    factory, several = resolve(LOSSES[loss]), ("softmax", "one-vs-all", "multilabel")
+    outputs = 3 if loss in (*several, "squared-targets") else 1
+    taken = inspect.signature(factory).parameters
+    sizes = {"num_classes": 3, "num_outputs": outputs}
+    task = factory(linear((3,), outputs), **{k: v for k, v in sizes.items() if k in taken})
+    x = np.random.default_rng(1).normal(size=(60, 3))
+    fields = {"x": x, "y": TARGETS[loss]}
+    population = Population.from_flat(fields, COUNTS, max_rows=12)
+    simulation = Simulation(
+        local(task), population, full_participation(), Minibatches(2, steps=1), no_release()
+    )
+    hparams = simulation.hyperparameters(learning_rate=0.01)
+    check_billboard(simulation, hparams, rounds=1, clients=[0], split="validation")
 
 
 def test_a_client_that_reads_the_rows_of_all_is_found():
