@@ -6,7 +6,6 @@ start, and for the next call.
 
 import contextlib
 import ctypes
-import functools
 import gc
 import os
 import resource
@@ -19,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.interpreters import mlir
 from support import simulations
 
 from fedjaxsim.cli import main
@@ -58,8 +56,6 @@ def _compile_quickly() -> None:
     jax.config.update("jax_traceback_in_locations_limit", 0)
     if jax.__version_info__ < (0, 11):  # XLA ends the process at a flag that it does not know.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
-        # A context of its own for each program is a quarter of what it takes to lower one.
-        mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 
 @jax.jit

@@ -51,7 +51,7 @@ NEEDS = {
 }
 """Other settings without which a setting has no effect."""
 RELEASE = {
-    "exact_sums": True, "bands": 2, "power": 0.7,
+    "exact_sums": True, "bands": 2, "power": 0.7, "coefficients": (1.0, -0.2, -0.1),
     "clip": 2.0, "noise_multiplier": 0.4, "noise_schedule": "power:1", "target_quantile": 0.7,
     "clip_learning_rate": 0.7, "count_noise": 2.0, "max_weight": 3.0, "psd_deviations": 1.0,
 }  # fmt: skip
@@ -177,11 +177,14 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
     given: dict[str, Any] = {"algorithm": algorithm, "mechanism": mechanism}
     parts = {"parts": ("kernel", "bias"), "clip_kernel": 1.0, "clip_bias": 0.5}
     given |= parts if mechanism == "per-part" else {}
+    turns = {"sampling": "groups", "groups": 3, "bands": 3} if mechanism == "banded" else {}
+    given |= turns
     read = table_of(given).keys
     base = {"noise_multiplier": 0.3, "count_noise": 1.0}
     base = {name: value for name, value in base.items() if name in read}
     base |= {"weights": "rows", "max_weight": 50.0} if "weights" in read else {}
     base |= parts if mechanism == "per-part" else {}
+    base |= turns
     plain = computed(algorithm, mechanism=mechanism, **base)
     for name, value in RELEASE.items():
         if name in read:
