@@ -22,7 +22,7 @@ from jax import core
 
 from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
-from fedjaxsim.data.aligned import aligned_with
+from fedjaxsim.data.aligned import aligned_with, numbers_of
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, adapted_alike
 from fedjaxsim.engine import accounts, trained
@@ -600,7 +600,7 @@ class Simulation(Fixed):
         names, before = (sim.population.names.astype(str) for sim in (self, earlier))
         if np.array_equal(names, before):
             return None
-        origin = trained.numbers_of(earlier.population, self.population.names)
+        origin = numbers_of(earlier.population, self.population.names)
         if len({*before} - {*names}):
             raise ValueError(
                 f"all {len(before)} clients of the stage before must be here, known by their "

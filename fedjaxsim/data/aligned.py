@@ -45,8 +45,7 @@ def with_test_rows(trained: Population, rows: Population) -> Population:
     Rows are aligned; see `aligned_with`. Clients are found by their names, and rows of others are
     left out. Training rows are those that a model reads to predict.
     """
-    place = {str(name): number for number, name in enumerate(trained.names.tolist())}
-    owner = np.array([place.get(str(name), -1) for name in rows.names.tolist()])
+    owner = numbers_of(trained, rows.names)
     train_ranges, row_owners = trained.splits["train"], np.repeat(owner, rows.counts.sum(axis=1))
     in_run = np.flatnonzero(row_owners >= 0)
     fields = {
@@ -68,6 +67,12 @@ def with_test_rows(trained: Population, rows: Population) -> Population:
         voids_epsilon=trained.voids_epsilon,
         preparations=trained.preparations,
     )
+
+
+def numbers_of(trained: Population, names: np.ndarray) -> np.ndarray:
+    """Return the number of the trained client of each name, or −1, (m,) int32."""
+    numbers = {str(name): number for number, name in enumerate(trained.names.tolist())}
+    return np.array([numbers.get(str(name), -1) for name in names.tolist()], np.int32)
 
 
 def rows_of(population: Population, split: str) -> Population:

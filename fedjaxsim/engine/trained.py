@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.data.aligned import numbers_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program
@@ -120,16 +121,16 @@ def predictions_of(
     if published_alone:
         clients = np.full_like(clients, -1)
     fields = {name: v for name, v in population.fields.items() if name != "y"}
-    named, typed_columns = trained.columns.get("x"), population.columns.get("x")
+    named, row_columns = trained.columns.get("x"), population.columns.get("x")
     clipped = {}
     if (
         trained is not population
         and named is not None
-        and typed_columns is not None
-        and typed_columns != named
+        and row_columns is not None
+        and row_columns != named
     ):
-        clipped = {"clipped": named.beyond(fields["x"], typed_columns)}
-        fields["x"] = named.aligned(fields["x"], typed_columns)  # in the units of the training rows
+        clipped = {"clipped": named.beyond(fields["x"], row_columns)}
+        fields["x"] = named.aligned(fields["x"], row_columns)  # in the units of the training rows
     fields = jax.tree.map(jnp.asarray, fields)
     published = program.algorithm.warm_start.published(state.shared)
     strangers = bool(np.any(clients < 0))
@@ -246,12 +247,6 @@ def training_rows(program: Program, population: Population) -> Rows:
     reads = program.algorithm.predict_with_data is not None
     fields = jax.tree.map(jnp.asarray, dict(population.fields)) if reads else {}
     return Rows.place(population, "train", fields, program.algorithm)
-
-
-def numbers_of(trained: Population, names: np.ndarray) -> np.ndarray:
-    """Return the number of the trained client of each name, or −1, (m,) int32."""
-    numbers = {str(name): number for number, name in enumerate(trained.names.tolist())}
-    return np.array([numbers.get(str(name), -1) for name in names.tolist()], np.int32)
 
 
 def _owners(population: Population) -> np.ndarray:

@@ -162,12 +162,12 @@ class FinishedRun:
             return population, None
         # Steps act on stored numbers, so new rows are first stored as the run's rows were.
         run_population = population_of(self.config.replace(preprocess=()))
-        named, typed_columns = run_population.columns.get("x"), population.columns.get("x")
-        if named is not None and typed_columns is not None:
-            clipped = named.beyond(population.fields["x"], typed_columns)
+        named, row_columns = run_population.columns.get("x"), population.columns.get("x")
+        if named is not None and row_columns is not None:
+            clipped = named.beyond(population.fields["x"], row_columns)
             if population.source_row is not None:
                 clipped = clipped[np.argsort(population.source_row, kind="stable")]
-            stored = named.aligned(population.fields["x"], typed_columns)
+            stored = named.aligned(population.fields["x"], row_columns)
             population = population.with_field("x", lambda _: stored, named)
         for step in steps:
             run_population = TRANSFORMS[step](run_population)

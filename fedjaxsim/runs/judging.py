@@ -121,8 +121,8 @@ def _by_class(
 ) -> Table:
     """Return precision, recall and F1 of each class, of the rows of all clients together."""
     tables: list[Table] = []
+    took_part = np.isin(_names(rows), _names(sim.population))
     for model in models:
-        took_part = np.isin(_names(rows), _names(sim.population))
         judged_rows = rows if model == PUBLISHED else rows.of_clients(took_part)
         predictions = sim.predict(state, hparams, judged_rows, model=model)
         labels, source_row = judged_rows.fields["y"], judged_rows.source_row
