@@ -9,12 +9,11 @@ is part of the same ε. It prints the errors of tables.py, means over three seed
 table and system; – where the private ranges alone cost more than ε.
 """
 
-import argparse
 import math
 from pathlib import Path
 
 import numpy as np
-from tables import TABLES, settings_of
+from tables import TABLES, parsed, settings_of
 
 from fedjaxsim.data.transforms import Range, ranges_of, scale
 from fedjaxsim.privacy import scale_privately
@@ -65,11 +64,7 @@ def errors_of(name: str, algorithm: str, folder: Path) -> dict[tuple[str, float]
 
 def main() -> None:
     """Print errors at each ε, a row for each table and system."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = parsed(main.__doc__, TABLES)
     kinds = [*WIDER, "private"]
     print("|  |", " | ".join(kinds), "|")
     print("|", " | ".join(["---"] * (1 + len(kinds))), "|")

@@ -12,14 +12,13 @@ of the mean, and 1/n: five numbers of norm √5 at most. The variance within cli
 follow, as in a one-way analysis of variance.
 """
 
-import argparse
 import math
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tables import TABLES, settings_of
+from tables import TABLES, parsed, settings_of
 
 from fedjaxsim.data import variance_ratios
 from fedjaxsim.data.population import Population
@@ -83,11 +82,7 @@ def errors_of(name: str, algorithm: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Print errors, a row for each table and system."""
     regressions = [name for name, table in TABLES.items() if f" {table.target}=" in table.ranges]
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--tables", nargs="+", choices=regressions, default=regressions)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = parsed(main.__doc__, regressions)
     print("|  |", " | ".join(KINDS), "|")
     print("|", " | ".join(["---"] * (1 + len(KINDS))), "|")
     for name in args.tables:

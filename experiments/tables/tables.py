@@ -13,7 +13,7 @@ import csv
 import math
 import tomllib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -290,13 +290,19 @@ def drawn(found: dict[str, Scores]) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Compute what the folder lacks, print the tables and draw the picture."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def parsed(description: str | None, names: Iterable[str]) -> argparse.Namespace:
+    """Return the arguments of a script: the folder `out`, which is made, and some `tables`."""
+    parser, choices = argparse.ArgumentParser(description=description), [*names]
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--tables", nargs="+", choices=choices, default=choices)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def main() -> None:
+    """Compute what the folder lacks, print the tables and draw the picture."""
+    args = parsed(main.__doc__, TABLES)
     rows = []
     for name in args.tables:
         file = args.out / f"{name}-results.csv"
