@@ -41,7 +41,8 @@ class Checkpoint(NamedTuple):
 
     `leaves` are the type and shape of the state's leaves by name, in their order in the file from
     position `begin` on; `ledger` has the static parts of its ledger, if it has one. `about` and
-    `note` are as in `CheckpointFolder`, and `skipped` says why later checkpoints cannot be read.
+    `note` are as in `CheckpointFolder`, `x64` is JAX's setting (None of an older file), and
+    `skipped` says why later checkpoints cannot be read.
     """
 
     file: Path
@@ -51,6 +52,7 @@ class Checkpoint(NamedTuple):
     note: dict[str, Any]
     leaves: Mapping[str, tuple[str, list[int]]]
     ledger: dict[str, Any] | None
+    x64: bool | None = None
     skipped: tuple[str, ...] = ()
 
     def state(self, like: Tree) -> Tree:
@@ -153,6 +155,7 @@ class CheckpointFolder:
             "note": note,
             "leaves": {name: (str(a.dtype), np.shape(a)) for name, a in arrays.items()},
             "ledger": _ledger_of(state),
+            "x64": has_x64(),
         }
         header = f"{json.dumps(content)}\n".encode()
 
@@ -214,12 +217,27 @@ class CheckpointFolder:
             raise ValueError(f"{file} was written by another version of fedjaxsim") from error
         if checkpoint is None or checkpoint.round != round_:
             raise ValueError(f"{file} is damaged")
+        require_x64(checkpoint.x64, file)
         if self.check is not None:
             self.check(checkpoint.note)
         other = [name for name, value in self.about.items() if checkpoint.about.get(name) != value]
         if other:
             raise ValueError(f"{file} was made with other {' and '.join(other)} than these here")
         return checkpoint
+
+
+def has_x64() -> bool:
+    """Return whether JAX computes in 64 bits, as with JAX_ENABLE_X64=1."""
+    return bool(jax.config.jax_enable_x64)
+
+
+def require_x64(x64: bool | None, path: Path) -> None:
+    """Check that JAX has the setting that the files at a path were made with; None is unknown."""
+    if x64 not in (None, has_x64()):
+        raise ValueError(
+            f"{path} was made with JAX_ENABLE_X64={x64:d}, and JAX has {has_x64():d} here: set the "
+            f"environment variable JAX_ENABLE_X64={x64:d} to go on"
+        )
 
 
 def _header(file: Path) -> tuple[bytes, bool]:

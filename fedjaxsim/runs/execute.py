@@ -18,6 +18,7 @@ from fedjaxsim import callbacks
 from fedjaxsim.audit.bounds import AuditResult, result
 from fedjaxsim.data.population import Population
 from fedjaxsim.divergence import DivergingWarning, diverging_from
+from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Clock, Segment
 from fedjaxsim.engine.processes import from_all, is_first
@@ -130,6 +131,7 @@ def execute(
         if is_first():
             tables, facts = experiment.resolved(), fingerprints(experiment)
             tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
+            tables["resolved"] |= {"x64": has_x64()}
             tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
             reading = {name: tables.get(name) for name in (*sorted(config.data_settings()), "loss")}
             tables["resolved"]["data_settings_fingerprint"] = settings_digest(reading)

@@ -8,6 +8,7 @@ import jax
 
 from fedjaxsim import store
 from fedjaxsim.engine import processes
+from fedjaxsim.engine.checkpoint import require_x64
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
 from fedjaxsim.runs.assemble import data_warnings
@@ -137,6 +138,7 @@ def prepare_resume(
     if processes.is_first():
         store.lock_folder(path)
     resolved, earlier = tables.get("resolved", {}), tables.get("stages", [])
+    require_x64(resolved.get("x64"), path)
     config = read_toml(path / CONFIG)
     experiment = prepare_with_progress(config, quiet=quiet)
     _agree(experiment, directory, rounds=rounds)

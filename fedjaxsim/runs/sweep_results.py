@@ -27,7 +27,7 @@ from fedjaxsim import store
 from fedjaxsim.callbacks import fits
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import failures
-from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
+from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder, has_x64, require_x64
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
     METRICS,
@@ -112,13 +112,14 @@ class SweepDirectory:
         names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
         if (path / SWEEP).is_file() and not overwrite:
-            earlier_fingerprint = None
+            earlier = dict[str, Any]()
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                earlier_fingerprint = read_tables(path / SWEEP)["resolved"]["fingerprint"]
-            if earlier_fingerprint != sweep.fingerprint:
+                earlier = dict(read_tables(path / SWEEP)["resolved"])
+            if earlier.get("fingerprint") != sweep.fingerprint:
                 what = f"{path} holds another sweep, or a damaged sweep.toml"
                 raise ValueError(f"{what}: choose another directory or say --overwrite")
-        resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs)}
+            require_x64(earlier.get("x64"), path)
+        resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs), "x64": has_x64()}
         resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
         asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
         write_tables(path / SWEEP, asked)

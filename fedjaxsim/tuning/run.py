@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjaxsim.engine.checkpoint import has_x64, require_x64
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.progress import Bar, number
@@ -150,6 +151,8 @@ def prepare_tuning(
 
     `asked` has wrt, seeds, steps and metric.
     """
+    if (path / PATH_JSON).is_file() and not overwrite:
+        require_x64(read_json(path / PATH_JSON).get("x64"), path)
     names = _names(asked["wrt"], config)
     source = find_source(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
@@ -178,6 +181,7 @@ def prepare_tuning(
         "statement": source.statement,
         "shared_seed": SHARED_SEED,
         "asked": asked,
+        "x64": has_x64(),
         "versions": versions(),
         "draws": [draws_of(key, config.rounds)._asdict() for key in (*keys, *fresh)],
         "metric": metric,

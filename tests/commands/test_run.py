@@ -62,7 +62,7 @@ def test_the_same_command_shows_a_finished_run_and_another_one_is_refused(finish
     assert "already holds a run with other settings (lam 0.1 there and 0.3 here)" in said
 
 
-def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypatch):
+def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypatch, capsys):
     out, resumed = tmp_path / "run", []
     shutil.copytree(finished / "pmtl", out)
     (out / "summary.json").unlink()
@@ -71,6 +71,9 @@ def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypa
         resumed.append(given)
         raise ValueError("resumed")
 
+    with jax.enable_x64(True):
+        assert main(["resume", str(out), "--rounds", "50"]) == 2
+    assert "set the environment variable JAX_ENABLE_X64=0 to go on" in capsys.readouterr().err
     monkeypatch.setattr(starting, "prepare_resume", resume)
     private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", str(out)]
     assert main(["run", *SMALL, *private]) == 2
@@ -156,6 +159,7 @@ def test_a_run_is_repeated_by_the_configuration_it_wrote(finished):
     assert wrote["resolved"].pop("data_settings_fingerprint") == settings_digest(
         {k: wrote.get(k) for k in (*sorted(again.config.data_settings()), "loss")}
     )
+    assert wrote["resolved"].pop("x64") is False
     assert again.resolved() == wrote
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
@@ -182,6 +183,9 @@ def test_another_tuning_is_not_overwritten(finished, capsys):
     folder, _ = finished
     assert main([*SMALL, *PRIVATE, "--seed", "9", "--out", str(folder)]) == 2
     assert "already holds a tuning (path.json, " in capsys.readouterr().err
+    with jax.enable_x64(True):
+        assert main([*SMALL, *PRIVATE, "--out", str(folder)]) == 2
+    assert "set the environment variable JAX_ENABLE_X64=0 to go on" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -104,6 +104,14 @@ def test_a_state_of_another_simulation_is_refused(tmp_path):
         last(checkpoints).state(other)
 
 
+def test_a_state_of_other_precision_is_refused_in_words(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path)
+    checkpoints.save(1, state(1), {})
+    with jax.enable_x64(True), pytest.raises(ValueError, match="set .* JAX_ENABLE_X64=0 to go on"):
+        last(checkpoints)
+    assert last(checkpoints).round == 1
+
+
 def test_damage_anywhere_is_noticed_and_the_one_before_is_read(tmp_path):
     checkpoints = CheckpointFolder(tmp_path, {"settings": "a"})
     for round_ in (1, 2):

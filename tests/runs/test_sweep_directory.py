@@ -5,6 +5,7 @@ import tomllib
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
@@ -138,6 +139,8 @@ def test_another_sweep_is_refused(tmp_path):
     other = resolve_sweep({"rounds": 20}, TABLES)
     with pytest.raises(ValueError, match=r"another sweep.*--overwrite"):
         directory(tmp_path, other)
+    with jax.enable_x64(True), pytest.raises(ValueError, match="made with JAX_ENABLE_X64=0, and"):
+        directory(tmp_path)
     assert directory(tmp_path).finished() == {2}
     assert directory(tmp_path, other, overwrite=True).finished() == set()
     assert {path.name for path in tmp_path.iterdir()} == {"sweep.toml", store.LOCK}
@@ -150,7 +153,7 @@ def test_the_description_asks_for_the_same_sweep(tmp_path):
     assert content["versions"] == versions()
     assert content["resolved"] == {
         "fingerprint": PLAN.fingerprint, "runs": 5, "best_over": [],
-        "data_fingerprint": "",
+        "data_fingerprint": "", "x64": False,
     }  # fmt: skip
 
 
