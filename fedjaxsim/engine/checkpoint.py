@@ -228,7 +228,7 @@ class CheckpointFolder:
 
 def has_x64() -> bool:
     """Return whether JAX computes in 64 bits, as with JAX_ENABLE_X64=1."""
-    return bool(jax.config.jax_enable_x64)
+    return bool(jax.config.values["jax_enable_x64"])
 
 
 def require_x64(x64: bool | None, path: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_state_of_another_simulation_is_refused(tmp_path):
 def test_a_state_of_other_precision_is_refused_in_words(tmp_path):
     checkpoints = CheckpointFolder(tmp_path)
     checkpoints.save(1, state(1), {})
-    with jax.enable_x64(True), pytest.raises(ValueError, match="set .* JAX_ENABLE_X64=0 to go on"):
+    with jax.enable_x64(True), pytest.raises(ValueError, match="JAX_ENABLE_X64=0 to go on"):
         last(checkpoints)
     assert last(checkpoints).round == 1
 
