@@ -22,6 +22,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import seed_key
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.accounting.in_loop import room_of
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.events import EXAMPLE, ChecksSkipped, Examples, PrivacyEvent, Silos
@@ -162,16 +163,18 @@ def require_protection(privacy: Ledger, accounts: Sequence[Account]) -> None:
 
 def current_part(state: SimulationState, accounts: Sequence[Account]) -> SimulationState:
     """Return the state with the part of its ledger that rounds of these accounts change."""
-    return dataclasses.replace(state, privacy=ledger.current(state.privacy, accounts))
+    part = ledger.current(state.privacy, accounts)
+    part = dataclasses.replace(part, room=room_of(state.privacy, part))
+    return dataclasses.replace(state, privacy=part)
 
 
 def charged_alone(
     rounds: Callable[..., tuple[SimulationState, Any]], accounts: Sequence[Account]
 ) -> Callable[..., tuple[SimulationState, Any]]:
-    """Return the compiled rounds of a state whose ledger may have other stages and sentences.
+    """Return the compiled rounds of a state whose ledger may have stages, sentences and a budget.
 
-    `rounds`, `(state, ...) -> (state, metrics)`, gets its own stage's accounts alone: whatever
-    came before, it is compiled once.
+    `rounds`, `(state, ...) -> (state, metrics)`, gets its own stage's accounts alone, and what the
+    budget leaves to them as arrays: whatever came before, it is compiled once.
     """
 
     def called(state, *args, **kwargs):

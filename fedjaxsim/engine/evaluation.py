@@ -432,7 +432,7 @@ def release_evaluation(
     assert place is not None, "`prepare_release` makes the record"
     number = int(privacy.draws[place].next_round)
     privacy = _charged(privacy, key, number, place, spend)
-    if privacy.limit is not None and not allows(privacy.limit, privacy):
+    if privacy.limit is not None and not allows(privacy):
         return state, None
     noise = noise_key(state, number)
     share = float(_released(plan, better)(jnp.asarray(values, float), noise))

@@ -209,8 +209,8 @@ class Program:
             worked = self.work(state, hparams, rows, drawn)
             return self.server_update(state, hparams, drawn, worked)
 
-        limit = state.privacy.limit
-        if limit is None or not self.mechanism.event.releases:
+        has_budget = state.privacy.limit is not None or state.privacy.room is not None
+        if not (has_budget and self.mechanism.event.releases):
             return run(state)
         shapes = jax.eval_shape(
             lambda: (self.work(state, hparams, rows, drawn).accumulator, run(state)[1])
@@ -219,7 +219,7 @@ class Program:
         # The noise multiplier follows from public state alone, so messages of zero tell it.
         release = self._release(state, hparams, drawn, nothing)
         after = self._charged(state, hparams, drawn, release.noise_multiplier)
-        return jax.lax.cond(allows(limit, after), run, lambda state: (state, no_metrics), state)
+        return jax.lax.cond(allows(after), run, lambda state: (state, no_metrics), state)
 
     @traced_for_its_devices
     def rounds(

@@ -130,6 +130,7 @@ def map_parts(function: Callable[[StatePart, PyTree], PyTree], state: Simulation
                 tree,
                 charges=function(part, tree.charges),
                 draws=function(part._replace(varies=False), tree.draws),
+                room=function(part._replace(varies=False), tree.room),
             )
         else:
             tree = function(part, tree)

@@ -20,59 +20,96 @@ Periods of random allocation are charged the least noise of all planned rounds, 
 such a pair, whatever noise its rounds get.
 """
 
-import functools
-import operator
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim.privacy.entries import MOST_ROUNDS
-from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend, in_order
+from fedjaxsim.privacy.entries import MOST_ROUNDS, Entry, SamplingScheme
+from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, PrivacySpend, in_order
+
+Kind = tuple[SamplingScheme, PrivacyEvent]
 
 
-def exceeds(limit: PrivacyLimit, accounts: Iterable[tuple[Any, ...]], xp: Any = np) -> Any:
-    """Return whether releases have no place in a budget, (), by numpy or jax.numpy.
+_LEAST_PLACES = 8
+"""Budgets with up to this many noise multipliers share a program."""
 
-    Accounts are scheme, event, and z, p and numbers of releases, (L,) each.
+
+class Places(NamedTuple):
+    """The planned releases of one kind: the P noise multipliers `noise`, (P,), in rising order.
+
+    `less`, (P + 1,) int32, has the number of releases planned with less noise than each, and of all
+    of them; `rate`, (), is their smallest p. Multipliers of 0, with no release, fill up the arrays.
     """
-    kinds: dict[Any, list[Sequence[Any]]] = {}
-    for scheme, event, *groups in accounts:
-        kind = scheme, event
-        # A stage that begins such rounds anew makes them costlier than one after the other.
-        again = kind in kinds and in_order(scheme, event)
-        kinds.setdefault(None if again else kind, []).append(groups)
-    over = (
-        _exceeds(limit, kind, *(xp.concatenate(arrays) for arrays in zip(*groups, strict=True)))
-        for kind, groups in kinds.items()
-    )
-    return functools.reduce(operator.or_, over, xp.asarray(False))
+
+    noise: np.ndarray
+    less: np.ndarray
+    rate: np.ndarray
 
 
-def _exceeds(limit: PrivacyLimit, kind: Any, z: Any, p: Any, rounds: Any) -> Any:
-    """Return whether releases of one kind have no places, z, p and rounds (L,).
+class Room(NamedTuple):
+    """A budget as arrays: its `places` for each account of clients' releases, in one order.
+
+    `open`, (), is whether all other releases have theirs.
+    """
+
+    places: tuple[Places, ...]
+    open: Any
+
+
+def room_in(
+    limit: PrivacyLimit,
+    kinds: Sequence[Kind],
+    earlier: Sequence[Kind] = (),
+    is_open: Any = np.True_,
+) -> Room:
+    """Return a budget's places for accounts of these kinds, which follow `earlier` ones.
+
+    A stage that begins rounds anew whose cost depends on their order makes them costlier than one
+    after the other: it has no place.
+    """
+    all_kinds = [*earlier, *kinds]
+    places = []
+    for number, kind in enumerate(all_kinds[len(earlier) :], len(earlier)):
+        again = kind in all_kinds[:number] and in_order(*kind)
+        places.append(_places(limit, None if again else kind))
+    return Room(tuple(places), is_open)
+
+
+def _places(limit: PrivacyLimit, kind: Kind | None) -> Places:
+    """Return the planned releases of a kind; without one there are none."""
+    planned = [entry for spend in limit.planned if spend[:2] == kind for entry in spend.entries]
+    size = 1 << (max(_LEAST_PLACES, len(planned)) - 1).bit_length()
+    rate = min((entry.sampling_rate for entry in planned), default=0.0)
+    filling = [Entry(0.0, rate, 0)] * (size - len(planned))
+    noise, _, rounds = map(np.array, zip(*sorted([*filling, *planned]), strict=True))
+    less = np.minimum(np.cumsum([0, *rounds]), MOST_ROUNDS).astype(np.int32)
+    return Places(noise, less, np.asarray(rate))
+
+
+def lacks_places(places: Places, z: Any, p: Any, rounds: Any) -> Any:
+    """Return whether releases of one kind have no places, (); z, p and rounds are (L,).
 
     Quieter releases fit into more places. So all have one if, for each planned z, the releases with
     less noise fit into the places below it (Hall's theorem), in whatever order they came.
     """
-    planned = [entry for spend in limit.planned if spend[:2] == kind for entry in spend.entries]
-    if not planned:
-        return (rounds > 0).any()
-    noise, rates, room = map(np.array, zip(*sorted(planned), strict=True))
-    room = np.minimum(np.cumsum([0, *room]), MOST_ROUNDS)
-    louder = (rounds * ~(z >= noise[:, None])).sum(axis=1)
-    often = (rounds > 0) & ~(p <= min(rates))
-    return (louder > room[:-1]).any() | (rounds.sum() > room[-1]) | often.any()
+    louder = (rounds * ~(z >= places.noise[:, None])).sum(axis=1)
+    often = (rounds > 0) & ~(p <= places.rate)
+    return (louder > places.less[:-1]).any() | (rounds.sum() > places.less[-1]) | often.any()
 
 
 def exceeded(limit: PrivacyLimit, charges: Sequence[PrivacySpend]) -> str:
     """Return why a budget bounds nothing: it lacks places for the charges; "" if it has them."""
-    accounts = [
-        (scheme, event, *map(np.array, zip(*entries, strict=True)))
-        for scheme, event, entries, *_ in charges
-        if entries and event.releases and event.unit == "client"
-    ]
-    if not exceeds(limit, accounts):
+    groups: dict[Kind | None, list[Entry]] = {}
+    for scheme, event, entries, *_ in charges:
+        if entries and event.releases and event.unit == "client":
+            kind = scheme, event
+            again = kind in groups and in_order(*kind)
+            groups.setdefault(None if again else kind, []).extend(entries)
+    if not any(
+        lacks_places(_places(limit, kind), *map(np.array, zip(*entries, strict=True)))
+        for kind, entries in groups.items()
+    ):
         return ""
     return (
         f"the state released more than its budget of {described(limit.planned)}: its ledger was "

@@ -28,6 +28,7 @@ from fedjaxsim.privacy.events import (
     PrivacySpend,
     in_order,
 )
+from fedjaxsim.privacy.filter import Room
 
 
 @register_dataclass
@@ -72,13 +73,15 @@ class Ledger:
     The current key is the last of `draws`; a stage has its own. `public` are sentences on what no
     charge covers (private numbers taken as public, choices made by reading private rows, shared
     noise), which every report of the state names. `limit` is the budget of the state and of all
-    stages that start from it, if it has one.
+    stages that start from it, if it has one. In a compiled loop, a ledger has neither: it is the
+    `current` part of another one, and `room` is what the budget leaves to it, as arrays.
     """
 
     charges: tuple[Charges, ...]
     draws: tuple[Draws, ...] = ()
     public: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
     limit: PrivacyLimit | None = dataclasses.field(default=None, metadata={"static": True})
+    room: Room | None = None
 
 
 def with_public(ledger: Ledger, sentences: Iterable[str]) -> Ledger:
@@ -252,27 +255,20 @@ def update(
 def current(ledger: Ledger, accounts: Iterable[tuple[SamplingScheme, PrivacyEvent]]) -> Ledger:
     """Return the part of a ledger that rounds charged to these accounts read and change.
 
-    Earlier stages and sentences are no part of it, so programs of rounds do not follow from them.
-    A budget is about all accounts.
+    Earlier stages, sentences and the budget are no part of it: programs do not follow from them.
     """
-    if ledger.limit is not None:
-        charges = ledger.charges
-    else:
-        places = [_place(ledger, scheme, event) for scheme, event in accounts]
-        charges = tuple(ledger.charges[place] for place in places if place is not None)
-    return Ledger(charges, ledger.draws[-1:], limit=ledger.limit)
+    places = [_place(ledger, scheme, event) for scheme, event in accounts]
+    charges = tuple(ledger.charges[place] for place in places if place is not None)
+    return Ledger(charges, ledger.draws[-1:])
 
 
 def rejoined(ledger: Ledger, part: Ledger) -> Ledger:
     """Return the ledger with its `current` part as rounds have changed it."""
     charges = list(ledger.charges)
-    if ledger.limit is not None:
-        charges = part.charges
-    else:
-        for changed in part.charges:
-            place = _place(ledger, changed.scheme, changed.event)
-            assert place is not None
-            charges[place] = changed
+    for changed in part.charges:
+        place = _place(ledger, changed.scheme, changed.event)
+        assert place is not None
+        charges[place] = changed
     draws = *ledger.draws[:-1], *part.draws
     return dataclasses.replace(ledger, charges=tuple(charges), draws=draws)
 

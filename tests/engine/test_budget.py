@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pytest
 from support import simulations
-from support.problems import read_by, same
+from support.problems import compilations, read_by, same
 
 from fedjaxsim.engine.checkpoint import CheckpointFolder
+from fedjaxsim.engine.state import with_public
 from fedjaxsim.privacy import compose_reports, ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry
@@ -25,9 +26,9 @@ def started(sim, epsilon: float | None = EPSILON, z=Z):
     return state, hparams
 
 
-def room(z=Z):
+def room(z=Z, epsilon=EPSILON):
     """The number of rounds with full participation: a Gaussian release of μ = √T/z."""
-    return max(t for t in range(1, 30) if gaussian.epsilon(DELTA, math.sqrt(t) / z) <= EPSILON)
+    return max(t for t in range(1, 30) if gaussian.epsilon(DELTA, math.sqrt(t) / z) <= epsilon)
 
 
 def test_a_run_ends_before_the_round_that_would_exceed_its_budget(shared_full):
@@ -56,6 +57,25 @@ def test_a_run_ends_before_the_round_that_would_exceed_its_budget(shared_full):
     )
     stage = sim.start_from(state, hparams)
     assert int(sim.round(stage, hparams)[0].round) == 0
+
+
+def test_any_number_of_budgets_stages_and_sentences_compiles_each_program_once(shared_full):
+    sim = shared_full
+
+    def end(epsilon, sentences=(), stages=1):
+        state, hparams = started(sim, epsilon)
+        for _ in range(stages):
+            state = sim.start_from(with_public(state, sentences), hparams)
+            state, _ = sim.run(state, hparams, 2)
+        return int(state.privacy.charges[0].rounds.sum()), float(sim.epsilon(state, DELTA))
+
+    end(epsilon=EPSILON, stages=2)
+    with compilations() as programs:
+        few, spent = end(epsilon=1.9, sentences=["a sentence"], stages=3)
+        many, all_spent = end(epsilon=8.0, stages=4)
+    assert not programs
+    assert (few, many) == (room(epsilon=1.9), 8)
+    assert spent <= 1.9 < all_spent <= 8.0
 
 
 def test_rounds_of_a_schedule_have_places_in_any_order(shared_full):

@@ -201,7 +201,7 @@ def test_in_jit_the_same_rounds_have_places():
     def run(noise, rates):
         def step(charges, entry):
             after = ledgers.charge(charges, entry[0], entry[1], 0)
-            fits = allows(limit, ledgers.Ledger((after,)))
+            fits = allows(ledgers.Ledger((after,), limit=limit))
             return jax.tree.map(lambda a, b: jnp.where(fits, a, b), after, charges), fits
 
         return jax.lax.scan(step, ledgers.no_charges(POISSON, GAUSSIAN, 12), (noise, rates))
@@ -218,7 +218,7 @@ def test_in_jit_the_same_rounds_have_places():
     assert np.asarray(went_on).sum(axis=1).max() == 5
     lost = jax.tree.map(lambda leaf: leaf[0], charges)
     lost = dataclasses.replace(lost, overflowed=jnp.array(True))
-    assert not allows(limit, ledgers.Ledger((lost,)))
+    assert not allows(ledgers.Ledger((lost,), limit=limit))
 
 
 def test_what_a_state_shows_of_a_budget_is_never_above_its_guarantee():

@@ -5,6 +5,8 @@ number in float64, from the counts.
 """
 
 import functools
+import operator
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -16,8 +18,8 @@ from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting.one_round import mixed_rdp
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, gaussian
 from fedjaxsim.privacy.entries import Adjacency, Entry
-from fedjaxsim.privacy.events import Cost, PrivacyLimit
-from fedjaxsim.privacy.ledger import Charges, Ledger
+from fedjaxsim.privacy.events import Cost
+from fedjaxsim.privacy.ledger import Charges, Draws, Ledger
 
 _ALPHAS = np.array(INTEGER_ORDERS, np.float64)
 _BATCH = 64
@@ -45,32 +47,73 @@ def rdp_epsilon_in_jit(
     About 10⁴ exponentials per place of the ledger, twice if cohorts may exceed their capacity.
     Charges of different kinds add up. Under Poisson sampling ε is inf for "replace".
     """
-    return _rdp_epsilon(ledger, delta, adjacency)
+    limit = ledger.limit
+    most, least_delta = (np.inf, 0.0) if limit is None or adjacency != "zero_out" else limit[:2]
+    redrawn = _redrawn(ledger.draws)
+    return _rdp_epsilon(_costly(ledger), redrawn, most, least_delta, delta, adjacency)
 
 
-@functools.partial(jax.jit, static_argnums=2)  # one program, where a report asks for it
-def _rdp_epsilon(ledger: Ledger, delta: ArrayLike, adjacency: Adjacency) -> jax.Array:
-    costs = (_rdp(charges, adjacency) for charges in _costly(ledger))
+# One program for a report that asks for it, whatever its sentences, stages and budget.
+@functools.partial(jax.jit, static_argnames="adjacency")
+def _rdp_epsilon(
+    accounts: list[Charges],
+    redrawn: ArrayLike,
+    most: ArrayLike,
+    least_delta: ArrayLike,
+    delta: ArrayLike,
+    adjacency: Adjacency,
+) -> jax.Array:
+    """Compute the bound, which is `most` at most for `least_delta` and larger δ."""
+    costs = (_rdp(charges, adjacency) for charges in accounts)
     spent = _epsilon(sum(costs, jnp.zeros(len(INTEGER_ORDERS))), delta)
-    if ledger.limit is not None and adjacency == "zero_out":
-        within = jnp.asarray(delta) >= ledger.limit.delta
-        spent = jnp.where(within, jnp.minimum(spent, ledger.limit.epsilon), spent)
-    return jnp.where(_is_certain(ledger), spent, jnp.inf)
+    spent = jnp.where(jnp.asarray(delta) >= least_delta, jnp.minimum(spent, most), spent)
+    return jnp.where(_is_certain(accounts, redrawn), spent, jnp.inf)
 
 
-def allows(limit: PrivacyLimit, ledger: Ledger) -> jax.Array:
-    """Return whether a ledger is within a budget, ()."""
-    accounts = [
-        (
-            charges.scheme,
-            charges.event,
-            charges.noise_multiplier,
-            charges.sampling_rate,
-            charges.rounds,
-        )
-        for charges in _costly(ledger)
-    ]
-    return _is_certain(ledger) & ~filters.exceeds(limit, accounts, jnp)
+def allows(ledger: Ledger) -> jax.Array:
+    """Return whether a ledger is within its budget, ()."""
+    accounts, room = _costly(ledger), ledger.room
+    if room is None:
+        assert ledger.limit is not None
+        room = filters.room_in(ledger.limit, list(map(_kind, accounts)))
+    return _within(accounts, _redrawn(ledger.draws), room)
+
+
+def room_of(ledger: Ledger, part: Ledger) -> filters.Room | None:
+    """Return the places of a ledger's budget, if it has one, for the accounts of its `part`.
+
+    Other accounts stay as they are.
+    """
+    if ledger.limit is None:
+        return None
+    mine = list(map(id, part.charges))
+    others = [charges for charges in _costly(ledger) if id(charges) not in mine]
+    kinds, earlier = [list(map(_kind, accounts)) for accounts in (_costly(part), others)]
+    draws = ledger.draws[: len(ledger.draws) - len(part.draws)]
+    is_open: Any = np.True_
+    if others or draws:
+        is_open = _within(others, _redrawn(draws), filters.room_in(ledger.limit, earlier))
+    return filters.room_in(ledger.limit, kinds, earlier, is_open)
+
+
+@jax.jit
+def _within(accounts: list[Charges], redrawn: ArrayLike, room: filters.Room) -> jax.Array:
+    """Return whether releases are certain and have places, ()."""
+    within = _is_certain(accounts, redrawn) & room.open
+    for places, charges in zip(room.places, accounts, strict=True):
+        groups = charges.noise_multiplier, charges.sampling_rate, charges.rounds
+        within &= ~filters.lacks_places(places, *groups)
+    return within
+
+
+def _kind(charges: Charges) -> filters.Kind:
+    return charges.scheme, charges.event
+
+
+def _redrawn(draws: Sequence[Draws]) -> Any:
+    """Return whether random numbers of a round were drawn twice, ()."""
+    repeated = [record.repeated for record in draws]
+    return functools.reduce(operator.or_, repeated) if repeated else np.False_
 
 
 def _costly(ledger: Ledger) -> list[Charges]:
@@ -78,13 +121,11 @@ def _costly(ledger: Ledger) -> list[Charges]:
     return [c for c in ledger.charges if c.event.releases and c.event.unit == "client"]
 
 
-def _is_certain(ledger: Ledger) -> jax.Array:
+def _is_certain(accounts: Sequence[Charges], redrawn: ArrayLike) -> jax.Array:
     """Return whether every round was charged, with its own noise and randomness, ()."""
-    certain = jnp.array(True)
-    for charges in _costly(ledger):
+    certain = ~jnp.asarray(redrawn)
+    for charges in accounts:
         certain &= ~charges.overflowed & jnp.all(_valid(charges) | (charges.rounds == 0))
-    for draws in ledger.draws:
-        certain &= ~draws.repeated
     return certain
 
 
