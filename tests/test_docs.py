@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import glob
+import importlib.util
 import inspect
 import json
 import os
@@ -238,6 +239,48 @@ def test_messages_among_the_questions_are_those_of_the_package():
         longest = max(message.split("…"), key=len).strip()
         said = any(len(piece) > 11 and (piece in longest or longest in piece) for piece in pieces)
         assert said, message
+
+
+@pytest.fixture(scope="module")
+def page_numbers():
+    """The script that makes numbers of pages again."""
+    file = ROOT / "docs/page_numbers.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[file.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_numbers_that_can_be_made_again_stand_once_on_their_page(page_numbers):
+    for row in page_numbers.ROWS:
+        text = (ROOT / row.page).read_text(encoding="utf-8")
+        assert len(page_numbers.pattern(row.text).findall(text)) == 1, row.text
+
+
+def test_a_number_differs_by_more_than_half_of_its_last_digit(page_numbers):
+    page = "of 1,406 clients\n  0.75   is enough"
+
+    def different(made, within=0.0):
+        row = page_numbers.Row("", "of {} clients {} is", lambda: made, within)
+        return [(each.written, each.today) for each in page_numbers.differences(row, page)]
+
+    assert different((1406.4, 0.7549)) == []
+    assert different((1407.0, 0.756)) == [("1,406", "1,407"), ("0.75", "0.76")]
+    assert different((1406.0, 0.756), within=0.002) == []
+    assert different("of 1406 clients 0.7 is") == [("0.75", "0.70")]
+    assert different((1406.0, float("nan"))) == [("0.75", "nan")]
+    with pytest.raises(ValueError, match="has 0 times"):
+        page_numbers.differences(page_numbers.Row("", "{} rounds", lambda: (1.0,)), page)
+
+
+@pytest.mark.thorough
+def test_the_short_numbers_of_pages_are_those_of_today():
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    script = [sys.executable, ROOT / "docs/page_numbers.py"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def python(document: Path) -> str:
