@@ -112,13 +112,15 @@ def compare(paths: Iterable[Path | str], *, metric: str | None = None) -> "pd.Da
     """
     with importing("tables"):
         import pandas as pd
-    from fedjaxsim.report.results import SPENT
+    from fedjaxsim.report.results import SPENT, SPENT_OF_EXAMPLES, protect_examples
     from fedjaxsim.runs.comparison import compare as read
 
     comparison = read(map(Path, paths), metric)
     rows = comparison.compared()
+    runs = [compared_run.run for compared_run in comparison.runs]
+    names = (*SPENT, *SPENT_OF_EXAMPLES) if protect_examples(runs) else SPENT
     for row, system in zip(rows, comparison.systems, strict=True):
-        for name in SPENT:
+        for name in names:
             values: list[Any] = [run.rows[-1].get(name) for run in system.runs.values()]
             row[name] = None if None in values else max(values)
     return pd.DataFrame(rows)

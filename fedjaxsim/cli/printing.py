@@ -11,9 +11,8 @@ from rich.table import Table
 
 from fedjaxsim.extras import missing
 from fedjaxsim.metrics import METRICS, Records
-from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.files import json_text
-from fedjaxsim.report.progress import decimals, number
+from fedjaxsim.report.progress import decimals
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -104,31 +103,36 @@ def print_sweep(done: "SweepResult", best: "Best") -> None:
     from fedjaxsim.metrics import column_label
     from fedjaxsim.privacy.assumptions import SHARED_SEED
     from fedjaxsim.report.labels import key_label, value_label
-    from fedjaxsim.report.results import estimate_in, metrics_of
+    from fedjaxsim.report.results import (
+        columns_of_epsilon,
+        estimate_in,
+        metrics_of,
+        remark_on_examples,
+    )
     from fedjaxsim.runs.sweep_results import REPORT, SELECTION, failed_runs
 
     over = ", ".join(map(key_label, done.plan.best_over))
     label = column_label(best.metric, metrics_of(done.runs))
     title = f"{label} at the end" + (over and f", best over {over}")
     title += ", means over seeds with 95 % intervals"
+    spent = columns_of_epsilon(best.rows)
     lines = [
         [
             *("–" if row[key] is None else value_label(key, row[key]) for key in best.keys),
             str(estimate_in(row)), decimals(row["deviation"]), str(row["seeds"]),
-            f"{row['failed']} of {row['runs']}",
-            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
-            number(row["delta"]),
+            f"{row['failed']} of {row['runs']}", *(texts[index] for _, texts in spent),
         ]
-        for row in best.rows
+        for index, row in enumerate(best.rows)
     ]  # fmt: skip
     headings = [
         *map(key_label, best.keys), "mean", "std over\nseeds", "seeds", "failed\nruns",
-        "ε\nzero-out", "ε\nreplace", "δ",
+        *(heading for heading, _ in spent),
     ]  # fmt: skip
     print_rows(headings, lines[:_MOST_RUNS], title, left=0)
     if len(lines) > _MOST_RUNS:
         print(f"… and {len(lines) - _MOST_RUNS} more (results.parquet)")
-    for sentence in filter(None, (best.choice, done.plan.remark, *done.advice)):
+    remarks = best.choice, done.plan.remark, remark_on_examples(best.rows), *done.advice
+    for sentence in filter(None, remarks):
         print(sentence)
     if failed := failed_runs(done.runs):
         print(f"{failed} runs failed: marked in the results, never ranked and in no mean")

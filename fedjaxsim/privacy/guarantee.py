@@ -82,12 +82,12 @@ class Guarantee:
 
     def __str__(self) -> str:
         """Return one line, as in `zero_out, joint_dp: ε ≤ 1.234 at δ = 1e-05 (pld)`."""
-        who = f"{self.adjacency}, {self.view}"
-        if self.unit != "client":
-            who = f"one {self.unit}, {who}"
+        who, delta = f"{self.adjacency}, {self.view}", f"{self.delta:.3g}"
+        if self.unit != "client":  # nobody chose this δ
+            who, delta = f"one {self.unit}, {who}", f"{round_up(self.delta):.5g}"
         if self.epsilon is None:
             return f"{who}: no guarantee ({self.reason})"
-        return f"{who}: ε {self.value} at δ = {self.delta:.3g} ({self.accountant})"
+        return f"{who}: ε {self.value} at δ = {delta} ({self.accountant})"
 
     @property
     def value(self) -> str:
@@ -248,6 +248,23 @@ class Report:
         view = "joint DP" if shown[0].view == "joint_dp" else "released sequence"
         kind = " and ".join(dict.fromkeys(kinds))
         return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"
+
+    def epsilons(self) -> dict[str, float | None]:
+        """Return the joint-DP ε of clients, and ε and δ of protected examples, by column.
+
+        The columns are those of tables of results; None is no guarantee.
+        """
+        epsilons: dict[str, float | None] = {}
+        for guarantee in self.guarantees:
+            is_of_example = guarantee.unit == "example"
+            if is_of_example or guarantee.view == "joint_dp":
+                adjacency = "_replace" * (guarantee.adjacency == "replace")
+                epsilons[f"{'example_' * is_of_example}epsilon{adjacency}"] = guarantee.epsilon
+            if is_of_example:
+                epsilons["example_delta"] = max(
+                    guarantee.delta, epsilons.get("example_delta") or 0.0
+                )
+        return epsilons
 
     def of_examples(self) -> str:
         """Return one line on the guarantees of single examples; "" if no example is protected."""

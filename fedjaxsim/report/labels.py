@@ -90,4 +90,5 @@ def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:
 
 def key_label(key: str) -> str:
     """Return the name of a key in axes, legends and tables."""
-    return "ε" if key == "target_epsilon" else key.replace("_", " ")
+    targets = {"target_epsilon": "ε", "target_example_epsilon": "target example ε"}
+    return targets.get(key, key.replace("_", " "))

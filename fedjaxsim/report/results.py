@@ -2,8 +2,9 @@
 
 A table is a list of runs. Each has its settings, its seed and a row per evaluation: `round`, a
 column `SPLIT_METRIC` per metric, `epsilon` and `epsilon_replace` so far (joint DP; None without a
-guarantee) at `delta`, and `failed`. Folders of runs and of sweeps hold the rows, and a table is
-derived from them.
+guarantee) at `delta`, and `failed`. The last row of a run that protects examples has their
+guarantee: `example_epsilon` and `example_epsilon_replace` at `example_delta`. Folders of runs and
+of sweeps hold the rows, and a table is derived from them.
 
 Means over seeds have 95 % intervals of Student's t. Methods are compared on the seeds that both
 have, by a paired t test that Holm's method (1979) corrects. A run whose value is not finite has
@@ -37,13 +38,19 @@ from fedjaxsim.report.tables import Table
 
 SPENT = ("epsilon", "epsilon_replace", "delta")
 """The columns of ε and δ."""
+SPENT_OF_EXAMPLES = ("example_epsilon", "example_epsilon_replace", "example_delta")
+"""The columns of ε and δ of single examples, of runs that protect them."""
 TIGHT = "epsilon_tight"
 """The column that says whether ε is the accountant's value, not the larger bound by RDP."""
-_EPSILONS = {
-    "epsilon": "ε\nzero-out", "epsilon_replace": "ε\nreplace",
+_EPSILONS = {"epsilon": "ε\nzero-out", "epsilon_replace": "ε\nreplace"}
+_OF_EXAMPLES = {
     "example_epsilon": "example ε\nzero-out", "example_epsilon_replace": "example ε\nreplace",
 }  # fmt: skip
-"""Headings of ε in the table of runs, by the key of a summary."""
+"""Headings of ε in tables, by the column."""
+_NO_EXAMPLES = (
+    "– among example ε: no single example is protected from those who see its client's messages "
+    "or its model."
+)
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -305,18 +312,23 @@ def curve(runs: Sequence[Run], column: str) -> list[Record]:
     """Return the estimates of a column at each round that all runs have.
 
     A row has `round`, `metric`, the fields of its `Estimate`, the number of `runs`, and the largest
-    ε with its δ; None is no guarantee.
+    ε with its δ, of examples, too, if a run protects them; None is no guarantee.
     """
-    points = []
+    points, names = [], [*SPENT, *(SPENT_OF_EXAMPLES if protect_examples(runs) else ())]
     for round_ in sorted(set.intersection(*(set(run.by_round) for run in runs))):
         mean_estimate = estimate([run.value(column, round_) for run in runs])
-        spent: list[list[Any]] = [[run.by_round[round_].get(n) for run in runs] for n in SPENT]
+        spent: list[list[Any]] = [[run.by_round[round_].get(n) for run in runs] for n in names]
         most = [None if None in values else max(values) for values in spent]
         points.append({
             "round": round_, "metric": column, **mean_estimate._asdict(),
-            "runs": mean_estimate.seeds, **dict(zip(SPENT, most, strict=True)),
+            "runs": mean_estimate.seeds, **dict(zip(names, most, strict=True)),
         })  # fmt: skip
     return points
+
+
+def protect_examples(runs: Sequence[Run]) -> bool:
+    """Return whether some run protects examples."""
+    return any(run.rows[-1].get("example_delta") is not None for run in runs)
 
 
 def metric_columns(runs: Sequence[Run]) -> list[str]:
@@ -381,7 +393,9 @@ def envelope(
             ranked = [(score, row) for score, row in candidates if score is not None]
             _, best = better(ranked, key=lambda scored: scored[0]) if ranked else candidates[0]
             counts = {name: sum(row[name] for _, row in candidates) for name in ("failed", "runs")}
-            nothing = dict.fromkeys((*best_over, *SPENT)) if best_over and not ranked else {}
+            nothing = {}
+            if best_over and not ranked:
+                nothing = dict.fromkeys((*best_over, *SPENT, *SPENT_OF_EXAMPLES))
             keyed = dict(zip(row_keys, place, strict=True))
             best_rows.append(keyed | best | counts | nothing | keyed)
     return best_rows
@@ -437,17 +451,7 @@ def table_of_runs(
             heading = end[1:] or f"{metric.title}\n{metric.averaging}"
             columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
     columns += [
-        (heading, [epsilon_text(row.get(key)) for row in rows])
-        for key, heading in _EPSILONS.items()
-        if any(key in row for row in rows)
-    ]
-    columns += [
-        ("δ", [number(row["delta"]) for row in rows]),
-    ]
-    if any("example_delta" in row for row in rows):
-        deltas = [row.get("example_delta") for row in rows]
-        columns.append(("example\nδ", ["–" if d is None else f"{round_up(d):.5g}" for d in deltas]))
-    columns += [
+        *columns_of_epsilon(rows),
         ("rounds", [_rounds(row) for row in rows]),
         ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),
     ]
@@ -455,8 +459,38 @@ def table_of_runs(
     return Table(title, headings, [*zip(*texts, strict=True)], 1 + ("data" in headings))
 
 
+def columns_of_epsilon(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return headings and texts of ε and δ, of examples, too, if some row has theirs.
+
+    A row without protected examples has "–", which is none of their ε: see `remark_on_examples`.
+    """
+    deltas = [row.get("example_delta") for row in rows]
+    columns = [
+        (heading, [epsilon_text(row.get(key)) for row in rows])
+        for key, heading in _EPSILONS.items()
+    ]
+    if any(delta is not None for delta in deltas):
+        columns += [
+            (heading, ["–" if delta is None else epsilon_text(row.get(key))
+                       for row, delta in zip(rows, deltas, strict=True)])
+            for key, heading in _OF_EXAMPLES.items()
+            if any(key in row for row in rows)
+        ]  # fmt: skip
+    columns.append(("δ", [number(row["delta"]) for row in rows]))
+    if any(delta is not None for delta in deltas):
+        texts = ["–" if delta is None else f"{round_up(delta):.5g}" for delta in deltas]
+        columns.append(("example\nδ", texts))
+    return columns
+
+
+def remark_on_examples(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence on "–" among ε of examples; "" if all rows, or none, have theirs."""
+    protected = [row.get("example_delta") is not None for row in rows]
+    return "" if all(protected) or not any(protected) else _NO_EXAMPLES
+
+
 def remarks_on(rows: Sequence[Mapping[str, Any]], metrics: Records = METRICS) -> list[str]:
-    """Return sentences on clients that summaries leave out."""
+    """Return sentences on clients and examples that summaries leave out."""
     shown = [pair for pair in table_metrics(metrics) if any(pair[0] in row for row in rows)]
     meanings = {
         "test_failed": "clients whose model predicts NaN, which leaves a run without a value"
@@ -471,7 +505,7 @@ def remarks_on(rows: Sequence[Mapping[str, Any]], metrics: Records = METRICS) ->
         counts = [f"{value}{name_subset(runs, rows)}" for value, runs in runs_by_count.items()]
         if counts:
             remarks.append(f"{words}: {', '.join(counts)}")
-    return remarks
+    return [*remarks, *filter(None, [remark_on_examples(rows)])]
 
 
 def _rounds(row: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ from fedjaxsim.report.files import (
     read_json,
     write_tables,
 )
-from fedjaxsim.report.results import Run
+from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.seeds import number_of
@@ -183,7 +183,8 @@ def read_run(name: str, directory: RunDirectory) -> Run:
         {**row, "delta": summary["delta"], "failed": failed}
         for row, failed in zip(rows, failures(rows), strict=True)
     ]
-    table[-1]["epsilon_replace"] = summary["epsilon_replace"]
+    spent = ("epsilon_replace", *SPENT_OF_EXAMPLES)
+    table[-1] |= {name: summary[name] for name in spent if name in summary}
     label, seed = config.get("known_as", {}).get("name", name), number_of(config.get("seed", 0))
     metrics = metrics_in(config, directory.path / CONFIG)
     rounds = summary["rounds" if summary["interrupted"] else "rounds_planned"]

@@ -179,7 +179,7 @@ def execute(
     summary = {
         **_progress(experiment, state, rounds, out_of_patience, any(from_all(stop.is_set()))),
         **last,
-        **_epsilons(report),
+        **report.epsilons(),
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
         "rounds_per_second": (int(state.round) - first) / max(clock.seconds["rounds"], 1e-9),
@@ -397,20 +397,6 @@ def _guarantee(
     return report_of_released.assuming(
         [f"Rounds {done + 1} to {released} were released before an interruption, and are charged."]
     )
-
-
-def _epsilons(report: Report) -> Record:
-    """Return the joint ε of clients and of protected examples; None is no guarantee."""
-    epsilons = {}
-    for guarantee in report.guarantees:
-        if guarantee.unit == "example" or guarantee.view == "joint_dp":
-            of = "example_" * (guarantee.unit == "example")
-            epsilons[f"{of}epsilon{'_replace' * (guarantee.adjacency == 'replace')}"] = (
-                guarantee.epsilon
-            )
-        if guarantee.unit == "example":
-            epsilons["example_delta"] = max(guarantee.delta, epsilons.get("example_delta", 0.0))
-    return epsilons
 
 
 def _clients(

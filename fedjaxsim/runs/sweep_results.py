@@ -43,6 +43,7 @@ from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
 from fedjaxsim.report.progress import number
 from fedjaxsim.report.results import (
     SPENT,
+    SPENT_OF_EXAMPLES,
     TIGHT,
     Run,
     default_metric,
@@ -193,8 +194,9 @@ class SweepDirectory:
         both = [self.results(), tidy(self.sweep, rows)]
         table = pa.concat_tables(both, promote_options="default")
         # A metric that earlier runs lack has come last.
-        last = (*SPENT, TIGHT, "failed")
-        table = table.select([*(n for n in table.column_names if n not in last), *last])
+        last = (*SPENT, TIGHT, *SPENT_OF_EXAMPLES, "failed")
+        names = [name for name in last if name in table.column_names]
+        table = table.select([*(n for n in table.column_names if n not in last), *names])
         table = table.sort_by([("run", "ascending"), ("round", "ascending")])
         records = json.dumps(metrics_to_tables(self.metrics))
         table = table.replace_schema_metadata({_METRICS: records})
@@ -240,8 +242,10 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
     run's table does not set it; `round`; `train_loss`; the evaluation's metrics; `epsilon` and
     `epsilon_replace`, spent up to this round (joint DP, zero-out and replace; null without a
     guarantee) at `delta`; `epsilon_tight`, whether `epsilon` is the accountant's value and not
-    the larger bound by RDP; and `failed`, from `divergence.failures`. `rows` hold them from each
-    run's first evaluation on; `train_loss` is None if no client took part since the last one.
+    the larger bound by RDP; if a run protects examples, `example_epsilon`,
+    `example_epsilon_replace` and `example_delta` of its last evaluation; and `failed`, from
+    `divergence.failures`. `rows` hold them from each run's first evaluation on; `train_loss` is
+    None if no client took part since the last one.
     """
     ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
     swept = [sweep.swept[row["run"]] for row in ordered]
@@ -251,10 +255,13 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
             columns[name] = pa.array([values[name] for values in swept])
     columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
     names = dict.fromkeys(itertools.chain(["train_loss"], *ordered))
-    metrics = [name for name in names if name not in (*columns, *SPENT, TIGHT)]
+    spent = (*SPENT, TIGHT, *SPENT_OF_EXAMPLES)
+    metrics = [name for name in names if name not in (*columns, *spent)]
     for name in (*metrics, *SPENT):
         columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
     columns[TIGHT] = pa.array([row.get(TIGHT) for row in ordered], pa.bool_())
+    for name in filter(names.__contains__, SPENT_OF_EXAMPLES):
+        columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
     by_run = (list(alike) for _, alike in itertools.groupby(ordered, key=lambda row: row["run"]))
     columns["failed"] = pa.array(itertools.chain(*map(failures, by_run)), pa.bool_())
     return pa.table(columns)
@@ -262,7 +269,7 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
 
 def _float(name: str, value: Any) -> float | None:
     """Return None for an infinite ε, and NaN with the sign that JSON leaves it."""
-    if value is None or (name in SPENT and not math.isfinite(value)):
+    if value is None or (name in (*SPENT, *SPENT_OF_EXAMPLES) and not math.isfinite(value)):
         return None
     return float(value) if value == value else math.nan
 

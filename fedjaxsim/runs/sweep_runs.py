@@ -159,7 +159,7 @@ class SweepRuns:
 
 def column_of(key: str) -> str:
     """Return the column of a swept key, where `epsilon` is the ε that a run has spent."""
-    return "target_epsilon" if key == "epsilon" else key
+    return f"target_{key}" if key in ("epsilon", "example_epsilon") else key
 
 
 def _cell(value: Any) -> Any:

@@ -18,9 +18,9 @@ from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.extras import missing
 from fedjaxsim.metrics import column_label, merge_metrics, require_direction
-from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.progress import doing
-from fedjaxsim.report.results import Run, metrics_of, selection_column
+from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run, metrics_of, selection_column
 from fedjaxsim.runs.build import Experiment, check_own_code, population_of, prepare
 from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
@@ -266,11 +266,14 @@ def _compute(
     )
     if int(state.round) < config.rounds:
         return
-    replace = recorded.run.tight_epsilon(state, "replace")
+    replace, charges = recorded.run.tight_epsilon(state, "replace"), recorded.run.charges(state)
     rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
-    for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
+    for row, epsilon, of_run in zip(rows[-len(runs) :], replace, charges, strict=True):
         row["epsilon_replace"] = epsilon
-    directory.add(rows, dict(zip(runs, recorded.run.charges(state), strict=True)))
+        if any(charged.event.unit == "example" for charged in of_run):
+            spent = report(of_run, first.delta).epsilons()
+            row |= {name: spent[name] for name in SPENT_OF_EXAMPLES if name in spent}
+    directory.add(rows, dict(zip(runs, charges, strict=True)))
 
 
 def _compiled_ahead(families: Iterator[Iterator[_Chunk]], *, quiet: bool) -> Iterator[_Chunk]:

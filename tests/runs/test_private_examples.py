@@ -1,8 +1,10 @@
 """Protected examples on the command line."""
 
+import contextlib
 import csv
 import json
 import math
+import re
 import sys
 
 import numpy as np
@@ -82,6 +84,40 @@ def test_the_epsilon_and_delta_of_a_report_hold_for_every_client(tmp_path, capsy
     table = capsys.readouterr().out
     assert "example ε" in table
     assert f" {epsilon_text(summary['example_epsilon'])} " in table
+
+
+@pytest.mark.thorough
+def test_tables_of_sweeps_have_the_epsilon_of_examples_and_name_runs_without(tmp_path, capsys):
+    """Clients with b rows or fewer take all in each minibatch: releases of a Gaussian."""
+    rng = np.random.default_rng(0)
+    rows = [{"x": rng.normal(size=(4, 3)), "y": rng.normal(size=4)} for _ in range(3)]
+    save_npz(tmp_path / "silos.npz", fjs.data.Population.from_clients(rows))
+    (tmp_path / "sweep.toml").write_text(
+        'data = "npz:silos.npz"\nloss = "squared"\nrounds = 2\neval-every = 2\n'
+        'local-steps = 2\nbatch-size = 4\nsampling = "full"\n'
+        '[[sweep]]\nalgorithm = ["fedavg"]\nexample-noise-multiplier = [2.0, 4.0]\n'
+        '[[sweep]]\nalgorithm = ["stl"]\n'
+    )
+    out = tmp_path / "out"
+    with contextlib.chdir(tmp_path):
+        assert main(["sweep", "sweep.toml", "--out", str(out)]) == 0
+    sweep = capsys.readouterr().out
+    assert main(["compare", str(out)]) == 0
+    runs = capsys.readouterr().out
+    compared = fjs.compare([out])
+    for row, z in ((0, 2.0), (1, 4.0)):
+        epsilon, delta = compared[["example_epsilon", "example_delta"]].to_numpy()[row]
+        assert delta == pytest.approx(1 / 30)  # of three training rows
+        mu = math.sqrt(4) / z  # two rounds of two steps
+        exact = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(
+            -mu / 2 - epsilon / mu
+        )
+        assert exact == pytest.approx(delta, rel=1e-2)
+        for table in (sweep, runs):
+            assert re.search(rf"{re.escape(epsilon_text(epsilon))} .* 0\.033334\b", table)
+    assert np.isnan(compared["example_epsilon"].to_numpy()[2])
+    assert "– among example ε: no single example" in sweep
+    assert "– among example ε: no single example" in runs
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,18 @@ def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
     assert not second["failed"]
 
 
+def test_epsilons_of_examples_are_columns_where_some_run_protects_them():
+    spent = {"example_epsilon": 0.5, "example_epsilon_replace": math.inf, "example_delta": 0.01}
+    table = tidy(PLAN, [*rows_of(0), rows_of(1)[-1] | spent])
+    assert table.column_names[-4:] == [*spent, "failed"]
+    *others, last = table.to_pylist()
+    assert {each[name] for each in others for name in spent} == {None}
+    assert [last[name] for name in spent] == [0.5, None, 0.01]
+    # What a sweep asks for is another column.
+    plan = resolve_sweep({}, [{"example_epsilon": (1.0, 2.0)}])
+    assert tidy(plan, [rows_of(0)[-1] | spent]).column_names[1] == "target_example_epsilon"
+
+
 def test_a_swept_delta_is_the_column_that_all_rows_have():
     plan = resolve_sweep({}, [{"delta": (0.1, 0.2)}])
     table = tidy(plan, [{"run": 1, "round": 0, "train_loss": 1.0, "delta": 0.2}])
