@@ -252,7 +252,7 @@ class Report:
     def epsilons(self) -> dict[str, float | None]:
         """Return the joint-DP ε of clients, and ε and δ of protected examples, by column.
 
-        The columns are those of tables of results; None is no guarantee.
+        Tables of results have the same columns; None is no guarantee.
         """
         epsilons: dict[str, float | None] = {}
         for guarantee in self.guarantees:
