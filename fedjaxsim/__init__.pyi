@@ -48,6 +48,8 @@ from .algorithms.pmtl import pmtl as pmtl
 from .algorithms.ppsgd import ppsgd as ppsgd
 from .algorithms.scaffold import scaffold as scaffold
 from .algorithms.systems import SYSTEMS as SYSTEMS
+from .clock import Clock as Clock
+from .clock import RoundWork as RoundWork
 from .commands import compare as compare
 from .commands import sweep as sweep
 from .commands import tune as tune

@@ -189,6 +189,8 @@ class Algorithm(NamedTuple):
         errors are known; see `engine/standard_errors.py`.
       averages_statistics: whether clients send the change of a model's running statistics
         (BatchNorm), by whose mean the server moves its own. Else no message may hold them.
+      at_work: `(hparams) -> ` the server's steps while a client works, on average, of asynchronous
+        rounds; `Clock` reads it. None if a round waits for its clients.
     """
 
     init: Callable[..., tuple[PyTree, PyTree]]
@@ -207,6 +209,7 @@ class Algorithm(NamedTuple):
     typical_message: Callable[[float], float] | None = None
     sends_from_shared: bool = False
     averages_statistics: bool = False
+    at_work: Callable[[Hyperparameters], Any] | None = None
 
     def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":
         """Return the algorithm with an `init` of (key, hparams) on `fields` by name, (N, ...)."""

@@ -22,6 +22,7 @@ from jax import core
 
 from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
+from fedjaxsim.clock import RoundWork
 from fedjaxsim.data.aligned import aligned_with, numbers_of
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, adapted_alike
@@ -29,6 +30,7 @@ from fedjaxsim.engine import accounts, trained
 from fedjaxsim.engine.checks import (
     TracedRound,
     check_parts,
+    operations,
     require_key,
     require_same_shapes,
     require_stamps,
@@ -209,6 +211,7 @@ class Simulation(Fixed):
             algorithm, mechanism, self.sampler, self.examples, no_epsilon
         )
         self._traced: dict[Any, TracedRound] = {}
+        self._operations: dict[Any, int] = {}
         self._starts: dict[int, tuple[Program, Callable[..., Any]]] = {}
         self._noises: dict[Any, PlannedNoise] = {}
         self.program = Program(
@@ -999,8 +1002,7 @@ class Simulation(Fixed):
 
     def _planned_noise(self, hparams: Hyperparameters) -> PlannedNoise:
         """Return the noise of the mechanism's releases, traced once for shapes of `hparams`."""
-        leaves = jax.tree.leaves(hparams.as_arrays())
-        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        kind = _shapes_of(hparams.as_arrays())
         if kind not in self._noises:
             message = self.message_shapes(keys.seed_key(0), hparams)
             self._noises[kind] = PlannedNoise.of(self.program, message, hparams)
@@ -1109,10 +1111,33 @@ class Simulation(Fixed):
         rate = self.sampler.answer_rate(self.sampler.rate(hparams.as_arrays()))
         return bytes_of(message) * float(np.mean(rate)) * self.num_clients
 
+    def round_work(self, hparams: Hyperparameters) -> RoundWork:
+        """Return the work of a round, from which `Clock` tells its expected seconds."""
+        message, values = self.message_shapes(keys.seed_key(0), hparams), hparams.as_arrays()
+        sampler, at_work = self.sampler, self.algorithm.at_work
+        scheme, rate = sampler.scheme, float(np.mean(sampler.rate(values)))
+        coins = {
+            "poisson": (self.num_clients, rate),
+            "allocation": (self.num_clients, rate),
+            "cyclic": (scheme.group_size, scheme.in_turn(rate)),
+            "groups": (scheme.group_size, 1.0),
+        }
+        draws, drawn = coins.get(scheme.kind, (scheme.capacity, 1.0))
+        rows, most = Rows.shapes(self.population, "train"), self.population.bound("train")
+        kind = most, *_shapes_of((values, rows.fields))
+        if kind not in self._operations:
+            self._operations[kind] = operations(self.program, rows, values, most)
+        return RoundWork(
+            float(self._operations[kind]),
+            float(bytes_of(message)),
+            draws,
+            float(sampler.answer_rate(jnp.asarray(drawn))),
+            None if at_work is None else float(np.mean(at_work(values))),
+        )
+
     def facts(self, hparams: Hyperparameters) -> dict[str, str]:
         """Return digests of what all processes of a run must have in common, by name."""
-        leaves = jax.tree.leaves(hparams.as_arrays())
-        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        kind = _shapes_of(hparams.as_arrays())
         if kind not in self._facts:
             state = self._trace(keys.seed_key(0), hparams.as_arrays()).state
             if self.transformed is self.program:
@@ -1131,8 +1156,7 @@ class Simulation(Fixed):
 
     def _trace(self, key: jax.Array, hparams: Hyperparameters) -> TracedRound:
         rows = Rows.shapes(self.population, "train")
-        leaves = jax.tree.leaves((hparams, rows.fields))
-        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        kind = _shapes_of((hparams, rows.fields))
         if kind not in self._traced:  # shared with simulations of other data
             self._traced[kind] = trace_round(
                 self.program, rows, key, hparams, pure=not self.unchecked
@@ -1144,6 +1168,11 @@ class Simulation(Fixed):
         initial = self._trace(keys.seed_key(0), hparams).state
         require_same_shapes("server state", initial.shared, state.shared)
         require_same_shapes("personal states", initial.personal, state.personal)
+
+
+def _shapes_of(tree: PyTree) -> tuple[Any, ...]:
+    """Return the shapes and types of a pytree's leaves, by which a trace is known."""
+    return tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree))
 
 
 def facts_of(

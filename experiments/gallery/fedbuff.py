@@ -5,7 +5,7 @@ fedjaxsim run --algorithm experiments/gallery/fedbuff.py:fedbuff --data digits -
 A round is one of the server's steps, and its cohort the K clients who arrive. With M clients at
 work at once the server steps M/K times while a client works, so the mean delay is M/K. If work
 takes s seconds on average, T steps take T K s/M seconds; as many synchronous rounds of M clients
-take T times the slowest client's time.
+take T times the slowest client's time. `fedjaxsim compare --over seconds` draws both.
 
 Delays come from a public law, and a late message is a function of an earlier release. So ε is the
 sampler's: proven for arrivals that are independent coins (`poisson`), and without amplification for
@@ -73,4 +73,5 @@ def fedbuff(
         lambda models, personal, hparams, client_id: newest(models),
         task,
         warm_start=fjs.WarmStart(published=newest),
+        at_work=lambda hparams: hparams.mean_delay,
     )

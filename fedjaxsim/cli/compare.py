@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 from fedjaxsim.cli.flags import Work
 
 if TYPE_CHECKING:
+    from fedjaxsim.clock import Clock
     from fedjaxsim.runs.comparison import Comparison
 
-Over = Literal["rounds", "bytes"]
+Over = Literal["rounds", "bytes", "seconds"]
 PAGE = ".html"
 _PANELS = 12
 """Most panels of a picture of clients."""
@@ -23,6 +24,9 @@ def compare(
     *,
     metric: str | None = None,
     over: Over = "rounds",
+    speed: float = 1e9,
+    bandwidth: float = 1e6,
+    spread: float = 0.5,
     out: Path | None = None,
     json: bool = False,
 ) -> Work:
@@ -31,13 +35,18 @@ def compare(
     Args:
       runs: Directories of runs and of sweeps.
       metric: Metric by which they are compared, such as f1; by default that which judges them.
-      over: Horizontal axis of the figure: rounds, or the bytes that clients sent.
+      over: Horizontal axis of the figure: rounds, the bytes that clients sent, or the seconds
+        that this would take by a public law.
+      speed: Multiplications of a median client in a simulated second.
+      bandwidth: Bytes that a median client sends in a simulated second.
+      spread: Standard deviation of the logarithm of clients' times; 0 if all are alike.
       out: Figure of the runs (.png, .pdf or .svg), their tables for LaTeX (.tex), their summaries
         (.csv), or a page of all (.html), with pictures, clients, guarantees and settings.
       json: Print JSON instead of a table.
     """
     from fedjaxsim import store
     from fedjaxsim.cli.printing import print_comparison, print_json
+    from fedjaxsim.clock import Clock
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.comparison import compare as read
 
@@ -45,11 +54,12 @@ def compare(
         from fedjaxsim.report.plots import FORMATS, check_path
 
         check_path(out, (*FORMATS, PAGE, ".tex", ".csv"))
+    clock = Clock(speed, bandwidth, spread)
     with doing("reading the runs", quiet=json):
         comparison, written = read(runs, metric), b""
         _ = comparison.means, comparison.sentences, comparison.drawn_twice
         if out is not None:
-            written = _content(comparison, out, over)
+            written = _content(comparison, out, over, clock)
 
     def work() -> int:
         if json:
@@ -69,10 +79,10 @@ def compare(
     return work
 
 
-def _content(comparison: "Comparison", out: Path, over: Over) -> bytes:
+def _content(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> bytes:
     """Return the content of a file of the runs, in the format of its ending."""
     if out.suffix == PAGE:
-        return _page(comparison, out, over)
+        return _page(comparison, out, over, clock)
     if out.suffix == ".tex":
         return "\n".join(table.latex for table in comparison.tables()).encode()
     if out.suffix == ".csv":
@@ -80,10 +90,12 @@ def _content(comparison: "Comparison", out: Path, over: Over) -> bytes:
     from fedjaxsim.report.figures import comparison_figure
     from fedjaxsim.report.plots import content
 
-    return content(comparison_figure(comparison.systems, comparison.shown, over), out.suffix[1:])
+    return content(
+        comparison_figure(comparison.systems, comparison.shown, over, clock), out.suffix[1:]
+    )
 
 
-def _page(comparison: "Comparison", out: Path, over: Over) -> bytes:
+def _page(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> bytes:
     """Return the page of the runs, from which relative links lead to their folders."""
     import tomli_w
 
@@ -94,7 +106,9 @@ def _page(comparison: "Comparison", out: Path, over: Over) -> bytes:
     from fedjaxsim.report.plots import content
     from fedjaxsim.report.results import remarks_on
 
-    pictures = {"Curves": content(comparison_figure(comparison.systems, comparison.shown, over))}
+    pictures = {
+        "Curves": content(comparison_figure(comparison.systems, comparison.shown, over, clock))
+    }
     clients = [
         (
             compared_run.run.name,

@@ -20,6 +20,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.purity import check_pure
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.shape_bytes import multiplications_in
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import INTEGER
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
@@ -157,6 +158,24 @@ def trace_round(
             "each, which only the personal state may follow"
         ) from error
     return TracedRound(messages[0], state)
+
+
+def operations(program: Program, rows: Rows, hparams: Hyperparameters, most_rows: int) -> int:
+    """Count the multiplications of a round of a client with `most_rows` rows.
+
+    `rows` are shapes. After `trace_round` it evaluates the client's trace and makes no other.
+    """
+    key, algorithm = seed_key(0), program.algorithm
+
+    def a_round(key, hparams, rows, states, round_, client_id):
+        data = _view(program, rows, key, round_, client_id)
+        context = Context(round_, key, client_id, program.num_clients, jnp.ones(()))
+        shared, personal = states
+        algorithm.client(shared, personal, data, hparams, context)
+
+    states = jax.eval_shape(algorithm.init, key, hparams, jnp.int32(0))
+    traced = jax.make_jaxpr(a_round)(key, hparams, rows, states, *[INTEGER] * 2)
+    return multiplications_in(traced.jaxpr, most_rows)
 
 
 def _view(

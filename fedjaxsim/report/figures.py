@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.clock import Clock
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
     METRICS,
@@ -230,16 +231,17 @@ def looks_of(systems: Sequence[System]) -> list[Look]:
 def comparison_figure(
     systems: Sequence[System],
     columns: Sequence[str] = (),
-    over: Literal["rounds", "bytes"] = "rounds",
+    over: Literal["rounds", "bytes", "seconds"] = "rounds",
+    clock: Clock = Clock(),  # noqa: B008 - frozen
 ) -> Figure:
     """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
 
     By default the column is the metric that judges the runs. Each data set has its own panels.
     The title names the only one, and the meaning of ε. Over bytes, a point stands at the expected
-    bytes that all clients have sent by then.
+    bytes that all clients have sent by then; over seconds, at the time of the `clock`.
 
     Raises:
-      ValueError: if no run of a data set has numbers in a column, or bytes are not known.
+      ValueError: if no run of a data set has numbers in a column, or bytes or work are not known.
     """
     shown = looks_of(systems)
     sets = dict.fromkeys(system.data for system in systems)
@@ -247,7 +249,7 @@ def comparison_figure(
     for name in sets:
         alike = [pair for pair in zip(shown, systems, strict=True) if pair[1].data == name]
         for column in columns or [default_metric([alike[0][1].first])]:
-            curves = [(look, _rows_of(system, column, over)) for look, system in alike]
+            curves = [(look, _rows_of(system, column, over, clock)) for look, system in alike]
             if not any(_is_number(row["mean"]) for _, rows in curves for row in rows):
                 names = alike[0][1].first.rows[-1]
                 close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
@@ -263,7 +265,11 @@ def comparison_figure(
         *(shown[0].label for _ in systems if len(systems) == 1),
     ]
     meaning = [f"ε: {MEANING}, δ = {delta_range}"] if deltas else []
-    axis = "rounds" if over == "rounds" else "megabytes sent by clients (expected)"
+    axis = {
+        "rounds": "rounds",
+        "bytes": "megabytes sent by clients (expected)",
+        "seconds": f"simulated seconds (expected)\n{clock}",
+    }[over]
     return _curves("; ".join([*title, *meaning]), panels, shown, alike=False, over=axis)
 
 
@@ -299,7 +305,7 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
     return figure
 
 
-def _rows_of(system: System, column: str, over: str) -> Rows:
+def _rows_of(system: System, column: str, over: str, clock: Clock) -> Rows:
     rows = curve([*system.runs.values()], column)
     if column == "epsilon":
         bounds = _bounds_so_far(rows)
@@ -307,6 +313,9 @@ def _rows_of(system: System, column: str, over: str) -> Rows:
     if over == "bytes":
         sent = system.bytes_sent / 1e6
         rows = [row | {"round": row["round"] * sent} for row in rows]
+    if over == "seconds":
+        seconds = clock.seconds(system.work)
+        rows = [row | {"round": row["round"] * seconds} for row in rows]
     return rows
 
 

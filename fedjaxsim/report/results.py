@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjaxsim import checks
+from fedjaxsim.clock import RoundWork
 from fedjaxsim.divergence import is_finite
 from fedjaxsim.metrics import (
     METRICS,
@@ -128,6 +129,14 @@ class System(NamedTuple):
         if sent is None:
             raise ValueError(f"how many bytes {self.label} sent is not in its files: run it again")
         return sent
+
+    @property
+    def work(self) -> RoundWork:
+        """Work of a round; ValueError of an older run."""
+        work = self.first.config.get("resolved", {}).get("work")
+        if work is None:
+            raise ValueError(f"how much {self.label} computes is not in its files: run it again")
+        return RoundWork(**work)
 
     def values(self, column: str, seeds: Sequence[int]) -> list[float | None]:
         """Return the last values of some seeds, as `Run.value`."""

@@ -178,6 +178,7 @@ class Experiment:
                 "clip": float(np.asarray(self.hparams.get("clip", math.inf))),
                 "delta": self.delta,
                 "bytes_sent": self.simulation.bytes_sent(self.hparams),
+                "work": self.simulation.round_work(self.hparams).record(),
                 **{
                     record.name: np.asarray(self.hparams.get(name), np.float64).tolist()
                     for name, record in self.simulation.records.items()

@@ -274,11 +274,8 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
                 "rounds": last["round"], "rounds_planned": config.rounds, "interrupted": False,
                 "rounds_per_second": None,
             })  # fmt: skip
-            sent = stated.get("bytes_sent")
-            full_config = {
-                **settings,
-                "resolved": {"clients": summary["clients"], "bytes_sent": sent},
-            }
+            resolved = {name: stated.get(name) for name in ("bytes_sent", "work")}
+            full_config = {**settings, "resolved": {"clients": summary["clients"], **resolved}}
             run = dataclasses.replace(
                 run, name=f"{name}/{index}", settings=settings_of_system(full_config),
                 config=full_config, summary=summary,

@@ -377,7 +377,8 @@ def write_report(
         )
         charges = ledgers.get(run, lost)
         sent = simulation.bytes_sent(experiment.hparams)
-        key = (charges, z, experiment.delta, public, simulation.num_clients, sent)
+        work = simulation.round_work(experiment.hparams)
+        key = (charges, z, experiment.delta, public, simulation.num_clients, sent, work)
         charged.setdefault(key, []).append(run)
         for drawn in experiment.draws():
             draws.setdefault(drawn, []).append(run)
@@ -387,8 +388,10 @@ def write_report(
     ]
     guarantees = [
         {"runs": alike, "noise_multiplier": z, "clients": m, "bytes_sent": sent,
-         "guarantee": shared.to_json()}
-        for shared, ((_, z, _, _, m, sent), alike) in zip(reports, charged.items(), strict=True)
+         "work": work.record(), "guarantee": shared.to_json()}
+        for shared, ((_, z, _, _, m, sent, work), alike) in zip(
+            reports, charged.items(), strict=True
+        )
     ]  # fmt: skip
     content = {
         "summary": summary,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.clock import Clock, RoundWork
 from fedjaxsim.report.figures import comparison_figure, looks_of
 from fedjaxsim.report.plots import COLOURS, colours_of, marked_points, save
 from fedjaxsim.report.progress import decimals
@@ -17,9 +18,18 @@ from fedjaxsim.runs.directory import settings_of_system
 pytestmark = pytest.mark.usefixtures("drawn")
 
 
-def run(algorithm, *, seed=0, epsilon: float | None = 2.0, data="digits", sent=None, **settings):
+def run(
+    algorithm,
+    *,
+    seed=0,
+    epsilon: float | None = 2.0,
+    data="digits",
+    sent=None,
+    work=None,
+    **settings,
+):
     config = {"algorithm": algorithm, "seed": seed, "data": data, **settings}
-    config["resolved"] = {"clients": 5, "bytes_sent": sent}
+    config["resolved"] = {"clients": 5, "bytes_sent": sent, "work": work}
     rows = [
         {"round": t, "test_accuracy": 0.1 * t + 0.2 * seed, "epsilon": epsilon and epsilon * t / 4,
          "delta": 0.01}
@@ -69,6 +79,22 @@ def test_curves_over_bytes_stand_where_each_system_has_sent_them():
     assert axes.get_xlabel() == "megabytes sent by clients (expected)"
     with pytest.raises(ValueError, match="run it again"):
         comparison_figure(systems([run("fedavg")]), over="bytes")
+
+
+def test_curves_over_seconds_stand_at_the_time_of_their_own_work():
+    late = RoundWork(operations=3e6, message_bytes=500.0, draws=4, answers=1.0)
+    runs = [
+        run("fedavg", work=late.record()),
+        run("ditto", work=late._replace(at_work=7.0).record()),
+    ]
+    clock = Clock(speed=1e6, bandwidth=1e3, spread=0.0)
+    [axes] = comparison_figure(systems(runs), over="seconds", clock=clock).axes
+    fedavg, ditto, *_ = (line.get_xdata() for line in axes.get_lines())
+    np.testing.assert_allclose(fedavg, [0, 3.5, 7, 10.5, 14])
+    np.testing.assert_allclose(ditto, [0, 0.5, 1, 1.5, 2])
+    assert axes.get_xlabel().endswith("1e+06 multiplications/s, 1000 bytes/s, spread 0")
+    with pytest.raises(ValueError, match="run it again"):
+        comparison_figure(systems([run("fedavg")]), over="seconds")
 
 
 @pytest.mark.thorough
