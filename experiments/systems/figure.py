@@ -75,16 +75,24 @@ def write(found: dict[str, tuple[str, Scores]], file: Path) -> None:
                     rows.writerow([name, metric, system, epsilon, seed, round(value, 5)])
 
 
+def gain(scores: Scores, system: str, other: str, level: float, metric: str) -> tuple[float, float]:
+    """Return by how much a system is better than another, paired by seed, and the 95 % half-width.
+
+    Both are NaN without results of two seeds.
+    """
+    sign = 1 if metrics.column_metric(metric).larger_is_better else -1
+    ours, theirs = scores[system, level], scores.get((other, level), {})
+    seeds = sorted(ours.keys() & theirs.keys())
+    mean, half, *_ = difference(
+        [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+    ).estimate
+    return (math.nan, math.nan) if mean is None or half is None else (sign * mean, half)
+
+
 def is_better(scores: Scores, system: str, level: float, metric: str) -> bool:
     """Return whether a system is surely better than both Local and FedAvg."""
-    sign = 1 if metrics.column_metric(metric).larger_is_better else -1
-    for other in AGAINST:
-        ours, theirs = scores[system, level], scores.get((other, level), {})
-        seeds = sorted(ours.keys() & theirs.keys())
-        gain = difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]).estimate
-        if gain.mean is None or gain.half is None or sign * gain.mean <= gain.half:
-            return False
-    return True
+    gains = [gain(scores, system, other, level, metric) for other in AGAINST]
+    return all(mean > half for mean, half in gains)
 
 
 def table(metric: str, scores: Scores) -> str:
