@@ -160,6 +160,11 @@ def require_direction(name: str, records: Records) -> bool:
 # --- columns of results ---------------------------------------------------------------------------
 
 
+def named_metric(word: str, names: Collection[str]) -> str:
+    """Return the metric that a word names; dashes may stand for underscores, as in `top-5`."""
+    return word if word in names else word.replace("-", "_")
+
+
 def metric_name(column: str, records: Records = METRICS) -> str | None:
     """Return the metric of a column of results, such as `test_accuracy_p10`; None if of none."""
     name = column.partition("_")[2]

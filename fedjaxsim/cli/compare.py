@@ -33,7 +33,7 @@ def compare(
     """Compare finished runs, and settings over their seeds, in tables and in a figure.
 
     Args:
-      runs: Directories of runs and of sweeps.
+      runs: Directories of runs and of sweeps, or of several runs as `run --seeds` makes them.
       metric: Metric by which they are compared, such as f1; by default that which judges them.
       over: Horizontal axis of the figure: rounds, the bytes that clients sent, or the seconds
         that this would take by a public law.

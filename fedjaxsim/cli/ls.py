@@ -8,7 +8,6 @@ from typing import Any
 
 from fedjaxsim.cli.flags import Work
 
-_CONFIG, _SWEEP, _TUNING, _TUNED = "config.toml", "sweep.toml", "path.json", "tuned.toml"
 _KEYS = (
     "path", "kind", "name", "tags", "algorithm", "data", "seed", "rounds", "metric_name", "metric",
     "epsilon", "tuned", "problem",
@@ -63,30 +62,27 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
 
 def _results_in(root: Path) -> Iterator[dict[str, Any]]:
     """Yield what a folder and the folders in it hold, by path."""
+    from fedjaxsim.report.files import KINDS
+
     for place, folders, files in os.walk(root):
         path = Path(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if _CONFIG in files:
+        kind = next((KINDS[name] for name in KINDS if name in files), None)
+        if kind is not None:
             folders.clear()
-            yield _run(path)
-        elif _SWEEP in files:
-            folders.clear()
-            yield _sweep(path)
-        elif _TUNING in files:
-            folders.clear()
-            yield _tuning(path)
+            yield {"run": _run, "sweep": _sweep, "tuning": _tuning}[kind](path)
 
 
 def _run(path: Path) -> dict[str, Any]:
     from fedjaxsim.metrics import column_metric, primary_metric
     from fedjaxsim.report.labels import data_name, short_name
-    from fedjaxsim.runs.directory import RunDirectory, metrics_in
+    from fedjaxsim.runs.directory import CONFIG, RunDirectory, metrics_in
 
     directory = RunDirectory(path)
     try:
         config = directory.config()
         done = directory.summary() if (path / "summary.json").is_file() else {}
-        records = metrics_in(config, path / _CONFIG)
+        records = metrics_in(config, path / CONFIG)
     except ValueError as error:
         return {"path": str(path), "kind": "run", "rounds": "", "problem": str(error)}
     planned = config.get("resolved", {}).get("rounds", config.get("rounds"))
@@ -111,7 +107,7 @@ def _tuning(path: Path) -> dict[str, Any]:
 
     row = {"path": str(path), "kind": "tuning"}
     try:
-        tuning, tuned = read_json(path / _TUNING), path / _TUNED
+        tuning, tuned = read_json(path / "path.json"), path / "tuned.toml"
         accepted = [step["value"] for step in tuning["steps"] if step["accepted"]]
         row |= {
             "rounds": f"{len(tuning['steps']) - 1} of {tuning['asked']['steps']} steps",
@@ -128,10 +124,11 @@ def _tuning(path: Path) -> dict[str, Any]:
 
 def _sweep(path: Path) -> dict[str, Any]:
     from fedjaxsim.data.files import read_tables
+    from fedjaxsim.runs.sweep_files import SWEEP
 
     row = {"path": str(path), "kind": "sweep"}
     try:
-        runs = read_tables(path / _SWEEP).get("resolved", {}).get("runs", "")
+        runs = read_tables(path / SWEEP).get("resolved", {}).get("runs", "")
         report = path / "report.json"
         summary = format_json.loads(report.read_text("utf-8"))["summary"] if report.exists() else {}
     except (ValueError, KeyError) as error:

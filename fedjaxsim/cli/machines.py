@@ -4,10 +4,10 @@ import dataclasses
 import gc
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedjaxsim import checks
-from fedjaxsim.factories import Count
+from fedjaxsim.factories import Count, flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,17 @@ class RunOutput:
     logger: tuple[str, ...] = ()
     profile: Path | None = None
     format: Literal["png", "pdf", "svg"] = "png"
+
+    def validate(self, out: Path | None, **of_files: Any) -> None:
+        """Check the flags; those of files, such as `of_files`, need `out`."""
+        of_files |= {"checkpoint_every": self.checkpoint_every}
+        of_files |= {"no_client_table": self.no_client_table, "format": self.format != "png"}
+        without_effect = [flag(name) for name, value in of_files.items() if value]
+        if out is None and without_effect:
+            raise ValueError(f"{without_effect[0]} has no effect without out")
+        folder = self.profile
+        if folder is not None and any(path.is_file() for path in (folder, *folder.parents)):
+            raise ValueError(f"profile must be a directory, got {folder}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ def run(
       machines: Devices.
     """
     labels = ({} if name is None else {"name": name}) | ({"tags": list(tags)} if tags else {})
+    output.validate(out, overwrite=overwrite, name=name, tags=tags)
     if settings.streamed and (machines.count or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
     # In a process whose JAX has started, a streamed run takes the first of the devices.
@@ -68,6 +69,7 @@ def resume(
       output: Report, progress and checkpoints.
       machines: Devices.
     """
+    output.validate(directory)
     machines.start(quiet=output.quiet)
     from fedjaxsim.cli.process import in_all_processes
     from fedjaxsim.cli.running import resume_work

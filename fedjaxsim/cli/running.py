@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.machines import RunOutput
 from fedjaxsim.cli.messages import say
@@ -25,6 +26,7 @@ from fedjaxsim.engine import processes
 from fedjaxsim.privacy.assumptions import NO_RELEASE, STOPPING
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.privacy.guarantee import Report, tight_epsilon
+from fedjaxsim.report.files import check_holds_no_other
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.baseline import worse_than_constant
@@ -35,6 +37,7 @@ from fedjaxsim.runs.execute import Executed, Stage, describe_stages
 from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.starting import PreparedRun, prepare_resume, prepare_run, warn_above
+from fedjaxsim.runs.sweep_files import MOST_RUNS
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
@@ -78,6 +81,8 @@ def seeds_work(
     """Check the input of runs with seeds from `config`'s on; return the work."""
     if config.has_secret_seed:
         raise ValueError("seeds and seed secret exclude each other")
+    checks.count(1, MOST_RUNS, seeds=seeds)
+    check_holds_no_other(out, "folder of several runs")
     runs = {
         out / f"seed-{seed}": config.replace(seed=seed)
         for seed in range(config.seed, config.seed + seeds)

@@ -94,9 +94,8 @@ def demo(
     from fedjaxsim.runs.sweep_runs import read_plan
     from fedjaxsim.runs.sweeping import prepare_sweep
 
-    of_seeds = {"seed": list(range(seed, seed + seeds))}
     with doing("reading digits and checking the runs", quiet=quiet):
-        plan = read_plan(DEMO, of_seeds)
+        plan = read_plan(DEMO, {"seed": seed}, seeds)
         return _work(prepare_sweep(plan, out, overwrite=overwrite, quiet=quiet))
 
 

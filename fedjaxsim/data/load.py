@@ -13,7 +13,7 @@ from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS, Dat
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
 from fedjaxsim.data.windows import window_step
-from fedjaxsim.factories import make, resolve
+from fedjaxsim.factories import flag, make, resolve, settings_of
 
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
@@ -105,7 +105,7 @@ def load(
     if population.max_rows is not None:
         population = dataclasses.replace(population, max_rows=None)
     if explicit.get("time") is not None:
-        if split_by == "random" or population.splits["test"].count.any():
+        if split_by == "random" or population.has("test"):
             raise ValueError(
                 "time sorts the rows of which the last are for testing: leave it out if split_by "
                 "is 'random' or the data have test rows"
@@ -125,6 +125,11 @@ def read_rows(spec: str, settings: Mapping[str, Any]) -> Source | Population:
 
 def _read(named: DataSpec, supplied: Mapping[str, Any]) -> Source | Population:
     """Return what a reader finds; it takes what it can of `supplied`."""
+    factory = resolve(READERS[named.kind])
+    required = [name for name, of in settings_of(factory, ("path",)).items() if of.required]
+    missing = [flag(name) for name in required if name not in supplied]
+    if missing:
+        raise ValueError(f"rows of {named.kind} need {' and '.join(missing)}, which the run lacks")
     source = make(READERS[named.kind], *([named.path] if named.path else []), supplied=supplied)
     if isinstance(source, tuple):
         source, _ = source  # the true parameters
@@ -148,7 +153,7 @@ def _split(
             )
         return population
 
-    has_tests = population.splits["test"].count.any()
+    has_tests = population.has("test")
     if test is None:
         test = 0.0 if has_tests else _DEFAULT_TEST
     elif has_tests:  # all rows are training rows again

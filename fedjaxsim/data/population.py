@@ -248,6 +248,11 @@ class Population:
         """The rows of each client by "train", "validation" and "test"."""
         return consecutive(self.counts)
 
+    def has(self, split: str) -> bool:
+        """Return whether some client has rows of a split."""
+        checks.one_of(SPLITS, split=split)
+        return bool(self.counts[:, SPLITS.index(split)].any())
+
     def bound(self, split: str) -> int:
         """Return the public bound on each client's rows of a split; see `max_rows`."""
         checks.one_of(SPLITS, split=split)

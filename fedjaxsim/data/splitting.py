@@ -61,7 +61,7 @@ def split(
     if gap and by == "random":
         raise ValueError(f"a gap needs by='time': random rows have neighbours, got gap {gap}")
     for name, fraction in (("validation", validation), ("test", test)):
-        if fraction > 0 and population.splits[name].count.any():
+        if fraction > 0 and population.has(name):
             raise ValueError(
                 f"the population has {name} rows already, so {name} must be 0, got {fraction}"
             )

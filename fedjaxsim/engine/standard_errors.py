@@ -15,7 +15,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.trained import class_names, source_units
+from fedjaxsim.engine.trained import class_names, require_linear, source_units
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
 from fedjaxsim.privacy import ledger
@@ -64,6 +64,7 @@ def standard_errors_of(
             "standard errors need clients that send changes of one published model, and a server "
             "without momentum, as in fedavg, fedprox and ditto"
         )
+    require_linear(published, population, 1)
     of_stage = (state.key, keys.stream(state.key, keys.Stream.RELEASED))
     digests = {ledger.hex_digest(ledger.key_digest(key)) for key in of_stage}
     if any(drawn.digest not in digests for drawn in ledger.drawn(state.privacy)):

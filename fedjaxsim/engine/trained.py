@@ -204,23 +204,28 @@ def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndar
 
 def source_units(models: PyTree, population: Population) -> tuple[np.ndarray, np.ndarray]:
     """Return linear models' slopes (m, c, d) and intercepts (m, c) in the units of the source."""
-    x, y = population.columns.get("x"), population.columns.get("y")
-    parts = models if isinstance(models, dict) else {}
-    kernel = np.asarray(parts.get("kernel", ()))
-    linear = {*parts} <= {"kernel", "bias"} and kernel.ndim == 3
-    if not linear or x is None or kernel.shape[2] != len(x.names):
-        raise ValueError(
-            "coefficients are those of linear models on rows x (N, d), one for each column: other "
-            "models have `models`"
-        )
+    require_linear(models, population, 2)
+    x, y, kernel = population.columns["x"], population.columns.get("y"), models["kernel"]
     m, c, _ = kernel.shape
-    slopes = kernel.astype(np.float64) / np.array(x.half_range)
-    intercept = np.asarray(parts.get("bias", np.zeros((m, c))), np.float64)
+    slopes = np.asarray(kernel, np.float64) / np.array(x.half_range)
+    intercept = np.asarray(models.get("bias", np.zeros((m, c))), np.float64)
     intercept = intercept - slopes @ np.array(x.centre)
     if c == 1 and y is not None and y.scaled:
         [centre], [half_range] = y.centre, y.half_range
         slopes, intercept = slopes * half_range, centre + half_range * intercept
     return slopes, intercept
+
+
+def require_linear(models: PyTree, population: Population, axes: int) -> None:
+    """Check that models are linear in columns, the last axis of kernels after `axes` others."""
+    parts, x = models if isinstance(models, dict) else {}, population.columns.get("x")
+    shape = np.shape(parts.get("kernel", 0.0))
+    linear = {*parts} <= {"kernel", "bias"} and len(shape) == axes + 1
+    if not linear or x is None or shape[-1] != len(x.names):
+        raise ValueError(
+            "coefficients are those of linear models on rows x (N, d), one for each column: other "
+            "models have `models`"
+        )
 
 
 def class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:

@@ -16,6 +16,15 @@ Record = dict[str, Any]
 
 _BLOCK = 1 << 16
 """Rows of a table in one write."""
+KINDS = {"config.toml": "run", "sweep.toml": "sweep", "path.json": "tuning"}
+"""What a folder holds, by a file in it."""
+
+
+def check_holds_no_other(path: Path, kind: str) -> None:
+    """Check that a folder for results of a `kind` does not hold those of another."""
+    for file, other in KINDS.items():
+        if other != kind and (path / file).exists():
+            raise ValueError(f"{path} holds a {other}, and is no place for a {kind}: give another")
 
 
 def make_directory(
@@ -28,6 +37,7 @@ def make_directory(
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} must be a directory, and is a file")
+    check_holds_no_other(path, kind)
     try:
         store.lock_folder(path)
         present = [name for name in names if (path / name).exists()]

@@ -311,13 +311,13 @@ _SPARSE = 10
 
 def check_data(config: RunConfig, population: Population) -> None:
     """Check that there are rows to test on, and that they suit the model and the loss."""
-    if not population.splits["test"].count.any():
+    if not population.has("test"):
         raise ValueError(
             "no client has rows to test on: test-fraction must be larger, or the clients must have "
             f"more rows, got test-fraction {config.get('test_fraction')}"
         )
     for name in ("patience", "evaluate_privately"):
-        if config.get(name) is not None and not population.splits["validation"].count.any():
+        if config.get(name) is not None and not population.has("validation"):
             raise ValueError(
                 f"{flag(name)} needs rows to validate on, and no client has any: "
                 f"validation-fraction must be larger, got {config.get('validation_fraction')}"

@@ -4,15 +4,16 @@ import collections
 import csv
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.metrics import Metric, Records, column_label, column_metric
+from fedjaxsim.metrics import Metric, Records, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
-from fedjaxsim.report.files import Record, strict
+from fedjaxsim.report.files import KINDS, Record, strict
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.results import (
     Run,
@@ -35,7 +36,7 @@ from fedjaxsim.runs.directory import (
     read_run,
     settings_of_system,
 )
-from fedjaxsim.runs.settings_files import RECORDS
+from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP
 
 
@@ -187,14 +188,15 @@ class Comparison:
 def compare(paths: Iterable[Path], metric: str | None = None) -> Comparison:
     """Read the finished runs in folders of runs and of sweeps, in order.
 
-    They are compared by `metric`, or by that by which runs are judged.
+    A folder of several runs, as `run --seeds` makes it, stands for them. They are compared by
+    `metric`, or by that by which runs are judged.
 
     Raises:
       FileNotFoundError: if a file of a run is missing.
       ValueError: if one is damaged or lacks the metric, or there is no run.
     """
     named_runs = list[tuple[str, ComparedRun]]()
-    for name, directory in named(paths).items():
+    for name, directory in named(itertools.chain(*map(_runs_in, paths))).items():
         if (directory.path / SWEEP).is_file():
             named_runs += [(name, run) for run in _of_sweep(name, directory.path)]
         else:
@@ -202,13 +204,19 @@ def compare(paths: Iterable[Path], metric: str | None = None) -> Comparison:
     if not named_runs:
         raise ValueError("compare needs at least one run directory, got none")
     if metric is not None:
-        metric = metric.replace("-", "_")
         for _, compared_run in named_runs:
             columns = compared_run.run.rows[-1]
-            checks.one_of(
-                [n for n in compared_run.run.metrics if f"test_{n}" in columns], metric=metric
-            )
+            names = [n for n in compared_run.run.metrics if f"test_{n}" in columns]
+            metric = named_metric(metric, names)
+            checks.one_of(names, metric=metric)
     return Comparison(_with_distinct_names(named_runs), metric)
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """Return the folder of a run or of a sweep, or the folders of runs in it."""
+    if any((path / file).exists() for file in KINDS):
+        return [path]
+    return sorted(inside.parent for inside in path.glob(f"*/{CONFIG}")) or [path]
 
 
 def _with_distinct_names(named_runs: Sequence[tuple[str, ComparedRun]]) -> tuple[ComparedRun, ...]:
@@ -265,6 +273,8 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
         for run in runs:
             index, last = int(run.name), run.rows[-1]
             config, stated = plan.runs[index], by_run[int(run.name)]
+            if any(run.settings[name] != plan.swept[index][name] for name in run.settings):
+                raise ValueError(f"run {index} had other settings")
             drawn = [draw for draw in report["draws"] if index in draw["runs"]]
             settings = config.settings()
             summary = strict({

@@ -17,6 +17,7 @@ import numpy as np
 from fedjaxsim import callbacks
 from fedjaxsim.audit.bounds import AuditResult, result
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.divergence import DivergingWarning, diverging_from
 from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import Evaluation
@@ -241,7 +242,7 @@ def _watching(
     if config.patience is not None:
         patience = callbacks.Patience(config.patience, released=released)
     watching: list[Any] = [recorded] if patience is None else [patience, recorded]
-    validated = experiment.simulation.population.splits["validation"].count.any()
+    validated = experiment.simulation.population.has("validation")
     if validated and patience is None and not released:
         watching.insert(0, callbacks.Validation())
     watching.append(callbacks.Progress(experiment.title, quiet=quiet))
@@ -309,8 +310,9 @@ def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> s
 
 def fingerprints(experiment: Experiment) -> Mapping[str, str]:
     """Return fingerprints of the settings and data of a run."""
+    settings = experiment.config.settings() | {"data": DataSpec(experiment.config.data).kind}
     return {
-        "settings": settings_digest(experiment.config.settings()),
+        "settings": settings_digest(settings),  # files may move: what counts are the rows in them
         "data": fingerprint_of(experiment.simulation.population),
     }
 

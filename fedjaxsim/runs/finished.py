@@ -203,11 +203,11 @@ class FinishedRun:
             return _population(new_rows, spec.path)
         role_settings: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
         roles = Roles(**{"client": None, "target": None, **role_settings})
-        client = roles.client if client is None else client
+        explicit, client = client is not None, roles.client if client is None else client
         how = {k: v for k, v in settings.items() if k in ("missing", "sep", "decimal")}
         table = read_table(spec.path, client, **how) if spec else rows
         names = [*getattr(table, "column_names", getattr(table, "columns", ()))]
-        if client == roles.client and client not in names:
+        if not explicit and client not in names:
             client = None  # rows of a new client
         only_trained = [roles.split, *([] if labelled else [roles.target, roles.row_weights])]
         unread = [*roles.drop, *filter(None, only_trained)]

@@ -22,6 +22,7 @@ Table = dict[str, np.ndarray]
 Judged = Literal["personal", "published"]
 PERSONAL: Judged = "personal"
 PUBLISHED: Judged = "published"
+_NO_CLASSES = "by='class' needs a task that predicts one class for each row"
 
 
 def judged(
@@ -50,6 +51,12 @@ def judged(
             f"client {str(names[0])!r} took no part in the run ({len(names)} such clients), which "
             "published no model that judges rows of new clients"
         )
+    judged_split, judged_rows = (split, run) if rows is None else ("train", rows)
+    count = judged_rows.splits[judged_split].count
+    if not count.any():
+        raise ValueError(f"split {split} has no rows: nothing of it can be judged")
+    if by is not None and by != "class":
+        _check_groups(names[count > 0].tolist(), by)
     models: list[Judged] = []
     if took_part.any():
         models.append(PERSONAL)
@@ -61,16 +68,14 @@ def judged(
     lines = []
     for model in models:
         if model == PUBLISHED:
-            evaluation = sim.evaluate_published(
-                state, hparams, rows, split if rows is None else "train"
-            )
+            evaluation = sim.evaluate_published(state, hparams, rows, judged_split)
         elif rows is None:
             evaluation = sim.evaluate(state, hparams, split)
         else:
             names = _names(run)
             tested = sim.with_population(with_test_rows(run, rows))
             evaluation = tested.evaluate(state, hparams, "test")
-        groups = None if by is None else _groups(names, evaluation, by)
+        groups = None if by is None else _groups(names, by)
         lines += [{"model": model, **line} for line in _lines(evaluation, groups)]
     return frame_of({name: np.array([line[name] for line in lines]) for name in lines[0]})
 
@@ -87,12 +92,17 @@ def _names(population: Population) -> np.ndarray:
     return population.names.astype(str)
 
 
-def _groups(names: np.ndarray, evaluation: Evaluation, by: Mapping[Any, str]) -> list[str]:
-    """Return the group of each evaluated client; those without rows need none."""
-    of_names = {str(name): str(group) for name, group in by.items()}
-    without = [name for name in names[evaluation.count > 0].tolist() if name not in of_names]
+def _check_groups(names: list[str], by: Mapping[Any, str]) -> None:
+    """Check that clients who have rows have a group."""
+    grouped = {*map(str, by)}
+    without = [name for name in names if name not in grouped]
     if without:
         raise ValueError(f"client {without[0]!r} has no group ({len(without)} such clients)")
+
+
+def _groups(names: np.ndarray, by: Mapping[Any, str]) -> list[str]:
+    """Return the group of each client, "" without one."""
+    of_names = {str(name): str(group) for name, group in by.items()}
     return [of_names.get(name, "") for name in names.tolist()]
 
 
@@ -120,14 +130,16 @@ def _by_class(
     models: list[Judged],
 ) -> Table:
     """Return precision, recall and F1 of each class, of the rows of all clients together."""
-    tables: list[Table] = []
+    tables, labels = list[Table](), rows.fields["y"]
+    if labels.ndim > 1 or labels.dtype.kind not in "iu":
+        raise ValueError(_NO_CLASSES)
     took_part = np.isin(_names(rows), _names(sim.population))
     for model in models:
         judged_rows = rows if model == PUBLISHED else rows.of_clients(took_part)
         predictions = sim.predict(state, hparams, judged_rows, model=model)
         labels, source_row = judged_rows.fields["y"], judged_rows.source_row
-        if "probability" not in predictions or labels.ndim > 1:
-            raise ValueError("by='class' needs a task that predicts one class for each row")
+        if "probability" not in predictions:
+            raise ValueError(_NO_CLASSES)
         if source_row is not None:
             labels = labels[np.argsort(source_row, kind="stable")]
         classes = sim.population.categories.get("y")

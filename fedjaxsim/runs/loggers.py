@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjaxsim import store
-from fedjaxsim.runs.parts import find_own, is_own
+from fedjaxsim.runs.parts import check_takes, find_own, is_own
 
 Record = dict[str, Any]
 Write = Callable[[Record, int], None]
@@ -87,7 +87,9 @@ def find_logger(name: str) -> Factory:
       ValueError: for an unknown name, or without its package.
     """
     if is_own(name):
-        return find_own("logger", name)
+        factory = find_own("logger", name)
+        check_takes("logger", name, factory, {}, Path())
+        return factory
     if name not in LOGGERS:
         raise ValueError(f"logger must be {', '.join(LOGGERS)} or MODULE:FACTORY, got {name!r}")
     factory, packages = LOGGERS[name]

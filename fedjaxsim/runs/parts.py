@@ -181,15 +181,9 @@ class Part:
         """
         if not is_own(self.name):
             return make(self.factory, *args, supplied=supplied, **settings)
-        name, signature = f"{self.role} {self.name}", inspect.signature(self.factory)
-        settings |= {n: value for n, value in supplied.items() if n in signature.parameters}
-        try:
-            signature.bind(*args, **settings)
-        except TypeError:
-            takes = str(signature.replace(return_annotation=signature.empty))
-            raise ValueError(
-                f"{name} must take ({_TAKES[self.role]}) and settings after *, but takes {takes}"
-            ) from None
+        name, taken = f"{self.role} {self.name}", inspect.signature(self.factory).parameters
+        settings |= {n: value for n, value in supplied.items() if n in taken}
+        check_takes(self.role, self.name, self.factory, *args, **settings)
         made = run_user_code(name, lambda: self.factory(*args, **settings))
         if self.role == "model":
             from fedjaxsim.models.model import require_model  # needs JAX, as the factory does
@@ -348,6 +342,19 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
             f"{factory!r}"
         )
     return factory
+
+
+def check_takes(role: str, name: str, factory: Callable[..., Any], *args: Any, **settings: Any):
+    """Check that a user's factory takes some arguments."""
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(*args, **settings)
+    except TypeError:
+        takes = str(signature.replace(return_annotation=signature.empty))
+        after = " and settings after *" if role in ROLES else ""
+        raise ValueError(
+            f"{role} {name} must take ({_TAKES[role]}){after}, but takes {takes}"
+        ) from None
 
 
 def run_user_code(name: str, function: Callable[[], Any]) -> Any:

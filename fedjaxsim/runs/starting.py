@@ -11,6 +11,7 @@ from fedjaxsim.engine import processes
 from fedjaxsim.engine.checkpoint import require_x64
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
+from fedjaxsim.report.files import check_holds_no_other
 from fedjaxsim.runs.assemble import data_warnings
 from fedjaxsim.runs.build import Experiment, check_own_code, prepare_with_progress, versions
 from fedjaxsim.runs.directory import CONFIG, RunDirectory, fingerprint_of, settings_digest
@@ -81,6 +82,9 @@ def prepare_run(
         if directory.is_finished():
             return directory
         return prepare_resume(out, loggers=loggers, quiet=quiet)
+    factories = _find_loggers(loggers, out)
+    if out is not None:
+        check_holds_no_other(out, "run")
     experiment = prepare_with_progress(config, quiet=quiet)
     check_own_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
@@ -90,7 +94,6 @@ def prepare_run(
     elif experiment.simulation.algorithm.warm_start.required:
         raise ValueError(f"algorithm {config.algorithm} starts from another run: give --from DIR")
     directory = None
-    factories = _find_loggers(loggers, out)
     if out is not None:
         directory = RunDirectory.create(out, overwrite=overwrite)
     _agree_on_files(directory)

@@ -17,6 +17,8 @@ from fedjaxsim.runs.parts import ROLES, check_parts
 from fedjaxsim.runs.settings import displaced, table_of, unread_by
 from fedjaxsim.runs.settings_files import OUTPUT, content, entries
 
+MOST_RUNS = 100_000
+"""Most runs of a sweep, or seeds of a run."""
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
 Values = Mapping[str, Any]

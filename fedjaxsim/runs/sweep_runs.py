@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report.labels import short_name
@@ -31,6 +32,7 @@ from fedjaxsim.runs.settings import (
 )
 from fedjaxsim.runs.settings_files import check_flags, entries
 from fedjaxsim.runs.sweep_files import (
+    MOST_RUNS,
     NOTHING,
     REFUSED,
     SweepFile,
@@ -41,7 +43,6 @@ from fedjaxsim.runs.sweep_files import (
     read_file,
 )
 
-_MOST_RUNS = 100_000
 _LISTED = 16
 """Most values of a list that results hold; of a longer one they name its ends and a digest."""
 _STATIC = ("sampling_rate",)
@@ -185,8 +186,8 @@ def resolve_sweep(
     if SECRET in (base.get("seed"), *(seed for table in tables for seed in table.get("seed", ()))):
         raise ValueError("seed secret is for a run to publish: those of a sweep share their seeds")
     count = sum(math.prod(map(len, table.values())) for table in tables)
-    if count > _MOST_RUNS:
-        raise ValueError(f"a sweep has at most {_MOST_RUNS:,} runs, and its tables have {count:,}")
+    if count > MOST_RUNS:
+        raise ValueError(f"a sweep has at most {MOST_RUNS:,} runs, and its tables have {count:,}")
     runs: dict[RunConfig, set[str]] = {}
     set_, swept = set(), set()
     for table in tables:
@@ -412,6 +413,7 @@ def read_plan(
     check_flags(changes, REFUSED)
     file = SweepFile() if path is None else read_file(path)
     if seeds is not None:
+        checks.count(1, MOST_RUNS, seeds=seeds)
         first = changes.get("seed", file.base.get("seed", 0))
         if not isinstance(first, int):
             raise ValueError(f"seeds begin at a seed, a whole number, got {first!r}")

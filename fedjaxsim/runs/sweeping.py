@@ -228,7 +228,7 @@ def experiments_of(families: list[Family]) -> dict[int, Experiment]:
 
 def validates(simulation: Simulation) -> bool:
     """Return whether a client has validation rows."""
-    return bool(simulation.population.splits["validation"].count.any())
+    return simulation.population.has("validation")
 
 
 def _compute(

@@ -13,7 +13,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
-from fedjaxsim.metrics import Metric, require_direction
+from fedjaxsim.metrics import Metric, named_metric, require_direction
 from fedjaxsim.runs.assemble import population_of, simulation_of, whole_population_of
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import RunConfig
@@ -77,11 +77,11 @@ def find_source(config: RunConfig, *, clips: bool) -> Source:
         except ValueError as error:
             raise ValueError(f"held-out data do not suit the run: {error}") from error
     else:
-        if config.get("validation_fraction") == 0 and not _has(population_of(config), "validation"):
+        if config.get("validation_fraction") == 0 and not population_of(config).has("validation"):
             config = config.replace(validation_fraction=VALIDATION_FRACTION)
         final, statement, split = prepare(config), _VALIDATION, "validation"
         simulation = final.simulation
-    if not _has(simulation.population, split):
+    if not simulation.population.has(split):
         raise ValueError(f"the clients have no {split} rows to tune on: see --held-out-clients")
     sizes = {"run": final.simulation.num_clients, "tuning": simulation.num_clients}
     hparams = _scaled(final, sizes["tuning"] / sizes["run"], clips)
@@ -106,16 +106,13 @@ def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple
     records = task.metric_records(names)
     smooth = sorted(name for name in names if records[name].smooth)
     down = [name for name in smooth if records[name].larger_is_better is False]
+    asked = named_metric(asked, names) if asked else None
     metric = asked or ("loss" if "loss" in down else next(iter(down), "loss"))
     if metric not in smooth:
         why = "must have a derivative to be tuned by, which steps such as accuracy lack"
         raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {metric}")
     require_direction(metric, records)
     return metric, records[metric]
-
-
-def _has(population: Population, split: str) -> bool:
-    return bool(population.splits[split].count.any())
 
 
 def _scaled(final: Experiment, scale: float, clips: bool) -> Hyperparameters:

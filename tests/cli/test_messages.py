@@ -1,6 +1,7 @@
 """Words of refusals and help: the one place where whole sentences are compared."""
 
 import contextlib
+import sys
 
 import jax
 import pytest
@@ -33,12 +34,28 @@ from fedjaxsim.runs import build
         ("run --data a.csv", "(did you mean 'csv:a.csv'?)"),
         ("run --devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
         ("bench --devices none", "devices must be all or a positive number, got 'none'"),
+        ("run --seeds 1e6 --out r", "seeds must be an integer in [1, 100000], got 1000000"),
+        ("sweep --seeds 1e6 --out r", "seeds must be an integer in [1, 100000], got 1000000"),
+        ("demo --seeds 1e6 --out r", "seeds must be an integer in [1, 100000], got 1000000"),
+        ("run --overwrite", "overwrite has no effect without out"),
+        ("run --name a", "name has no effect without out"),
+        ("run --format pdf", "format has no effect without out"),
+        ("run --profile a.toml/b", "profile must be a directory, got a.toml/b"),
+        ("run --logger tracker:f --out r", "must take (settings, path), but takes (settings)"),
+        ("run --out a", "a holds a tuning, and is no place for a run"),
+        ("run --seeds 2 --out a", "a holds a tuning, and is no place for a folder of several"),
         ("compare absent", "no directory absent"),
         ("compare absent --out a.gif", ".svg, .html, .tex, .csv file, got a.gif"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, command, sentence):
+def test_a_refusal_says_what_is_wrong_and_what_is_allowed(
+    refused, tmp_path, monkeypatch, command, sentence
+):
     (tmp_path / "a.toml").write_text("learning_rat = 1\n")
+    (tmp_path / "tracker.py").write_text("def f(settings): pass\n")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/path.json").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path])
     assert sentence in refused(command)
 
 

@@ -98,6 +98,8 @@ def test_several_seeds_are_runs_of_their_own_with_a_mean(tmp_path, monkeypatch, 
     )
     assert asked == [(1, "seed-1"), (2, "seed-2")]
     assert "0.650 ± 0.635" in capsys.readouterr().out  # by hand: 12.7 · 0.05
+    assert main(["compare", str(tmp_path / "runs")]) == 0  # the folder stands for its runs
+    assert "0.650 ± 0.635" in capsys.readouterr().out
     for bad in ("--seeds 2", "--seeds 2 --seed secret --out x", "--seeds 2 --out x --from y"):
         assert main(["run", *bad.split()]) == 2
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shutil
 import tomllib
 
 import jax
@@ -83,7 +84,7 @@ def test_the_function_returns_the_table_of_the_command_and_prints_nothing(
         fjs.sweep({"data": "digits"}, tmp_path / "none")
 
 
-def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished):
+def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished, tmp_path):
     found = comparison.compare([finished / "out"])
     rows, last = table(finished)[3::4], [each.run for each in found.runs]
     assert len(found.systems) == 12
@@ -94,6 +95,12 @@ def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished):
         assert run.summary["epsilon"] == row["epsilon"]
         assert (run.settings["batch_size"], run.summary["clients"]) == (10, 20)
     assert found.drawn_twice == ""  # as its sentence on shared seeds says
+    edited = tmp_path / "edited"
+    shutil.copytree(finished / "out", edited)
+    text = (edited / "sweep.toml").read_text()
+    (edited / "sweep.toml").write_text(text.replace("0.4,", "0.5,"))
+    with pytest.raises(ValueError, match="had other settings"):
+        comparison.compare([edited])
     assert any("share cohorts and noise here" in sentence for sentence in found.sentences)
 
 

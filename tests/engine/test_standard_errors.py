@@ -11,7 +11,7 @@ import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.shared_model import SharedModel
-from fedjaxsim.models import linear
+from fedjaxsim.models import linear, mlp
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping, per_part, pure
 from fedjaxsim.tasks import squared
 
@@ -197,4 +197,13 @@ def test_other_messages_have_no_standard_errors():
     sim = dataclasses.replace(simulation(frame), algorithm=fjs.pmtl(squared(linear((2,), 1))))
     hparams = sim.hyperparameters()
     with pytest.raises(ValueError, match="changes of one published model"):
+        sim.standard_errors(sim.init(0, hparams), hparams)
+
+
+def test_models_that_are_not_linear_are_refused_before_anything_is_computed(monkeypatch):
+    network = fjs.fedavg(squared(mlp((2,), 1, hidden=(4,))))
+    sim = dataclasses.replace(simulation(frame_of()), algorithm=network)
+    hparams = sim.hyperparameters()
+    monkeypatch.setattr(sim, "_linear_round", None, raising=False)
+    with pytest.raises(ValueError, match="coefficients are those of linear models"):
         sim.standard_errors(sim.init(0, hparams), hparams)

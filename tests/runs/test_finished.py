@@ -1,5 +1,7 @@
 """A run's folder as an object, and the commands that predict and show coefficients."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -61,6 +63,30 @@ def test_the_object_predicts_rows_in_their_order_and_units(run):
     heights = found["intercept"] + found["kind=f"]
     np.testing.assert_allclose(heights.loc[["a", "b", "c"]], [20, 50, 80], atol=1.0)
     np.testing.assert_allclose(found["kind=m"] - found["kind=f"], 5, atol=0.5)
+
+
+def test_a_run_predicts_where_its_data_were_moved_to(finished, run, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(finished / "run", moved)
+    shutil.copy(finished / "rows.csv", tmp_path / "others.csv")
+    text = (moved / "config.toml").read_text()
+    paths = str(finished / "rows.csv"), str(tmp_path / "others.csv")
+    (moved / "config.toml").write_text(text.replace(*paths))
+    assert fjs.load_run(moved).predict().equals(run.predict())
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("predict run --data hf:absent", "rows of hf need target, which the run lacks"),
+        ("predict run --data csv:rows.csv --client nobody", "there is no column 'nobody'"),
+        ("evaluate run --split validation", "split validation has no rows"),
+        ("evaluate run --by class", "needs a task that predicts one class"),
+    ],
+)
+def test_what_rows_or_models_lack_is_refused(finished, capsys, command, sentence):
+    assert main(command.split()) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_commands_write_what_the_object_says(finished, run, capsys):
