@@ -34,7 +34,7 @@ class RunOutput:
     format: Literal["png", "pdf", "svg"] = "png"
 
     def validate(self, out: Path | None, **of_files: Any) -> None:
-        """Check the flags; those of files, such as `of_files`, need `out`."""
+        """Check the flags; flags of files, with `of_files`, need `out`."""
         of_files |= {"checkpoint_every": self.checkpoint_every}
         of_files |= {"no_client_table": self.no_client_table, "format": self.format != "png"}
         without_effect = [flag(name) for name, value in of_files.items() if value]

@@ -21,7 +21,7 @@ KINDS = {"config.toml": "run", "sweep.toml": "sweep", "path.json": "tuning"}
 
 
 def check_holds_no_other(path: Path, kind: str) -> None:
-    """Check that a folder for results of a `kind` does not hold those of another."""
+    """Check that a folder for results of a `kind` holds no other kind of results."""
     for file, other in KINDS.items():
         if other != kind and (path / file).exists():
             raise ValueError(f"{path} holds a {other}, and is no place for a {kind}: give another")
