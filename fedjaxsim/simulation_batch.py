@@ -1,13 +1,15 @@
-"""S runs of one simulation as one program on a grid of devices, settings by clients."""
+"""Runs of one simulation as one program on a grid of devices, settings by clients."""
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.checks import described
+from fedjaxsim.checks import count, described
 from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
@@ -22,8 +24,9 @@ from fedjaxsim.engine.processes import (
     to_host,
 )
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.seeds import over_seeds, state_of_seed
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
-from fedjaxsim.engine.state import SimulationState, evaluated_part, with_public
+from fedjaxsim.engine.state import SimulationState, evaluated_part, state_of, with_public
 from fedjaxsim.engine.transfers import moves_data
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import SHARED_SEED, default_delta
@@ -32,13 +35,14 @@ from fedjaxsim.simulation import Simulation, facts_of, facts_of_state
 
 @moves_data
 class SimulationBatch(Fixed):
-    """Runs of one simulation that differ in hyperparameters, as one program.
+    """Runs of one simulation that differ in hyperparameters or seeds, as one program.
 
-    Each run equals `Simulation.run` with the same seed, up to rounding. The runs share cohorts,
-    minibatches and the standard normal numbers behind the noise, so at most one of them may be
-    published under its guarantee. A run that diverges does not affect the others. Another seed
-    compiles nothing: `[many.run(many.init(seed), rounds) for seed in range(8)]`. Methods raise
-    ValueError as methods of `Simulation` do, for any of the settings.
+    Each run equals `Simulation.run` with the same seed, up to rounding. Runs of one seed share
+    cohorts, minibatches and the standard normal numbers behind the noise, so at most one of them
+    may be published under its guarantee. A run that diverges does not affect the others. Another
+    `init` compiles nothing, so with random cohorts, of which a CPU then skips empty places, a loop
+    over seeds may be faster than `seeds`. Methods raise ValueError as methods of `Simulation` do,
+    for any of the settings.
 
     Args:
       simulation: the simulation.
@@ -47,17 +51,19 @@ class SimulationBatch(Fixed):
         settings, and the last one is repeated to divide evenly; only states show the repetitions.
         With more devices than settings they divide the clients, too (see `grid`).
       axes: the hyperparameters that may differ, as from `varying`; by default those that do.
+      seeds: R, to run each setting with R seeds at once; by default with the one of `init`.
 
     Attributes:
-      size: S.
+      size: the number of runs, S or, with `seeds`, R·S: all settings of one seed, then of the next.
+      runs: the numbers of each run's seed and setting, ((0, 0), (0, 1), …).
       capacity: number of settings that the program holds, repetitions included.
-      program: the batched and sharded program.
+      program: the batched and sharded program, of one seed.
 
     Example:
       >>> rates = [hparams.replace(learning_rate=rate) for rate in (0.1, 0.3, 1.0)]
-      >>> many = fjs.SimulationBatch(sim, rates)  # sim and hparams as in `Simulation`
-      >>> many.size
-      3
+      >>> many = fjs.SimulationBatch(sim, rates, seeds=8)  # sim and hparams as in `Simulation`
+      >>> many.size, many.runs[:4]
+      (24, ((0, 0), (0, 1), (0, 2), (1, 0)))
     """
 
     def __init__(
@@ -66,22 +72,37 @@ class SimulationBatch(Fixed):
         settings: Sequence[Hyperparameters],
         devices: Sequence[Any] | None = None,
         axes: Hyperparameters | None = None,
+        *,
+        seeds: int | None = None,
     ):
         self._check(simulation, settings)
-        self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
+        if seeds is not None:
+            count(seeds=seeds)
+        self.simulation, self.settings, self.seeds = simulation, tuple(settings), seeds
         devices = jax.devices() if devices is None else devices
         require_devices(devices)
         devices = list(devices)
-        by_settings, by_clients = grid(len(devices), self.size, simulation.num_clients)
+        by_settings, by_clients = grid(len(devices), len(settings), simulation.num_clients)
         mesh = mesh_of(
             devices[: by_settings * by_clients], {RUNS: by_settings, CLIENTS: by_clients}
         )
-        self.capacity = self.size + -self.size % by_settings
+        self.capacity = len(settings) + -len(settings) % by_settings
         self._axes = varying(settings) if axes is None else axes
         self._hparams = self._stack(settings)
         self.program = shard(batch(simulation.program, self._axes, self.capacity), mesh)
-        self._compiled = self.program.compiled()
+        self._of_seeds = self.program if seeds is None else over_seeds(self.program, seeds)
+        self._compiled = self._of_seeds.compiled()
         self._rows = self._placed()
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The numbers of each run's seed and setting."""
+        return tuple(itertools.product(range(self.seeds or 1), range(len(self.settings))))
+
+    @property
+    def size(self) -> int:
+        """The number of runs."""
+        return len(self.runs)
 
     def with_runs(
         self, simulation: Simulation, settings: Sequence[Hyperparameters]
@@ -98,12 +119,12 @@ class SimulationBatch(Fixed):
         if simulation.program is not self.simulation.program:  # other parts than these ran
             padded = [*settings, *[settings[-1]] * (self.capacity - len(settings))]
             devices = list(self.program.mesh.devices.flat)
-            other_batch = SimulationBatch(simulation, padded, devices, self._axes)
+            other_batch = SimulationBatch(simulation, padded, devices, self._axes, seeds=self.seeds)
             return other_batch.with_runs(simulation, settings)
         other = copy.copy(self)
-        for of_runs in ("simulation", "settings", "size"):
+        for of_runs in ("simulation", "settings"):
             del vars(other)[of_runs]
-        other.simulation, other.settings, other.size = simulation, tuple(settings), len(settings)
+        other.simulation, other.settings = simulation, tuple(settings)
         other._hparams = self._stack(settings)
         if simulation.population is not self.simulation.population:
             other._rows = other._placed()
@@ -144,14 +165,34 @@ class SimulationBatch(Fixed):
     def init(self, key: jax.Array | int) -> SimulationState:
         """Return the state before the first round, with an axis of runs in the parts that vary.
 
-        A report of any of several runs says that they share their noise. `key` is as in
-        `Simulation.init`.
+        A report of any of several runs of a seed says that they share their noise. `key` is as in
+        `Simulation.init`. With R `seeds` it is the first one, s, and runs have the seeds s to
+        s + R − 1, or it is their keys, (R,); the state has a first axis of seeds, too.
         """
-        key, _ = self.simulation.check_start(key, self.settings[0])
-        state = with_public(self._compiled.init(key, self._hparams), self.simulation.public)
+        several = self._keys(key)
+        checked = [self.simulation.check_start(key, self.settings[0])[0] for key in several]
+        keys = checked[0] if self.seeds is None else jnp.stack(checked)
+        state = with_public(self._compiled.init(keys, self._hparams), self.simulation.public)
         assumed = (self.simulation.assumed_of(setting) for setting in self.settings)
         public = dict.fromkeys(sentence for sentences in assumed for sentence in sentences)
-        return with_public(state, (*public, *((SHARED_SEED,) if self.size > 1 else ())))
+        return with_public(state, (*public, *((SHARED_SEED,) if len(self.settings) > 1 else ())))
+
+    def _keys(self, key: Any) -> list[Any]:
+        """Return the seed, or the key, of each of the batch's seeds."""
+        if self.seeds is None:
+            return [key]
+        if isinstance(key, jax.Array) and key.ndim == 1:
+            if key.shape != (self.seeds,):
+                raise ValueError(f"there are {self.seeds} seeds, got {len(key)} keys")
+            return list(key)
+        if isinstance(key, jax.Array):
+            raise ValueError(f"give the first seed, or {self.seeds} keys, got one key")
+        return [key + number for number in range(self.seeds)]
+
+    def state_of(self, state: SimulationState, run: int) -> SimulationState:
+        """Return the state of one run, as `Simulation` has it."""
+        seed, setting = self.runs[run]
+        return state_of(state if self.seeds is None else state_of_seed(state, seed), setting)
 
     def lower(self, key: jax.Array | int, rounds: int) -> list[jax.stages.Lowered]:
         """Return the traced programs of `rounds` rounds and of an evaluation of all clients.
@@ -182,8 +223,8 @@ class SimulationBatch(Fixed):
     ) -> tuple[SimulationState, History]:
         """Run as `Simulation.run`, all runs at once; return the state and the history.
 
-        Metrics of a segment are (rounds, S), or (rounds,) if the runs share them; the values of its
-        evaluation are (m, S).
+        Metrics of a segment are (rounds, `size`), or (rounds,) if the runs share them; the values
+        of its evaluation are (m, `size`). A sample of clients is that of the first seed.
         """
         require_state(state)
         require_values("run", state)
@@ -192,7 +233,7 @@ class SimulationBatch(Fixed):
             self.simulation.check_rounds(setting, done, rounds, eval_every, eval_clients)
         if spans_processes(list(self.program.mesh.devices.flat)):
             part = current_part(state, self.simulation.accounts)
-            code = facts_of(self.program, part, self._hparams, self._rows["train"])
+            code = facts_of(self._of_seeds, part, self._hparams, self._rows["train"])
             agree(code | facts_of_state(state, self._hparams))
 
         charged = charged_alone(self._compiled.rounds, self.simulation.accounts)
@@ -200,10 +241,9 @@ class SimulationBatch(Fixed):
         def advance(state, length):
             rows = self._rows["train"]
             state, metrics = charged(state, self._hparams, rows, rounds=length)
-            metrics = to_host(metrics)
-            asked = {k: v[..., : self.size] if v.ndim > 1 else v for k, v in metrics.items()}
-            return state, asked
+            return state, {k: self._of_rounds(values) for k, values in to_host(metrics).items()}
 
+        key = state.key if self.seeds is None else state.key[0]
         delta = default_delta(self.simulation.num_clients) if delta is None else delta
         run = RunLoop(
             advance,
@@ -211,21 +251,38 @@ class SimulationBatch(Fixed):
             done + rounds,
             delta,
             self.size,
-            sample=sample_of(state.key, self.simulation.num_clients, eval_clients),
+            sample=sample_of(key, self.simulation.num_clients, eval_clients),
+            state_of=self.state_of,
         )
         return run.segments(state, eval_every, callbacks, keep)
+
+    def _of_rounds(self, values: Any) -> Any:
+        """Return a metric of rounds by run, from those by seed, if any, round and setting."""
+        if self.seeds is None:
+            return values[:, : self.size] if values.ndim > 1 else values
+        of_settings = values[..., : len(self.settings)]
+        if values.ndim == 2:  # settings of a seed share it
+            of_settings = np.repeat(values[..., None], len(self.settings), axis=2)
+        return np.moveaxis(of_settings, 0, 1).reshape(values.shape[1], self.size)
 
     def evaluate(
         self, state: SimulationState, split: str = "test", clients: np.ndarray | None = None
     ) -> Evaluation:
-        """Compute per-client metrics of all runs, (m, S), or of k `clients` by id, (k, S)."""
+        """Compute per-client metrics of all runs, (m, `size`), or of k `clients`, (k, `size`)."""
         require_state(state)
         require_values("evaluate", state)
         clients = self.simulation.check_evaluated(split, clients)
         rows = self._rows[split]
         part = evaluated_part(state)
         measured = to_host(self._compiled.evaluate(part, self._hparams, rows, clients))
-        asked = jax.tree.map(lambda values: values[:, : self.size], measured)
+
+        def of_runs(values):
+            if self.seeds is None:
+                return values[:, : self.size]
+            of_settings = np.moveaxis(values[:, :, : len(self.settings)], 0, 1)
+            return of_settings.reshape(len(of_settings), self.size, *values.shape[3:])
+
+        asked = jax.tree.map(of_runs, measured)
         return self.simulation.summarize(split, asked, clients)
 
 

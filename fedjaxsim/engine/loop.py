@@ -108,12 +108,12 @@ def _mean(segment: Segment, name: str) -> Any:
     values = segment.metrics[name]
     if name in _OF_ROUNDS or "participants" not in segment.metrics:
         return np.mean(values, axis=0)
-    weights = segment.metrics["participants"]
-    if not weights.sum():
-        return np.full(values.shape[1:], np.nan)
+    participants = segment.metrics["participants"]  # of a round or, of several seeds, of each run
+    weights = participants.reshape(participants.shape + (1,) * (values.ndim - participants.ndim))
+    total = weights.sum(axis=0)
     # An empty cohort has no mean.
-    present = (weights > 0).reshape(-1, *[1] * (values.ndim - 1))
-    return weights @ np.where(present, values, 0.0) / weights.sum()
+    mean = np.sum(weights * np.where(weights > 0, values, 0.0), axis=0) / np.maximum(total, 1)
+    return np.where(total > 0, mean, np.nan)
 
 
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
@@ -218,6 +218,7 @@ class RunLoop:
       size: S; None for one run, without an axis of runs.
       plan: the evaluations that one run releases, if any.
       sample: the clients whom evaluations before the last one are of; None for all.
+      state_of: `(state, run) -> state`, of one of S runs.
       closing: resources that are closed when the run is over.
       course: round, training loss and means of test metrics of each segment so far.
       nonfinite: the number of messages that were not finite so far.
@@ -233,6 +234,7 @@ class RunLoop:
     size: int | None = None
     plan: EvaluationPlan | None = None
     sample: np.ndarray | None = None
+    state_of: Callable[[SimulationState, int], SimulationState] = state_of
 
     def __post_init__(self):
         check_delta(self.delta)
@@ -395,7 +397,9 @@ class RunLoop:
         """Return the charges of each run."""
         privacy = to_host(state.privacy)
         bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
-        states = [bare] if self.size is None else [state_of(bare, run) for run in range(self.size)]
+        states = (
+            [bare] if self.size is None else [self.state_of(bare, run) for run in range(self.size)]
+        )
         return [tuple(ledger.charged(run_state.privacy)) for run_state in states]
 
 

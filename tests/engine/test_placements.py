@@ -64,12 +64,12 @@ def placed(name, placement):
         return [(2, run(sim, read_by(sim, **SETTINGS[2])))]
     sim = simulations.shared(name)
     many = SimulationBatch(sim, [read_by(sim, **setting) for setting in SETTINGS])
-    return runs_of(*many.run(many.init(7), 4, eval_every=simulations.SEGMENT))
+    return runs_of(*many.run(many.init(7), 4, eval_every=simulations.SEGMENT), many)
 
 
-def runs_of(state, history):
+def runs_of(state, history, many):
     assert np.std(history[-1].metrics["loss"][-1]) > 0  # the settings do differ
-    for index in range(len(SETTINGS)):
+    for index in range(many.size):
         segments = []
         for segment in history:
             metrics = {
@@ -79,7 +79,7 @@ def runs_of(state, history):
             values = {name: v[..., index] for name, v in segment.evaluation.values.items()}
             evaluation = dataclasses.replace(segment.evaluation, values=values)
             segments.append(dataclasses.replace(segment, metrics=metrics, evaluation=evaluation))
-        yield index, (state_of(state, index), segments)
+        yield index, (many.state_of(state, index), segments)
 
 
 def agree(one, other, rtol, atol):
@@ -115,6 +115,18 @@ def test_a_placement_gives_what_the_memory_of_one_device_gives(shared_pmtl, plac
     del shared_pmtl
     for index, found in placed("pmtl", placement):
         agree(alone("pmtl", "float32")[index], found, rtol=1e-4, atol=1e-6)
+
+
+@THOROUGH
+@pytest.mark.parametrize("shared_system", ["pmtl"], indirect=True)
+def test_each_of_several_seeds_and_settings_is_its_run_alone(shared_system):
+    settings = [read_by(shared_system, **setting) for setting in SETTINGS]
+    many = SimulationBatch(shared_system, settings, seeds=2)
+    state, history = many.run(many.init(6), 4, eval_every=simulations.SEGMENT)
+    runs = [run for run, (seed, _) in enumerate(many.runs) if 6 + seed == 7]
+    for run, expected in zip(runs, alone("pmtl", "float64"), strict=True):
+        (found,) = [segments for index, segments in runs_of(state, history, many) if index == run]
+        agree(expected, found, rtol=1e-9, atol=1e-12)
 
 
 @THOROUGH
