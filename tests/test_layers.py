@@ -25,7 +25,7 @@ LAYERS = (
     ("models",),
     ("data",),
     ("hyperparameters", "metrics", "keys"),
-    ("kernels", "factories", "extras", "signals", "store", "divergence"),
+    ("kernels", "factories", "extras", "signals", "store", "divergence", "clock"),
     ("checks", "own_code"),
 )
 """From the top down. Modules of one layer do not import each other."""
