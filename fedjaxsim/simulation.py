@@ -49,7 +49,7 @@ from fedjaxsim.engine.evaluation import (
 )
 from fedjaxsim.engine.fixed import Fixed
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
-from fedjaxsim.engine.loop import Callbacks, History, RunLoop
+from fedjaxsim.engine.loop import Callbacks, History, RunLoop, run_segments
 from fedjaxsim.engine.planned_noise import PlannedNoise
 from fedjaxsim.engine.processes import (
     agree,
@@ -723,14 +723,20 @@ class Simulation(Fixed):
         advance = accounts.charged_alone(self.compiled.rounds, self.accounts)
         rows = self.placed["train"]
         run = RunLoop(
-            lambda state, length: advance(state, hparams, rows, rounds=length),
             lambda state, split, clients: self.evaluate(state, hparams, split, clients),
             done + rounds,
             self._delta(delta),
             plan=evaluate_privately,
             sample=sample_of(state.key, self.num_clients, eval_clients),
         )
-        state, history = run.segments(state, eval_every, callbacks, keep)
+        state, history = run_segments(
+            lambda state, length: advance(state, hparams, rows, rounds=length),
+            run,
+            state,
+            eval_every,
+            callbacks,
+            keep,
+        )
         noised = bool(np.any(np.asarray(hparams.get("noise_multiplier", 0.0)) > 0))
         if warning := divergence.warning_in(run.course, run.nonfinite, noised):
             warnings.warn(warning, divergence.DivergingWarning, stacklevel=3)

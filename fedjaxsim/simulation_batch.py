@@ -15,7 +15,7 @@ from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.fixed import Fixed
-from fedjaxsim.engine.loop import Callbacks, History, RunLoop
+from fedjaxsim.engine.loop import Callbacks, History, RunLoop, run_segments
 from fedjaxsim.engine.processes import (
     agree,
     mesh_of,
@@ -246,7 +246,6 @@ class SimulationBatch(Fixed):
         key = state.key if self.seeds is None else state.key[0]
         delta = default_delta(self.simulation.num_clients) if delta is None else delta
         run = RunLoop(
-            advance,
             self.evaluate,
             done + rounds,
             delta,
@@ -254,7 +253,7 @@ class SimulationBatch(Fixed):
             sample=sample_of(key, self.simulation.num_clients, eval_clients),
             state_of=self.state_of,
         )
-        return run.segments(state, eval_every, callbacks, keep)
+        return run_segments(advance, run, state, eval_every, callbacks, keep)
 
     def _of_rounds(self, values: Any) -> Any:
         """Return a metric of rounds by run, from those by seed, if any, round and setting."""

@@ -82,6 +82,39 @@ def test_hooks_are_called_around_segments_that_end_at_multiples_of_eval_every(ma
     assert again.seen[0] == ("start", 3, 7)
 
 
+class Meddling(Callback):
+    """Tries to change what a run does: its functions, its end, its ledger, clients' states."""
+
+    def __init__(self):
+        self.first = None
+
+    def segment(self, state, segment):
+        self.first = self.first or state.privacy
+        for name, value in {"advance": print, "charges": print, "rounds": 99}.items():
+            with pytest.raises(AttributeError):
+                setattr(self.run, name, value)
+            object.__setattr__(self.run, name, value)  # nobody reads it there
+        object.__setattr__(state, "privacy", self.first)
+        for leaf in jax.tree.leaves(state.personal):
+            assert not np.asarray(leaf).flags.writeable
+
+
+@pytest.mark.parametrize("system", ["shared_fedavg", "shared_streamed"])
+def test_a_callback_cannot_change_what_the_run_does(system, request):
+    sim = request.getfixturevalue(system)
+    values = {"learning_rate": 0.05, "clip": 0.2, "noise_multiplier": 2.0, "sampling_rate": 0.5}
+    made = sim, sim.hyperparameters(**values | ({"lam": 0.3} if "lam" in sim.records else {}))
+    meddling = Meddling()
+    state, history = run(made, 4, [meddling])
+    alone, expected = run(made, 4, [])
+    assert [each.round for each in history] == [2, 4]
+    assert repr(history) == repr(expected)
+    assert sim.guarantee(state) == sim.guarantee(alone)
+    for name in ("evaluate", "guarantee", "_planned_noise"):
+        with pytest.raises(AttributeError, match=f"{name} of a Simulation stays as it is"):
+            setattr(sim, name, print)
+
+
 def test_one_callback_stops_the_run_and_all_hear_of_it(made):
     stopping, other = Noting(segments=[None, False]), Noting()
     state, history = run(made, 10, [stopping, other])

@@ -4,13 +4,14 @@ from typing import Any
 
 
 class Fixed:
-    """An object whose public attributes are set once.
+    """An object whose public attributes are set once, and whose methods stay those of its class.
 
     Compiled functions would not follow a change, and a guarantee would name other parts than ran.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self) and not name.startswith("_"):
+        is_set = name in vars(self) and not name.startswith("_")
+        if is_set or callable(getattr(type(self), name, None)):
             kind = type(self).__name__
             raise AttributeError(
                 f"{name} of a {kind} stays as it is: make another {kind}, as by dataclasses.replace"

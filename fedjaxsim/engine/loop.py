@@ -207,12 +207,23 @@ class Clock:
             self.seconds["compile"] += duration_secs
 
 
-@dataclasses.dataclass
+class _Progress:
+    """What a run has seen so far."""
+
+    def __init__(self):
+        self.course: list[Record] = []
+        self.nonfinite = 0
+        self.stopped: Segment | None = None
+        self.metrics: Records = METRICS
+        self.recorded: Segment | None = None
+        self.records: list[Record] = []
+
+
+@dataclasses.dataclass(frozen=True)
 class RunLoop:
-    """A run, or S runs in one program, as its callbacks see it.
+    """A run, or S runs in one program, as its callbacks see it: they cannot change what it does.
 
     Attributes:
-      advance: `(state, rounds) -> (state, metrics)`, one compiled segment.
       evaluate: `(state, split, clients) -> Evaluation` of a sample; `clients` None is all of them.
       rounds: rounds done at its end.
       size: S; None for one run, without an axis of runs.
@@ -220,14 +231,8 @@ class RunLoop:
       sample: the clients whom evaluations before the last one are of; None for all.
       state_of: `(state, run) -> state`, of one of S runs.
       closing: resources that are closed when the run is over.
-      course: round, training loss and means of test metrics of each segment so far.
-      nonfinite: the number of messages that were not finite so far.
-      metrics: the records of the metrics of its evaluations.
-      stopped: the last segment, evaluated on all clients, if the run has ended early after an
-        evaluation of a sample, and not by an interruption.
     """
 
-    advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
     evaluate: Callable[[SimulationState, str, np.ndarray | None], Evaluation]
     rounds: int
     delta: float
@@ -235,102 +240,39 @@ class RunLoop:
     plan: EvaluationPlan | None = None
     sample: np.ndarray | None = None
     state_of: Callable[[SimulationState, int], SimulationState] = state_of
+    closing: contextlib.ExitStack = dataclasses.field(
+        default_factory=contextlib.ExitStack, init=False
+    )
+    clock: Clock = dataclasses.field(default_factory=Clock, init=False)
+    _progress: _Progress = dataclasses.field(default_factory=_Progress, init=False)
 
     def __post_init__(self):
         check_delta(self.delta)
-        self.closing, self.clock = contextlib.ExitStack(), Clock()
-        self.course: list[Record] = []
-        self.nonfinite, self.stopped = 0, None
-        self.metrics: Records = METRICS
-        self._recorded, self._records = None, list[Record]()
-        self.evaluate = self.clock.phase("evaluate")(self.evaluate)
+        timed = self.clock.phase("evaluate")(self.evaluate)
+        object.__setattr__(self, "evaluate", timed)
 
-    def segments(
-        self,
-        state: SimulationState,
-        eval_every: int | None,
-        callbacks: Callbacks,
-        keep: int | None,
-    ) -> tuple[SimulationState, History]:
-        """Run up to the last round; return the last state and the last `keep` segments.
+    @property
+    def course(self) -> list[Record]:
+        """Round, training loss and means of test metrics of each segment so far."""
+        return self._progress.course
 
-        The buffers of `state` are reused. `eval_every` counts rounds over the life of the state;
-        None is one evaluation at the end.
+    @property
+    def nonfinite(self) -> int:
+        """The number of messages that were not finite so far."""
+        return self._progress.nonfinite
+
+    @property
+    def metrics(self) -> Records:
+        """The records of the metrics of its evaluations."""
+        return self._progress.metrics
+
+    @property
+    def stopped(self) -> Segment | None:
+        """The last segment, evaluated on all clients, of a run that has ended early.
+
+        None if its evaluation was not of a sample, or if it was interrupted.
         """
-        require_callbacks(callbacks)
-        if keep is not None:
-            checks.count(0, keep=keep)
-        hooked = [callback for callback in callbacks if isinstance(callback, Callback)]
-        stated = (text for callback in callbacks for text in getattr(callback, "public", ()))
-        state = with_public(state, stated)
-        steps = [
-            callback.segment if isinstance(callback, Callback) else callback
-            for callback in callbacks
-        ]
-        interrupts = [getattr(callback, "interrupts", False) for callback in callbacks]
-        history: deque[Segment] = deque(maxlen=keep)
-        segment, ended, done = None, False, int(state.round)
-        with self.closing, self.clock:
-            for callback in hooked:
-                callback.run = self
-            goes_on = _all_go_on([callback.start(state) for callback in hooked])
-            initial = [callback for callback in hooked if callback.initial]
-            if goes_on and done == 0 and initial:
-                state, private = self._released(state)
-                evaluation = self.evaluate(state, "test", self.sample)
-                self.metrics = evaluation.records
-                first = Segment(0, {}, evaluation, private)
-                goes_on = _all_go_on([callback.segment(state, first) for callback in initial])
-            while goes_on and done < self.rounds:
-                length = self.rounds - done
-                if eval_every is not None:
-                    length = min(length, eval_every - done % eval_every)
-                with self.clock.phase("rounds"):
-                    state, metrics = self.advance(state, length)
-                    # Fewer rounds than asked for where the budget of the state ends.
-                    before, done, planned = done, int(state.round), done + length
-                    metrics = {
-                        name: np.asarray(values)[: done - before]
-                        for name, values in metrics.items()
-                    }
-                if done == before:
-                    ended = True
-                    break
-                last = done == self.rounds or done < planned
-                evaluation = self.evaluate(state, "test", None if last else self.sample)
-                self.metrics = evaluation.records
-                state, private = self._released(state)
-                segment = Segment(done, metrics, evaluation, private)
-                history.append(segment)
-                self.nonfinite += int(np.sum(metrics.get("nonfinite", 0)))
-                self.course += _course(segment, alone=not self.course and done == self.rounds)
-                with self.clock.phase("write"):
-                    answers = [step(state, segment) for step in steps]
-                lasting = [i or answer for i, answer in zip(interrupts, answers, strict=True)]
-                ended = not _all_go_on(lasting) or done < planned
-                ended |= self.plan is not None and private is None
-                goes_on = not ended and _all_go_on(answers)
-            if segment and segment.evaluation.clients is not None and (ended or history):
-                evaluation = self.evaluate(state, "test", None)
-                full_segment = dataclasses.replace(segment, evaluation=evaluation)
-                if ended:
-                    self.stopped = full_segment
-                    with self.clock.phase("write"):
-                        for step in steps:
-                            step(state, full_segment)
-                if history:
-                    history[-1] = full_segment
-            with self.clock.phase("write"):
-                for callback in hooked:
-                    callback.end(state)
-        return state, History(history)
-
-    def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
-        """Release an evaluation, if the run does and its budget allows it."""
-        if self.plan is None:
-            return state, None
-        evaluation = self.evaluate(state, "validation", None)
-        return release_evaluation(state, evaluation, self.plan)
+        return self._progress.stopped
 
     def record(self, state: SimulationState, segment: Segment) -> Record:
         """Return the record of an evaluation of a single run, see `records`."""
@@ -349,7 +291,7 @@ class RunLoop:
         the accountant's value, after the last planned round; False for the larger bound by RDP.
         With a budget it is the whole budget's ε, and `epsilon_spent` bounds what was spent.
         """
-        if self._recorded is not segment:
+        if self._progress.recorded is not segment:
             columns: Record = {"round": segment.round}
             loss = _train_loss(segment)
             columns |= {} if loss is None else {"train_loss": loss}
@@ -360,8 +302,9 @@ class RunLoop:
             if segment.private is not None:
                 columns[f"private_{segment.private.name}"] = segment.private.mean
             columns |= self._epsilons(state, segment.round == self.rounds)
-            self._recorded, self._records = segment, rows_of(columns, self.size)
-        return self._records
+            self._progress.recorded = segment
+            self._progress.records = rows_of(columns, self.size)
+        return self._progress.records
 
     def _epsilons(self, state: SimulationState, last: bool) -> Record:
         """Return the columns of ε."""
@@ -401,6 +344,110 @@ class RunLoop:
             [bare] if self.size is None else [self.state_of(bare, run) for run in range(self.size)]
         )
         return [tuple(ledger.charged(run_state.privacy)) for run_state in states]
+
+
+def run_segments(
+    advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]],
+    run: RunLoop,
+    state: SimulationState,
+    eval_every: int | None,
+    callbacks: Callbacks,
+    keep: int | None,
+) -> tuple[SimulationState, History]:
+    """Run up to the last round; return the last state and the last `keep` segments.
+
+    Callbacks see `run` and copies of the states, but not `advance`, `(state, rounds) -> (state,
+    metrics)`, one compiled segment.
+
+    The buffers of `state` are reused. `eval_every` counts rounds over the life of the state;
+    None is one evaluation at the end.
+    """
+    require_callbacks(callbacks)
+    if keep is not None:
+        checks.count(0, keep=keep)
+    evaluate, rounds, plan, sample = run.evaluate, run.rounds, run.plan, run.sample
+    progress, closing, clock = run._progress, run.closing, run.clock
+    hooked = [callback for callback in callbacks if isinstance(callback, Callback)]
+    stated = (text for callback in callbacks for text in getattr(callback, "public", ()))
+    state = with_public(state, stated)
+    steps = [
+        callback.segment if isinstance(callback, Callback) else callback for callback in callbacks
+    ]
+    interrupts = [getattr(callback, "interrupts", False) for callback in callbacks]
+    history: deque[Segment] = deque(maxlen=keep)
+    segment, ended, done = None, False, int(state.round)
+
+    def released(state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
+        """Release an evaluation, if the run does and its budget allows it."""
+        if plan is None:
+            return state, None
+        return release_evaluation(state, evaluate(state, "validation", None), plan)
+
+    with closing, clock:
+        for callback in hooked:
+            callback.run = run
+        goes_on = _all_go_on([callback.start(_shown(state)) for callback in hooked])
+        initial = [callback for callback in hooked if callback.initial]
+        if goes_on and done == 0 and initial:
+            state, private = released(state)
+            evaluation = evaluate(state, "test", sample)
+            progress.metrics = evaluation.records
+            first = Segment(0, {}, evaluation, private)
+            goes_on = _all_go_on([callback.segment(_shown(state), first) for callback in initial])
+        while goes_on and done < rounds:
+            length = rounds - done
+            if eval_every is not None:
+                length = min(length, eval_every - done % eval_every)
+            with clock.phase("rounds"):
+                state, metrics = advance(state, length)
+                # Fewer rounds than asked for where the budget of the state ends.
+                before, done, planned = done, int(state.round), done + length
+                metrics = {
+                    name: np.asarray(values)[: done - before] for name, values in metrics.items()
+                }
+            if done == before:
+                ended = True
+                break
+            last = done == rounds or done < planned
+            evaluation = evaluate(state, "test", None if last else sample)
+            progress.metrics = evaluation.records
+            state, private = released(state)
+            segment = Segment(done, metrics, evaluation, private)
+            history.append(segment)
+            progress.nonfinite += int(np.sum(metrics.get("nonfinite", 0)))
+            progress.course += _course(segment, alone=not progress.course and done == rounds)
+            with clock.phase("write"):
+                answers = [step(_shown(state), segment) for step in steps]
+            lasting = [i or answer for i, answer in zip(interrupts, answers, strict=True)]
+            ended = not _all_go_on(lasting) or done < planned
+            ended |= plan is not None and private is None
+            goes_on = not ended and _all_go_on(answers)
+        if segment and segment.evaluation.clients is not None and (ended or history):
+            evaluation = evaluate(state, "test", None)
+            full_segment = dataclasses.replace(segment, evaluation=evaluation)
+            if ended:
+                progress.stopped = full_segment
+                with clock.phase("write"):
+                    for step in steps:
+                        step(_shown(state), full_segment)
+            if history:
+                history[-1] = full_segment
+        with clock.phase("write"):
+            for callback in hooked:
+                callback.end(_shown(state))
+    return state, History(history)
+
+
+def _shown(state: SimulationState) -> SimulationState:
+    """Return a copy of a state, with the same arrays, for a callback; it is read-only."""
+
+    def fixed(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):  # clients' states of a streamed simulation
+            leaf = leaf.view()
+            leaf.flags.writeable = False
+        return leaf
+
+    return jax.tree.map(fixed, state)
 
 
 def require_callbacks(callbacks: Any) -> None:

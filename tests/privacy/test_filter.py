@@ -255,7 +255,7 @@ def test_a_record_has_the_epsilon_of_its_guarantee_and_what_was_spent_of_the_bud
     key = jax.random.key(0)
     drawn = ledgers.drew(ledgers.with_key(ledgers.Ledger((account,), limit=limit), key), key, done)
     state = SimulationState(jnp.int32(done), (), (), (), drawn, key)
-    run: Any = RunLoop(lambda *_: None, lambda *_: None, most, 1e-5)  # type: ignore[arg-type]
+    run: Any = RunLoop(lambda *_: None, most, 1e-5)  # type: ignore[arg-type]
     columns = run._epsilons(state, last=False)
     whole = report([charged(FULL, GAUSSIAN, (6.0, 1.0, done))], 1e-5, limit=limit).find("zero_out")
     assert columns["epsilon"] == [whole.epsilon]
