@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Fixed:
-    """An object whose public attributes are set once, and whose methods stay those of its class.
+    """An object whose public attributes are set once, and whose methods nobody replaces.
 
     Compiled functions would not follow a change, and a guarantee would name other parts than ran.
     """

@@ -208,7 +208,7 @@ class Clock:
 
 
 class _Progress:
-    """What a run has seen so far."""
+    """Results of a run so far."""
 
     def __init__(self):
         self.course: list[Record] = []
@@ -268,7 +268,7 @@ class RunLoop:
 
     @property
     def stopped(self) -> Segment | None:
-        """The last segment, evaluated on all clients, of a run that has ended early.
+        """The last segment of a run that ended early, evaluated on all clients.
 
         None if its evaluation was not of a sample, or if it was interrupted.
         """
