@@ -23,7 +23,10 @@ from fedjaxsim.report.results import estimate
 
 RESULTS = Path(__file__).with_name("results")
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
-BLUE, VERMILION, GREEN, GREY, ORANGE, PURPLE, SKY = COLOURS[:7]
+BLUE, VERMILION, GREEN, GREY, ORANGE, PURPLE, SKY, OLIVE, INDIGO = COLOURS[:9]
+"""Blue, vermilion, green and grey are PMTL, FedAvg, Ditto and Local in all pictures."""
+PALE = "#9a94d0"
+"""A pale INDIGO, for the same method with more noise."""
 
 
 def result(name: str) -> Any:
@@ -153,13 +156,13 @@ def silo_privacy() -> Figure:
 
 
 LOW_RANK = {
-    "low-rank": ("MP-MTL low-rank", BLUE, "-"),
-    "low-rank-published": ("low-rank, as published (no ε)", BLUE, "--"),
-    "group-sparse": ("MP-MTL group-sparse", GREEN, "-"),
-    "group-sparse-published": ("group-sparse, as published (no ε)", GREEN, "--"),
+    "low-rank": ("MP-MTL low-rank", INDIGO, "-"),
+    "low-rank-published": ("low-rank, as published (no ε)", INDIGO, "--"),
+    "group-sparse": ("MP-MTL group-sparse", OLIVE, "-"),
+    "group-sparse-published": ("group-sparse, as published (no ε)", OLIVE, "--"),
     "relationship": ("MP-MTL relationship", ORANGE, "-"),
     "dp-mtrl": ("DP-MTRL", PURPLE, "-"),
-    "dp-aggr": ("DP-AGGR", VERMILION, "-"),
+    "dp-aggr": ("DP-AGGR", SKY, "-"),
 }
 
 
@@ -182,7 +185,8 @@ def mpmtl_6a() -> Figure:
     left, right = figure.axes
     left.set(yscale="log", ylabel="nMSE", title="all methods")
     right.set(ylabel="nMSE", title="MP-MTL alone, enlarged")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    handles = left.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, handlelength=3)
     return figure
 
 
@@ -191,10 +195,10 @@ def mpmtl_8() -> Figure:
     found = {int(m): values for m, values in result("mpmtl-tasks").items()}
     tasks = sorted(found)
     lines = {
-        ("low-rank", 0): ("MP-MTL low-rank, ε = 1", BLUE, "-", "o"),
-        ("low-rank", 1): ("MP-MTL low-rank, ε = 10", BLUE, "-", "s"),
-        ("low-rank-published", 0): ("as published (no ε), claimed 1", VERMILION, "--", "o"),
-        ("low-rank-published", 1): ("as published (no ε), claimed 10", VERMILION, "--", "s"),
+        ("low-rank", 0): ("MP-MTL low-rank, ε = 1", PALE, "-", "o"),
+        ("low-rank", 1): ("MP-MTL low-rank, ε = 10", INDIGO, "-", "s"),
+        ("low-rank-published", 0): ("as published (no ε), claimed 1", PALE, "--", "o"),
+        ("low-rank-published", 1): ("as published (no ε), claimed 10", INDIGO, "--", "s"),
     }
     figure = picture(
         "Low-rank pattern, one release: the first 20 of m tasks, 3 repetitions", 8, 3.9
@@ -208,7 +212,7 @@ def mpmtl_8() -> Figure:
         style = {"color": colour, "ls": dashes, "marker": mark}
         left.plot(tasks, values, **style, label=label)
         right.plot(tasks, values - best, **style)
-    left.plot(tasks, best, color=BLUE, ls=":", marker="v", label="MP-MTL low-rank, no noise")
+    left.plot(tasks, best, color="black", ls=":", marker="v", label="MP-MTL low-rank, no noise")
     left.set(ylabel="nMSE", title="error")
     right.set(yscale="log", ylabel="nMSE above no noise", title="what the noise costs")
     ticks = (0.001, 0.003, 0.01, 0.03)
@@ -217,11 +221,11 @@ def mpmtl_8() -> Figure:
         axes.set(xscale="log", xlabel="number of tasks m")
         axes.set_xticks(tasks, [f"{m:,}" for m in tasks])
         axes.minorticks_off()
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=3, handlelength=3)
     return figure
 
 
-NOISES = (BLUE, "-"), (SKY, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, "-")
+NOISES = (INDIGO, "-"), (SKY, "-"), (ORANGE, "--"), (OLIVE, "-."), (PURPLE, "-")
 POPULATIONS = {
     "digits": "digits, 10 of 100 clients", "classifiers": "classifiers, 10 of 1,000 clients",
 }  # fmt: skip

@@ -18,7 +18,7 @@ from fedjaxsim.privacy.accounting.profile import Profile
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.samplers import poisson
-from fedjaxsim.report.plots import COLOURS, DASHES, STYLE, check_path, picture
+from fedjaxsim.report.plots import DASHES, STYLE, check_path, picture, save
 
 SIGMAS = (0.0, 0.11, 0.65, 2.42, 9.69)
 TYPE_ONE = (1 - np.cos(np.linspace(0, np.pi, 161))) / 2
@@ -80,6 +80,7 @@ PANELS: dict[str, Callable[[Setting, float], np.ndarray]] = {
 def main(path: Path) -> None:
     """Draw the figure."""
     check_path(path)
+    shades = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(SIGMAS)))
     with mpl.rc_context(STYLE):
         figure = picture("DPFedMTL, Figure 3: the errors left to any test", 7.4, 5.1)
         rows = figure.subplots(2, 3, sharex=True, sharey=True)
@@ -88,16 +89,17 @@ def main(path: Path) -> None:
             whose = f"{setting.name}, p = {p}, T = {setting.rounds}"
             row[0].set_ylabel(f"{whose}\ntype II error (miss)")
             for (name, curve), axes in zip(PANELS.items(), row, strict=True):
-                axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls=(0, (1, 2)))
+                axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls=(0, (1, 2)), label="a coin")
                 for index, sigma in enumerate(SIGMAS):
-                    style = {"color": COLOURS[index], "ls": DASHES[index % len(DASHES)]}
+                    style = {"color": shades[index], "ls": DASHES[index % len(DASHES)]}
                     label = f"σ = {sigma:g}"
                     axes.plot(TYPE_ONE, curve(setting, sigma), **style, label=label, clip_on=False)
                 axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=name)
         for axes in rows[1]:
             axes.set_xlabel("type I error (false alarm)")
-        rows[0, 2].legend(loc="upper right")
-    figure.savefig(path, dpi=120, pil_kwargs={"optimize": True})
+        handles, labels = rows[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    save(figure, path)
     print(f"drew {path}")
 
 
