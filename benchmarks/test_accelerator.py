@@ -108,7 +108,7 @@ experiment = prepare(run_config(
     sampling_rate=0.5, clip=1.0, noise_multiplier=1.0,
 ), check_memory=False)
 program = compile_for(Target.named("v5e", 8), experiment.simulation, experiment.hparams, rounds=8)
-print(*started_by_a_round(program.rounds.as_text(), steps=2).collectives.elements(), sep="\\n")
+print(*started_by_a_round(program.rounds.as_text(), 2).collectives.elements(), sep="\\n")
 """
 
 
