@@ -45,6 +45,11 @@ of so few steps is unrolled; one level lower it copies whole vectors, three time
 differ by rounding."""
 PART_OF_MEMORY = 4
 """Client work on an accelerator may use a quarter of the memory left by rows and states."""
+STEP_BYTES, CHUNK_BYTES = 10**8, 3 * 10**8
+"""What an accelerator moves while it starts the kernels of a batch's step, and those around a
+batch: 40 and 120 of 2 µs, and waits of the host, at the TB/s that a round of CNNs reached."""
+MOST_CHUNKS = 16
+"""Most chunks into which an accelerator divides clients of unequal length."""
 MOST_AT_ONCE = 2**16 - 1
 """Most clients in one batch: the limit of the axis of CUDA's grids that batched products use."""
 DEFAULT_MEMORY = 2**33
@@ -106,6 +111,8 @@ class Workload:
       linear: whether the model is linear, so that rows of clients who share it are one product.
       one_by_one: whether a CPU runs the clients of a single run one after another.
       useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
+      lengths: the expected steps of a cohort's clients on one accelerator, the longest first, where
+        they differ.
       sorts: whether batches are of clients with similar numbers of rows, as all wait for the
         longest.
       capped: whether derivatives enlarge a batch beyond the shapes of one client's work,
@@ -122,6 +129,7 @@ class Workload:
     linear: bool = False
     one_by_one: bool = False
     useful: int = MOST_AT_ONCE
+    lengths: tuple[float, ...] = ()
     sorts: bool = False
     capped: bool = False
     rematerialize: bool = False
@@ -160,7 +168,9 @@ class Workload:
         """
         single = runs == 1
         if self.backend.platform != "cpu":
-            kind, size = self._on_accelerator(slots, memory, capped=self.capped or not single)
+            lengths = np.array(self.lengths if self.sorts and single and not evaluates else ())
+            capped = self.capped or not single
+            kind, size = self._on_accelerator(slots, memory, lengths, capped=capped)
         elif self.chosen or not single:
             # Models of all settings of a client are one batch in any case. Clients run one after
             # another, unless operations take longer to start than to run.
@@ -191,16 +201,29 @@ class Workload:
         return kind, self.chunk_size or (_IN_SCAN if kind == "scan" else _IN_BATCH)
 
     def _on_accelerator(
-        self, slots: int, memory: Callable[[], tuple[int, int]] | None, *, capped: bool
+        self,
+        slots: int,
+        memory: Callable[[], tuple[int, int]] | None,
+        lengths: np.ndarray,
+        *,
+        capped: bool,
     ) -> tuple[ChunkMap, int]:
-        """Choose a batch as large as memory holds, if it is known and `capped` does not forbid."""
+        """Choose a batch as large as memory holds, if it is known and `capped` does not forbid.
+
+        Batches of clients of unequal `lengths`, the longest first, are smaller where that saves
+        more than it costs to start them.
+        """
         kind, size = self._asked_for("vmap")
         if memory is None or kind == "scan" or self.chunk_size is not None:
             return kind, size
         held, client = memory()
         most = size if capped else MOST_AT_ONCE
         free = (self.backend.memory or DEFAULT_MEMORY) - held
-        return kind, at_once(free, client, slots, most)
+        largest = at_once(free, client, slots, most)
+        if not len(lengths):
+            return kind, largest
+        sizes = {max(2, min(largest, -(-slots // k))) for k in range(1, MOST_CHUNKS + 1)}
+        return kind, _about_cheapest({n: _moved(lengths, n, client) for n in sizes})
 
 
 def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
@@ -242,21 +265,37 @@ def workload_of(
         chunk_size, chunk_map, model, task.linear is not None, sorts=uneven,
         narrow_rows=narrow and on.platform == "cpu", backend=on,
     )  # fmt: skip
-    if workload.chosen or on.platform != "cpu":
+    if workload.chosen or not (uneven or on.platform == "cpu"):
         return workload
     m = population.num_clients
     # Few are long: this costs equal clients some per cent, and long tails far less than others.
     steps = np.ceil(float(most_steps) ** np.linspace(0, 1, m))
     lengths = expected_lengths(steps, _expected_cohort(sampling, m))
+    if on.platform != "cpu":
+        of_device = (minibatches.epochs or 1) * lengths[:: max(1, len(devices or ()))]
+        return dataclasses.replace(workload, lengths=tuple(of_device.tolist()))
     fitting = 1 << max(1, CACHE // max(1, _COPIES * model)).bit_length() - 1
     most = min(_IN_BATCH, max(LEAST_IN_BATCH, fitting))
     while most > LEAST_IN_BATCH and 2 * most > len(lengths):
         most //= 2
     costs = {size: _cost(lengths, size) for size in _powers(LEAST_IN_BATCH, most)}
-    # The largest of those that are about as fast: the numbers of rows may well be equal.
-    size = max(size for size, cost in costs.items() if cost <= 1.05 * min(costs.values()))
+    size = _about_cheapest(costs)
     large = multiplications(task, population, minibatches.size) > LARGE_STEP
     return dataclasses.replace(workload, useful=size, one_by_one=large)
+
+
+def _about_cheapest(costs: dict[int, float]) -> int:
+    """Return the largest size of about the least cost: the numbers of rows may well be equal."""
+    return max(size for size, cost in costs.items() if cost <= 1.05 * min(costs.values()))
+
+
+def _moved(lengths: np.ndarray, size: int, client: int) -> float:
+    """Return the bytes of all batches of an accelerator, of clients who take `lengths` steps.
+
+    A step moves about half of the bytes that a `client` is thought to need.
+    """
+    steps = lengths[::size]
+    return float(np.sum(steps) * (size * client / 2 + STEP_BYTES) + len(steps) * CHUNK_BYTES)
 
 
 def _cost(lengths: np.ndarray, size: int) -> float:

@@ -102,15 +102,20 @@ def work(
     )
     chunks = _chunks(cohort, jax.tree.leaves(store), size, stand_in)
     # On an accelerator the host would wait for the branch, and the store be copied around it.
-    alone = chunks.mask.shape[0] == 1 and backend.platform() != "cpu"
+    several = chunks.mask.shape[0] > 1 and backend.platform() != "cpu"
+    alone = not several and backend.platform() != "cpu"
+    held = [leaf.shape[0] for leaf in jax.tree.leaves(store)]
+    whole = alone and full and held[:1] == [size] and not (layout.sorts or layout.rematerialize)
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
-        states, store = take(store, slots, stand_in=slot, **ways)
+        # Of a whole store in its own order, a gather and a scatter would be copies.
+        states, store = (store, ()) if whole else take(store, slots, stand_in=slot, **ways)
         updated, accumulator, totals = _run_chunk(
             client, add, layout, message_shapes, full, states, ids, mask, accumulator, totals
         )
-        return put(store, slots, updated, **ways), accumulator, totals
+        store = updated if whole else put(store, slots, updated, **ways)
+        return store, accumulator, totals
 
     def body(carry, chunk):
         if full or alone or layout.rematerialize:
@@ -120,8 +125,14 @@ def work(
             chunk.mask[0], run_chunk, lambda operands: operands[0], (carry, chunk)
         ), None
 
-    zero = mechanism.zero(products.shapes(message), num_clients)
-    return CohortResult(*jax.lax.scan(body, (store, zero, zero_metrics), chunks)[0])
+    carry = store, mechanism.zero(products.shapes(message), num_clients), zero_metrics
+    if several and layout.sorts and not (full or layout.rematerialize or layout.most_rows):
+        # An accelerator would copy the store around a branch; a loop that ends early copies none.
+        def at(place, carry):
+            return run_chunk((carry, jax.tree.map(lambda leaf: leaf[place], chunks)))
+
+        return CohortResult(*jax.lax.fori_loop(0, last // size + 1, at, carry))
+    return CohortResult(*jax.lax.scan(body, carry, chunks)[0])
 
 
 def row_of(store: PyTree) -> PyTree:
@@ -137,8 +148,10 @@ def _longest_first(cohort: CohortSlots, rows: Rows) -> CohortSlots:
 
 
 def _order_of(numbers: jax.Array) -> jax.Array:
-    """Return the order of rising integers, (k,) int32; equal ones need no sort."""
+    """Return the order of rising integers, (k,) int32; equal ones need no sort on a CPU."""
     places = jnp.arange(numbers.shape[0], dtype=jnp.int32)
+    if backend.platform() != "cpu":  # whose host would wait for the branch
+        return jax.lax.sort_key_val(numbers, places)[1]
     return jax.lax.cond(
         jnp.all(numbers == numbers[0]),
         lambda: places,

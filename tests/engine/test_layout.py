@@ -219,6 +219,34 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
         assert plan.chunk_size == 50  # three even chunks
 
 
+@pytest.mark.parametrize(
+    ("client", "size"),
+    [
+        # Half of 10⁹ bytes in a step that costs as much as 10⁸, and 3·10⁸ for a batch: of all four
+        # 8·(2·10⁹ + 10⁸) + 3·10⁸ = 17.1·10⁹, of two (8 + 1)·(10⁹ + 10⁸) + 6·10⁸ = 10.5·10⁹.
+        (10**9, 2),
+        # Of a thousandth, 8·1.02·10⁸ + 3·10⁸ = 1.12·10⁹ and 9·1.01·10⁸ + 6·10⁸ = 1.51·10⁹.
+        (10**6, 4),
+    ],
+)
+def test_an_accelerator_divides_clients_of_unequal_length_where_that_saves_bytes(client, size):
+    facts = {"lengths": (8.0, 8.0, 1.0, 1.0), "backend": Backend("gpu", 10**12)}
+    asked = {"slots": 4, "memory": lambda: (0, client)}
+    workload = Workload(**facts, sorts=True)
+    assert workload.layout(**asked).chunk_size == size
+    # An evaluation, and a batch of several settings, wait for their longest as before.
+    assert workload.layout(**asked, evaluates=True).chunk_size == 4
+    assert workload.layout(2, **asked).chunk_size == 4
+    cnns = images(), softmax(cnn((16, 16), 3), 3)
+    parts = cnns[1], cnns[0], poisson(0.5), Minibatches(3, epochs=2)
+    with planning_for(Backend("gpu", 10**12)):
+        lengths = workload_of(*parts).lengths
+    # Five of ten clients with 3 to 6 rows: one or two batches of three, in each of two epochs.
+    assert len(lengths) == 5
+    assert max(lengths) <= 4
+    assert min(lengths) >= 2
+
+
 # --- the same numbers, within the memory ----------------------------------------------------------
 
 

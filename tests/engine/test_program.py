@@ -86,20 +86,29 @@ def test_chunks_change_nothing(size, chunk_map):
 
 
 @pytest.mark.thorough
-def test_the_program_of_an_accelerator_gives_the_same_numbers():
-    # One batch, also of a round without clients, and local steps and noise without loops.
+@pytest.mark.parametrize(
+    ("sampling", "minibatches", "chunk_size", "least"),
+    [
+        # One batch, also of a round without clients, and local steps and noise without loops.
+        (poisson(0.2), Minibatches(4, steps=2), None, 0),
+        # Batches of two of the clients, the longest first, as many as there are.
+        (poisson(0.2), Minibatches(4, epochs=1), 2, 0),
+        (full_participation(), Minibatches(4, steps=2), None, 5),  # the store is the batch
+    ],
+)
+def test_the_program_of_an_accelerator_gives_the_same_numbers(
+    sampling, minibatches, chunk_size, least
+):
     with jax.enable_x64(True):
         population, task = least_squares([4 + k for k in range(5)])
-        found = []
+        layout, found = {"chunk_map": "vmap", "chunk_size": chunk_size}, []
         for platform in ("cpu", "gpu"):
             with planning_for(Backend(platform, 10**9)):
-                sim = Simulation(
-                    pmtl(task), population, poisson(0.2), Minibatches(4, steps=2), chunk_map="vmap"
-                )
+                sim = Simulation(pmtl(task), population, sampling, minibatches, **layout)
                 hparams = read_by(sim, **(PRIVATE | {"sampling_rate": 0.2}))
                 state, (segment,) = sim.run(sim.init(0, hparams), hparams, 8)
             found.append((learned(state), segment.metrics))
-        assert 0 in found[0][1]["participants"]
+        assert min(found[0][1]["participants"]) == least
         chex.assert_trees_all_close(*found, rtol=1e-9, atol=1e-12)
 
 
