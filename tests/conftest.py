@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 from support import simulations
 
 from fedjaxsim.cli import main
@@ -56,6 +57,16 @@ def _compile_quickly() -> None:
     jax.config.update("jax_traceback_in_locations_limit", 0)
     if jax.__version_info__ < (0, 11):  # XLA ends the process at a flag that it does not know.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
+
+
+class _LightContext(mlir.JaxIrContext):
+    """What a program is lowered in, without the languages of kernels.
+
+    To load them takes 4 ms, most of the lowering of a small program.
+    """
+
+    def load_all_available_dialects(self):
+        assert self.dialects["func"]
 
 
 @jax.jit
@@ -104,6 +115,7 @@ def _drawn_by(draw):
 
 
 _compile_quickly()
+mlir.JaxIrContext = _LightContext
 threefry.words = _hash_in_a_loop
 # Of the time of a command, a tenth draws its pictures; of a sweep, most.
 plots.content = lambda figure, kind="png": _BLANK
