@@ -98,12 +98,16 @@ def tune(
     return tuning.run(Event())
 
 
-def compare(paths: Iterable[Path | str], *, metric: str | None = None) -> "pd.DataFrame":
+def compare(
+    paths: Iterable[Path | str], *, metric: str | None = None, all_runs: bool = False
+) -> "pd.DataFrame":
     """Compare finished runs and sweeps by their folders; `fedjaxsim compare` as a function.
 
     Args:
       paths: the folders.
       metric: name of a metric; by default that by which runs are judged.
+      all_runs: whether all runs of a sweep are compared, not only runs with the best learning
+        rates, or with the best of what its `best_over` names.
 
     Returns:
       One row for each system, a setting over its seeds: the mean of the metric with half its 95 %
@@ -115,7 +119,7 @@ def compare(paths: Iterable[Path | str], *, metric: str | None = None) -> "pd.Da
     from fedjaxsim.report.results import SPENT, SPENT_OF_EXAMPLES, protect_examples
     from fedjaxsim.runs.comparison import compare as read
 
-    comparison = read(map(Path, paths), metric)
+    comparison = read(map(Path, paths), metric, all_runs=all_runs)
     rows = comparison.compared()
     runs = [compared_run.run for compared_run in comparison.runs]
     names = (*SPENT, *SPENT_OF_EXAMPLES) if protect_examples(runs) else SPENT

@@ -23,6 +23,7 @@ def compare(
     runs: tuple[Path, ...],
     *,
     metric: str | None = None,
+    all_runs: bool = False,
     over: Over = "rounds",
     speed: float = 1e9,
     bandwidth: float = 1e6,
@@ -35,6 +36,8 @@ def compare(
     Args:
       runs: Directories of runs and of sweeps, or of several runs as `run --seeds` makes them.
       metric: Metric by which they are compared, such as f1; by default that which judges them.
+      all_runs: Take all runs of a sweep, not only runs with the best learning rates, or with the
+        best of what its best-over names.
       over: Horizontal axis of the figure: rounds, the bytes that clients sent, or the seconds
         that this would take by a public law.
       speed: Multiplications of a median client in a simulated second.
@@ -56,7 +59,7 @@ def compare(
         check_path(out, (*FORMATS, PAGE, ".tex", ".csv"))
     clock = Clock(speed, bandwidth, spread)
     with doing("reading the runs", quiet=json):
-        comparison, written = read(runs, metric), b""
+        comparison, written = read(runs, metric, all_runs=all_runs), b""
         _ = comparison.means, comparison.sentences, comparison.drawn_twice
         if out is not None:
             written = _content(comparison, out, over, clock)
@@ -136,7 +139,12 @@ def _page(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> by
         "covers, and the noise follows from the seed.",
         comparison.tables(),
         pictures,
-        [*comparison.sentences, *twice, *remarks_on(comparison.rows, comparison.metrics)],
+        [
+            *comparison.choices,
+            *comparison.sentences,
+            *twice,
+            *remarks_on(comparison.rows, comparison.metrics),
+        ],
         texts,
         {
             compared_run.run.name: os.path.relpath(compared_run.path, out.parent)

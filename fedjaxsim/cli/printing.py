@@ -41,13 +41,14 @@ def print_rows(
 
     The first `left` columns are flush left.
     """
-    looks: dict[str, Any] = {"title_justify": "left", "box": rich.box.SIMPLE_HEAD}
-    table = Table(title=title, show_edge=False, padding=padding, **looks)
+    table = Table(show_edge=False, padding=padding, box=rich.box.SIMPLE_HEAD)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console = Console()
+    if title:
+        console.print(title, style="italic", soft_wrap=True, highlight=False, markup=False)
     Console(width=None if console.is_terminal else 200).print(table)
 
 
@@ -65,14 +66,18 @@ def warn_if_no_matplotlib() -> bool:
 
 
 def print_table(
-    rows: Sequence[Mapping[str, Any]], title: str | None = None, metrics: Records = METRICS
+    rows: Sequence[Mapping[str, Any]],
+    title: str | None = None,
+    metrics: Records = METRICS,
+    *,
+    condensed: bool = False,
 ) -> None:
     """Print a line for each summary of a run, and remarks on clients that are left out."""
     from fedjaxsim.report.results import remarks_on, table_of_runs
 
-    table = table_of_runs(rows, title or "", metrics)
+    table = table_of_runs(rows, title or "", metrics, condensed=condensed)
     # 80 columns are enough without padding.
-    print_rows(table.headings, table.rows, title, left=table.left, padding=0)
+    print_rows(table.headings, table.rows, table.title or None, left=table.left, padding=0)
     for remark in remarks_on(rows, metrics):
         print(remark)
 
@@ -85,10 +90,11 @@ def print_comparison(comparison: "Comparison") -> None:
 
     rows, means = comparison.rows, comparison.means
     data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
-    print_table(rows[:_MOST_RUNS], data.pop() if len(data) == 1 else None, comparison.metrics)
+    title = data.pop() if len(data) == 1 else None
+    print_table(rows[:_MOST_RUNS], title, comparison.metrics, condensed=True)
     if len(rows) > _MOST_RUNS:
         print(f"… and {len(rows) - _MOST_RUNS} more runs (--json has all)")
-    for sentence in comparison.sentences:
+    for sentence in (*comparison.choices, *comparison.sentences):
         print(sentence)
     if means:
         label = column_label(means[0]["metric"], comparison.metrics)

@@ -33,7 +33,7 @@ from fedjaxsim.metrics import (
 )
 from fedjaxsim.privacy.entries import epsilon_text, round_up
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import Combination, data_label, format_list, short_name
+from fedjaxsim.report.labels import Combination, data_label, format_list, key_label, short_name
 from fedjaxsim.report.progress import decimals, number
 from fedjaxsim.report.tables import Table
 
@@ -41,6 +41,8 @@ SPENT = ("epsilon", "epsilon_replace", "delta")
 """The columns of ε and δ."""
 SPENT_OF_EXAMPLES = ("example_epsilon", "example_epsilon_replace", "example_delta")
 """The columns of ε and δ of single examples, of runs that protect them."""
+_SHORT = 16
+"""Characters of a system's name that a heading shows."""
 TIGHT = "epsilon_tight"
 """The column that says whether ε is the accountant's value, not the larger bound by RDP."""
 _EPSILONS = {"epsilon": "ε\nzero-out", "epsilon_replace": "ε\nreplace"}
@@ -164,7 +166,7 @@ def systems(runs: Sequence[Run]) -> list[System]:
         }  # fmt: skip
         parts = [
             short_name(algorithm),
-            *(f"{key} {format_list(value)}" for key, value in differs.items()),
+            *(f"{key_label(key)} {format_list(value)}" for key, value in differs.items()),
         ]
         label = ", ".join(parts) if len(group) > 1 else first.name
         named_systems.append(System(label, algorithm, group, differs))
@@ -301,7 +303,8 @@ def _share_data(system: System, other: System, seed: int) -> bool:
 
 def headings(rows: Sequence[Record], label: str) -> list[str]:
     """Return the headings of `cells`, for the metric `label`."""
-    return ["system", "seeds", label, "std over\nseeds", f"minus {rows[0]['system']}", "p (Holm)"]
+    first = rows[0]["system"] if len(rows[0]["system"]) <= _SHORT else "the first"
+    return ["system", "seeds", label, "std over\nseeds", f"minus {first}", "p (Holm)"]
 
 
 def cells(row: Record) -> list[str]:
@@ -444,11 +447,16 @@ def name_subset(names: Sequence[str], runs: Collection[Any]) -> str:
 
 
 def table_of_runs(
-    rows: Sequence[Mapping[str, Any]], title: str = "", metrics: Records = METRICS
+    rows: Sequence[Mapping[str, Any]],
+    title: str = "",
+    metrics: Records = METRICS,
+    *,
+    condensed: bool = False,
 ) -> Table:
     """Return a line for each summary of a run; its entry `run` is the name.
 
-    If data sets differ, a column names them.
+    If data sets differ, a column names them. If `condensed`, the title says what ε, δ and rounds
+    all runs have alike, and columns without a value are left out.
     """
     data = [data_label(row.get("data", ""), row.get("clients")) for row in rows]
     shown = [pair for pair in table_metrics(metrics) if any(pair[0] in row for row in rows)]
@@ -459,11 +467,17 @@ def table_of_runs(
         for end in metric.in_tables:
             heading = end[1:] or f"{metric.title}\n{metric.averaging}"
             columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
-    columns += [
+    costs = [
         *columns_of_epsilon(rows),
         ("rounds", [_rounds(row) for row in rows]),
         ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),
     ]
+    if condensed and len(rows) > 1:
+        alike = [(name, texts[0]) for name, texts in costs if len({*texts}) == 1]
+        costs = [(name, texts) for name, texts in costs if len({*texts}) > 1]
+        words = [f"{' '.join(name.split())} {text}" for name, text in alike if text != "–"]
+        title += f"{'; ' * bool(title)}all with {', '.join(words)}" if words else ""
+    columns += costs
     headings, texts = zip(*columns, strict=True)
     return Table(title, headings, [*zip(*texts, strict=True)], 1 + ("data" in headings))
 

@@ -76,10 +76,12 @@ class Comparison:
 
     Attributes:
       asked: the metric by which they are compared; None for that by which they are judged.
+      choices: sentences on how runs of sweeps were chosen.
     """
 
     runs: tuple[ComparedRun, ...]
     asked: str | None = None
+    choices: tuple[str, ...] = ()
 
     @functools.cached_property
     def metrics(self) -> Records:
@@ -112,7 +114,7 @@ class Comparison:
             label, rows = column_label(self.means[0]["metric"], self.metrics), self.means
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
             tables.append(Table(title, headings(rows, label), [cells(row) for row in rows]))
-        tables.append(table_of_runs(self.rows, "Runs", self.metrics))
+        tables.append(table_of_runs(self.rows, "Runs", self.metrics, condensed=True))
         if of_clients := [
             compared_run for compared_run in self.runs if compared_run.clients is not None
         ]:
@@ -185,31 +187,41 @@ class Comparison:
         return entries.drawn_twice(draws)
 
 
-def compare(paths: Iterable[Path], metric: str | None = None) -> Comparison:
+def compare(
+    paths: Iterable[Path], metric: str | None = None, *, all_runs: bool = False
+) -> Comparison:
     """Read the finished runs in folders of runs and of sweeps, in order.
 
     A folder of several runs, as `run --seeds` makes it, stands for them. They are compared by
-    `metric`, or by that by which runs are judged.
+    `metric`, or by that by which runs are judged. Of a sweep they are the best over its best-over,
+    such as learning rates, unless `all_runs`.
 
     Raises:
       FileNotFoundError: if a file of a run is missing.
       ValueError: if one is damaged or lacks the metric, or there is no run.
     """
-    named_runs = list[tuple[str, ComparedRun]]()
+    named_runs, choices = list[tuple[str, ComparedRun]](), list[str]()
     for name, directory in named(itertools.chain(*map(_runs_in, paths))).items():
-        if (directory.path / SWEEP).is_file():
-            named_runs += [(name, run) for run in _of_sweep(name, directory.path)]
-        else:
-            named_runs.append((name, _of_folder(name, directory)))
+        if not (directory.path / SWEEP).is_file():
+            run = _of_folder(name, directory)
+            metric = _asked_of([run.run], metric)
+            named_runs.append((name, run))
+            continue
+        metric, choice, compared_runs = _of_sweep(name, directory.path, metric, all_runs=all_runs)
+        choices += [f"{name}: {choice}"] if choice else []
+        named_runs += [(name, run) for run in compared_runs]
     if not named_runs:
         raise ValueError("compare needs at least one run directory, got none")
-    if metric is not None:
-        for _, compared_run in named_runs:
-            columns = compared_run.run.rows[-1]
-            names = [n for n in compared_run.run.metrics if f"test_{n}" in columns]
-            metric = named_metric(metric, names)
-            checks.one_of(names, metric=metric)
-    return Comparison(_with_distinct_names(named_runs), metric)
+    return Comparison(_with_distinct_names(named_runs), metric, tuple(choices))
+
+
+def _asked_of(runs: Sequence[Run], metric: str | None) -> str | None:
+    """Return the name of the metric that is asked for, which all runs must have."""
+    for run in runs if metric is not None else ():
+        names = [name for name in run.metrics if f"test_{name}" in run.rows[-1]]
+        metric = named_metric(metric or "", names)
+        checks.one_of(names, metric=metric)
+    return metric
 
 
 def _runs_in(path: Path) -> list[Path]:
@@ -261,20 +273,31 @@ def _of_folder(name: str, directory: RunDirectory) -> ComparedRun:
     return ComparedRun(run, directory.path, directory.guarantee(), draws)
 
 
-def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
-    """Return the runs of a sweep, each with all settings that it had."""
-    from fedjaxsim.runs.sweep_results import REPORT, read_runs  # a run's folder needs no pyarrow
+def _of_sweep(
+    name: str, path: Path, metric: str | None, *, all_runs: bool
+) -> tuple[str | None, str, list[ComparedRun]]:
+    """Return the metric that is asked for, how runs of a sweep were chosen, and these runs.
+
+    Each has all settings that it had.
+    """
+    # A run's folder needs no pyarrow.
+    from fedjaxsim.runs.sweep_results import REPORT, best_runs, read_runs
     from fedjaxsim.runs.sweep_runs import read_sweep
 
     runs, _, report = read_runs(path)
-    plan, compared_runs = read_sweep(path / SWEEP), []
+    plan, compared_runs, choice = read_sweep(path / SWEEP), [], ""
+    metric = _asked_of(runs, metric)
     try:
         by_run = {run: stated for stated in report["guarantees"] for run in stated["runs"]}
         for run in runs:
+            swept = plan.swept[int(run.name)]
+            if any(run.settings[key] != swept[key] for key in run.settings):
+                raise ValueError(f"run {run.name} had other settings")
+        if runs and not all_runs:
+            runs, choice = best_runs(plan, runs, metric)
+        for run in runs:
             index, last = int(run.name), run.rows[-1]
-            config, stated = plan.runs[index], by_run[int(run.name)]
-            if any(run.settings[name] != plan.swept[index][name] for name in run.settings):
-                raise ValueError(f"run {index} had other settings")
+            config, stated = plan.runs[index], by_run[index]
             drawn = [draw for draw in report["draws"] if index in draw["runs"]]
             settings = config.settings()
             summary = strict({
@@ -284,7 +307,7 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
                 "rounds": last["round"], "rounds_planned": config.rounds, "interrupted": False,
                 "rounds_per_second": None,
             })  # fmt: skip
-            resolved = {name: stated.get(name) for name in ("bytes_sent", "work")}
+            resolved = {name: stated[name] for name in ("bytes_sent", "work") if name in stated}
             full_config = {**settings, "resolved": {"clients": summary["clients"], **resolved}}
             run = dataclasses.replace(
                 run, name=f"{name}/{index}", settings=settings_of_system(full_config),
@@ -295,7 +318,7 @@ def _of_sweep(name: str, path: Path) -> list[ComparedRun]:
             compared_runs.append(ComparedRun(run, path, guarantee, draws, sweep=name))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: its results do not fit {SWEEP} ({error})") from error
-    return compared_runs
+    return metric, choice, compared_runs
 
 
 def _of_examples(guarantee: Record) -> Sequence[str]:

@@ -32,6 +32,7 @@ from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
     METRICS,
     Records,
+    find_metric,
     metrics_from_tables,
     metrics_to_tables,
 )
@@ -329,9 +330,29 @@ class Best(NamedTuple):
     choice: str
 
 
-def best_of(sweep: SweepRuns, runs: Sequence[Run]) -> Best:
-    """Return the best final values of the runs of a sweep."""
-    asked = sweep.runs[0].judged_by
+def best_runs(
+    sweep: SweepRuns, runs: Sequence[Run], asked: str | None = None
+) -> tuple[list[Run], str]:
+    """Return the runs with the best values over `best_over`, and the sentence of the choice.
+
+    They are all runs if nothing is chosen, or if the metric that is `asked` has no direction.
+    """
+    name = asked or sweep.runs[0].judged_by or next(iter(metrics_of(runs)))
+    if not sweep.best_over or find_metric(name, metrics_of(runs)).larger_is_better is None:
+        return list(runs), sweep.choice
+    best = best_of(sweep, runs, asked)
+    chosen = [
+        {key: row[key] for key in best.keys if row["mean"] is not None or row[key] is not None}
+        for row in best.rows
+    ]
+    return [
+        run for run in runs if any(values.items() <= run.settings.items() for values in chosen)
+    ], best.choice
+
+
+def best_of(sweep: SweepRuns, runs: Sequence[Run], asked: str | None = None) -> Best:
+    """Return the best final values of the runs of a sweep, by a metric."""
+    asked = asked or sweep.runs[0].judged_by
     metric = default_metric(runs) if asked is None else f"test_{asked}"
     keys = [name for name in sweep.columns if name != "seed"]
     row_keys = [key for key in keys if key not in sweep.best_over]

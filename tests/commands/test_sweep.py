@@ -85,7 +85,7 @@ def test_the_function_returns_the_table_of_the_command_and_prints_nothing(
 
 
 def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished, tmp_path):
-    found = comparison.compare([finished / "out"])
+    found = comparison.compare([finished / "out"], all_runs=True)
     rows, last = table(finished)[3::4], [each.run for each in found.runs]
     assert len(found.systems) == 12
     varied = {"personalization", "learning_rate", "noise_multiplier", "seed"}
@@ -95,6 +95,20 @@ def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished, tm
         assert run.summary["epsilon"] == row["epsilon"]
         assert (run.settings["batch_size"], run.summary["clients"]) == (10, 20)
     assert found.drawn_twice == ""  # as its sentence on shared seeds says
+    # By default a learning rate for each noise and personalization, of the least mean over seeds.
+    best = comparison.compare([finished / "out"])
+    assert "chosen on the very test rows" in best.choices[0]
+    places, risks = ("noise_multiplier", "personalization"), dict[tuple, dict[float, float]]()
+    for row in rows:
+        if not row["failed"]:
+            risk = risks.setdefault(tuple(row[key] for key in places), {})
+            rate = row["learning_rate"]
+            risk[rate] = risk.get(rate, 0.0) + row["test_excess_risk"]
+    chosen = {
+        tuple(run.run.settings[key] for key in (*places, "learning_rate")) for run in best.runs
+    }
+    assert chosen == {(*place, min(risk, key=lambda r: risk[r])) for place, risk in risks.items()}
+    assert len(best.runs) == 8
     edited = tmp_path / "edited"
     shutil.copytree(finished / "out", edited)
     text = (edited / "sweep.toml").read_text()
