@@ -40,8 +40,8 @@ class SimulationBatch(Fixed):
     Each run equals `Simulation.run` with the same seed, up to rounding. Runs of one seed share
     cohorts, minibatches and the standard normal numbers behind the noise, so at most one of them
     may be published under its guarantee. A run that diverges does not affect the others. Another
-    `init` compiles nothing, so with random cohorts, of which a CPU then skips empty places, a loop
-    over seeds may be faster than `seeds`. Methods raise ValueError as methods of `Simulation` do,
+    `init` compiles nothing, and a CPU then skips empty places of random cohorts, so a loop over
+    seeds may be faster than `seeds`. Methods raise ValueError as methods of `Simulation` do,
     for any of the settings.
 
     Args:
@@ -224,7 +224,7 @@ class SimulationBatch(Fixed):
         """Run as `Simulation.run`, all runs at once; return the state and the history.
 
         Metrics of a segment are (rounds, `size`), or (rounds,) if the runs share them; the values
-        of its evaluation are (m, `size`). A sample of clients is that of the first seed.
+        of its evaluation are (m, `size`). A sample of clients follows from the first seed.
         """
         require_state(state)
         require_values("run", state)

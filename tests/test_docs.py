@@ -134,6 +134,14 @@ def test_files_and_tests_that_are_named_exist(document):
             assert name in _TEST_NAMES, name
 
 
+def test_files_in_the_picture_of_a_message_exist():
+    text = (ROOT / "docs/figures/message.svg").read_text(encoding="utf-8")
+    names = re.findall(r"\w+(?:/\w+)*(?:/|\.py)(?= |<)", text.replace("NAME.py", ""))
+    assert len(names) > 10
+    for name in names:
+        assert (ROOT / "fedjaxsim" / name).exists(), name
+
+
 def test_pages_that_code_and_notebooks_name_exist():
     for path in {*_SCRIPTS, *ROOT.glob("notebooks/*.ipynb")}:
         for name in re.findall(r"docs/[\w/-]+\.md", path.read_text()):
