@@ -4,12 +4,26 @@ import dataclasses
 import itertools
 import math
 import warnings
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 _ROUNDING = 1e-6
 """How far beyond its range a value may lie and be as good as at its end."""
+
+
+class Preparation(NamedTuple):
+    """A release about all clients' rows before round 1, to which a population was adapted.
+
+    Attributes:
+      digest: one-way digest of its random key: equal ones are one release.
+      clients: m; all took part.
+      noise_multiplier: z of the Gaussian release that costs as much.
+    """
+
+    digest: str
+    clients: int
+    noise_multiplier: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +44,8 @@ class Columns:
         it follows from `bound`, where columns that encode one count once.
       clipped: (d,) share of the rows whose value lay beyond the column's range, of all splits; of
         several scalings the largest. It is read from rows, and equal columns may differ in it.
+      adapted_to: what `centre` and `half_range` follow from in all clients' rows: noised releases,
+        and sentences on what no ε covers. A population with the columns is charged for it.
 
     Raises:
       ValueError: numbers do not fit the names, or names are not distinct.
@@ -41,6 +57,7 @@ class Columns:
     bound: tuple[float, ...] = ()
     norm: float = math.inf
     clipped: tuple[float, ...] = dataclasses.field(default=(), compare=False)
+    adapted_to: tuple[Preparation | str, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self):
         object.__setattr__(self, "names", tuple(self.names))
@@ -54,6 +71,8 @@ class Columns:
             if len(values) != d:
                 raise ValueError(f"{name} must hold {d} numbers, one for each column, got {values}")
             object.__setattr__(self, name, tuple(map(float, values)))
+        adapted_to = (of if isinstance(of, str) else Preparation(*of) for of in self.adapted_to)
+        object.__setattr__(self, "adapted_to", tuple(dict.fromkeys(adapted_to)))
         if 0 in self.half_range:
             constant = self.names[self.half_range.index(0)]
             raise ValueError(f"half_range must not be 0, as it is for column {constant!r}")
@@ -129,7 +148,13 @@ class Columns:
         rows[:, places] = row_columns.original(values)[:, [place[self.names[j]] for j in places]]
         return (rows - self.centre) / np.array(self.half_range)
 
-    def mapped(self, centre: np.ndarray, half_range: np.ndarray, bound: np.ndarray) -> Self:
+    def mapped(
+        self,
+        centre: np.ndarray,
+        half_range: np.ndarray,
+        bound: np.ndarray,
+        adapted_to: tuple[Preparation | str, ...] = (),
+    ) -> Self:
         """Return the columns after s ↦ (s − centre)/half_range, then of this `bound`, each (d,)."""
         wide = np.array(self.half_range)
         return dataclasses.replace(
@@ -138,6 +163,7 @@ class Columns:
             half_range=tuple(wide * half_range),
             bound=tuple(bound),
             norm=math.inf,
+            adapted_to=(*self.adapted_to, *adapted_to),
         )
 
     def chosen(self, kept: np.ndarray) -> Self:

@@ -32,9 +32,9 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from fedjaxsim.data.arrays import common_length, unit_pixels
-from fedjaxsim.data.columns import Columns
+from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.files import existing, in_file, reading
-from fedjaxsim.data.population import Population, Preparation
+from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source, shown, splits_of
 from fedjaxsim.data.text import encode
 

@@ -6,7 +6,7 @@ Axes: m clients, N rows of all clients together, n rows of one client, d feature
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,23 +25,8 @@ from fedjaxsim.data.arrays import (
     shareable,
     taken,
 )
-from fedjaxsim.data.columns import Columns
+from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.minibatches import Generate
-
-
-class Preparation(NamedTuple):
-    """A release about all clients' rows before round 1, to which a population was adapted.
-
-    Attributes:
-      digest: one-way digest of its random key: equal ones are one release.
-      clients: m; all took part.
-      noise_multiplier: z of the Gaussian release that costs as much.
-    """
-
-    digest: str
-    clients: int
-    noise_multiplier: float
-
 
 _LARGE = 1e3
 """Standard deviation of the numbers that replace a client's rows."""
@@ -76,7 +61,8 @@ class Population:
       voids_epsilon: sentences on results of all clients' data, such as the ranges of columns, that
         no ε covers: no run on the population has one.
       preparations: noised releases about all clients' data, such as private ranges of columns:
-        every run on the population is charged for them.
+        every run on the population is charged for them. Like `voids_epsilon` it also has what
+        the columns are adapted to, whatever is given.
       held_out: clients that take no part in a run, as another population; None if there
         are none.
       source_row: (N,) the position of each row in its source, such as the data frame that it was
@@ -114,6 +100,11 @@ class Population:
                 f"source_row must have the shape ({rows},), got {np.shape(self.source_row)}"
             )
         object.__setattr__(self, "columns", _columns(self))
+        adapted_to = [of for columns in self.columns.values() for of in columns.adapted_to]
+        releases = [of for of in adapted_to if isinstance(of, Preparation)]
+        sentences = [of for of in adapted_to if isinstance(of, str)]
+        for name, more in (("preparations", releases), ("voids_epsilon", sentences)):
+            object.__setattr__(self, name, tuple(dict.fromkeys((*getattr(self, name), *more))))
         shareable_fields = {name: shareable(values) for name, values in self.fields.items()}
         object.__setattr__(self, "fields", shareable_fields)
 
@@ -219,16 +210,21 @@ class Population:
     ) -> Self:
         """Return the population with `change(rows)` of a field, of those held out, too.
 
-        Its columns are by default as before, or x0, x1, … for another number of them; `more` are
-        other attributes.
+        Its columns are by default as before, or x0, x1, … for another number of them, and adapted
+        to what the old ones were; `more` are other attributes.
         """
         held_out = self.held_out and self.held_out.with_field(name, change, columns, **more)
         fields = {**self.fields, name: change(self.fields[name])}
         columns_by_field = {
             field: of_field for field, of_field in self.columns.items() if field != name
         }
-        if columns is None and fields[name].shape[1:] == self.fields[name].shape[1:]:
-            columns = self.columns.get(name)
+        if name in self.columns and (default := _default_names(name, fields[name])):
+            before = self.columns[name]
+            if columns is None:
+                alike = fields[name].shape[1:] == self.fields[name].shape[1:]
+                columns = before if alike else Columns(default)
+            adapted_to = (*before.adapted_to, *columns.adapted_to)
+            columns = dataclasses.replace(columns, adapted_to=adapted_to)
         columns_by_field |= {} if columns is None else {name: columns}
         return dataclasses.replace(
             self, fields=fields, columns=columns_by_field, held_out=held_out, **more
@@ -413,8 +409,7 @@ def _columns(population: Population) -> dict[str, Columns]:
     """Return the columns of all fields that have some; raise ValueError where they do not fit."""
     columns_by_field = {}
     for field, values in population.fields.items():
-        width = values.shape[1] if values.ndim == 2 else 0
-        default = (field,) if values.ndim == 1 else tuple(f"{field}{j}" for j in range(width))
+        default = _default_names(field, values)
         columns = population.columns.get(field) or Columns(default)
         if len(columns.names) != len(default):
             raise ValueError(
@@ -426,6 +421,12 @@ def _columns(population: Population) -> dict[str, Columns]:
     if unknown := population.columns.keys() - population.fields.keys():
         raise ValueError(f"columns need a field, got {sorted(unknown)[0]!r}")
     return columns_by_field
+
+
+def _default_names(field: str, values: np.ndarray) -> tuple[str, ...]:
+    """Return the names of a field's columns; () if its rows are no numbers or vectors."""
+    width = values.shape[1] if values.ndim == 2 else 0
+    return (field,) if values.ndim == 1 else tuple(f"{field}{j}" for j in range(width))
 
 
 def _check_numbers(population: Population) -> None:

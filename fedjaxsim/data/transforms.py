@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.columns import Columns
-from fedjaxsim.data.population import Population, Preparation
+from fedjaxsim.data.columns import Columns, Preparation
+from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import listed
 
 Range = tuple[float, float]
@@ -187,7 +187,7 @@ def scale_by_rows(population: Population, *, target: bool = False) -> Population
         extremes += np.where(extremes[0] == extremes[1], [[-1.0], [1.0]], 0.0)
         of_columns = dict(zip(columns.names, map(tuple, extremes.T.tolist()), strict=True))
         ranges[field] = {name: of_columns[name] for name in names}
-    return noted(map_columns(population, ranges), voids_epsilon=(_READ,))
+    return map_columns(population, ranges, adapted_to=(_READ,))
 
 
 def unbounded(population: Population, *, target: bool) -> dict[str, list[str]]:
@@ -208,10 +208,14 @@ def unbounded(population: Population, *, target: bool) -> dict[str, list[str]]:
     return columns
 
 
-def map_columns(population: Population, ranges: Mapping[str, Mapping[str, Range]]) -> Population:
+def map_columns(
+    population: Population,
+    ranges: Mapping[str, Mapping[str, Range]],
+    adapted_to: tuple[Preparation | str, ...] = (),
+) -> Population:
     """Map columns from ranges, by field and name, to [-1, 1], of clients held out, too.
 
-    Of the field "y" training rows alone are clipped.
+    Of the field "y" training rows alone are clipped. See `Columns` for `adapted_to`.
     """
     fields, named = dict(population.fields), dict(population.columns)
     for field, of in ranges.items():
@@ -229,27 +233,20 @@ def map_columns(population: Population, ranges: Mapping[str, Mapping[str, Range]
         scaled = np.where(clips[:, None] & moved, np.clip(scaled, -1, 1), scaled)
         fields[field] = scaled.reshape(values.shape).astype(np.float32)
         bound = np.where(moved, 1.0, columns.bound)
-        mapped = columns.mapped(centre, half_range, bound)
+        mapped = columns.mapped(centre, half_range, bound, adapted_to)
         clipped = tuple(np.maximum(columns.clipped, beyond).tolist())
         named[field] = dataclasses.replace(mapped, clipped=clipped)
-    held_out = population.held_out and map_columns(population.held_out, ranges)
+    held_out = population.held_out and map_columns(population.held_out, ranges, adapted_to)
     return dataclasses.replace(population, fields=fields, columns=named, held_out=held_out)
 
 
-def noted(
-    population: Population,
-    *public: str,
-    voids_epsilon: tuple[str, ...] = (),
-    preparations: tuple[Preparation, ...] = (),
-) -> Population:
-    """Return the population with more of these attributes, held-out clients, too."""
-    held_out, also = population.held_out, {"preparations": preparations}
+def noted(population: Population, *public: str) -> Population:
+    """Return the population with more sentences on public results, held-out clients, too."""
+    held_out = population.held_out
     return dataclasses.replace(
         population,
         public=tuple(dict.fromkeys((*population.public, *public))),
-        voids_epsilon=tuple(dict.fromkeys((*population.voids_epsilon, *voids_epsilon))),
-        preparations=tuple(dict.fromkeys((*population.preparations, *preparations))),
-        held_out=held_out and noted(held_out, *public, voids_epsilon=voids_epsilon, **also),
+        held_out=held_out and noted(held_out, *public),
     )
 
 

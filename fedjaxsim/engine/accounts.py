@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
+from fedjaxsim.data.columns import Preparation
 from fedjaxsim.data.minibatches import (
     ClientData,
     ExampleLeakError,
@@ -16,7 +17,7 @@ from fedjaxsim.data.minibatches import (
     RowReader,
     view_here,
 )
-from fedjaxsim.data.population import Population, Preparation
+from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters

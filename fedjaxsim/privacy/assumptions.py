@@ -24,8 +24,9 @@ SECRET_SEED = (
     "files alone. No other published run used it."
 )
 HYPERPARAMETERS = (
-    "Hyperparameters, such as the clip norm and the learning rate, are taken as public: ε does not "
-    "cover values that were computed from private rows."
+    "Hyperparameters, such as the clip norm and the learning rate, are taken as public, and rows "
+    "as they come: ε does not cover numbers computed from private rows before the run, such as "
+    "means by which features were scaled."
 )
 SHARED_SEED = (
     "Runs of one seed share cohorts and noise here, so that they can be compared: at most one of "

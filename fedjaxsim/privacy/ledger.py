@@ -17,7 +17,7 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from fedjaxsim import checks, keys
-from fedjaxsim.data.population import Preparation
+from fedjaxsim.data.columns import Preparation
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks, keys
-from fedjaxsim.data.population import Population, Preparation
-from fedjaxsim.data.transforms import Range, map_columns, noted, unbounded
+from fedjaxsim.data.columns import Preparation
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.transforms import Range, map_columns, unbounded
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import check_noise_multiplier
 from fedjaxsim.privacy.ledger import hex_digest, key_digest
@@ -94,7 +95,7 @@ def scale_privately(
         field: {name: next(limits) for name in names} for field, names in columns.items()
     }
     release = Preparation(hex_digest(key_digest(key)), m, z)
-    return noted(map_columns(population, ranges), preparations=(release,))
+    return map_columns(population, ranges, adapted_to=(release,))
 
 
 def answers(

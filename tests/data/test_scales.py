@@ -96,6 +96,16 @@ def test_clients_held_out_are_mapped_by_the_same_ranges(population):
     np.testing.assert_allclose(back[inside], new.fields["x"][:, 1][inside], rtol=1e-6)
 
 
+def test_what_ranges_were_read_from_cannot_be_taken_off(population):
+    scaled = data.scale_by_rows(population)
+    sentence, *_ = scaled.voids_epsilon
+    turned = scaled.with_field("x", lambda rows: rows[:, :2] @ np.array([[0.6, 0.8]]).T)
+    for adapted in (scaled, data.unit_rows(scaled), turned, turned.of_clients([0])):
+        bare = dataclasses.replace(adapted, voids_epsilon=(), preparations=())
+        assert bare.voids_epsilon == (sentence,)
+    assert population.voids_epsilon == data.scale_by_rows(scaled).columns["y"].adapted_to == ()
+
+
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [

@@ -1,5 +1,6 @@
 """Private ranges: what one client can move, what the release costs, and how good it is."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -154,6 +155,11 @@ def test_every_epsilon_of_a_run_has_the_ranges_in_it(tmp_path):
     data.save_npz(tmp_path / "scaled.npz", scaled())
     assert data.load_npz(tmp_path / "scaled.npz").preparations == scaled().preparations
     assert with_test_rows(scaled(), scaled()).preparations == scaled().preparations
+    # Nobody takes the charge off by hand: the columns have it.
+    bare = dataclasses.replace(scaled(), preparations=())
+    assert sim.with_population(bare).prepared == sim.prepared != ()
+    data.save_npz(tmp_path / "bare.npz", bare)
+    assert data.load_npz(tmp_path / "bare.npz").preparations == scaled().preparations
     raw = sim.with_population(data.scale(data.Population.from_clients(clients()), {"x0": (0, 1e4)}))
     assert raw.prepared == ()
     lost = raw.guarantee(raw.init(0, hparams)).find("zero_out").epsilon
