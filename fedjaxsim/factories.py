@@ -101,6 +101,8 @@ class Setting:
             if self.optional or self.default is None:
                 return None
             raise ValueError(f"{called} must be given, got None")
+        if self.item is float and type(value) in (int, float):  # one number for all of a shape
+            value = [value]
         if self.item is not None and isinstance(value, str | list | tuple):
             single = dataclasses.replace(self, hint=self.item, default=REQUIRED, optional=False)
             if isinstance(value, str):

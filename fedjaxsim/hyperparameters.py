@@ -62,6 +62,8 @@ class Hyperparameter:
       schedule: whether it may have one value per round, shape (T,), instead of ().
       per_client: whether it may have one value per client, shape (m,), but no schedule; `init`,
         `client` and `predict` then read their client's, (), and nothing else may.
+      shape: shape of the value, as (k,) for one learning rate for each of k layers; one number
+        stands for all.
 
     Example:
       >>> decay = fjs.Hyperparameter("decay", 0.9, range=(0.0, 1.0), allowed="lie in [0, 1]")
@@ -79,6 +81,7 @@ class Hyperparameter:
     scale: Literal["linear", "log"] = "linear"
     schedule: bool = False
     per_client: bool = False
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.default, str):
@@ -88,6 +91,10 @@ class Hyperparameter:
             )
         if self.schedule and self.per_client:
             raise ValueError(f"{self.name} may have a value per round or per client, not both")
+        if self.shape and (self.schedule or self.per_client):
+            raise ValueError(f"{self.name} has a shape, so it has no value per round or per client")
+        if any(not isinstance(size, int) or size < 1 for size in self.shape):
+            raise ValueError(f"the shape of {self.name} must be of sizes above 0: {self.shape}")
 
     def check(self, value: Value, clients: int | None = None) -> None:
         """Check the shape, for m `clients` if known, and the range if the value is on the host."""
@@ -105,13 +112,27 @@ class Hyperparameter:
         may_differ = self.schedule or self.per_client
         of_each = "round" if self.schedule else "client" + (f" ({clients})" if clients else "")
         wanted = f"a number or one number per {of_each}" if may_differ else "one number"
+        if self.shape:
+            wanted = f"numbers of shape {self.shape}"
         dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
         if not jnp.issubdtype(dtype, jnp.floating) and dtype.kind not in "iub":
             raise ValueError(f"{self.name} must be {wanted}, got {value!r}")
         shape = np.shape(value)
+        if self.shape and shape == self.shape:
+            return
         wrong = self.per_client and clients is not None and shape not in ((), (clients,))
-        if wrong or len(shape) > may_differ or 0 in shape:
+        if wrong or self.shape or len(shape) > may_differ or 0 in shape:
             raise ValueError(f"{self.name} must be {wanted}, got shape {shape}")
+
+    def of_shape(self, value: Any) -> Any:
+        """Return a value, or one number for all, in the declared shape."""
+        if not self.shape or isinstance(value, Default | None):
+            return value
+        if np.size(value) == 1 and isinstance(value, jax.Array):
+            return jnp.broadcast_to(value.reshape(()), self.shape)
+        if np.size(value) == 1:
+            return np.broadcast_to(np.ravel(value)[0], self.shape)
+        return np.asarray(value) if isinstance(value, list | tuple) else value
 
     def allows(self, value: Any) -> Any:
         """Return whether each number, on the host or traced, lies in the range; NaN does not."""
@@ -125,7 +146,8 @@ class Hyperparameter:
 class Hyperparameters:
     """The values of all hyperparameters of one simulation: a pytree of arrays, from its method.
 
-    Values are attributes, as in `hparams.learning_rate`: each (), or one per round or client.
+    Values are attributes, as in `hparams.learning_rate`: each (), of its declared shape, or one per
+    round or client.
     """
 
     def __init__(self, **values: Value):
@@ -264,7 +286,7 @@ def keeps_ranges(before: Iterable[Hyperparameter], after: Iterable[Hyperparamete
     """Return whether all records before are there after, with the same values allowed."""
 
     def allowed(record):
-        return type(record), record.name, record.range, record.also, record.schedule
+        return type(record), record.name, record.range, record.also, record.schedule, record.shape
 
     return {*map(allowed, before)} <= {*map(allowed, after)}
 
@@ -317,7 +339,9 @@ def fill(
     """
     for name in values:
         checks.one_of(records, hyperparameter=name)
-        records[name].check(values[name], clients)  # before defaults
+    values = {name: records[name].of_shape(value) for name, value in values.items()}
+    for name, value in values.items():
+        records[name].check(value, clients)  # before defaults
     missing = [n for n, record in records.items() if n not in values and record.default is None]
     if missing:
         raise ValueError(
@@ -349,6 +373,7 @@ def fill(
         p = independent.sampling_rate if "sampling_rate" in independent else rate(independent)
         eta = step(independent)
         complete |= {n: eta if kind is Default.STEP else p for n, kind in derived.items()}
+    complete = {name: records[name].of_shape(value) for name, value in complete.items()}
     for name, value in complete.items():
         records[name].check(value, clients)
     return Hyperparameters(**complete)

@@ -890,7 +890,8 @@ class Simulation(Fixed):
         """
         require_values("guarantee", state)
         if not self._traced:  # the state may come from `program` alone
-            hparams = Hyperparameters(**dict.fromkeys(self.records, jnp.zeros(())))
+            zeros = {name: jnp.zeros(record.shape) for name, record in self.records.items()}
+            hparams = Hyperparameters(**zeros)
             self.message_shapes(keys.seed_key(0), hparams)
         privacy = self.with_account(state).privacy
         charges = ledger.charged(privacy)

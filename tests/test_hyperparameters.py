@@ -1,5 +1,6 @@
 """Hyperparameters: composed of what a simulation's parts read, filled, checked, transformed."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.problems import every_system, least_squares, simulation_of
+from support.problems import designs, every_system, least_squares, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import make, resolve, settings_of
+from fedjaxsim.factories import CommandLineText, make, resolve, settings_of
+from fedjaxsim.gradients.modes import Forward
+from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
 from fedjaxsim.hyperparameters import (
     USUAL_STEP,
     Default,
@@ -28,6 +31,7 @@ from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
+from fedjaxsim.runs import settings
 from fedjaxsim.tasks.task import softmax
 
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
@@ -269,6 +273,10 @@ def test_a_value_out_of_range_is_refused(algorithm, name, value):
 def test_a_list_is_of_rounds_or_of_clients():
     with pytest.raises(ValueError, match="lam may have a value per round or per client, not both"):
         fjs.Hyperparameter("lam", schedule=True, per_client=True)
+    with pytest.raises(ValueError, match="has a shape"):
+        fjs.Hyperparameter("lam", schedule=True, shape=(2,))
+    with pytest.raises(ValueError, match="sizes above 0"):
+        fjs.Hyperparameter("lam", shape=(0,))
 
 
 def test_values_outside_the_range_may_be_allowed():
@@ -393,3 +401,92 @@ def test_what_cannot_be_calibrated_is_refused():
     sim = simulation(fjs.fedavg(TASK))
     with pytest.raises(ValueError, match="clip"):
         sim.calibrate(sim.hyperparameters(), epsilon=1.0, rounds=1)
+
+
+# --- a shape of one's own -------------------------------------------------------------------------
+
+RATES = Hyperparameter("rates", 0.1, "η of w and of b", scale="log", shape=(2,))
+
+
+@reads(RATES)
+def by_layer(task):
+    """Full gradient steps of every client, with a learning rate for each of two layers."""
+
+    def client(shared, personal, data, hparams, context):
+        del context
+
+        def step(params, batch):
+            gradient = task.gradient(params, batch)
+            rates = dict(zip(("kernel", "bias"), hparams.rates, strict=True))
+            return {name: params[name] - rates[name] * gradient[name] for name in params}
+
+        return data.fold(step, personal), (), {}
+
+    return fjs.Algorithm(
+        lambda key, hparams: ((), task.init(key)),
+        client,
+        lambda shared, release, hparams, round_: shared,
+        lambda shared, personal, hparams, client_id: personal,
+        task,
+    )
+
+
+@functools.cache
+def layered():
+    population, task = least_squares([4, 5, 6], test=0.4)
+    batches, release = fjs.Minibatches(16, epochs=3), fjs.no_release()
+    return fjs.Simulation(by_layer(task), population, fjs.full_participation(), batches, release)
+
+
+def test_a_learning_rate_for_each_layer_is_the_step_of_that_layer():
+    with jax.enable_x64(True):
+        sim = layered()
+        hparams = sim.hyperparameters(rates=[0.2, 0.0])
+        state = sim.init(0, hparams)
+        before = sim.models(state, hparams)
+        state, _ = sim.round(state, hparams)
+        models = sim.models(state, hparams)
+        np.testing.assert_array_equal(models["bias"], before["bias"])  # its rate is 0
+        for k, (x, y) in enumerate(designs(sim.population, "train")):
+            w, x = before["kernel"][k, 0], x[:, :-1]  # without the column of ones
+            for _ in range(3):
+                w = w - 0.2 * x.T @ (x @ w + before["bias"][k] - y) / len(y)
+            np.testing.assert_allclose(models["kernel"][k, 0], w, rtol=1e-10)
+        for rate in (0.3, (0.3,), jnp.float64(0.3)):
+            np.testing.assert_array_equal(sim.hyperparameters(rates=rate).rates, [0.3, 0.3])
+        np.testing.assert_array_equal(sim.hyperparameters().rates, [0.1, 0.1])
+        for wrong in (np.ones(3), np.ones((1, 2))):
+            with pytest.raises(ValueError, match=r"rates must be numbers of shape \(2,\), got"):
+                sim.hyperparameters(rates=wrong)
+        with pytest.raises(ValueError, match="rates must be finite and at least 0"):
+            sim.hyperparameters(rates=[0.1, -0.1])
+        bad = Hyperparameters(rates=jnp.ones(3))
+        with pytest.raises(ValueError, match="rates must be numbers of shape"):
+            jax.eval_shape(sim.program.init, jax.random.key(0), bad)
+        with pytest.raises(ValueError, match="rates must be numbers of shape"):
+            jax.eval_shape(sim.program.step, state, bad, sim.placed["train"])
+
+
+@pytest.mark.thorough
+def test_an_array_has_the_derivatives_of_its_numbers():
+    with jax.enable_x64(True):
+        sim = layered()
+        objective = mean_metric(sim, "loss", split="test")
+        derive = hypergradient(sim, objective, 2, ("rates",), mode=Forward())
+        rates = np.array([0.2, 0.05])
+        _, slopes = derive(0, sim.hyperparameters(rates=rates))
+        for layer in range(2):
+            ends = [
+                derive(0, sim.hyperparameters(rates=rates + side * 1e-5 * np.eye(2)[layer]))[0]
+                for side in (1, -1)
+            ]
+            assert slopes["rates"][layer] == pytest.approx(
+                float(ends[0] - ends[1]) / 2e-5, rel=1e-6
+            )
+
+
+def test_a_file_and_a_flag_give_an_array():
+    key = settings._key_of(RATES)
+    assert key.convert(CommandLineText("0.1, 0.5")) == key.convert([0.1, 0.5]) == (0.1, 0.5)
+    assert key.convert(0.3) == (0.3,)
+    assert key.default == (0.1,)

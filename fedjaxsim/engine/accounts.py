@@ -118,10 +118,12 @@ def gradients_of(
             "gradients does not protect: examples cannot be private"
         )
     algorithm, examples, tickets = algorithm.on_fields(rows.fields), algorithm.task.examples, []
-    number: Any = jax.ShapeDtypeStruct((), jnp.float32)
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     records = (*algorithm.hyperparameters, *examples.hyperparameters)
-    hparams = Hyperparameters(**{record.name: number for record in records})
+    values: dict[str, Any] = {
+        record.name: jax.ShapeDtypeStruct(record.shape, jnp.float32) for record in records
+    }
+    hparams = Hyperparameters(**values)
 
     def a_round(fields, hparams, count, round_, client_id):
         key = seed_key(0)

@@ -311,10 +311,10 @@ def _powers(least: int, most: int) -> list[int]:
 def _expected_cohort(sampling: Sampling, num_clients: int) -> float:
     """Return the expected number of clients in a round at the default rate, or the capacity."""
     sampler = sampling.sampler(num_clients)
-    defaults = {record.name: record.default for record in sampling.hyperparameters}
-    if None in defaults.values():
+    records = sampling.hyperparameters
+    if any(record.default is None for record in records):
         return sampler.scheme.capacity
-    rates = {name: value for name, value in defaults.items() if isinstance(value, float)}
+    rates = {r.name: r.of_shape(r.default) for r in records if isinstance(r.default, float)}
     return num_clients * float(sampler.rate(Hyperparameters(**rates).as_arrays()))
 
 

@@ -698,8 +698,10 @@ def _key_of(record: "Hyperparameter") -> Setting:
     if isinstance(default, Default):
         shown = default.value
     default = None if shown else REQUIRED if default is None else default
-    of_each = record.per_client
-    return Setting(record.name, float, default, record.help, shown=shown, per_client=of_each)
+    of_each, hint = record.per_client, tuple[float, ...] if record.shape else float
+    if record.shape and isinstance(default, float):
+        default = (default,)
+    return Setting(record.name, hint, default, record.help, shown=shown, per_client=of_each)
 
 
 # --- what nothing reads ---------------------------------------------------------------------------

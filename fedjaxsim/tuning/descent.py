@@ -209,7 +209,7 @@ def descend(
 
     Args:
       measure: `(point) -> ObjectiveValue`, e.g. a `SeedGradient`.
-      start: hyperparameters by name, () or (m,), all positive.
+      start: hyperparameters by name, of any shape, all positive.
       steps: number of points to try besides the start, at least 1.
       optimizer: optimizer of the coordinates (k,).
       bounds: by name, the smallest and the largest value allowed; none by default.
@@ -234,7 +234,10 @@ def descend(
     def visit(at, radius, accepted_step):
         values = np.clip(first * np.exp(at), low, high)
         parts = zip(start.items(), np.split(values, splits), strict=True)
-        point = {name: part if np.ndim(of) else float(part[0]) for (name, of), part in parts}
+        point = {
+            name: part.reshape(np.shape(of)) if np.ndim(of) else float(part[0])
+            for (name, of), part in parts
+        }
         measured = measure(point)
         slopes = {name: slope * point[name] for name, slope in measured.gradients.items()}
         with np.errstate(invalid="ignore"):
