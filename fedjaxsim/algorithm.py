@@ -187,6 +187,9 @@ class Algorithm(NamedTuple):
       sends_from_shared: whether a message is a change of the published model that follows from it
         and the client's rows alone, so that the mean message is an estimating equation and standard
         errors are known; see `engine/standard_errors.py`.
+      personal_pull: `(shared, personal, data, hparams, client_id) -> Pull`: the penalty that a
+        client's personal state descends besides its loss, so that standard errors of personal
+        models are known; see `engine/personal_errors.py`. None if it descends something else.
       averages_statistics: whether clients send the change of a model's running statistics
         (BatchNorm), by whose mean the server moves its own. Else no message may hold them.
       at_work: `(hparams) -> ` the server's steps while a client works, on average, of asynchronous
@@ -208,6 +211,7 @@ class Algorithm(NamedTuple):
     curvature: Curvature | None = None
     typical_message: Callable[[float], float] | None = None
     sends_from_shared: bool = False
+    personal_pull: Callable[..., Any] | None = None
     averages_statistics: bool = False
     at_work: Callable[[Hyperparameters], Any] | None = None
 

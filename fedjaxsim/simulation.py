@@ -50,6 +50,11 @@ from fedjaxsim.engine.evaluation import (
 from fedjaxsim.engine.fixed import Fixed
 from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop, run_segments
+from fedjaxsim.engine.personal_errors import (
+    PersonalFunctions,
+    personal_errors_of,
+    personal_functions,
+)
 from fedjaxsim.engine.planned_noise import PlannedNoise
 from fedjaxsim.engine.processes import (
     agree,
@@ -247,6 +252,7 @@ class Simulation(Fixed):
         self.compiled = self.transformed.compiled()
         # Compiled when first called, and shared with `with_population`.
         self._linear_round = jax.jit(linear_round_of(self.program))
+        self._personal = PersonalFunctions(*map(jax.jit, personal_functions(self.program)))
         self._trained = trained_functions(self.program)
 
     def _use(self, population: Population) -> None:
@@ -847,29 +853,54 @@ class Simulation(Fixed):
         return coefficients_of(self.models(state, hparams), self.population)
 
     def standard_errors(
-        self, state: SimulationState, hparams: Hyperparameters
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        *,
+        model: Literal["published", "personal"] = "published",
     ) -> dict[str, np.ndarray]:
-        """Return the published linear model's coefficients with standard errors, by source.
+        """Return linear models' coefficients with standard errors, by source.
 
-        The released mean message is an estimating equation, whose root is the model. "sampling" is
-        the standard error over clients by the sandwich of their messages, as cluster-robust errors
-        of least squares are, with the same correction for few clients. "noise" comes from the
-        mechanism in all rounds of this stage, and "cohorts" from which clients took part; both
-        contract from round to round as the model does near its last state. Errors are computed
-        from private rows: publishing them is another release.
+        "noise" comes from the mechanism in all rounds of this stage, and "cohorts" from which
+        clients took part; both spread from round to round as they do near the last state, so what
+        early rounds did before the model settled is not in them.
+        "sampling" is, by the model:
+
+        * "published": the error over clients. The released mean message is an estimating equation,
+          whose root is the model, so the error is the sandwich of the clients' messages, as
+          cluster-robust errors of least squares are, with the same correction for few clients.
+        * "personal": the error of a client's rows, given the published state. A client with n rows
+          estimates the minimum of its expected loss and its pull of strength λ: a shrunk model,
+          whose distance from the unshrunk one, a bias, is not in the error. The sandwich is
+          (H + λI)⁻¹ S (H + λI)⁻¹/n with the Hessian H of the mean loss, and the mean S of
+          s sᵀ/(1 − h)² over rows' gradients s and leverages h: for λ = 0, HC3.
+          f = tr (H + λI)⁻¹H coefficients are fitted.
+          A lasting error of the centre counts λ(H + λI)⁻¹ times.
+
+        Errors are computed from private rows, and publishing them is another release. A client's
+        sampling error reads its own rows alone and stays with it, as its model does. Noise and
+        cohorts read all clients' rows.
 
         Returns:
-          arrays (c·(1 + d),) in the units of the columns as read: "coefficient", "class" if there
-          are several outputs, "estimate", "sampling", "noise", "cohorts", and "low" and "high", the
-          95 % interval of all three by Student's t with m − 1 degrees of freedom.
+          arrays in the units of the columns as read, a line for each coefficient, of each client
+          for personal models: "client", "coefficient", "class" if there are several outputs,
+          "estimate", "sampling", "noise", "cohorts", and "low" and "high", the 95 % interval of all
+          three by Student's t with m − 1 or n − f degrees of freedom; NaN if n ≤ f.
 
         Raises:
-          ValueError: clients send something else than changes of one published linear model, the
+          ValueError: models are not linear, clients send something else than changes of one
+            published model or, for personal ones, do not descend their own loss and a pull, the
             mechanism is not Gaussian, or the model began from an earlier stage.
         """
         require_state(state)
+        checks.one_of(("published", "personal"), model=model)
         hparams = hparams.as_arrays()
         z = self._planned_noise(hparams).values(hparams, 0, int(state.round))
+        if model == "personal":
+            models = self.models(state, hparams)
+            of_run = self.program, self._personal, self.population, state, hparams
+            with self._near_rows():
+                return personal_errors_of(*of_run, z, models)
         with self._near_rows():
             return standard_errors_of(
                 self.program, self._linear_round, self.population, state, hparams, z

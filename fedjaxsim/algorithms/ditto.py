@@ -10,6 +10,7 @@ from fedjaxsim.algorithms.local_steps import (
     local_steps,
     pull_of,
     pull_records,
+    pull_to_shared,
 )
 from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.hyperparameters import reads
@@ -78,4 +79,5 @@ def ditto(
 
     penalties = (PULL.name,) if pull == "equal" else ()
     curvature = optimizers.curvature(local_optimizer, *penalties)
-    return with_personal(of_w, client)._replace(curvature=curvature, sends_from_shared=True)
+    algorithm = with_personal(of_w, client)._replace(curvature=curvature, sends_from_shared=True)
+    return algorithm._replace(personal_pull=pull_to_shared(pull))

@@ -13,7 +13,7 @@ import optax
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.layers import Selection, either, merge, paths_of, split
-from fedjaxsim.algorithms.local_steps import local_steps
+from fedjaxsim.algorithms.local_steps import local_steps, no_pull
 from fedjaxsim.algorithms.shared_model import (
     SharedModel,
     from_one_model,
@@ -260,6 +260,7 @@ def _algorithm(
         warm_start=WarmStart(start, published),
         curvature=optimizers.curvature(local_optimizer),
         typical_message=optimizers.small_update,
+        personal_pull=None if noised else no_pull,
     )
 
 

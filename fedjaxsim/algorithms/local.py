@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.local_steps import PULL, local_steps, mean_over_rows
+from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps, mean_over_rows, no_pull
 from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     keep_shared,
@@ -89,6 +89,12 @@ def finetune(
         "kl": of_loss and (lambda bound, hparams: bound * (1 + hparams.lam)),
         "ewc": None,  # it depends on data
     }
+    pulls = {
+        "vanilla": no_pull,
+        "mean": lambda w_tilde, w_k, data, hparams, client_id: Pull(hparams.lam, w_tilde),
+        "kl": None,  # they curve, and depend on rows
+        "ewc": None,
+    }
     reads_published = penalty != "vanilla" or origin == "global"
 
     def start(key, hparams, w_tilde, w_k):
@@ -112,6 +118,7 @@ def finetune(
             start, lambda shared: shared if reads_published else None, required=reads_published
         ),
         curvature=curvature[penalty],
+        personal_pull=pulls[penalty],
     )
 
 

@@ -71,6 +71,20 @@ def pull_of(by: PullBy, hparams: Hyperparameters, centre: PyTree, data: ClientDa
     return Pull(jax.tree_util.tree_map_with_path(strength, centre), centre, proximal=True)
 
 
+def pull_to_shared(by: PullBy) -> Callable[..., Pull]:
+    """Return `Algorithm.personal_pull` of personal models pulled to a `SharedModel`."""
+
+    def pull(shared, personal, data, hparams, client_id):
+        return pull_of(by, hparams, shared.params, data)
+
+    return pull
+
+
+def no_pull(shared: PyTree, personal: PyTree, *_: Any) -> Pull:
+    """Return the pull of clients whose personal state descends their loss alone."""
+    return Pull(0.0, personal)
+
+
 def check_pull(by: PullBy, *optimizers: LocalChoice | None) -> None:
     """Check the choice of a pull; pulls by rows know the step of plain SGD alone."""
     checks.one_of(get_args(PullBy), pull=by)

@@ -24,6 +24,7 @@ from fedjaxsim.algorithms.local_steps import (
     local_steps,
     pull_of,
     pull_records,
+    pull_to_shared,
 )
 from fedjaxsim.algorithms.shared_model import from_one_model, with_personal
 from fedjaxsim.hyperparameters import Default, Hyperparameters, Records, reads
@@ -120,6 +121,7 @@ def pmtl(
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
     penalties = (PULL.name,) if pull == "equal" else ()
     algorithm = algorithm._replace(curvature=optimizers.curvature(local_optimizer, *penalties))
+    algorithm = algorithm._replace(personal_pull=pull_to_shared(pull))
     if message == "update":
         algorithm = algorithm._replace(noise_adds_up=NoiseAddsUp('message="offset"', _outgrown))
     return algorithm if clusters is None else _in_clusters(algorithm, clusters)
@@ -191,6 +193,11 @@ def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
     def predict(shared, personal, hparams, client_id):
         return algorithm.predict(of_client(shared, client_id), personal, hparams, client_id)
 
+    def pull(shared, personal, data, hparams, client_id):
+        assert algorithm.personal_pull is not None
+        cluster_state = of_client(shared, client_id)
+        return algorithm.personal_pull(cluster_state, personal, data, hparams, client_id)
+
     def published(shared):
         params = jax.vmap(algorithm.warm_start.published)(shared)
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), scaled(params, sizes / m))
@@ -203,6 +210,7 @@ def _in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
         predict=predict,
         public=(*algorithm.public, _PUBLIC),
         warm_start=WarmStart(start, published),
+        personal_pull=pull,
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
+from fedjaxsim.algorithms.local_steps import no_pull
 from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE, small_gradient
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hyperparameters import (
@@ -219,6 +220,7 @@ def ppsgd(
         warm_start=WarmStart(start, lambda shared: shared.value),
         curvature=curvature,
         typical_message=small_gradient,
+        personal_pull=no_pull,
     )
 
 

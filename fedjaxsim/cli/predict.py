@@ -101,7 +101,7 @@ def evaluate(
 def coefficients(
     directory: Path,
     *,
-    standard_errors: bool = False,
+    standard_errors: Literal["published", "personal"] | None = None,
     out: Path | None = None,
     quiet: bool = False,
 ) -> Work:
@@ -112,8 +112,8 @@ def coefficients(
 
     Args:
       directory: Directory of the run.
-      standard_errors: Show the published model instead, with standard errors by source: clients,
-        noise and cohorts. They are computed from private rows.
+      standard_errors: Show standard errors by source: sampling, noise and cohorts; of the published
+        model, or of each client's. They are computed from private rows.
       out: Table of the coefficients (.csv or .parquet); by default the first rows are printed.
       quiet: Print errors only.
     """
@@ -124,7 +124,7 @@ def coefficients(
 
     with doing(f"reading {directory}", quiet=quiet):
         run = load_run(directory)
-        table = run.standard_errors() if standard_errors else run.coefficients()
+        table = run.standard_errors(standard_errors) if standard_errors else run.coefficients()
 
     def work() -> int:
         _print(table, out, quiet=quiet)

@@ -24,7 +24,7 @@ from fedjaxsim.privacy.messages import Messages
 
 Table = dict[str, np.ndarray]
 _LEVEL = 0.95
-_SINGULAR = 1e-5
+SINGULAR = 1e-5
 """Share of the largest singular value below which a direction is not identified."""
 
 
@@ -65,25 +65,7 @@ def standard_errors_of(
             "without momentum, as in fedavg, fedprox and ditto"
         )
     require_linear(published, population, 1)
-    of_stage = (state.key, keys.stream(state.key, keys.Stream.RELEASED))
-    digests = {ledger.hex_digest(ledger.key_digest(key)) for key in of_stage}
-    if any(drawn.digest not in digests for drawn in ledger.drawn(state.privacy)):
-        raise ValueError(
-            "standard errors know the noise of one stage, but this model began from an earlier one"
-        )
-    clip = np.asarray(hparams.get("clip", 0.0), np.float64)
-    scales = noise_multipliers.astype(np.float64) * np.where(np.isfinite(clip), clip, 0.0)
-    deviations = np.broadcast_to(scales, (int(state.round),))
-    public = program.mechanism.public
-    mechanism = program.mechanism
-    plain = {"clip", "noise_multiplier"} == {record.name for record in mechanism.hyperparameters}
-    plain = plain and mechanism.event.kind == "gaussian" and not jax.tree.leaves(state.mechanism)
-    if not plain or EXACT in public or np.isnan(scales).any():
-        raise ValueError(
-            "standard errors are known for mechanism gaussian without exact sums, and per-layer"
-        )
-    if public and np.any(deviations):
-        raise ValueError("standard errors with noise and weights need max-weight")
+    deviations = noise_deviations(program, state, hparams, noise_multipliers)
     if m < 2:
         raise ValueError("standard errors need two clients or more")
     fields = jax.tree.map(jnp.asarray, dict(population.fields))
@@ -95,18 +77,52 @@ def standard_errors_of(
     between = centred.T @ centred
     count = int(population.splits["train"].count.sum())
     few = m / (m - 1) * (count - 1) / max(1, count - q)
-    inverse = np.linalg.pinv(linear.slope, rcond=_SINGULAR)
+    inverse = np.linalg.pinv(linear.slope, rcond=SINGULAR)
     rate = float(program.sampling.answer_rate(program.sampling.rate(hparams)))
     unit = linear.of_release @ linear.of_release.T / (rate * m) ** 2
     contraction = np.eye(q) + linear.slope
     cohort = (1 - rate) / rate * between
-    return _table(
-        published,
-        population,
-        sampling=few * inverse @ between @ inverse.T,
-        noise=_accumulated(contraction, [scale**2 * unit for scale in deviations]),
-        cohorts=_accumulated(contraction, [cohort] * len(deviations)),
-    )
+    covariances = {
+        "sampling": few * inverse @ between @ inverse.T,
+        "noise": _accumulated(contraction, [scale**2 * unit for scale in deviations]),
+        "cohorts": _accumulated(contraction, [cohort] * len(deviations)),
+    }
+    models = jax.tree.map(lambda leaf: leaf[None], published)
+    covariances = {name: covariance[None] for name, covariance in covariances.items()}
+    return error_table(models, population, np.array([m - 1.0]), **covariances)
+
+
+def noise_deviations(
+    program: Program,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    noise_multipliers: np.ndarray,
+) -> np.ndarray:
+    """Return the noise's standard deviation in each round so far, (T,), in a sum of messages.
+
+    Raises:
+      ValueError: noise is not plain Gaussian noise of this stage alone.
+    """
+    of_stage = (state.key, keys.stream(state.key, keys.Stream.RELEASED))
+    digests = {ledger.hex_digest(ledger.key_digest(key)) for key in of_stage}
+    if any(drawn.digest not in digests for drawn in ledger.drawn(state.privacy)):
+        raise ValueError(
+            "standard errors know the noise of one stage, but this model began from an earlier one"
+        )
+    clip = np.asarray(hparams.get("clip", 0.0), np.float64)
+    scales = noise_multipliers.astype(np.float64) * np.where(np.isfinite(clip), clip, 0.0)
+    deviations = np.broadcast_to(scales, (int(state.round),))
+    mechanism = program.mechanism
+    public = mechanism.public
+    plain = {"clip", "noise_multiplier"} == {record.name for record in mechanism.hyperparameters}
+    plain = plain and mechanism.event.kind == "gaussian" and not jax.tree.leaves(state.mechanism)
+    if not plain or EXACT in public or np.isnan(scales).any():
+        raise ValueError(
+            "standard errors are known for mechanism gaussian without exact sums, and per-layer"
+        )
+    if public and np.any(deviations):
+        raise ValueError("standard errors with noise and weights need max-weight")
+    return deviations
 
 
 def _accumulated(contraction: np.ndarray, covariances: Sequence[np.ndarray]) -> np.ndarray:
@@ -117,51 +133,92 @@ def _accumulated(contraction: np.ndarray, covariances: Sequence[np.ndarray]) -> 
     return total
 
 
-def _table(published: Any, population: Population, **covariances: np.ndarray) -> Table:
-    """Return coefficients and standard errors in the units of the source, (c·(1 + d),) each."""
-    w, unravel = ravel_pytree(published)
+def error_table(
+    models: Any, population: Population, freedom: np.ndarray, **covariances: np.ndarray
+) -> Table:
+    """Return k linear models' coefficients with errors in the source's units, (k·c·(1 + d),) each.
+
+    Args:
+      models: leaves (k, ...).
+      population: whose columns they are.
+      freedom: degrees of freedom of Student's t, (k,); NaN or 0 for no interval.
+      **covariances: of the models' parameters by source of error, (k, p, p) each.
+    """
+    slopes, intercepts = source_units(models, population)
+    k, c, d = slopes.shape
+    w, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], models))
     # The map to these units is affine: its value at 0, and at each unit vector.
-    points = np.concatenate([[w], np.zeros((1, w.size)), np.eye(w.size)])
-    slopes, intercepts = source_units(jax.vmap(unravel)(jnp.asarray(points, w.dtype)), population)
-    values = np.concatenate([intercepts[..., None], slopes], axis=2)
-    _, c, terms = values.shape
-    estimate, origin, *_ = values = values.reshape(len(points), -1)
-    unit = values[2:] - origin
+    points = np.concatenate([np.zeros((1, w.size)), np.eye(w.size)])
+    mapped = source_units(jax.vmap(unravel)(jnp.asarray(points, w.dtype)), population)
+    estimate, values = (
+        np.concatenate([of_ones[..., None], of_columns], axis=2).reshape(len(of_columns), -1)
+        for of_columns, of_ones in ((slopes, intercepts), mapped)
+    )
+    unit = values[1:] - values[0]
     errors = {
-        name: np.sqrt(np.maximum(0.0, np.einsum("ij,ik,kj->j", unit, covariance, unit)))
+        name: np.sqrt(np.maximum(0.0, np.einsum("ij,mik,kj->mj", unit, covariance, unit)))
         for name, covariance in covariances.items()
     }
     names = ["intercept", *population.columns["x"].names]
-    table = {"coefficient": np.tile(np.array(names, object), c)}
+    table = {"coefficient": np.tile(np.array(names, object), k * c)}
     if c > 1:
         classes = population.categories.get("y", range(c))
-        table["class"] = np.repeat(class_names(classes, np.arange(c)), terms)
+        table["class"] = np.tile(np.repeat(class_names(classes, np.arange(c)), 1 + d), k)
     total = np.sqrt(sum(np.square(error) for error in errors.values()))
-    width = stdtrit(population.num_clients - 1, (1 + _LEVEL) / 2) * total
-    return {
-        **table,
-        "estimate": estimate,
-        **errors,
-        "low": estimate - width,
-        "high": estimate + width,
-    }
+    quantile = stdtrit(np.where(freedom > 0, freedom, np.nan), (1 + _LEVEL) / 2)
+    width = quantile[:, None] * total
+    columns = {"estimate": estimate, **errors, "low": estimate - width, "high": estimate + width}
+    return table | {name: column.reshape(-1) for name, column in columns.items()}
+
+
+class ServerMaps(NamedTuple):
+    """A server's step as functions of the raveled public state w, (q,), without noise.
+
+    Attributes:
+      after: `(w, release) -> (q,)`, the next state.
+      part: `(w, message, client_id) -> (q,)`, the part of one of m clients in a step of all.
+      release: `(message, client_id) -> pytree`, the release of it alone, divided by m.
+    """
+
+    after: Callable[[jax.Array, Any], jax.Array]
+    part: Callable[[jax.Array, Any, jax.Array], jax.Array]
+    release: Callable[[Any, jax.Array], Any]
+
+
+def server_maps(program: Program, state: SimulationState, hparams: Hyperparameters) -> ServerMaps:
+    """Return the functions at a state of the program."""
+    algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
+    _, unravel = ravel_pytree(state.shared)
+    silent = hparams
+    if "noise_multiplier" in hparams:
+        silent = hparams.replace(noise_multiplier=jnp.zeros(()))
+    key = keys.seed_key(0)
+
+    def after(w, release):
+        return ravel_pytree(algorithm.server(unravel(w), release, hparams, state.round))[0]
+
+    def release(message, client_id):
+        zero = mechanism.zero(products.shapes(message), m)
+        alone = Messages(jax.tree.map(lambda leaf: leaf[None], message))
+        here = jnp.ones(1, bool), client_id[None], state.mechanism, silent
+        total = mechanism.add(zero, alone, *here)
+        return mechanism.release(total, float(m), key, state.mechanism, silent, state.round).value
+
+    def part(w, message, client_id):
+        value = release(message, client_id)
+        return after(w, value) - after(w, jax.tree.map(jnp.zeros_like, value))
+
+    return ServerMaps(after, part, release)
 
 
 def linear_round_of(program: Program) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     """Return `(state, hparams, rows) -> parts, slope, of_release`; see `_Round`."""
-    algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
+    algorithm, m = program.algorithm, program.num_clients
 
     def linear_round(state, hparams, rows):
-        _, unravel = ravel_pytree(state.shared)
+        w, unravel = ravel_pytree(state.shared)  # the published parameters alone
         drawn = program.draw(state, hparams)
-        silent = hparams
-        if "noise_multiplier" in hparams:
-            silent = hparams.replace(noise_multiplier=jnp.zeros(()))
-        key, ids = keys.seed_key(0), jnp.arange(m, dtype=jnp.int32)
-
-        def after(w, release):
-            shared = algorithm.server(unravel(w), release, hparams, state.round)
-            return ravel_pytree(algorithm.warm_start.published(shared))[0]
+        maps = server_maps(program, state, hparams)
 
         def parts(w):
             begun = dataclasses.replace(state, shared=unravel(w))
@@ -169,19 +226,13 @@ def linear_round_of(program: Program) -> Callable[..., tuple[jax.Array, jax.Arra
 
             def of_client(states, client_id):
                 _, message, _ = client(states, client_id)
-                zero = mechanism.zero(products.shapes(message), m)
-                alone = Messages(jax.tree.map(lambda leaf: leaf[None], message))
-                here = jnp.ones(1, bool), client_id[None], state.mechanism, silent
-                total = mechanism.add(zero, alone, *here)
-                release = mechanism.release(
-                    total, float(m), key, state.mechanism, silent, state.round
-                ).value
-                return after(w, release) - after(w, jax.tree.map(jnp.zeros_like, release))
+                return maps.part(w, message, client_id)
 
+            ids = jnp.arange(m, dtype=jnp.int32)
             return jax.lax.map(lambda of: of_client(*of), (state.of_clients, ids))
 
-        w, back = ravel_pytree(algorithm.warm_start.published(state.shared))
-        changes = jax.jacfwd(lambda release: after(w, back(release)))(jnp.zeros_like(w))
+        back = ravel_pytree(algorithm.warm_start.published(state.shared))[1]
+        changes = jax.jacfwd(lambda release: maps.after(w, back(release)))(jnp.zeros_like(w))
         slope = jax.jacfwd(lambda w: jnp.sum(parts(w), axis=0))(w)
         return parts(w), slope, changes
 

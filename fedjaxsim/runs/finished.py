@@ -142,9 +142,11 @@ class FinishedRun:
         """Return clients' coefficients in the units of the columns; see `Simulation`."""
         return frame_of(self.sim.coefficients(self.state, self.hparams))
 
-    def standard_errors(self) -> "pd.DataFrame":
-        """Return the published coefficients with standard errors; see `Simulation`."""
-        return frame_of(self.sim.standard_errors(self.state, self.hparams))
+    def standard_errors(
+        self, model: Literal["published", "personal"] = "published"
+    ) -> "pd.DataFrame":
+        """Return coefficients with standard errors; see `Simulation.standard_errors`."""
+        return frame_of(self.sim.standard_errors(self.state, self.hparams, model=model))
 
     def __repr__(self) -> str:
         """Name the folder, the system and the data."""

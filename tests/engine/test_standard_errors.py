@@ -198,6 +198,10 @@ def test_other_messages_have_no_standard_errors():
     hparams = sim.hyperparameters()
     with pytest.raises(ValueError, match="changes of one published model"):
         sim.standard_errors(sim.init(0, hparams), hparams)
+    plain = simulation(frame)
+    hparams = plain.hyperparameters()
+    with pytest.raises(ValueError, match="a pull to a centre"):
+        plain.standard_errors(plain.init(0, hparams), hparams, model="personal")
 
 
 def test_models_that_are_not_linear_are_refused_before_anything_is_computed(monkeypatch):

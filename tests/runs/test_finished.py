@@ -108,7 +108,10 @@ def test_commands_write_what_the_object_says(finished, run, capsys):
     capsys.readouterr()
     assert main(["coefficients", "run"]) == 0
     assert capsys.readouterr().out.split()[:3] == ["client", "intercept", "x"]
-    assert main(["coefficients", "run", "--standard-errors"]) == 2  # nothing is published
+    assert main(["coefficients", "run", "--standard-errors", "personal"]) == 0
+    printed = capsys.readouterr().out.split()
+    assert printed[:4] == ["client", "coefficient", "estimate", "sampling"]
+    assert main(["coefficients", "run", "--standard-errors", "published"]) == 2
     assert "need clients that send changes of one published model" in capsys.readouterr().err
 
 
