@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.stats
 
-from fedjaxsim.data.arrays import SPLITS, to_float32
+from fedjaxsim.data.arrays import SPLITS, merged_integers, to_float32
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.table import (
@@ -233,10 +233,11 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
         distinct_values = np.unique(texts(column)[~absent])
         shown_values = distinct_values[: _SHOWN if kind == "text" else 0].tolist()
     missing, distinct, needed = int(absent.sum()), len(distinct_values), None
+    no_quantity = role == "feature" and kind == "number" and names_rows(column, numbers)
     of_numbers = role == "feature" or (role == "target" and types.is_floating(column.type))
     if role == "feature" and kind == "text" and (odd := odd_cells(column)):
         needed = f"--missing {shlex.quote(','.join(sorted(odd)))}"
-    elif role == "feature" and (missing or distinct < 2):
+    elif role == "feature" and (missing or distinct < 2 or no_quantity):
         needed = f"--drop {shlex.quote(name)}"
     elif role == "feature" and kind in ("text", "other"):
         encodes = kind == "text" and encodable(distinct, len(column))
@@ -252,6 +253,12 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
         "name": name, "role": role, "type": str(column.type), "values": shown_values,
         "distinct": distinct, "missing": missing, "flag": needed,
     }  # fmt: skip
+
+
+def names_rows(column: "ChunkedArray", numbers: np.ndarray) -> bool:
+    """Return whether numbers without missing ones count rows from 0 or 1 on, or are long ids."""
+    counts = len(numbers) > 2 and numbers[0] in (0, 1) and np.all(np.diff(numbers) == 1)
+    return bool(counts) or merged_integers(column.to_numpy()) is not None
 
 
 def _flag_of(column: Mapping[str, Any]) -> str:

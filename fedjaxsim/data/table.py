@@ -524,11 +524,15 @@ def _why_no_feature(column: "ChunkedArray") -> str:
 
 
 def odd_cells(column: "ChunkedArray") -> dict[str, int]:
-    """Return how often each of the few texts among numbers occurs; empty for any other column."""
+    """Return how often each of the few texts among numbers occurs; empty for any other column.
+
+    Levels such as "3+" or "<1", texts with a digit among few values, make the column a category.
+    """
     counts = collections.Counter(map(str, texts(column)[~missing_values(column)]))
     odd = {text: count for text, count in counts.items() if not _is_number(text)}
     few = len(odd) <= _FEW_ODD and sum(odd.values()) * 2 < sum(counts.values())
-    return odd if few else {}
+    levels = len(counts) <= _FEW and any(any(map(str.isdigit, text)) for text in odd)
+    return odd if few and not levels else {}
 
 
 def _is_number(text: str) -> bool:

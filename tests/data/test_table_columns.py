@@ -101,3 +101,22 @@ def test_cells_that_stand_for_missing_numbers_get_their_flags(tmp_path, monkeypa
     printed = capsys.readouterr()
     assert "rows: 29" in printed.out
     assert "1 of 30 rows have missing values and are left out: 'age' 1" in printed.err
+
+
+def test_columns_that_name_rows_are_left_out_and_levels_with_digits_encoded(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        f"{k + 1},{k % 3},{'0 1 3+'.split()[k * k % 3 if k % 4 else 2]},{10**8 + k},{k % 5}"
+        for k in range(40)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["rownames,who,children,child,y", *lines]))
+    show = "data show --data csv:a.csv --client who --target y".split()
+    assert main(show) == 0
+    printed = capsys.readouterr().out
+    assert "flags: --one-hot children --drop rownames,child\n" in printed
+    assert main([*show, "--one-hot", "children", "--drop", "rownames,child"]) == 0
+    printed = capsys.readouterr().out
+    frame = pd.read_csv("a.csv")
+    assert f"x: float32, {pd.get_dummies(frame.children).shape[1]} per row" in printed
