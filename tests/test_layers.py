@@ -66,6 +66,20 @@ def test_imports_run_downhill():
     assert uphill == []
 
 
+def test_only_runs_and_commands_read_tables():
+    """No round, and nothing that a round reads, imports a reader of files."""
+    tables = "fedjaxsim.data.tables."
+    readers = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in PACKAGE.rglob("*.py")
+        for node in nodes_of(path)
+        for alias in node.names
+        if PACKAGE / "data" / "tables" not in path.parents
+        if f"{getattr(node, 'module', None) or ''}.{alias.name}.".lstrip(".").startswith(tables)
+    }
+    assert readers == {"runs", "cli"}
+
+
 def test_no_files_import_each_other():
     """Late imports count, and those for type checkers."""
     modules = {}

@@ -37,9 +37,15 @@ def data(
     if what == "show" and out is not None:
         raise ValueError(f"out is for data convert, got {out}")
     from fedjaxsim.cli.printing import print_json
-    from fedjaxsim.data.describe import TABLES, columns_in_words, columns_of, describe, in_words
     from fedjaxsim.data.npz import save_folder
-    from fedjaxsim.data.readers import DataSpec
+    from fedjaxsim.data.tables.describe import (
+        TABLES,
+        columns_in_words,
+        columns_of,
+        describe,
+        in_words,
+    )
+    from fedjaxsim.data.tables.readers import DataSpec
     from fedjaxsim.data.transforms import ranges_of
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.assemble import population_of

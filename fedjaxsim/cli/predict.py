@@ -142,7 +142,7 @@ def _check(out: Path | None) -> None:
 
 def _groups_in(path: Path) -> dict[str, str]:
     """Return the group of each client from the first two columns of a table."""
-    from fedjaxsim.data.table import read_table, texts
+    from fedjaxsim.data.tables.table import read_table, texts
 
     if path.suffix not in _FORMATS:
         raise ValueError(f"by must be class, or a table ending in {' or '.join(_FORMATS)}: {path}")

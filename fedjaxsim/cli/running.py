@@ -19,7 +19,7 @@ from fedjaxsim.cli.printing import (
     warn_if_no_matplotlib,
 )
 from fedjaxsim.cli.process import stoppable
-from fedjaxsim.data.describe import clipped_in_words, ranges_in_words
+from fedjaxsim.data.tables.describe import clipped_in_words, ranges_in_words
 from fedjaxsim.data.transforms import clipped_shares
 from fedjaxsim.divergence import DIVERGES, NOT_FINITE
 from fedjaxsim.engine import processes

@@ -1,4 +1,4 @@
-"""Populations of clients: readers, partitions and transformations of their data."""
+"""Populations of clients: partitions and transformations of their data, and readers in `tables`."""
 
 import lazy_loader
 

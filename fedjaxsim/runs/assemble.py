@@ -12,11 +12,11 @@ import optax
 from fedjaxsim import tasks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.data.splitting import hold_out, limit_training_rows, with_held_out
+from fedjaxsim.data.tables.load import load
+from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.data.transforms import (
     BY_NUMBER,
     as_classes,

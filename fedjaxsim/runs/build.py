@@ -17,7 +17,7 @@ import numpy as np
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.readers import DataSpec
+from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.data.variance_components import variance_ratios
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedjaxsim.data.images import read_new_images
-from fedjaxsim.data.load import load, read_rows
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.readers import GENERATED, DataSpec
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.table import Roles, read_table, source_of
+from fedjaxsim.data.tables.images import read_new_images
+from fedjaxsim.data.tables.load import load, read_rows
+from fedjaxsim.data.tables.readers import GENERATED, DataSpec
+from fedjaxsim.data.tables.table import Roles, read_table, source_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
-from fedjaxsim.data.readers import IN_FILES, PARTITIONS, READERS, DataSpec
+from fedjaxsim.data.tables.readers import IN_FILES, PARTITIONS, READERS, DataSpec
 from fedjaxsim.factories import Setting, make, resolve, settings_of
 from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
 

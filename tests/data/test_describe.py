@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import f_oneway
 
 from fedjaxsim.data import Population, as_classes
-from fedjaxsim.data.describe import between_clients, describe, in_words
+from fedjaxsim.data.tables.describe import between_clients, describe, in_words
 
 
 def population_of(train, test, **more):

@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from fedjaxsim.data import dirichlet, from_sequence, load
-from fedjaxsim.data.images import read_new_images, stack_images
+from fedjaxsim.data.tables.images import read_new_images, stack_images
 
 
 def write(folder, *names, size=(6, 4)):

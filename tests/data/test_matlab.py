@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from fedjaxsim.data import load_matlab, matlab_cells
+from fedjaxsim.data import load_matlab
+from fedjaxsim.data.tables import matlab_cells
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjaxsim.data.readers import DataSpec
+from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.report.labels import data_name
 from fedjaxsim.runs.parts import absolute
 

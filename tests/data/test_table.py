@@ -24,7 +24,7 @@ from fedjaxsim.data import (
     scale,
     split,
 )
-from fedjaxsim.data.table import read_file
+from fedjaxsim.data.tables.table import read_file
 
 
 def load_file(path, **columns: Any) -> Population:

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from fedjaxsim.data.describe import describe, in_words
-from fedjaxsim.data.load import load
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
+from fedjaxsim.data.tables.describe import describe, in_words
+from fedjaxsim.data.tables.load import load
 from fedjaxsim.data.windows import shared_windows, window_step
 
 LENGTH = 9

@@ -9,12 +9,12 @@ from support.problems import classification
 
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
-from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.npz import load_npz, save_npz
 from fedjaxsim.data.partition import dirichlet, iid, pathological
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import hold_out, split
+from fedjaxsim.data.tables.load import load
 from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
 from fedjaxsim.privacy.assumptions import DECLARED_ROWS
 from fedjaxsim.privacy.mechanisms import gaussian

@@ -10,9 +10,9 @@ from support.refusals import check_refusals
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.data.load import load
 from fedjaxsim.data.npz import save_npz
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.tables.load import load
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.entries import ADJACENCIES
 from fedjaxsim.privacy.guarantee import report

@@ -11,7 +11,7 @@ import scipy.stats
 from fedjaxsim.data.arrays import SPLITS, merged_integers, to_float32
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.table import (
+from fedjaxsim.data.tables.table import (
     Roles,
     check_names,
     encodable,

@@ -234,7 +234,7 @@ def _images_below(folder: Path) -> list[Path]:
 
 def _listed_in(table: Path, client: str | None, target: str | None, x: str) -> Rows:
     """Read the files, clients and splits of images from a table, and their classes if any."""
-    from fedjaxsim.data.table import (
+    from fedjaxsim.data.tables.table import (
         Roles,
         check_names,
         read_table,

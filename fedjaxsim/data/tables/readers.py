@@ -9,7 +9,7 @@ from pathlib import Path
 _DATA = "fedjaxsim.data"
 
 GENERATED = {
-    "digits": f"{_DATA}.handwritten_digits:digits",
+    "digits": f"{_DATA}.tables.handwritten_digits:digits",
     "random": f"{_DATA}.synthetic:random_rows",
     "synthetic": f"{_DATA}.synthetic:synthetic_regression",
     "synthetic-low-rank": f"{_DATA}.synthetic:low_rank_regression",
@@ -18,14 +18,14 @@ GENERATED = {
 }
 """Factories of data without a path, as "module:function"."""
 IN_FILES = {
-    "csv": f"{_DATA}.table:read_file",
+    "csv": f"{_DATA}.tables.table:read_file",
     "folder": f"{_DATA}.npz:load_folder",
-    "hf": f"{_DATA}.hugging_face:read_name",
-    "images": f"{_DATA}.images:read_images",
-    "leaf": f"{_DATA}.leaf:load_leaf",
-    "mat": f"{_DATA}.matlab:load_matlab",
+    "hf": f"{_DATA}.tables.hugging_face:read_name",
+    "images": f"{_DATA}.tables.images:read_images",
+    "leaf": f"{_DATA}.tables.leaf:load_leaf",
+    "mat": f"{_DATA}.tables.matlab:load_matlab",
     "npz": f"{_DATA}.npz:read_npz",
-    "parquet": f"{_DATA}.table:read_file",
+    "parquet": f"{_DATA}.tables.table:read_file",
 }
 """Factories of data at a path, or by a name (hf), their first argument."""
 READERS = GENERATED | IN_FILES

@@ -4,8 +4,8 @@ import os
 
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import existing, in_file, reading
-from fedjaxsim.data.matlab_cells import read_cells
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.tables.matlab_cells import read_cells
 
 
 def load_matlab(

@@ -9,9 +9,9 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS, DataSpec
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
+from fedjaxsim.data.tables.readers import GENERATED, IN_FILES, PARTITIONS, READERS, DataSpec
 from fedjaxsim.data.windows import window_step
 from fedjaxsim.factories import flag, make, resolve, settings_of
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, split_called
 from fedjaxsim.data.files import in_file, reading
-from fedjaxsim.data.images import CenterCrop, Resize, stack_images
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.table import (
+from fedjaxsim.data.tables.images import CenterCrop, Resize, stack_images
+from fedjaxsim.data.tables.table import (
     Client,
     Drop,
     OneHot,
