@@ -165,11 +165,12 @@ class ProtectedBatch:
             )
 
 
-_NO_REVERSE = (
-    "jax.grad needs a bound on the rows of every client, as a loop over epochs or over all rows of "
-    "a client has no fixed length: differentiate the rounds of fjs.gradients.Reverse().program("
-    'sim.program, sim.rows["train"]) and the objective fjs.gradients.mean_metric(sim) in place of '
-    "evaluate, or a whole run by fjs.gradients.hypergradient"
+NO_REVERSE = (
+    "jax.grad needs a bound on the rows of every client, as a loop over epochs, over all rows of a "
+    "client or over an accelerator's batches has no fixed length: differentiate the rounds of "
+    'fjs.gradients.Reverse().program(sim.program, sim.rows["train"]) and the objective '
+    "fjs.gradients.mean_metric(sim) in place of evaluate, or a whole run by "
+    "fjs.gradients.hypergradient"
 )
 
 
@@ -599,7 +600,7 @@ def _repeat(
     """
     if most is None:
         last = jax.lax.fori_loop(0, count, lambda index, carry: step(carry, batch(index)), carry)
-        return forward_only(last, _NO_REVERSE)
+        return forward_only(last, NO_REVERSE)
 
     def maybe(carry, index):
         return jax.lax.cond(index < count, step, lambda carry, _: carry, carry, batch(index)), None

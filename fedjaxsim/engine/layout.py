@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -45,11 +46,11 @@ of so few steps is unrolled; one level lower it copies whole vectors, three time
 differ by rounding."""
 PART_OF_MEMORY = 4
 """Client work on an accelerator may use a quarter of the memory left by rows and states."""
-STEP_BYTES, CHUNK_BYTES = 10**8, 3 * 10**8
-"""What an accelerator moves while it starts the kernels of a batch's step, and those around a
-batch: 40 and 120 of 2 µs, and waits of the host, at the TB/s that a round of CNNs reached."""
+STEP_BYTES, CHUNK_BYTES, LOOP_BYTES = 10**8, 3 * 10**8, 10**8
+"""What an accelerator moves while it starts a batch's step, a batch, and a loop over batches: 40
+and 120 kernels of 2 µs, and waits of the host, at the TB/s that a round of CNNs reached."""
 MOST_CHUNKS = 16
-"""Most chunks into which an accelerator divides clients of unequal length."""
+"""Most chunks into which an accelerator divides a cohort."""
 MOST_AT_ONCE = 2**16 - 1
 """Most clients in one batch: the limit of the axis of CUDA's grids that batched products use."""
 DEFAULT_MEMORY = 2**33
@@ -111,8 +112,7 @@ class Workload:
       linear: whether the model is linear, so that rows of clients who share it are one product.
       one_by_one: whether a CPU runs the clients of a single run one after another.
       useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
-      lengths: the expected steps of a cohort's clients on one accelerator, the longest first, where
-        they differ.
+      lengths: the expected steps of the clients of a cohort on one accelerator, the longest first.
       sorts: whether batches are of clients with similar numbers of rows, as all wait for the
         longest.
       capped: whether derivatives enlarge a batch beyond the shapes of one client's work,
@@ -168,7 +168,7 @@ class Workload:
         """
         single = runs == 1
         if self.backend.platform != "cpu":
-            lengths = np.array(self.lengths if self.sorts and single and not evaluates else ())
+            lengths = np.array(() if evaluates else self.lengths)
             capped = self.capped or not single
             kind, size = self._on_accelerator(slots, memory, lengths, capped=capped)
         elif self.chosen or not single:
@@ -210,8 +210,9 @@ class Workload:
     ) -> tuple[ChunkMap, int]:
         """Choose a batch as large as memory holds, if it is known and `capped` does not forbid.
 
-        Batches of clients of unequal `lengths`, the longest first, are smaller where that saves
-        more than it costs to start them.
+        Batches are smaller where that saves more than it costs to start them: those of clients of
+        unequal `lengths`, the longest first, and one that holds almost every random cohort, while
+        its slots hold all that are drawn in practice.
         """
         kind, size = self._asked_for("vmap")
         if memory is None or kind == "scan" or self.chunk_size is not None:
@@ -220,10 +221,15 @@ class Workload:
         most = size if capped else MOST_AT_ONCE
         free = (self.backend.memory or DEFAULT_MEMORY) - held
         largest = at_once(free, client, slots, most)
-        if not len(lengths):
+        cohort = len(lengths)
+        if capped or cohort == 0 or (cohort == slots and not self.sorts):
             return kind, largest
-        sizes = {max(2, min(largest, -(-slots // k))) for k in range(1, MOST_CHUNKS + 1)}
-        return kind, _about_cheapest({n: _moved(lengths, n, client) for n in sizes})
+        usual = math.ceil(cohort + 3 * math.sqrt(cohort))
+        sizes = {-(-slots // k) for k in range(1, MOST_CHUNKS + 1)}
+        sizes = {n for n in sizes if n < cohort or n >= usual} | {usual}
+        sizes = {max(2, min(largest, n)) for n in sizes}
+        costs = {n: _moved(lengths, n, client) + LOOP_BYTES * (n < slots) for n in sizes}
+        return kind, _about_cheapest(costs)
 
 
 def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
@@ -265,14 +271,15 @@ def workload_of(
         chunk_size, chunk_map, model, task.linear is not None, sorts=uneven,
         narrow_rows=narrow and on.platform == "cpu", backend=on,
     )  # fmt: skip
-    if workload.chosen or not (uneven or on.platform == "cpu"):
+    if workload.chosen:
         return workload
     m = population.num_clients
     # Few are long: this costs equal clients some per cent, and long tails far less than others.
     steps = np.ceil(float(most_steps) ** np.linspace(0, 1, m))
     lengths = expected_lengths(steps, _expected_cohort(sampling, m))
     if on.platform != "cpu":
-        of_device = (minibatches.epochs or 1) * lengths[:: max(1, len(devices or ()))]
+        times = minibatches.epochs or minibatches.steps or 1
+        of_device = times * lengths[:: max(1, len(devices or ()))]
         return dataclasses.replace(workload, lengths=tuple(of_device.tolist()))
     fitting = 1 << max(1, CACHE // max(1, _COPIES * model)).bit_length() - 1
     most = min(_IN_BATCH, max(LEAST_IN_BATCH, fitting))
@@ -294,8 +301,11 @@ def _moved(lengths: np.ndarray, size: int, client: int) -> float:
 
     A step moves about half of the bytes that a `client` is thought to need.
     """
-    steps = lengths[::size]
-    return float(np.sum(steps) * (size * client / 2 + STEP_BYTES) + len(steps) * CHUNK_BYTES)
+    longest = lengths[::size]
+    steps, chunks = np.sum(longest), len(longest)
+    if chunks > 1:  # about every other cohort needs one more
+        steps, chunks = steps + lengths[-1] / 2, chunks + 0.5
+    return float(steps * (size * client / 2 + STEP_BYTES) + chunks * CHUNK_BYTES)
 
 
 def _cost(lengths: np.ndarray, size: int) -> float:

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Metrics
-from fedjaxsim.data.minibatches import PASS_SIZE
+from fedjaxsim.data.minibatches import NO_REVERSE, PASS_SIZE
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend, products
+from fedjaxsim.kernels.forward_only import forward_only
 from fedjaxsim.kernels.in_place import put, take
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
 from fedjaxsim.privacy.messages import Messages, along_clients, wide_type
@@ -126,12 +127,13 @@ def work(
         ), None
 
     carry = store, mechanism.zero(products.shapes(message), num_clients), zero_metrics
-    if several and layout.sorts and not (full or layout.rematerialize or layout.most_rows):
+    if several and not (full or layout.rematerialize or layout.most_rows):
         # An accelerator would copy the store around a branch; a loop that ends early copies none.
         def at(place, carry):
             return run_chunk((carry, jax.tree.map(lambda leaf: leaf[place], chunks)))
 
-        return CohortResult(*jax.lax.fori_loop(0, last // size + 1, at, carry))
+        carry = jax.lax.fori_loop(0, last // size + 1, at, carry)
+        return CohortResult(*forward_only(carry, NO_REVERSE))
     return CohortResult(*jax.lax.scan(body, carry, chunks)[0])
 
 

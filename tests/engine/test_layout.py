@@ -234,17 +234,22 @@ def test_an_accelerator_divides_clients_of_unequal_length_where_that_saves_bytes
     asked = {"slots": 4, "memory": lambda: (0, client)}
     workload = Workload(**facts, sorts=True)
     assert workload.layout(**asked).chunk_size == size
-    # An evaluation, and a batch of several settings, wait for their longest as before.
+    # An evaluation, and a batch of several settings, wait for their longest.
     assert workload.layout(**asked, evaluates=True).chunk_size == 4
     assert workload.layout(2, **asked).chunk_size == 4
-    cnns = images(), softmax(cnn((16, 16), 3), 3)
-    parts = cnns[1], cnns[0], poisson(0.5), Minibatches(3, epochs=2)
-    with planning_for(Backend("gpu", 10**12)):
-        lengths = workload_of(*parts).lengths
-    # Five of ten clients with 3 to 6 rows: one or two batches of three, in each of two epochs.
-    assert len(lengths) == 5
-    assert max(lengths) <= 4
-    assert min(lengths) >= 2
+
+
+def test_an_accelerator_leaves_slots_that_are_almost_never_filled_to_a_second_batch():
+    workload = Workload(lengths=(1.0,) * 100, backend=Backend("gpu", 10**12))
+
+    def size(slots, client):
+        return workload.layout(slots=slots, memory=lambda: (0, client)).chunk_size
+
+    # 100 of 206 clients by coins: 130 are three of ten more, of 178 slots. They save 48 halves of
+    # 10⁸ bytes, and the loop costs 10⁸.
+    assert size(178, 10**8) == 130
+    assert size(178, 10**6) == 178
+    assert size(100, 10**8) == 100  # nobody is drawn beside the 100
 
 
 # --- the same numbers, within the memory ----------------------------------------------------------
