@@ -108,11 +108,11 @@ def test_columns_that_name_rows_are_left_out_and_levels_with_digits_encoded(
 ):
     monkeypatch.chdir(tmp_path)
     lines = [
-        f"{k + 1},{k % 3},{'0 1 3+'.split()[k * k % 3 if k % 4 else 2]},{10**8 + k},{k % 5}"
+        f"{k + 1},{k % 3},{['0', '1', '3+'][k * k % 3 if k % 4 else 2]},{10**8 + k},{k % 5}"
         for k in range(40)
     ]
     (tmp_path / "a.csv").write_text("\n".join(["rownames,who,children,child,y", *lines]))
-    show = "data show --data csv:a.csv --client who --target y".split()
+    show = ["data", "show", "--data", "csv:a.csv", "--client", "who", "--target", "y"]
     assert main(show) == 0
     printed = capsys.readouterr().out
     assert "flags: --one-hot children --drop rownames,child\n" in printed
