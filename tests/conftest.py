@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir
-from support import simulations
+from support import assembled, simulations
 
 from fedjaxsim.cli import main
 from fedjaxsim.kernels import threefry
@@ -200,7 +200,7 @@ def shared_system(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def _noise_of_folder(request):
-    with _drawn_by(_draw_of(request.path)):
+    with _drawn_by(_draw_of(request.path)), assembled.shared():
         yield
 
 

@@ -1,0 +1,49 @@
+"""Simulations that the commands of a file of tests share, to trace and compile them once.
+
+`fedjaxsim run` and all commands that read a run, or go on with it, assemble its simulation anew, as
+each is a process. In tests they are one process; only hyperparameters, seeds and what is computed
+after a run may differ between commands that share one.
+"""
+
+import contextlib
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from fedjaxsim.runs import assemble, build, execute
+from fedjaxsim.runs.directory import fingerprint_of
+from fedjaxsim.runs.parts import is_own
+
+_ASSEMBLE = assemble.simulation_of
+_NOT_IN_PROGRAMS = {"seed", "eval_every", "epsilon", "delta"}
+
+
+def _key(config, population):
+    settings = {**config.settings()}
+    unread = {*_NOT_IN_PROGRAMS, *config.records}
+    if config.get("schedule", "constant") == "constant" and not config.protects_examples:
+        unread.add("rounds")
+    about = dataclasses.replace(population, held_out=None)
+    values = [getattr(about, field.name) for field in dataclasses.fields(about)[3:]]
+    left = {name: value for name, value in settings.items() if name not in unread}
+    return str((left, values, jnp.result_type(float))), fingerprint_of(population)
+
+
+@contextlib.contextmanager
+def shared():
+    """Share simulations of equal settings and data, without code of a user, meanwhile."""
+    simulations = {}
+
+    def simulation_of(config, population, task=None):
+        if task is not None or any(is_own(part.name) for part in config.parts.values()):
+            return _ASSEMBLE(config, population, task)
+        key = _key(config, population)
+        if key not in simulations:
+            simulations[key] = _ASSEMBLE(config, population)
+        return simulations[key].with_population(population)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (assemble, build, execute):
+            patch.setattr(module, "simulation_of", simulation_of)
+        yield
