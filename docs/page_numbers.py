@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from fedjaxsim.privacy import SamplingScheme
 from fedjaxsim.privacy.entries import Adjacency, Entry, round_up
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.guarantee import tight_epsilon
+from fedjaxsim.report.results import difference
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLING = ROOT / "experiments" / "results" / "sampling.csv"
@@ -216,6 +218,37 @@ def demo_of_start() -> tuple[float, ...]:
     return float(local), float(fedavg)
 
 
+def script(name: str) -> ModuleType:
+    """Import a script of the experiments as it imports what lies beside it."""
+    path = ROOT / "experiments" / f"{name}.py"
+    sys.path.insert(0, str(path.parent))
+    try:
+        return importlib.import_module(path.stem)
+    finally:
+        sys.path.pop(0)
+
+
+def published(setting: str) -> tuple[float, ...]:
+    """Return ε by the method of a paper's claim, and the sound one."""
+    claims = script("published_claims")
+    (claim,) = (claim for claim in claims.CLAIMS if setting in claim.setting)
+    return claims.published(claim), claims.sound(claim, "zero_out")
+
+
+def ppsgd(epsilon: float, first: float, *others: float) -> tuple[float, ...]:
+    """Return the accuracy of a level of personalization on digits, and by how much it is ahead."""
+    at_epsilon = {
+        point.personalization: point.values
+        for point in script("ppsgd/best").read()
+        if point.data == "digits" and math.isclose(point.epsilon, epsilon, rel_tol=0.05)
+    }
+    numbers = [float(np.mean(at_epsilon[first]))]
+    for other in others:
+        mean, half, *_ = difference(at_epsilon[first], at_epsilon[other]).estimate
+        numbers += [mean or math.nan, half or math.nan]
+    return tuple(numbers)
+
+
 def _of_table(plan: str, cells: str) -> Row:
     return Row("docs/privacy.md", f"| {plan} | {cells} |", functools.partial(noise_on_sums, plan))
 
@@ -225,6 +258,7 @@ def _of_allocation(every: int, z: float, rounds: int) -> Row:
     return Row("docs/privacy.md", text, functools.partial(allocation, every, z, rounds))
 
 
+_REPRODUCED = "experiments/reproductions.md"
 _README = functools.partial(python_of, "README.md", 0)
 _TUNED = functools.partial(printed, *commands_of("docs/sweeps.md", "runs/tuned")[:1])
 ROWS = (
@@ -252,7 +286,13 @@ ROWS = (
     Row("docs/data.md", "needs {} clients for three columns and {} for ten",
         lambda: (clients_needed(3), clients_needed(10))),
     Row("docs/reference/sharp-edges.md", "{} instead of {}. → Every accountant",
-        lambda: (_published("CelebA, σ = 0.65"))),
+        functools.partial(published, "CelebA, σ = 0.65")),
+    Row(_REPRODUCED, "global ({}) is ahead of level 3 by {} ± {}, and of level 10 by {} ± {}",
+        functools.partial(ppsgd, math.inf, math.inf, 3, 10)),
+    Row(_REPRODUCED, "level 10 ({}) is ahead of global by {} ± {} and of local by {} ± {}",
+        functools.partial(ppsgd, 3.6, 10, math.inf, 0)),
+    Row(_REPRODUCED, "level 0.1 ({}) is ahead of global by {} ± {}, not surely of local ({} ± {})",
+        functools.partial(ppsgd, 1.15, 0.1, math.inf, 0)),
     Row("docs/sweeps.md", "a loss of {}, which a larger λ would raise",
         lambda: (float(python_of("docs/sweeps.md", 1)[1]["value"]),), TRAINED),
     Row("docs/command-line.md", "ε ≤ {} zero-out, ε ≤ {} replace, δ = {} (joint DP, upper bound)",
@@ -275,20 +315,6 @@ ROWS = (
                    "loss fell by {} ± {} on 4 fresh seeds")),
 )  # fmt: skip
 """Pages with text around numbers, and what makes them."""
-
-
-def _published(setting: str) -> tuple[float, ...]:
-    """Return ε by the method of a paper's claim, and the sound one."""
-    sys.path.insert(0, str(ROOT / "experiments"))
-    try:
-        claims = importlib.import_module("published_claims")
-    finally:
-        sys.path.pop(0)
-    (claim,) = (claim for claim in claims.CLAIMS if setting in claim.setting)
-    by_paper, sound = claims.published(claim), claims.sound(claim, "zero_out")
-    assert by_paper is not None
-    assert sound is not None
-    return by_paper, sound
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

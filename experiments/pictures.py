@@ -2,10 +2,11 @@
 
     python experiments/pictures.py
 
-writes equal-privacy, dpfedmtl-4, silo-privacy, mpmtl-6a, mpmtl-8, correlated-noise and twenty to
-docs/figures. No run is repeated.
+writes equal-privacy, dpfedmtl-4, silo-privacy, mpmtl-6a, mpmtl-8, correlated-noise, twenty and
+ppsgd-2 to docs/figures. No run is repeated.
 """
 
+import importlib
 import json
 import math
 import sys
@@ -261,10 +262,50 @@ def correlated_noise() -> Figure:
     return figure
 
 
+def ppsgd_2() -> Figure:
+    """Draw PP-SGD's accuracy against ε, a line for each level of personalization."""
+    points = beside("ppsgd/best").read()
+    data = list(dict.fromkeys(point.data for point in points))
+    levels = sorted({point.personalization for point in points})
+    shades = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(levels)))
+    figure = picture("PP-SGD, linear models, at the best step size and clip norm", 8, 3.6)
+    panels = figure.subplots(1, len(data))
+    for axes, name in zip(panels, data, strict=True):
+        drawn = [point for point in points if point.data == name]
+        budgets = sorted({point.epsilon for point in drawn})
+        seeds = len(drawn[0].values)
+        for place, (level, shade) in enumerate(zip(levels, shades, strict=True)):
+            line = sorted((p for p in drawn if p.personalization == level), key=lambda p: p.epsilon)
+            mean, half = zip(*(over_seeds(point.values) for point in line), strict=True)
+            label = "∞ (global)" if math.isinf(level) else f"{level:g}{' (local)' * (level == 0)}"
+            x = np.arange(len(budgets)) + (0.03 * (place - 3) if seeds > 1 else 0)
+            axes.errorbar(
+                x, mean, half, color=shade, marker=MARKERS[place], elinewidth=0.8, label=label
+            )
+        runs = f"{seeds} seeds, 95 %" if seeds > 1 else "one seed"
+        axes.set(title=f"{name}, {runs}", ylabel="test accuracy")
+        axes.set_xticks(
+            range(len(budgets)), ["∞" if math.isinf(each) else f"{each:.2g}" for each in budgets]
+        )
+        axes.set_xlabel("ε (zero-out, joint DP)")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(levels), title="personalization")
+    return figure
+
+
+def beside(name: str) -> Any:
+    """Import a script of a folder beside this one."""
+    path = Path(__file__).parent / f"{name}.py"
+    sys.path.insert(0, str(path.parent))
+    try:
+        return importlib.import_module(path.stem)
+    finally:
+        sys.path.pop(0)
+
+
 def twenty() -> Figure:
     """Draw all systems at equal ε."""
-    sys.path.insert(0, str(Path(__file__).with_name("systems")))
-    import figure
+    figure = beside("systems/figure")
 
     return figure.drawn(figure.of_file(RESULTS / "systems.csv"))
 
@@ -272,7 +313,7 @@ def twenty() -> Figure:
 DRAWN: dict[str, Callable[[], Figure]] = {
     "equal-privacy": equal_privacy, "dpfedmtl-4": dpfedmtl_4, "silo-privacy": silo_privacy,
     "mpmtl-6a": mpmtl_6a, "mpmtl-8": mpmtl_8, "correlated-noise": correlated_noise,
-    "twenty": twenty,
+    "twenty": twenty, "ppsgd-2": ppsgd_2,
 }  # fmt: skip
 
 
