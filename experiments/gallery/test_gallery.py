@@ -15,6 +15,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.stats import norm as normal
+from sklearn.mixture import GaussianMixture
 from support.problems import after
 
 import fedjaxsim as fjs
@@ -621,7 +622,7 @@ def test_fedmuon_is_that_of_its_authors_but_for_their_additions(additions):
 
 def test_its_files_use_public_names_only():
     files = sorted(pathlib.Path(__file__).parent.glob("[!t]*.py"))
-    assert {*NAMES, "own_lambda", "privacy_levels", "private_fedrep", "robust"} == {
+    assert {*NAMES, "dpcfl", "own_lambda", "privacy_levels", "private_fedrep", "robust"} == {
         file.stem for file in files
     }
     for file in files:
@@ -662,6 +663,49 @@ def test_private_fedrep_is_its_rounds_of_least_squares_by_hand():
     models = sim.models(state, hparams)
     found = np.concatenate([models["kernel"][:, 0], models["bias"]], axis=1)
     np.testing.assert_allclose(found, [u @ solved(each) for each in rows], atol=1e-4)
+
+
+@pytest.mark.thorough
+def test_clusters_are_those_of_a_mixture_by_scikit_learn_and_move_by_their_means():
+    """Clients of two kinds; the first round's minibatches are one batch at the first model."""
+    rng, eta, kinds = np.random.default_rng(2), 0.1, np.array([1.0, -1, 1, 1, -1, 1])
+    x = rng.normal(size=(6, 10, 3))
+    y = kinds[:, None] * (x @ [2.0, 1.0, 0.5])
+    population = fjs.Population.from_clients([{"x": a, "y": b} for a, b in zip(x, y, strict=True)])
+    make, batches = factory("dpcfl"), fjs.Minibatches(5, epochs=1)
+    task, parts = squared(linear((3,), 1)), (population, fjs.full_participation(), batches)
+    sim = fjs.Simulation(make(task, num_clients=6), *parts, fjs.privacy.every_row())
+    hparams = sim.hyperparameters(learning_rate=eta)
+    state = sim.init(0, hparams)
+    w = np.r_[np.ravel(state.shared.models["kernel"][0]), state.shared.models["bias"][0]]
+    x1 = np.concatenate([x, np.ones((6, 10, 1))], axis=2)
+    # Two gradients of (x w − y) x, each the mean over five rows.
+    sent = -eta * 2 * np.einsum("knd,kn->kd", x1, x1 @ w - y) / 10
+    state, _ = sim.round(state, hparams)
+    found = np.asarray(state.shared.of_client)
+    mixture = GaussianMixture(2, covariance_type="spherical", random_state=0).fit(sent)
+    assert {*zip(found.tolist(), mixture.predict(sent).tolist(), strict=True)} in (
+        {(0, 0), (1, 1)}, {(0, 1), (1, 0)},
+    )  # fmt: skip
+    np.testing.assert_array_equal(found == found[0], kinds == kinds[0])
+    for cluster in range(2):
+        moved = w + sent[found == cluster].mean(axis=0)
+        models = jax.tree.map(lambda leaf, c=cluster: np.ravel(leaf[c]), state.shared.models)
+        np.testing.assert_allclose(np.r_[models["kernel"], models["bias"]], moved, atol=1e-5)
+    first = state.shared
+    state, _ = sim.round(state, hparams)
+    np.testing.assert_array_equal(state.shared.of_client, found)
+    assert not np.allclose(state.shared.models["bias"], first.models["bias"])
+
+    # Of examples only gradients are charged, one a minibatch: rows and clusters are free.
+    protected = fjs.private_examples(task, epsilon=4.0, rounds=2)
+    of_examples = fjs.Simulation(make(protected, num_clients=6), *parts, fjs.privacy.every_row())
+    values = of_examples.hyperparameters(learning_rate=eta, noise_multiplier=0.0, clip=1e6)
+    guarantees = of_examples.guarantee(after(of_examples, values, 2, 0)).guarantees
+    spent = next(g.epsilon for g in guarantees if (g.unit, g.adjacency) == ("example", "zero_out"))
+    assert spent == pytest.approx(4.0, rel=1e-2)
+    assert spent is not None
+    assert spent <= 4.0
 
 
 @pytest.mark.thorough
