@@ -318,6 +318,18 @@ def adapted_alike(first: Population, second: Population) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in names)
 
 
+def has_same_clients(first: Population, second: Population) -> bool:
+    """Return whether no row of a source belongs to one client here and to another one there."""
+    rows, owners = [], []
+    for population in (first, second):
+        sizes = population.counts.sum(axis=1)
+        of_source = population.source_row
+        rows.append(np.arange(population.num_rows) if of_source is None else of_source)
+        owners.append(np.repeat(population.names, sizes).astype(str))
+    _, here, there = np.intersect1d(*rows, return_indices=True)
+    return np.array_equal(owners[0][here], owners[1][there])
+
+
 def with_other_rows(population: Population, clients: Sequence[int], seed: int) -> Population:
     """Return the population with other rows of some clients, as many in every split.
 

@@ -57,6 +57,10 @@ JOINED = (
     "{} of {} clients joined in a later stage: ε is that of a client who took part in all stages, "
     "and no larger for them."
 )
+SAME_CLIENTS = (
+    "The composed runs have the same clients, each with the same rows. If the rows were divided "
+    "anew, as by another seed, the clients are others, and ε covers none of them."
+)
 OF_CLIENTS = (
     "Values of {} differ between clients and are public: they may not follow from private rows. "
     "What a client learns from its own rows belongs into its personal state."

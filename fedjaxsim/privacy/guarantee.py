@@ -19,6 +19,7 @@ from fedjaxsim.privacy.assumptions import (
     OF_PLAN,
     OF_SILOS,
     PLANNED,
+    SAME_CLIENTS,
     SECRET_SEED,
     SIMULATION,
     no_guarantee,
@@ -587,6 +588,10 @@ def compose_reports(reports: Sequence[Report], delta: float | None = None) -> Re
         max(run_report.delta for run_report in reports) if delta is None else delta,
         draws=tuple(itertools.chain.from_iterable(drawn.values())),
         assumed=tuple(
-            dict.fromkeys(sentence for run_report in reports for sentence in run_report.assumed)
+            dict.fromkeys(
+                sentence
+                for sentences in (*(run_report.assumed for run_report in reports), (SAME_CLIENTS,))
+                for sentence in sentences
+            )
         ),
     )

@@ -105,16 +105,25 @@ def with_mean(eta: float, mean: float) -> NegativeBinomial:
 
 
 def epsilon(
-    runs: NegativeBinomial, candidates: Sequence[Sequence[PrivacySpend]], delta: float
+    runs: NegativeBinomial,
+    candidates: Sequence[Sequence[PrivacySpend]],
+    delta: float,
+    before: Sequence[PrivacySpend] = (),
 ) -> float:
-    """Compute the ε of publishing the best run, for zero-out; inf where nothing is certified."""
+    """Compute the ε of publishing the best run, for zero-out; inf where nothing is certified.
+
+    `before` are releases that all runs share: they are no part of a run, and charged once.
+    """
     check_delta(delta)
     orders = rdp.INTEGER_ORDERS
     # A run of settings drawn at random costs at most the costliest, at each order.
     run_rdp = np.max(
         [composition.rdp_of(charges, "zero_out", orders) for charges in candidates], axis=0
     )
-    return rdp.epsilon(runs.rdp(run_rdp, orders), delta, orders)
+    total = runs.rdp(run_rdp, orders)
+    if before:
+        total += composition.rdp_of(before, "zero_out", orders)
+    return rdp.epsilon(total, delta, orders)
 
 
 def require_planned(planned: Sequence[PrivacySpend], charges: Sequence[PrivacySpend]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjaxsim import keys
 from fedjaxsim.callbacks import StopOnInterrupt
+from fedjaxsim.data.population import has_same_clients
 from fedjaxsim.divergence import DivergingWarning
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
@@ -114,6 +115,7 @@ def _candidates(plan: SweepRuns) -> list[Experiment]:
         if not validates(experiment.simulation):
             raise ValueError("select-privately needs rows to validate on: validation-fraction")
     shared = {
+        "data": {experiment.config.data for experiment in experiments},
         "delta": {experiment.delta for experiment in experiments},
         "number of clients": {experiment.simulation.num_clients for experiment in experiments},
         "sampling": {experiment.simulation.sampler.scheme.kind for experiment in experiments},
@@ -121,6 +123,12 @@ def _candidates(plan: SweepRuns) -> list[Experiment]:
     for name, values in shared.items():
         if len(values) > 1:
             raise ValueError(f"candidates must have one {name}, got {sorted(values)}")
+    populations = [experiment.simulation.population for experiment in experiments]
+    if not all(has_same_clients(population, populations[0]) for population in populations):
+        raise ValueError(
+            "candidates must have one partition: rows of a client of one candidate are spread over "
+            "clients of another, and no ε would cover all of them"
+        )
     return experiments
 
 
@@ -130,15 +138,15 @@ def _selection_report(
     judged: Sequence[EvaluationPlan],
 ) -> Report:
     charges = [
-        [
-            *candidate.simulation.prepared,
-            candidate.planned(),
-            plan.spend(candidate.simulation.num_clients),
-        ]
+        [candidate.planned(), plan.spend(candidate.simulation.num_clients)]
         for candidate, plan in zip(candidates, judged, strict=True)
     ]
     first = candidates[0]
-    epsilon = selection.epsilon(runs, charges, first.delta)
+    # Runs on the same ranges share their noise, and other ranges were released, too.
+    prepared = dict.fromkeys(
+        charge for candidate in candidates for charge in candidate.simulation.prepared
+    )
+    epsilon = selection.epsilon(runs, charges, first.delta, [*prepared])
     public = [
         s
         for candidate in candidates

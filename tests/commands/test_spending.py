@@ -115,3 +115,16 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     assert "drew" in drawn_twice({"one": drawn, "other of its seed": drawn})
     assert not drawn_twice({"selection": drawn, "run of its seed": [of_a_run]})
     assert [each.rounds for each in drawn] == [1], "more would count the runs"
+
+
+@pytest.mark.thorough
+def test_candidates_of_a_private_selection_have_the_same_clients(tmp_path, refused):
+    """Rows of a client were spread over the clients of another candidate, at ε 0.29."""
+    (tmp_path / "sweep.toml").write_text(
+        'data = "digits"\nclients = 8\nvalidation-fraction = 0.3\nalgorithm = "fedavg"\n'
+        "rounds = 1\nnoise-multiplier = 4\n[sweep]\npartition-seed = [0, 1]\n"
+    )
+    privately = "--select-privately geometric:2 --score-noise 3"
+    assert "candidates must have one partition" in refused(
+        f"sweep {tmp_path / 'sweep.toml'} --out {tmp_path / 'out'} {privately}"
+    )

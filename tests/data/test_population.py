@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import Population, split
-from fedjaxsim.data.population import with_other_counts, with_other_rows
+from fedjaxsim.data.population import has_same_clients, with_other_counts, with_other_rows
 
 
 def test_clients_follow_one_another():
@@ -293,3 +293,14 @@ def test_other_rows_of_a_client_are_as_a_task_takes_them():
         assert np.all(fields[name][4:] != values[4:])
     assert fields["x"].min() < -10
     assert fields["y"].min() > 0
+
+
+def test_clients_are_the_same_where_no_row_of_a_source_is_of_another():
+    fields, client = {"x": np.arange(6.0)}, np.array([0, 0, 1, 1, 2, 2])
+    population = Population.from_rows(fields, client, 3)
+    split_anew = Population.from_rows(fields, client, 3, split=np.array([0, 2] * 3))
+    for alike in (population, split_anew, split_anew.of_clients([0, 2])):
+        assert has_same_clients(population, alike)
+    dealt_anew = Population.from_rows(fields, client[::-1], 3)
+    assert not has_same_clients(population, dealt_anew)
+    assert has_same_clients(dealt_anew, dealt_anew.of_clients([1]))

@@ -153,6 +153,7 @@ def test_runs_with_seeds_of_their_own_compose(shared_full):
         gdp.epsilon(DELTA, np.sqrt(2) / 4), rel=1e-6
     )
     assert len({each.digest for each in both.draws or ()}) == 2
+    assert "rows were divided anew" in str(both)
 
 
 def test_guarantees_say_who_may_know_the_seed_and_that_no_other_published_run_used_it(shared_full):

@@ -10,7 +10,7 @@ from support.plans import compose
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.accounting import rdp
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
-from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
+from fedjaxsim.privacy.events import GAUSSIAN, Prepared, PrivacySpend
 
 ORDERS = tuple(np.geomspace(1.05, 2000, 4000))
 
@@ -114,6 +114,22 @@ def test_the_costliest_candidate_is_charged():
     both = selection.epsilon(runs, [cheap, dear], 1e-3)
     assert both == selection.epsilon(runs, [dear], 1e-3) > selection.epsilon(runs, [cheap], 1e-3)
     assert both > rdp.epsilon(compose((20.0, 1.0, 10)), 1e-3)
+
+
+def test_what_all_runs_share_is_charged_once_and_all_of_it():
+    """Ranges of five candidates are five releases, whichever candidate is the best."""
+    scheme, z = SamplingScheme("full", 100, 100), 4.0
+    run = [PrivacySpend(scheme, GAUSSIAN, (Entry(40.0, 1.0, 10),))]
+    ranges = [
+        PrivacySpend(scheme, Prepared(digest=str(number)), (Entry(z, 1.0, 1),))
+        for number in range(5)
+    ]
+    runs, orders = selection.parse("geometric:10"), rdp.INTEGER_ORDERS
+    alone = runs.rdp(10 * np.array(orders) / (2 * 40.0**2), orders)
+    for count in (1, 5):
+        total = alone + count * np.array(orders) / (2 * z**2)
+        spent = selection.epsilon(runs, 5 * [run], 1e-3, ranges[:count])
+        assert spent == pytest.approx(rdp.epsilon(total, 1e-3, orders), rel=1e-9)
 
 
 @pytest.mark.parametrize(
