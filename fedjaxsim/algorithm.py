@@ -39,6 +39,11 @@ class Context(NamedTuple):
       num_clients: m, public.
       sampling_rate: () float, the probability p with which each client is drawn and, where clients
         do not always answer, answers; public.
+
+    Example:
+      >>> context = fjs.Context(0, jax.random.key(0), 3, num_clients=10, sampling_rate=0.5)
+      >>> context.client_id
+      3
     """
 
     round: jax.Array
@@ -146,6 +151,10 @@ class WarmStart(NamedTuple):
       published: `(shared) -> params`: the parameters that `shared` publishes, or None.
       required: whether the earlier stage must have published parameters; otherwise the task's
         `init` makes missing ones.
+
+    Example:
+      >>> fjs.pmtl(task).warm_start.required  # `task` as in `Simulation`
+      False
     """
 
     start: Callable[..., tuple[PyTree, PyTree]] | None = None
@@ -194,6 +203,19 @@ class Algorithm(NamedTuple):
         (BatchNorm), by whose mean the server moves its own. Else no message may hold them.
       at_work: `(hparams) -> ` the server's steps while a client works, on average, of asynchronous
         rounds; `Clock` reads it. None if a round waits for its clients.
+
+    Example:
+      >>> mean = fjs.Algorithm(  # the mean of all clients' means of y; `task` as in `Simulation`
+      ...     init=lambda key, hparams: (jnp.zeros(()), ()),
+      ...     client=lambda shared, personal, data, hparams, context: (
+      ...         (), fjs.mean_over_rows(lambda batch: batch.mean(batch.fields["y"]), data), {}
+      ...     ),
+      ...     server=lambda shared, release, hparams, round_: release,
+      ...     predict=lambda shared, personal, hparams, client_id: shared,
+      ...     task=task,
+      ... )
+      >>> mean.hyperparameters
+      ()
     """
 
     init: Callable[..., tuple[PyTree, PyTree]]

@@ -148,6 +148,10 @@ class Hyperparameters:
 
     Values are attributes, as in `hparams.learning_rate`: each (), of its declared shape, or one per
     round or client.
+
+    Example:
+      >>> hparams.replace(clip=0.5).clip  # `hparams` as in `Simulation`
+      0.5
     """
 
     def __init__(self, **values: Value):

@@ -27,6 +27,25 @@ def examples():
     return found
 
 
+def test_public_names_have_an_example():
+    """All but types of one's own functions, and functions of files or the whole process."""
+    public = {getattr(fjs, name): name for name in fjs.__all__ if callable(getattr(fjs, name))}
+    without = {name for value, name in public.items() if ">>>" not in (value.__doc__ or "")}
+    assert without == {
+        *(
+            "Client",
+            "ClientData",
+            "FinishedRun",
+            "RoundWork",
+            "compare",
+            "load_run",
+            "sweep",
+            "tune",
+        ),
+        *("keep_compiled_programs", "use_all_cores"),
+    }
+
+
 def test_examples_of_docstrings_say_what_happens():
     found, said = examples(), []
     assert len(found) >= 10

@@ -52,6 +52,11 @@ def apfl(
 
     Args:
       adaptive: Whether clients adapt their α.
+
+    Example:
+      >>> algorithm = fjs.apfl(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'mixture']
     """
 
     def state(hparams, v):

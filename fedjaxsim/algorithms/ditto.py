@@ -64,6 +64,11 @@ def ditto(
       personal_epochs: Epochs of the personal models; by default as many local steps as for w.
       pull: "rows" divides λ by the client's training rows, and gives intercepts their own λ,
         as a mixed model shrinks; see `data.variance_ratios`.
+
+    Example:
+      >>> algorithm = fjs.ditto(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'lam']
     """
     check_pull(pull, local_optimizer, personal_optimizer)
     v_optimizer = _personal(personal_optimizer=personal_optimizer, local_optimizer=local_optimizer)

@@ -92,6 +92,11 @@ def dpfedmtl(
     Raises:
       ValueError: if no head is given and the model names no output layer, or if the head or the
         trunk would be empty.
+
+    Example:
+      >>> algorithm = fjs.dpfedmtl(task, head="bias")  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate']
     """
     return _algorithm(task, head, local_optimizer, server_optimizer)
 
@@ -117,6 +122,11 @@ def dpfedmtl_as_published(
     2C/K: it divides by the sampling rate p, and Lemma 4.3 then amplifies by p once more. The
     remaining noise on the sum is z = 2σK^1.5/M. The σ of §6.1, √(2 ln(1.25/δ))/ε, is for a single
     step and ε < 1.
+
+    Example:
+      >>> algorithm = fjs.dpfedmtl_as_published(task, head="bias")  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'clip', 'noise_multiplier']
     """
     return _algorithm(task, head, local_optimizer, server_optimizer, noised=True)
 
@@ -125,7 +135,13 @@ def dpfedmtl_as_published(
 def fedper(
     task: Task, *, head: Head = None, local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:
-    """FedPer (Arivazhagan et al. 2019): `dpfedmtl`, whose head and trunk step together."""
+    """FedPer (Arivazhagan et al. 2019): `dpfedmtl`, whose head and trunk step together.
+
+    Example:
+      >>> algorithm = fjs.fedper(task, head="bias")  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate']
+    """
     return dpfedmtl(task, head=head, local_optimizer=local_optimizer)
 
 
@@ -144,6 +160,11 @@ def fedrep(
 
     Args:
       head_epochs: τ, epochs of the head's steps; by default as many steps as the trunk's.
+
+    Example:
+      >>> algorithm = fjs.fedrep(task, head="bias")  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate']
     """
     return _algorithm(task, head, local_optimizer, "sgd", head_first=True, head_epochs=head_epochs)
 
@@ -163,6 +184,11 @@ def fedbn(
 
     Raises:
       ValueError: if no head is given and the model has no normalization layers.
+
+    Example:
+      >>> algorithm = fjs.fedbn(fjs.tasks.squared(fjs.models.mlp((3,), 1, (4,), layer_norm=True)))
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate']
     """
     paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
     layer = {path: path.removeprefix(f"{STATISTICS}/").rpartition("/")[0] for path in paths}

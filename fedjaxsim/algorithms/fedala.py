@@ -46,6 +46,11 @@ def fedala(
 
     with η_W = `hparams.aggregation_rate`. It keeps the result as θ_i, predicts with it, and sends
     its difference to w.
+
+    Example:
+      >>> algorithm = fjs.fedala(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'aggregation_rate']
     """
 
     def state(hparams, theta):

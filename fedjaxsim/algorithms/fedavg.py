@@ -39,7 +39,13 @@ def fedavg(
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
-    """FedAvg: local SGD from the global w; clients send v − w; one model for all."""
+    """FedAvg: local SGD from the global w; clients send v − w; one model for all.
+
+    Example:
+      >>> algorithm = fjs.fedavg(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate']
+    """
     server_optimizer = optimizers.as_server(server_optimizer)
 
     def start(key, hparams, shared_model, own_model):
@@ -69,6 +75,11 @@ def fedavgm(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     """FedAvgM (Hsu, Qi, Brown 2019): FedAvg whose server steps with momentum, as Flower's.
 
     β is `hparams.server_momentum`.
+
+    Example:
+      >>> algorithm = fjs.fedavgm(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'server_momentum']
     """
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer="momentum")
 
@@ -78,6 +89,11 @@ def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     """FedAdam (Reddi et al. 2021): FedAvg whose server steps by `optimizers.adaptive`.
 
     β₁ = 0.9, β₂ = 0.99 and τ = 10⁻³ are the paper's.
+
+    Example:
+      >>> algorithm = fjs.fedadam(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate']
     """
     adam = optimizers.server(optimizers.fedadam)
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer=adam)
@@ -85,7 +101,13 @@ def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
 
 @reads(optimizers.local_records, _ADAPTIVE_RATE)
 def fedyogi(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
-    """FedYogi (Reddi et al. 2021): FedAvg whose server steps with Yogi; constants as `fedadam`."""
+    """FedYogi (Reddi et al. 2021): FedAvg whose server steps with Yogi; constants as `fedadam`.
+
+    Example:
+      >>> algorithm = fjs.fedyogi(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate']
+    """
     return fedavg(task, local_optimizer=local_optimizer, server_optimizer="yogi")
 
 
@@ -99,6 +121,11 @@ def fedprox(
     """FedProx (Li et al. 2020): local SGD on ℓ_k(v) + (μ/2)‖v − w‖²; one model for all.
 
     Steps start from the global w. Everything else is FedAvg.
+
+    Example:
+      >>> algorithm = fjs.fedprox(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'mu']
     """
 
     def client(shared, personal, data, hparams, context):
@@ -125,6 +152,11 @@ def qffl(
     cohort takes FedAvg's local steps from w and sends F_k(w)^q (v − w), F_k(w) being the mean loss
     of all its rows at w. The paper divides the sum by numbers that depend on data, too; here the
     divisor is the expected cohort, and `hparams.server_learning_rate` the step.
+
+    Example:
+      >>> algorithm = fjs.qffl(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'fairness']
     """
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 

@@ -55,6 +55,11 @@ def feddyn(
     Args:
       message: Message of a client: the paper's "update", v − θ, in which noise adds up, or "state",
         the sum d_k of its updates.
+
+    Example:
+      >>> algorithm = fjs.feddyn(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'lam']
     """
     checks.one_of(get_args(Message), message=message)
 

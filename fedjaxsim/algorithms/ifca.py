@@ -44,6 +44,11 @@ def ifca(
 
     Args:
       clusters: k, the number of models.
+
+    Example:
+      >>> algorithm = fjs.ifca(task, clusters=3)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'separation']
     """
     checks.count(clusters=clusters)
     server_optimizer = optimizers.as_server(server_optimizer)

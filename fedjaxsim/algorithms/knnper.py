@@ -59,6 +59,11 @@ def knnper(
     Args:
       neighbours: k, the rows that a prediction reads.
       datastore: Most rows that a client keeps.
+
+    Example:
+      >>> classes = fjs.tasks.softmax(fjs.models.mlp((4,), 3, (5,)), 3)
+      >>> [record.name for record in fjs.knnper(classes).hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'neighbour_weight', 'neighbour_scale']
     """
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
     return with_neighbours(plain, neighbours=neighbours, datastore=datastore)
@@ -80,6 +85,12 @@ def with_neighbours(
     Raises:
       ValueError: if the task is no softmax classification, its model names no output layer, clients
         predict with their rows already, or the datastore has fewer rows than neighbours.
+
+    Example:
+      >>> classes = fjs.tasks.softmax(fjs.models.mlp((4,), 3, (5,)), 3)
+      >>> algorithm = fjs.with_neighbours(fjs.fedprox(classes))
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'mu', 'neighbour_weight', 'neighbour_scale']
     """
     model = algorithm.task.model
     if algorithm.predict_with_data is not None:

@@ -30,6 +30,11 @@ def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Alg
 
     A client works in the rounds in which it is drawn, with the same local steps, data and
     evaluation as in other systems.
+
+    Example:
+      >>> algorithm = fjs.local(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate']
     """
     return finetune(task, penalty="vanilla", local_optimizer=local_optimizer)
 
@@ -72,6 +77,11 @@ def finetune(
       penalty: Penalty towards the published model; "vanilla" is none.
       origin: Start of the clients: the "personal" model that they predicted with, or the "global"
         one, w̃.
+
+    Example:
+      >>> algorithm = fjs.finetune(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'lam']
     """
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Origin), origin=origin)

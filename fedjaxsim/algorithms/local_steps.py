@@ -50,6 +50,10 @@ class Pull(NamedTuple):
 
     A `proximal` pull has a strength for each leaf and follows each step of plain SGD exactly, so
     the strength does not bound the step.
+
+    Example:
+      >>> fjs.Pull(0.5, {"w": np.zeros(2)}).strength
+      0.5
     """
 
     strength: Any
@@ -109,6 +113,11 @@ def local_steps(
     The optimizer's state starts anew; a schedule-free optimizer returns its average. `pull` and
     `penalty`, `(params, batch) -> ()`, are added to the loss, `gradient`, `(params, batch) ->
     gradient`, is in place of the task's, and `epochs` in place of the minibatches' own.
+
+    Example:
+      >>> def client(shared, personal, data, hparams, context):  # `task` as in `Simulation`
+      ...     after = fjs.local_steps(shared, data, task, "sgd", hparams, context.round)
+      ...     return personal, jax.tree.map(jnp.subtract, after, shared), {}
     """
     optimizer = as_local(local_optimizer)(hparams, round_)
     gradient = task.gradient if gradient is None else gradient
@@ -162,6 +171,11 @@ def mean_over_rows(function: Callable[[Batch], PyTree], data: ClientData) -> PyT
 
     Raises:
       ValueError: if minibatches are made afresh, so that clients have no rows.
+
+    Example:
+      >>> def client(shared, personal, data, hparams, context):
+      ...     mean = fjs.mean_over_rows(lambda batch: batch.mean(batch.fields["x"]), data)
+      ...     return personal, mean, {}
     """
     if data.generates:
         raise ValueError(

@@ -163,6 +163,11 @@ def mpmtl(
 
     Raises:
       ValueError: if the task is not linear; when a run starts, if the mechanism does not suit.
+
+    Example:
+      >>> algorithm = fjs.mpmtl(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'lam', 'ridge', 'clip']
     """
     checks.one_of(get_args(Penalty), penalty=penalty)
     checks.one_of(get_args(Outliers), outliers=outliers)
@@ -264,6 +269,11 @@ def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none"
 
     Args:
       num_clients: m.
+
+    Example:
+      >>> algorithm = fjs.dp_mtrl(task, num_clients=2)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'lam', 'ridge', 'clip']
     """
     server_map = relationship_of_rows(num_clients)
     return mpmtl(task, penalty="relationship", acceleration=acceleration, server_map=server_map)
@@ -275,6 +285,11 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
 
     L_i is the mean loss over all its own rows, μ = `hparams.ridge` and λ = `hparams.lam`. A round
     is one step of proximal gradient descent, equal to `mpmtl` for λ = 0. Nothing is sent, ε = 0.
+
+    Example:
+      >>> algorithm = fjs.stl(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'lam', 'ridge']
     """
     checks.one_of(get_args(_Acceleration), acceleration=acceleration)
     to_matrix, to_params = _matrices(task, "stl")

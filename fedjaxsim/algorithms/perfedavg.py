@@ -44,6 +44,11 @@ def perfedavg(
 
     Args:
       derivative: Derivative of the adapted model: "first-order" or "hessian".
+
+    Example:
+      >>> algorithm = fjs.perfedavg(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'adaptation_rate']
     """
     checks.one_of(get_args(Derivative), derivative=derivative)
     plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)

@@ -46,6 +46,11 @@ def pfedme(
 
     Args:
       inner_steps: K, the steps of θ on each minibatch.
+
+    Example:
+      >>> algorithm = fjs.pfedme(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'lam', 'envelope_rate']
     """
     checks.count(inner_steps=inner_steps)
 

@@ -107,6 +107,11 @@ def pmtl(
     Raises:
       ValueError: if the message is unknown, or clusters are not such integers; when the algorithm
         is first traced, if there is not one for each client.
+
+    Example:
+      >>> algorithm = fjs.pmtl(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'lam']
     """
     checks.one_of(get_args(Message), message=message)
     check_pull(pull, local_optimizer)
@@ -246,6 +251,11 @@ def naive_dp(
     Raises:
       ValueError: when the algorithm is first traced, if the run has not `num_clients` clients, or
         the release has not one row for each.
+
+    Example:
+      >>> algorithm = fjs.naive_dp(task, num_clients=2)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'lam']
     """
 
     def start(key, hparams, published, own_model):

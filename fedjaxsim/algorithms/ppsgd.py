@@ -150,6 +150,11 @@ def ppsgd(
     Raises:
       ValueError: if sizes are not whole numbers of at least 1, or do not suit the minibatches; when
         first traced, if there is not one minibatch per round (or one epoch, as one minibatch).
+
+    Example:
+      >>> algorithm = fjs.ppsgd(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'personalization']
     """
     checks.one_of(get_args(Parametrization), parametrization=parametrization)
     checks.one_of(get_args(Risk), objective=objective)

@@ -89,6 +89,11 @@ def scaffold(
     Args:
       message: Message of a client: the paper's "update", in which noise adds up, or "steps", its
         mean gradient as a number of steps.
+
+    Example:
+      >>> algorithm = fjs.scaffold(task)  # `task` as in `Simulation`
+      >>> [record.name for record in algorithm.hyperparameters]
+      ['learning_rate', 'server_learning_rate', 'typical_batches']
     """
     checks.one_of(get_args(Message), message=message)
     server_optimizer = optimizers.as_server(server_optimizer)

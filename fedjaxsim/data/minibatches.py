@@ -48,6 +48,11 @@ class Batch(NamedTuple):
       weight: (b,) float, 1 for an example and 0 for padding (the last batch may be partial).
       keys: (b,) typed keys of the examples, for random layers and augmentation, of the client, the
         round and the step; None in exact passes, where nothing is random.
+
+    Example:
+      >>> batch = fjs.Batch({"y": jnp.array([1.0, 3.0, 9.0])}, weight=jnp.array([1.0, 1.0, 0.0]))
+      >>> float(batch.mean(batch.fields["y"]))  # 9 is padding
+      2.0
     """
 
     fields: dict[str, jax.Array]

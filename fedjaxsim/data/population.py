@@ -73,6 +73,11 @@ class Population:
 
     Raises:
       ValueError: an attribute breaks one of the rules above, or a value is not finite or too large.
+
+    Example:
+      >>> pair = fjs.Population.from_flat({"x": np.eye(3), "y": np.arange(3)}, [1, 2])
+      >>> pair.num_clients, pair.rows(1)["y"].tolist()
+      (2, [1, 2])
     """
 
     fields: dict[str, np.ndarray]

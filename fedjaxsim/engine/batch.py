@@ -28,6 +28,11 @@ def batch(program: Program, axes: Hyperparameters, size: int) -> Program:
     `axes` has the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`.
     The state has an axis of S: the first of the server's parts, the second of the clients' parts.
     Round, key and consumed minibatches are shared. Metrics are (S,), and `evaluate` gives (m, S).
+
+    Example:
+      >>> axes = hparams.map(lambda value: None).replace(learning_rate=0)  # as in `Simulation`
+      >>> fjs.batch(sim.program, axes, size=3).runs.size
+      3
     """
     if program.runs is not None:
         raise ValueError("the program is a batch already: map over its functions by jax.vmap")

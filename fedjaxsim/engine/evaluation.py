@@ -71,6 +71,11 @@ class Evaluation:
       clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
         `values` are then (k,); None for all clients.
       pools: by name, clients' statistics, from which a metric of all their rows is made.
+
+    Example:
+      >>> evaluation = history[-1].evaluation  # `history` as in `Simulation`
+      >>> evaluation.values["loss"].shape  # of two clients
+      (2,)
     """
 
     split: str
@@ -357,6 +362,11 @@ class EvaluationPlan:
         client's contribution.
       metric: name of a client metric, computed of that client's rows alone.
       largest: the public bound of the metric; client metrics are clipped to [0, `largest`].
+
+    Example:
+      >>> plan = fjs.EvaluationPlan(2.0, metric="accuracy")
+      >>> fjs.privacy.tight_epsilon([plan.spend(100, evaluations=4)], 1e-5) > 0
+      True
     """
 
     noise_multiplier: float

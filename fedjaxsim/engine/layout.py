@@ -210,9 +210,9 @@ class Workload:
     ) -> tuple[ChunkMap, int]:
         """Choose a batch as large as memory holds, if it is known and `capped` does not forbid.
 
-        Batches are smaller where that saves more than it costs to start them: those of clients of
-        unequal `lengths`, the longest first, and one that holds almost every random cohort, while
-        its slots hold all that are drawn in practice.
+        Batches are smaller where that saves more than it costs to start them: if clients have
+        unequal `lengths`, the longest first, and if a smaller batch holds almost every random
+        cohort, while the slots hold all that are drawn in practice.
         """
         kind, size = self._asked_for("vmap")
         if memory is None or kind == "scan" or self.chunk_size is not None:

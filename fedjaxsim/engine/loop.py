@@ -52,6 +52,10 @@ class Segment:
         "noise_multiplier".
       evaluation: on the test split, after the last round.
       private: the released evaluation on the validation split, if the run releases any.
+
+    Example:
+      >>> history[-1].metrics["participants"]  # `history` as in `Simulation`
+      array([2, 2, 2], dtype=int32)
     """
 
     round: int
@@ -67,7 +71,12 @@ _SHOWN = 12
 
 
 class History(tuple[Segment, ...]):
-    """The segments of a run, in the order of rounds."""
+    """The segments of a run, in the order of rounds.
+
+    Example:
+      >>> [segment.round for segment in history]  # `history` as in `Simulation`
+      [3]
+    """
 
     def __repr__(self) -> str:
         """Return a table of metrics, without the middle of a long run; S runs show their range."""

@@ -128,6 +128,11 @@ class Program:
       records: the hyperparameters of all parts. `init` and `draw` check shapes, which are known
         while tracing; a round with a value out of range is charged NaN, so it has no ε.
       assumed: the sentences on users' code that every ledger of the program has, whoever reads it.
+
+    Example:
+      >>> init = sim.program.init  # `sim` and `hparams` as in `Simulation`
+      >>> jax.eval_shape(init, jax.random.key(0), hparams).round.shape
+      ()
     """
 
     algorithm: Algorithm

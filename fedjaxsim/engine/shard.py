@@ -99,6 +99,11 @@ def shard(program: Program, mesh: Mesh) -> "Sharded":
 
     States keep their shapes, (m, ...) for the clients' parts, on any number of devices. If it does
     not divide m, each call pads the clients' axis and divides it anew, at the cost of a copy.
+
+    Example:
+      >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("clients",))
+      >>> fjs.shard(sim.program, mesh).num_clients  # `sim` as in `Simulation`
+      2
     """
     axes = {str(axis): axis for axis in (CLIENTS, RUNS)}
     names = [*map(str, mesh.axis_names)]

@@ -36,6 +36,10 @@ class SimulationState:
     `round`, () int32, is the number of those done, `shared` the server's state, `personal` all
     clients', leaves (m, ...). Rounds and clients fold their numbers into `key`. `consumed`, (m,)
     int32, counts the minibatches that each client has consumed; None if they are not.
+
+    Example:
+      >>> int(state.round)  # `state` as in `Simulation`
+      3
     """
 
     round: jax.Array

@@ -137,6 +137,11 @@ def stream(program: Program) -> Program:
     a state that rounds started from is used up, as where its buffers are donated.
     There is no `step`, since cohorts are drawn and read many rounds ahead. The program computes one
     run with samples of clients.
+
+    Example:
+      >>> few = fjs.Simulation(fjs.fedavg(task), population, fjs.fixed_size(cohort=1))
+      >>> fjs.stream(few.program).num_clients  # `task` and `population` as in `Simulation`
+      2
     """
     if program.sampling.scheme.kind == "full":
         raise ValueError("full participation cannot be streamed: sample clients")

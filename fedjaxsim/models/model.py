@@ -95,6 +95,11 @@ class Model(NamedTuple):
         which `apply` reads; None for a model whose training differs in nothing.
       keeps_statistics: whether `train` returns statistics, not None.
       dense: its dense layers, for speed only, if it has no other parameters; else None.
+
+    Example:
+      >>> model = fjs.models.linear((3,), 2)
+      >>> model.apply(model.init(jax.random.key(0)), jnp.ones((5, 3))).shape
+      (5, 2)
     """
 
     init: Callable[[jax.Array], PyTree]

@@ -35,6 +35,11 @@ class Messages(Opaque):
     Updates of linear models may be kept as factors (see `kernels.products`), so this is not a
     pytree of arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The
     methods give the same numbers for either layout, up to rounding.
+
+    Example:
+      >>> messages = fjs.Messages({"w": jnp.array([[3.0, 4.0], [0.0, 1.0]])})
+      >>> messages.dense()["w"].shape
+      (2, 2)
     """
 
     instead = "a mechanism may bound, scale and sum messages, or call dense() for their numbers"

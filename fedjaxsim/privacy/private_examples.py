@@ -433,6 +433,11 @@ def private_examples(
     Raises:
       ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, the task
         protects examples already, or its model keeps running statistics.
+
+    Example:
+      >>> protected = fjs.private_examples(task)  # `task` as in `Simulation`
+      >>> [record.name for record in protected.examples.hyperparameters]
+      ['example_clip', 'example_noise_multiplier']
     """
     if not isinstance(task, Task):
         raise ValueError(f"private_examples needs a Task, got a {type(task).__name__}")

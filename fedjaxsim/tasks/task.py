@@ -117,6 +117,13 @@ class Task(NamedTuple):
       curvature: `(bound) -> L`: the largest curvature of the loss in the parameters, if features of
         rows have ‖x‖² ≤ bound; None if it has no bound.
       classes: the scores of a classification with one label per row, for `with_metrics`; else None.
+
+    Example:
+      >>> task = fjs.tasks.squared(fjs.models.linear((3,), 1))
+      >>> batch = fjs.Batch({"x": jnp.ones((1, 3)), "y": jnp.full(1, 2.0)}, jnp.ones(1))
+      >>> zero = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+      >>> float(task.loss(zero, batch))  # (0 − 2)²/2
+      2.0
     """
 
     init: Callable[[jax.Array], PyTree]

@@ -68,6 +68,10 @@ def gaussian(
       max_weight: Public bound w_max on weights, which may then be private; by default the largest.
       exact_sums: Sum messages as integers: exact, and the same on any number of devices. Needs a
         finite clip norm, and has no derivative.
+
+    Example:
+      >>> [record.name for record in fjs.gaussian().hyperparameters]
+      ['clip', 'noise_multiplier']
     """
     statistic = EXACT_SUM if exact_sums else SUM
     return mechanism_of(statistic, CLIP, GAUSSIAN_NOISE, weights=weights, max_weight=max_weight)
@@ -99,6 +103,10 @@ def no_release() -> Mechanism:
 
     Formal guarantees:
       * The release is empty whatever the clients hold.
+
+    Example:
+      >>> fjs.no_release().event.releases
+      False
     """
 
     def add(accumulator, messages, mask, ids, state, hparams):

@@ -168,6 +168,11 @@ class Mechanism(NamedTuple):
         may be computed from private data but are taken as public; see `Algorithm`.
       adds_chunks: whether `add` gets a whole chunk of messages even where clients run one after
         another: it pays where the messages of a chunk are one matrix product.
+
+    Example:
+      >>> mechanism = fjs.gaussian()
+      >>> mechanism.event.kind, mechanism.event.releases
+      ('gaussian', True)
     """
 
     event: PrivacyEvent

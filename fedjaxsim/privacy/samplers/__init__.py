@@ -121,6 +121,10 @@ class Sampling(NamedTuple):
       for_clients: `(m) -> Sampler`; raises ValueError if m does not suit it.
       hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
       availability: when drawn clients answer; None for always. `available` sets it.
+
+    Example:
+      >>> fjs.poisson(0.1).sampler(100).scheme.kind
+      'poisson'
     """
 
     for_clients: "Callable[[int], Sampler]"
@@ -272,6 +276,10 @@ def poisson(
     Raises:
       ValueError: if a rate lies outside (0, 1], or `max_rate` is below `sampling_rate`; for a
         population, if the capacity lies outside [1, m].
+
+    Example:
+      >>> fjs.poisson(0.1).sampler(1000).scheme.capacity < 1000
+      True
     """
     for name, rate in (("sampling_rate", sampling_rate), ("max_rate", max_rate)):
         if rate is not None:
@@ -368,6 +376,10 @@ def fixed_size(*, cohort: int) -> Sampling:
 
     Args:
       cohort: Number q of clients in every cohort, at most m.
+
+    Example:
+      >>> fjs.fixed_size(cohort=10).sampler(100).scheme.capacity
+      10
     """
 
     def for_clients(num_clients: int) -> Sampler:
