@@ -76,7 +76,7 @@ class Client(Protocol):
 
         Returns:
           The personal state, of the structure, shapes and types of `personal`; the message, a
-          pytree of float arrays, or `()` if nothing is sent; metrics, scalars by name for the
+          pytree of float arrays, or `()` if nothing is sent; metrics, a dict of scalars for the
           researcher, which the server never reads.
         """
         ...
@@ -168,7 +168,7 @@ class Algorithm(NamedTuple):
     Attributes:
       init: `(key, hparams) -> (shared, personal)`: the first server state and ONE client's personal
         state; neither may depend on private data. With a third argument `fields` it gets the shapes
-        and types of a client's fields with one row, by name, each (1, ...).
+        and types of a client's fields with one row, each (1, ...).
       client: `(shared, personal, data, hparams, context) -> (personal, message, metrics)`: one
         client's round. `data` is its `ClientData`; `message` is a pytree of float arrays, or `()`
         if nothing is sent; `metrics` are scalars for the researcher, never read by the server.
@@ -238,7 +238,7 @@ class Algorithm(NamedTuple):
     at_work: Callable[[Hyperparameters], Any] | None = None
 
     def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":
-        """Return the algorithm with an `init` of (key, hparams) on `fields` by name, (N, ...)."""
+        """Return the algorithm with an `init` of (key, hparams) on a dict `fields` of (N, ...)."""
         try:
             inspect.signature(self.init).bind("key", "hparams")
         except TypeError:
@@ -248,7 +248,7 @@ class Algorithm(NamedTuple):
 
 
 def row_shapes(fields: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes and types of fields by name with one row, as `Algorithm.init` may read them."""
+    """Return each field's shape and type with one row, as `Algorithm.init` may read them."""
     return {
         name: jax.ShapeDtypeStruct((1, *rows.shape[1:]), dtypes.canonicalize_dtype(rows.dtype))
         for name, rows in fields.items()

@@ -1,4 +1,4 @@
-"""Range checks of arguments: each takes values by name and raises ValueError at the first bad one.
+"""Range checks of keyword arguments: each raises ValueError at the first bad one.
 
 The message has the name, what is allowed, and the value. An array passes if all its numbers do.
 """

@@ -36,7 +36,7 @@ class RoundWork(NamedTuple):
     at_work: float | None = None
 
     def record(self) -> dict[str, float]:
-        """Return the numbers by name, as a run's files keep them."""
+        """Return the numbers as a run's files keep them."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 

@@ -30,7 +30,7 @@ def sweep(
     """Run a grid of settings as few programs; `fedjaxsim sweep` as a function.
 
     Args:
-      plan: the file of a sweep, or settings of a run by name, in which a list is an axis, as in
+      plan: the file of a sweep, or a dict of a run's settings, in which a list is an axis, as in
         {"data": "digits", "algorithm": ["pmtl", "ditto"], "lam": [0.1, 1.0]}. A list of a setting
         that holds several values, such as `drop`, is one value, and a list of lists an axis.
       out: folder of the results. A sweep that was interrupted, or is finished, goes on there.
@@ -70,7 +70,7 @@ def tune(
     """Tune hyperparameters by descent through whole runs; `fedjaxsim tune` as a function.
 
     Args:
-      settings: the file of a run, or its settings by name; tuned ones start there.
+      settings: the file of a run, or a dict of its settings; tuned ones start there.
       out: folder of the path and the tuned settings. An interrupted tuning goes on there.
       wrt: names of the positive hyperparameters to tune.
       seeds: runs per point, at least 2.

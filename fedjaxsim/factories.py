@@ -1,4 +1,4 @@
-"""Factories by name, and their settings: typed keys with one converter.
+"""Named factories and their settings: typed keys with one converter.
 
 A factory makes a part of a run (algorithm, model, mechanism, sampler, reader of data); a user's own
 is named "module:factory". Its keyword arguments of plain types are the part's settings: flags, keys
@@ -179,7 +179,7 @@ def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, *
 
 
 def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Setting]:
-    """Read the settings of a factory from its signature and docstring, by name.
+    """Read the named settings of a factory from its signature and docstring.
 
     Arguments named in `supplied` are passed by the caller: they are no settings.
     """
@@ -220,7 +220,7 @@ def _hints(factory: Factory) -> dict[str, tuple[Any, str, range | None]]:
 
 
 def described(docstring: str) -> dict[str, str]:
-    """Return the descriptions of the arguments in a docstring's Args section, by name."""
+    """Map each argument in a docstring's Args section to its description."""
     section = re.search(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
     if section is None:
         return {}

@@ -339,7 +339,7 @@ def fill(
     """Complete values by defaults and check them.
 
     A `Default` follows from `rate`, `(hparams) -> p`, `step`, `(hparams) -> η`, or `ratios`, ratios
-    of variances by name. Those are made of rows: without the function they must be given.
+    of variances. Those are made of rows: without the function they must be given.
     """
     for name in values:
         checks.one_of(records, hyperparameter=name)

@@ -1,4 +1,4 @@
-"""Random streams by name: the one place where the keys of a run come from.
+"""Named random streams: the one place where the keys of a run come from.
 
 Whatever is random in a run draws from a stream, `stream(key, name, number)`. The name is the high
 word of a Threefry counter and the number its low word, so two streams of one key have different

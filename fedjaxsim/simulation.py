@@ -145,7 +145,7 @@ class Simulation(Fixed):
 
     Attributes:
       accounts: the scheme and the event of each account that rounds are charged to.
-      records: the hyperparameters that the parts declare, by name.
+      records: the hyperparameters that the parts declare; keys are names.
       program: the pure functions on one device; `transformed` is the program sharded or streamed as
         asked for, and `compiled` has its compiled functions.
 
@@ -676,7 +676,7 @@ class Simulation(Fixed):
     ) -> tuple[SimulationState, Metrics]:
         """Run one round, as a pure function that may be mapped, differentiated and composed.
 
-        Returns the next state, and the round's metrics by name (see `Segment`), each ().
+        Returns the next state, and a dict of the round's metrics (see `Segment`), each ().
         """
         state, hparams = self.with_account(state, hparams), self.check(hparams)
         self._require_own(state, hparams)
@@ -776,7 +776,7 @@ class Simulation(Fixed):
     ) -> Evaluation:
         """Compute metrics of the model that the run published: the server's, for all clients alike.
 
-        On the run's own population that is the global model beside the personal ones of `evaluate`.
+        On the run's own population that compares the global model with `evaluate`'s personal ones.
         A central test set is a population of one client: `Population.from_flat(fields, [n])`, whose
         rows are in the split "train". Columns and classes of other rows are found by their names,
         and numbers converted to the run's units.
@@ -814,7 +814,7 @@ class Simulation(Fixed):
         *,
         model: Literal["personal", "published"] = "personal",
     ) -> dict[str, np.ndarray]:
-        """Predict rows, each by its client's model, (N, ...) by name in the order of their source.
+        """Predict rows, each by its client's model: a dict of (N, ...) in their source's order.
 
         That is the order of the data frame or file from which `population` was read, by default the
         run's own. Its clients and columns are known by their names, and labels are not read. New
@@ -1174,7 +1174,7 @@ class Simulation(Fixed):
         )
 
     def facts(self, hparams: Hyperparameters) -> dict[str, str]:
-        """Return digests of what all processes of a run must have in common, by name."""
+        """Return named digests of what all processes of a run must have in common."""
         kind = _shapes_of(hparams.as_arrays())
         if kind not in self._facts:
             state = self._trace(keys.seed_key(0), hparams.as_arrays()).state
@@ -1225,7 +1225,7 @@ def facts_of(
 
 
 def facts_of_state(state: SimulationState, hparams: Hyperparameters) -> dict[str, str]:
-    """Return digests of what bounds, noise and ledger of the next rounds follow from, by name."""
+    """Return named digests of all that the next rounds' bounds, noise and ledger follow from."""
     begun = {
         "key, ledger or hyperparameters": (
             state.round, jax.random.key_data(state.key), state.privacy, hparams.as_arrays(),

@@ -209,7 +209,7 @@ def _with_tape(
 # --- comparing, bit for bit -----------------------------------------------------------------------
 
 Facts = dict[str, tuple[Any, ...]]
-"""Type and bytes of leaves by name, clients' leaves one by one."""
+"""Type and bytes of each named leaf, clients' leaves one by one."""
 
 
 def _facts(state: SimulationState, clients: Iterable[int]) -> Facts:

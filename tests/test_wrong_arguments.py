@@ -69,13 +69,13 @@ WRONG = {
     "clients must be a list with a dict of arrays for each, such as [{'x': …, 'y': …}], got a dict":
         lambda: any_fjs.Population.from_clients({"x": X, "y": Y}),
     "got a tuple in it": lambda: any_fjs.Population.from_clients([(X, Y)]),
-    "fields must be a dict of arrays by name":
+    "fields must be a dict of arrays":
         lambda: any_fjs.Population.from_flat(X, [2, 2]),
     "clients must be indices in [0, 2), at least one, got [2]": lambda: POPULATION.of_clients([2]),
     "clients must be indices in [0, 2), at least one, got 1":
         lambda: any_fjs.Population.of_clients(POPULATION, 1),
     "split needs a Population, got a dict": lambda: any_fjs.data.split({"x": X}, test=0.2),
-    "data set must be a dict of arrays by name": lambda: any_fjs.data.iid((X, Y), num_clients=2),
+    "data set must be a dict of arrays": lambda: any_fjs.data.iid((X, Y), num_clients=2),
     "load needs the name of data": lambda: any_fjs.data.load(X),
     "private_examples needs a Task, got a Model":
         lambda: any_fjs.private_examples(fjs.models.linear((3,), 1)),

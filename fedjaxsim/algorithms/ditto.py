@@ -47,7 +47,7 @@ def ditto(
     server_optimizer: optimizers.ServerChoice = "sgd",
     pull: PullBy = "equal",
 ) -> Algorithm:
-    """Ditto: FedAvg's global w, and beside it a personal model v_k of every client (Algorithm 1).
+    """Ditto: FedAvg's global w, and a personal model v_k of every client (Algorithm 1).
 
     Client k of the cohort takes FedAvg's local steps from w and sends their sum. From its own v_k
     it takes equally many steps, on the same minibatches,

@@ -63,7 +63,7 @@ MESSAGE_EPSILON = Hyperparameter(
     range=(1e-12, LARGEST_FLOAT32),
     also=(float("inf"),),
     allowed="be positive (inf: examples are not protected by themselves)",
-    help="ε of one round for every single example, beside the guarantee of clients.",
+    help="ε of one round for every single example, in addition to clients' guarantee.",
 )
 _STL_LAM = dataclasses.replace(PULL, help="λ, the weight of ‖w‖₁ in STL's objective.")
 

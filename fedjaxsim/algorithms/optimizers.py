@@ -1,4 +1,4 @@
-"""Local and server optimizers, by name or from optax."""
+"""Local and server optimizers, named or from optax."""
 
 import dataclasses
 import inspect
@@ -65,7 +65,7 @@ SERVER_MOMENTUM = dataclasses.replace(
 WEIGHT_DECAY = Hyperparameter(
     "weight_decay",
     default=0.0,
-    help="Weight of ½‖v‖² beside the loss of every local step, as PyTorch's weight_decay.",
+    help="Weight of ½‖v‖² in the loss of every local step, as PyTorch's weight_decay.",
     per_client=True,
 )
 BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-3

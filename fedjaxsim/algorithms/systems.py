@@ -1,4 +1,4 @@
-"""The list of systems. A new one is a file beside this one and an entry here, at the end.
+"""The list of systems. A new one is a file in this folder and an entry here, at the end.
 
 For the Python API its name also stands in `fedjaxsim/__init__.pyi` and `docs/reference/api.md`.
 
@@ -99,4 +99,4 @@ SYSTEMS = {
     "fedrep": System("dpfedmtl:fedrep", "FedRep", local_passes=2, variant_of="dpfedmtl"),
     "fedbn": System("dpfedmtl:fedbn", "FedBN", variant_of="dpfedmtl"),
 }
-"""All systems by name, in the order in which they are listed."""
+"""A dict of all systems, in the order in which they are listed."""

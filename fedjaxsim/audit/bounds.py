@@ -96,7 +96,7 @@ def audit(
     the reported ε proves nothing: other attacks may be stronger. One above it means that some part
     differs from its accountant's model.
 
-    There are n `canaries` beside the clients of each run. Time grows with the number of `runs`, and
+    `canaries`, n in number, join the clients of each run. Time grows with the number of `runs`, and
     power with n times it. With z = 0 there is no ε to refute. `on_run` is called after each run
     with the runs done and their number; δ is by default `default_delta(m)`.
 

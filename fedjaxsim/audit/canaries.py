@@ -1,4 +1,4 @@
-"""Canary clients beside the real ones, by whose messages an adversary tests the releases.
+"""Canary clients, by whose messages an adversary tests the releases.
 
 Each of n canaries is in the run with probability 1/2: then it sends one fixed direction, else zero.
 Messages of canaries pass the mechanism like all others. The real clients' update is undisturbed but
@@ -57,7 +57,7 @@ class Directions(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """A server state, and an adversary's notes beside it: what the canaries send, and who did.
+    """A server state, and an adversary's notes on it: what the canaries send, and who did.
 
     `observed`, (p,), is the sum of all releases with alternating signs, `sent`, (n,), their coins.
     """

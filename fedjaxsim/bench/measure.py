@@ -73,7 +73,7 @@ def measure(experiment: Experiment, repetitions: int = REPETITIONS) -> Record:
     and one evaluation, with the caches that the rounds left.
 
     Returns:
-      Medians over the repetitions, by name, and the range of the speed; see docs/scale.md.
+      A dict of medians over the repetitions, and of the range of the speed; see docs/scale.md.
     """
     forget_peak()
     base = peak_bytes()

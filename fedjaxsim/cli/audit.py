@@ -19,7 +19,7 @@ def audit(
 
     Args:
       settings: The settings of each run.
-      canaries: n, canaries beside the clients of each run.
+      canaries: n, canaries added to the clients of each run.
       runs: Number of runs; time grows with it, and power with n times it.
       json: Print JSON instead of text.
       quiet: Print the result and errors only.

@@ -123,7 +123,7 @@ class Command(NamedTuple):
 def split(
     words: Sequence[str], settings: Mapping[str, Setting]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Split a command line into flags with their values, by name, and other words.
+    """Split a command line into a dict of flags with their values, and other words.
 
     A flag that is not known may have a value or none. A flag of a list may be repeated.
     """

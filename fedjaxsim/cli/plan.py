@@ -57,7 +57,7 @@ def plan(
 
 
 def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
-    """Return what a run needs on a target, in bytes, by name; compiles its programs.
+    """Return a dict of the bytes that a run needs on a target; compiles its programs.
 
     A CPU's devices use the memory of this process, which is measured: Python, JAX, the programs and
     the host's rows. The peak is that which the system will count: with pages of mapped files, which

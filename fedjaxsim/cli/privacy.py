@@ -64,7 +64,7 @@ def privacy(
       noise_schedule: Spread of the privacy cost over the rounds (constant, power:A or geometric:Q);
         z is then the constant noise of the same total cost. Constant where rounds are solved for.
       verify: Recompute ε with Google's dp_accounting and print both; they must agree to 1 %.
-      plot: Figure (.png, .pdf or .svg) of ε against δ, beside the trade-off curves: the least type
+      plot: Figure (.png, .pdf or .svg) of ε against δ, and of trade-off curves: the least type
         II error of an attacker who tells two neighbouring runs apart, at each type I error.
       json: Print JSON instead of text.
     """

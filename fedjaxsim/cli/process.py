@@ -1,4 +1,4 @@
-"""The process of a command, alone or beside others: its end, and its compiled programs."""
+"""The process of a command, alone or one of several: its end, and its compiled programs."""
 
 import contextlib
 import os

@@ -51,7 +51,7 @@ def common_length(fields: Mapping[str, Any], where: str) -> int:
     """Return the number of rows of all fields; raise ValueError if they disagree or are empty."""
     if not isinstance(fields, Mapping):
         raise ValueError(
-            f"{where} must be a dict of arrays by name, such as {{'x': …, 'y': …}}, got a "
+            f"{where} must be a dict of arrays, such as {{'x': …, 'y': …}}, got a "
             f"{type(fields).__name__}"
         )
     lengths = {field: len(values) if np.ndim(values) else 0 for field, values in fields.items()}

@@ -83,7 +83,7 @@ class Columns:
 
     @property
     def _encoded(self) -> dict[str, str]:
-        """The encoded column, by name of the columns that encode it."""
+        """Map each column that encodes another to the encoded one."""
         columns = zip(self.names, self.centre, self.half_range, self.bound, strict=True)
         return {
             name: name.partition("=")[0]

@@ -26,7 +26,7 @@ _DETAIL = 2**12
 _FACTORS = np.random.default_rng(0).integers(2**63, size=16, dtype=np.uint64) * 2 + 1
 
 FieldHashes = dict[tuple[str, int, np.dtype], np.ndarray]
-"""Sorted hashes of fields, by name, numbers in a run and the type that they were hashed as."""
+"""A dict of fields' sorted hashes, numbers in a run and the type that they were hashed as."""
 
 
 def contained_rows(

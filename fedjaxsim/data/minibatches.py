@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     """A minibatch with static shapes.
 
     Attributes:
-      fields: each (b, ...), by name: "x" and "y" by convention.
+      fields: a dict of (b, ...): "x" and "y" by convention.
       weight: (b,) float, 1 for an example and 0 for padding (the last batch may be partial).
       keys: (b,) typed keys of the examples, for random layers and augmentation, of the client, the
         round and the step; None in exact passes, where nothing is random.

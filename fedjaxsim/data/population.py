@@ -166,7 +166,7 @@ class Population:
         """
         if not isinstance(fields, Mapping):
             raise ValueError(
-                "fields must be a dict of arrays by name, such as {'x': …, 'y': …}, got a "
+                "fields must be a dict of arrays, such as {'x': …, 'y': …}, got a "
                 f"{type(fields).__name__}"
             )
         arrays = {field: as_numbers(value, f"field {field!r}") for field, value in fields.items()}

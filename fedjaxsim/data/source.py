@@ -26,7 +26,7 @@ class Source:
       names: distinct names of the clients, (m,).
       split: position in `SPLITS` of each row, (N,); by default all are training rows.
       source_row: position of each row in the file, (N,); by default 0, 1, …
-      about: other attributes of the population, by name.
+      about: a dict of other attributes of the population.
     """
 
     fields: Mapping[str, np.ndarray]

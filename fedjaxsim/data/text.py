@@ -46,7 +46,7 @@ def encode(
     if "y" in texts:
         names, arrays["y"] = np.unique(np.concatenate(texts["y"]), return_inverse=True)
         categories["y"] = tuple(names.tolist())
-        public.append("Which classes there are, by name,")
+        public.append("Which classes there are")
     assumptions = [f"{what} is read from all clients' rows and taken as public." for what in public]
     return arrays, categories, tuple(assumptions)
 

@@ -39,7 +39,7 @@ _BLOCK = 1 << 20
 class Checkpoint(NamedTuple):
     """One whole checkpoint after `round` rounds, whose state has not been read yet.
 
-    `leaves` are the type and shape of the state's leaves by name, in their order in the file from
+    `leaves` are the type and shape of each named leaf of the state, in their order in the file from
     position `begin` on; `ledger` has the static parts of its ledger, if it has one. `about` and
     `note` are as in `CheckpointFolder`, `x64` is JAX's setting (None of an older file), and
     `skipped` says why later checkpoints cannot be read.
@@ -132,7 +132,7 @@ class CheckpointFolder:
     """A folder of checkpoints, which need not exist.
 
     Attributes:
-      about: fingerprints of a run's inputs, by name. A checkpoint with others is refused.
+      about: a dict of fingerprints of a run's inputs. A checkpoint with others is refused.
       check: called with the note of a checkpoint; raises ValueError if another file that belongs to
         it is damaged.
     """

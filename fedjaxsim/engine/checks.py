@@ -55,7 +55,7 @@ _PARTS = {
 
 
 def check_parts(**parts: Any) -> None:
-    """Check the type of each part of a simulation, by name.
+    """Check the type of each named part of a simulation.
 
     A subclass is refused: it could answer otherwise each time it is asked, or have another cost.
     """
@@ -221,7 +221,7 @@ def _a_round(
         )
     if not isinstance(metrics, dict):
         raise ValueError(
-            "client must return metrics as a dict of scalars by name, {} for none, "
+            "client must return metrics as a dict of scalars, {} for none, "
             f"got {described(metrics)}"
         )
     for name, value in metrics.items():
@@ -336,8 +336,7 @@ def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientDa
         ) from error
     if not isinstance(values, dict):
         raise ValueError(
-            "the task's metrics must be a dict of per-example values (b,) by name, "
-            f"got {described(values)}"
+            f"the task's metrics must be a dict of per-example values (b,), got {described(values)}"
         )
     for name, metric in task.streaming_metrics.items():
         if name in values:

@@ -63,14 +63,14 @@ class Evaluation:
     Attributes:
       split: "train", "validation" or "test".
       count: (m,) int, each client's number of rows in the split, or of tokens: see `targets_of`.
-      values: by name, (m,) float64: means over rows or tokens, and streaming metrics; NaN for a
+      values: a dict of (m,) float64: means over rows or tokens, and streaming metrics; NaN for a
         client without rows.
       streaming: the names of metrics that may be NaN for clients with rows, too: streaming ones,
         and "nmse" if all targets are one number.
       records: the record of each metric, decided once by `resolve_metrics`.
       clients: the sorted ids of a sample of k clients, who alone were evaluated: `count` and
         `values` are then (k,); None for all clients.
-      pools: by name, clients' statistics, from which a metric of all their rows is made.
+      pools: a dict of clients' statistics, from which a metric of all their rows is made.
 
     Example:
       >>> evaluation = history[-1].evaluation  # `history` as in `Simulation`

@@ -47,7 +47,7 @@ class Segment:
 
     Attributes:
       round: rounds done at its end.
-      metrics: per-round metrics by name, (rounds,) numpy arrays: means over the cohort of the
+      metrics: a dict of per-round metrics, (rounds,) numpy arrays: means over the cohort of the
         algorithm's metrics, and "participants", "overflow", "clipped", "nonfinite",
         "noise_multiplier".
       evaluation: on the test split, after the last round.

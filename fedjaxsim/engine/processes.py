@@ -258,7 +258,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Check that all processes have the same facts by name, such as fingerprints of settings."""
+    """Check that all processes have the same named facts, such as fingerprints of settings."""
     first, *later = answers = from_all({"facts": dict(facts)})
     for index, answer in enumerate(answers):
         if "refused" in answer:

@@ -62,7 +62,7 @@ class Draw(NamedTuple):
 
 
 class ClientMetrics(NamedTuple):
-    """Metrics of clients by name, each () of one client, (m,) or, of S runs, (m, S).
+    """A dict of clients' metrics, each () of one client, (m,) or, of S runs, (m, S).
 
     `sums` are the task's metrics, summed over each client's rows; `values` its streaming metrics,
     NaN for a client that has none. `statistics`, (k, ...) or (m, S, k, ...), make pooled
@@ -161,7 +161,7 @@ class Program:
         return self.minibatches.passes is not None or self.examples is not None
 
     def parts(self) -> dict[str, Any]:
-        """Return the attributes by name, for the program of a transform."""
+        """Return a dict of the attributes, for the program of a transform."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Program)}
 
     @contextlib.contextmanager

@@ -156,7 +156,7 @@ def _copied(value: Any) -> Any:
 def check_captured(
     captured: Iterable[Captured], fields: Mapping[str, np.ndarray], hashes: FieldHashes
 ) -> None:
-    """Check that no captured array holds rows of clients, `fields` by name, each (N, ...).
+    """Check that no captured array holds rows of clients, a dict `fields`, each (N, ...).
 
     Numbers computed from rows, such as a mean, are like any others. `hashes` are the fields' own
     so far; see `contained_rows`.

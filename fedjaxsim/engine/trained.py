@@ -33,7 +33,7 @@ class TrainedFunctions(NamedTuple):
 
     Attributes:
       models: `(state, hparams, rows) -> params` that each client predicts with, leaves (m, ...).
-      predictions: `(state, hparams, rows, fields, clients, size) -> values` of rows by name, `size`
+      predictions: `(state, hparams, rows, fields, clients, size) -> values`, a dict of rows, `size`
         at a time; of clients −1, by the published model.
       published: `(state, hparams, rows) -> ClientMetrics` of the published model.
     """
@@ -108,7 +108,7 @@ def predictions_of(
     *,
     published_alone: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Return what each client's model says of its rows, by name, each (N, ...); see `predict`."""
+    """Return a dict of each client's model's values for its rows, each (N, ...); see `predict`."""
     task = program.algorithm.task
     if task.predict is None:
         raise ValueError(
@@ -185,7 +185,7 @@ def published_metrics(
 
 
 def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndarray]:
-    """Return linear models' coefficients in the units of the source, by name, each (m·c,).
+    """Return a dict of linear models' coefficients in the source's units, each (m·c,).
 
     `models` come from `models_of`.
     """
@@ -198,7 +198,7 @@ def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndar
     table["intercept"] = intercept.reshape(m * c)
     names = population.columns["x"].names
     if taken := {*table} & {*names}:
-        raise ValueError(f"a column may not be called {min(taken)!r} beside its coefficients")
+        raise ValueError(f"a column may not be called {min(taken)!r}: coefficients have it")
     return table | dict(zip(names, slopes.reshape(m * c, -1).T, strict=True))
 
 

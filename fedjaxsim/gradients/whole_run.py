@@ -33,7 +33,7 @@ PyTree = Any
 Objective = Callable[[SimulationState, Hyperparameters], jax.Array]
 """(final state, hparams) -> (); a `jax.tree_util.Partial` if it holds arrays."""
 Gradient = dict[str, jax.Array]
-"""Derivatives by name, each of the shape of its hyperparameter."""
+"""A dict of derivatives, each of the shape of its hyperparameter."""
 
 EPSILON = "epsilon"
 _APART = 0.03
@@ -166,7 +166,7 @@ def hypergradient(
       delta: δ of ε; by default `default_delta(m)`.
 
     Returns:
-      A function `(key, hparams, epsilon=None) -> (value, gradient)`: (), and by name. It is
+      A function `(key, hparams, epsilon=None) -> (value, gradient)`: (), and a dict. It is
       compiled once for all keys and hyperparameters. It raises ValueError, before any compute, if
       `Simulation.init` or `Simulation.run` would, if `wrt` names something discrete, and where
       the objective is `mean_metric` of a metric that is constant between jumps.

@@ -33,7 +33,7 @@ class FrozenWeights:
     """Weights that nobody trains; a program reads them from its arguments.
 
     JAX compiles an array that a function closes over into every program that calls the function.
-    The engine therefore keeps these weights beside the rows, and binds its argument while it traces
+    The engine therefore keeps these weights with the rows, and binds its argument while it traces
     the functions of a client. Elsewhere a model reads the weights themselves.
     """
 
@@ -142,7 +142,7 @@ def as_floats(x: jax.Array) -> jax.Array:
 
 
 def sizes(**values: Any) -> tuple[int, ...]:
-    """Return a shape or widths of layers, by name; raise ValueError if they are no integers."""
+    """Return a named shape or widths of layers; raise ValueError if they are no integers."""
     ((name, widths),) = values.items()
     try:
         return tuple(map(operator.index, widths))

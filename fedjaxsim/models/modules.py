@@ -1,6 +1,6 @@
-"""Modules of other libraries as models, with parameters as nested dicts of arrays, by name.
+"""Modules of other libraries as models, with parameters as nested dicts of arrays.
 
-Running statistics of BatchNorm are kept beside the parameters, as "statistics".
+Running statistics of BatchNorm are kept with the parameters, as "statistics".
 Random layers, such as dropout, draw by the keys of a minibatch's examples in training, and are off
 elsewhere. Modules with other variables are refused. Parameters of float32, which is flax's own
 default, are float64 where JAX computes in float64.

@@ -1,4 +1,4 @@
-"""Mechanisms, samplers and their availabilities, as "module:function" by name.
+"""Mechanisms, samplers and their availabilities: names of "module:function".
 
 A new one is a file and an entry. JAX is not imported, so the command line knows the names at once.
 """

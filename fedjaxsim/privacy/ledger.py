@@ -140,7 +140,7 @@ def next_stage(ledger: Ledger, key: jax.Array) -> Ledger:
 
 
 def with_stream(ledger: Ledger, key: jax.Array) -> Ledger:
-    """Return the ledger with a record, present or new, of a key beside the state's, on the host."""
+    """Add a record of another key than the state's, if there is none; on the host."""
     if stream_of(ledger, key) is not None:
         return ledger
     *earlier, last = ledger.draws

@@ -61,7 +61,7 @@ def format_list(value: Any) -> Any:
 
 
 def value_label(key: str, value: Any) -> str:
-    """Format a value; infinite noise has its meaning beside it."""
+    """Format a value; infinite noise is followed by its meaning."""
     value = format_list(value)
     if value is None:
         return "not set"

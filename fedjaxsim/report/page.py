@@ -65,8 +65,8 @@ def page(
       tables: its tables, each with its CSV and LaTeX to save.
       pictures: pictures as PNG, by what they show.
       sentences: what the guarantees assume.
-      texts: long texts by name, folded.
-      links: addresses of runs by name.
+      texts: long texts under their titles, folded.
+      links: addresses of named runs.
     """
     parts = [f'<p class="note">{html.escape(note)}</p>']
     for table in tables:

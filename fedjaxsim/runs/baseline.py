@@ -14,7 +14,7 @@ _COMMON, _MANY = 0.5, 20
 
 
 def rare_class(population: Population) -> str | None:
-    """Return a class with less than `RARE` of the training rows beside one with half of them."""
+    """Return a class with less than `RARE` of the training rows if another has half of them."""
     y = population.fields.get("y")
     if y is None or y.ndim > 1 or y.dtype.kind not in "iu":
         return None

@@ -114,7 +114,7 @@ def execute(
       quiet: whether no progress is shown.
       client_table: whether the table of clients is written.
       checkpoint_every: rounds between checkpoints; see `callbacks.Checkpoints`.
-      loggers: factories of trackers by name, for a run with a directory.
+      loggers: a dict of trackers' factories, for a run with a directory.
       profile: directory for JAX's profile of the rounds.
       picture_format: format of the picture.
     """

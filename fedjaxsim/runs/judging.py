@@ -1,4 +1,4 @@
-"""The models of a trained state judged on rows: personal ones beside the published one."""
+"""The models of a trained state judged on rows: personal models and the published one."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal

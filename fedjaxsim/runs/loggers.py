@@ -77,7 +77,7 @@ LOGGERS: dict[str, tuple[Factory, tuple[str, ...]]] = {
     "tensorboard": (tensorboard, ("tensorboardX", "torch")),
     "trackio": (trackio, ("trackio",)),
 }
-"""Factories by name, each with packages that it can use; one is enough."""
+"""Named factories, each with packages that it can use; one is enough."""
 
 
 def find_logger(name: str) -> Factory:

@@ -1,4 +1,4 @@
-"""The parts of a run by name, the package's and users', with their settings."""
+"""The named parts of a run, the package's and users', with their settings."""
 
 import dataclasses
 import difflib
@@ -55,7 +55,7 @@ class Role(NamedTuple):
     """A place in a run that a part fills.
 
     Attributes:
-      known: the parts by name, as "module:function".
+      known: a dict of the parts, as "module:function".
       supplied: arguments of their factories that are no settings.
       own: whether a user's "module:factory" may fill it.
     """

@@ -369,7 +369,7 @@ GROUPS = {
 
 
 def static_keys() -> dict[str, Setting]:
-    """Return the keys that are known before the parts of a run are, by name."""
+    """Return a dict of the keys that are known before the parts of a run are."""
     groups = [setting for group in GROUPS.values() for setting in group.keys]
     return {setting.name: setting for setting in (*DATA, *RUN, *groups)}
 
@@ -385,8 +385,8 @@ class Table:
 
     Attributes:
       parts: the parts by role.
-      records: the hyperparameters of all parts, by name.
-      keys: the settings by name, in the order of files.
+      records: a dict of the hyperparameters of all parts.
+      keys: a dict of the settings, in the order of files.
     """
 
     parts: Mapping[str, Part] = dataclasses.field(repr=False, compare=False)

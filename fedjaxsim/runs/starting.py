@@ -39,7 +39,7 @@ class PreparedRun(NamedTuple):
     """A run whose input is checked, ready to run, or to go on in its folder.
 
     Attributes:
-      loggers: the factories of its loggers, by name.
+      loggers: a dict of the factories of its loggers.
       warnings: sentences that the user should read before it runs.
     """
 
@@ -106,7 +106,7 @@ def prepare_run(
 
 
 def _find_loggers(names: Sequence[str], out: Path | None) -> dict[str, Factory]:
-    """Return the factories of loggers, by name."""
+    """Return a dict of loggers' factories."""
     if names and out is None:
         raise ValueError("logger needs out, the directory that keeps what was logged")
     return {name: find_logger(name) for name in names}

@@ -22,7 +22,7 @@ MOST_RUNS = 100_000
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
 Values = Mapping[str, Any]
-"""Values by name, as a file has them; each run converts its own."""
+"""A dict of values as a file has them; each run converts its own."""
 Table = Mapping[str, Sequence[Any]]
 """One table of a sweep: the values of each key."""
 NOTHING: Values = MappingProxyType({})

@@ -30,11 +30,11 @@ RECORDS = {
     "log_loss": Metric("log loss", "nats", False, (0.0, float("inf")), pooled=True),
     "auc_pooled": _pooled("AUC", larger_is_better=True),
 }
-"""Records by name, but for `top_K` of any K."""
+"""Records of named metrics, but for `top_K` of any K."""
 
 
 def with_metrics(task: Task, names: Sequence[str]) -> Task:
-    """Return a classification that also evaluates metrics by name, pooled over all rows.
+    """Return a classification that also evaluates named metrics, pooled over all rows.
 
     F1, precision and recall are class 1's if there are two classes, else the mean over the
     classes that occur or are predicted, as scikit-learn's "binary" and "macro"; a client without
@@ -53,7 +53,7 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
     classes = task.classes
     if classes is None:
         raise ValueError(
-            "metrics by name are for classifications (softmax, one-vs-all, logistic, ordinal): "
+            "named metrics are for classifications (softmax, one-vs-all, logistic, ordinal): "
             "give another task its own by task._replace(metrics=…, streaming_metrics=…)"
         )
     streaming, means, records = dict(task.streaming_metrics), {}, dict(task.records)

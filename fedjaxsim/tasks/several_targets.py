@@ -80,7 +80,7 @@ def _of_targets(
     says: Callable[[jax.Array], dict[str, jax.Array]],
     **more: Any,
 ) -> Task:
-    """Make a task whose `metric` is the mean of `of_targets`, (b, t), beside each target's."""
+    """Make a task whose `metric` is the mean of `of_targets`, (b, t), with one for each target."""
     checks.count(num_outputs=num_outputs)
     by_target = {
         f"{metric}_{target}": lambda outputs, y, target=target: of_targets(outputs, y)[:, target]

@@ -58,7 +58,7 @@ class Layers(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """The scores of a classification, for metrics by name.
+    """The scores of a classification, for named metrics.
 
     Attributes:
       number: number of classes c.
@@ -81,7 +81,7 @@ class Task(NamedTuple):
       loss: `(params, batch) -> ()`, the weighted mean loss of a minibatch.
       metrics: `(params, batch) -> {name: (b,)}`, per-example values; evaluation averages them over
         each client's rows, and also reports "squared_error" as nMSE.
-      check: `(fields) -> None`, raises ValueError if fields of these shapes and types, by name, do
+      check: `(fields) -> None`, raises ValueError if a dict of these shapes and types does
         not suit the task. It sees no values, so none can reach what clients compute.
       labels: the sets of labels "y" that suit the task, `range(c)` for classes, or `POSITIVE`; any
         if empty.
@@ -91,10 +91,10 @@ class Task(NamedTuple):
         a number of classes; see `Algorithm`.
       divergence: `(params, other, batch) -> (b,)`, the symmetrized KL divergence per example,
         KL(p‖q) + KL(q‖p), between the predictions of two sets of parameters; or None.
-      streaming_metrics: metrics that are no sums over rows, such as "auc", by name; evaluation
+      streaming_metrics: named metrics that are no sums over rows, such as "auc"; evaluation
         computes them in the same pass. A client that has none, such as an AUC of one class, has NaN
         and does not count in means and percentiles.
-      records: the records of your metrics, by name: title, direction, unit. They travel
+      records: the record of each of your metrics: title, direction, unit. They travel
         with the results to every table, picture and choice. Without a direction a metric has no
         worst tenth, and nothing is chosen by it.
       judged_by: the metric by which runs are judged: patience, choices and pictures read it, and it
@@ -199,7 +199,7 @@ class Task(NamedTuple):
 def check_rows(
     task: Task, fields: Mapping[str, np.ndarray], names: Sequence[str] | None = None
 ) -> None:
-    """Check that rows, by name, each (N, ...), suit a task's `check` and `labels`.
+    """Check that fields of rows, each (N, ...), suit a task's `check` and `labels`.
 
     `names` are the names of the labels 0, 1, …, if they have some.
     """

@@ -37,7 +37,7 @@ STOPPED = "stopped by the user"
 NOT_FINITE = "the objective or its gradient is not finite at the start"
 
 Point = dict[str, Any]
-"""Hyperparameters by name, or numbers for each: floats, or arrays of one per client."""
+"""Named hyperparameters, or numbers for each: floats, or arrays of one per client."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class ObjectiveValue:
 
     Attributes:
       values: (S,). With S = 1 the objective counts as free of chance.
-      gradients: by name, (S,) or (S, m): derivatives with respect to the hyperparameters
+      gradients: a dict of (S,) or (S, m): derivatives with respect to hyperparameters
         themselves.
     """
 
@@ -152,8 +152,8 @@ class Step:
     """A point that a descent tried.
 
     Attributes:
-      gradient: by name, the derivative of the mean over seeds with respect to log h.
-      gradient_error: by name, the standard error of `gradient`.
+      gradient: a dict of derivatives of the mean over seeds with respect to log h.
+      gradient_error: the standard errors of `gradient`.
       radius: the largest change of a coordinate that was allowed; infinite at the start.
       runs: run-equivalents spent so far, this point included.
     """
@@ -209,10 +209,10 @@ def descend(
 
     Args:
       measure: `(point) -> ObjectiveValue`, e.g. a `SeedGradient`.
-      start: hyperparameters by name, of any shape, all positive.
+      start: a dict of hyperparameters of any shape, all positive.
       steps: number of points to try besides the start, at least 1.
       optimizer: optimizer of the coordinates (k,).
-      bounds: by name, the smallest and the largest value allowed; none by default.
+      bounds: for each name, the smallest and the largest value allowed; none by default.
       cost: run-equivalents of one call of `measure`.
       on_step: called with the start and every step tried; returning False stops.
       larger_is_better: whether to maximize.

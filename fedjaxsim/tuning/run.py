@@ -62,7 +62,7 @@ class TuningResult(NamedTuple):
 
     @property
     def best(self) -> Point:
-        """The best hyperparameters, by name."""
+        """The best hyperparameters."""
         return self.trace.best.point
 
     @property

@@ -43,7 +43,7 @@ _SHOWN = 3
 
 
 def describe(population: Population) -> dict[str, Any]:
-    """Return statistics of a population by name; None for one that does not apply.
+    """Return a dict of a population's statistics; None for one that does not apply.
 
     `rows_min`, `rows_median`, `rows_max` and `rows_skewness` count all splits together.
     """
@@ -86,7 +86,7 @@ def between_clients(population: Population) -> float | None:
 
     It is the share of the target's variance between clients, in one-way analysis of variance with
     n₀ = (N − Σ n²/N) / (k − 1) rows a client (Donner 1986), and may be slightly negative. For
-    classes, by name or 0 to at most 19, it is the variance of their indicators together.
+    classes, as text or 0 to at most 19, it is the variance of their indicators together.
 
     Returns:
       The correlation; None without a target of one number a row, or if no client has two rows.

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's `datasets` library, in memory or by name."""
+"""Data sets of Hugging Face's `datasets` library, in memory or from the hub."""
 
 import dataclasses
 from collections.abc import Mapping

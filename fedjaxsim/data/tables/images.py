@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _GREY = ("1", "L", "LA")
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-_BY_NAME = "Which classes there are, by name, is read from all clients' rows and taken as public."
+_CLASSES = "Which classes there are is read from all clients' rows and taken as public."
 _PIXELS = range(1, 2**15)
 Resize = Annotated[int | None, "Pixels to which the shorter side of images is resized.", _PIXELS]
 CenterCrop = Annotated[int | None, "Pixels of the square cut from the centre of images.", _PIXELS]
@@ -264,11 +264,11 @@ def _listed_in(table: Path, client: str | None, target: str | None, x: str) -> R
 def _source(
     x: np.ndarray, labels: np.ndarray, owners: list[str] | None, split: np.ndarray | None
 ) -> Source:
-    """Return rows with classes by name, or with numbers."""
+    """Return rows with the names of classes, or with numbers."""
     about: dict[str, Any] = {}
     if labels.dtype.kind in "OU":
         classes, y = numbered(labels, by_number=True)
-        about = {"categories": {"y": tuple(classes.tolist())}, "public": (_BY_NAME,)}
+        about = {"categories": {"y": tuple(classes.tolist())}, "public": (_CLASSES,)}
         labels = y.astype(np.int32)
     names, client = np.zeros(0), None
     if owners is not None:

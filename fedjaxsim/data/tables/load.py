@@ -51,7 +51,7 @@ def load(
         "time", with a gap before them if rows are overlapping windows of text or a series. None is
         "time" for such windows, and "random" otherwise.
       max_rows: `Population.max_rows`; None keeps the data's.
-      **settings: arguments of the reader and of the partition, by name, such as `num_clients`.
+      **settings: arguments of the reader and of the partition, such as `num_clients`.
 
     Raises:
       FileNotFoundError: there is nothing at PATH.

@@ -1,4 +1,4 @@
-"""The readers and partitions that `--data` and `--partition` take by name.
+"""The readers and partitions that `--data` and `--partition` name.
 
 A new one is a file, and an entry here. Nothing heavy is imported, so that the command line knows
 the names at once.

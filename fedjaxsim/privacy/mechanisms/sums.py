@@ -253,7 +253,7 @@ def correlated(
 
     Raises:
       ValueError: if coefficients are not such numbers, `bands` is another number than theirs, or
-        `power` is given beside them.
+        `power` is given with them.
     """
     if coefficients is None:
         return mechanism_of(SUM, CLIP, record.correlated_noise(
@@ -268,7 +268,7 @@ def correlated(
     if bands not in (None, len(d)):
         raise ValueError(f"bands must be {len(d)}, the number of coefficients, got {bands}")
     if power is not None:
-        raise ValueError(f"power has no effect beside coefficients: leave it out, got {power}")
+        raise ValueError(f"power has no effect with coefficients: leave it out, got {power}")
     event = Correlated(bands=len(d), coefficients=tuple((d / d[0]).tolist()))
     return mechanism_of(SUM, CLIP, record.correlated_noise(event))
 
