@@ -344,7 +344,9 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
     return factory
 
 
-def check_takes(role: str, name: str, factory: Callable[..., Any], *args: Any, **settings: Any):
+def check_takes(
+    role: str, name: str, factory: Callable[..., Any], /, *args: Any, **settings: Any
+) -> None:
     """Check that a user's factory takes some arguments."""
     signature = inspect.signature(factory)
     try:

@@ -14,6 +14,7 @@ from sklearn.linear_model import PoissonRegressor
 
 from fedjaxsim.cli import main
 from fedjaxsim.runs.build import check_own_code, prepare
+from fedjaxsim.runs.parts import check_takes
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.sweep_runs import read_sweep
@@ -231,6 +232,16 @@ def test_what_is_wrong_with_them_is_one_line(flags, message, tmp_path, capsys):
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_ones_own_may_be_called_as_arguments_of_ours():
+    def loss(model, *, name, role="", factory=0):
+        return model
+
+    names = {"name": "hits", "role": "a", "factory": 1}
+    check_takes("loss", "own:loss", loss, None, **names)
+    with pytest.raises(ValueError, match="loss own:loss must take"):
+        check_takes("loss", "own:loss", loss, None)
 
 
 def test_all_of_the_traceback_is_shown_on_demand(monkeypatch, capsys):
