@@ -107,7 +107,11 @@ class Part:
     @functools.cached_property
     def settings(self) -> dict[str, Setting]:
         """The settings of the factory, by the name of their flag."""
-        declared = settings_of(self.factory, ROLES[self.role].supplied)
+        supplied = ROLES[self.role].supplied
+        if is_own(self.name):  # which may call what it gets as it likes
+            count = len(_TAKES[self.role].split(",")) if _TAKES[self.role] else 0
+            supplied += tuple(inspect.signature(self.factory).parameters)[:count]
+        declared = settings_of(self.factory, supplied)
         named = {SETTINGS.get(name, name): setting for name, setting in declared.items()}
         return {
             name: dataclasses.replace(setting, name=name, **_BOUNDS.get(name, {}))

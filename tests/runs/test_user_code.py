@@ -84,7 +84,7 @@ def module(shape, outputs):
 def narrow(shape, outputs, *, hidden: int = 3):
     return fjs.models.mlp(shape, outputs, (hidden,))
 
-def poisson(model, outputs, *, offset: float = 0.0):
+def poisson(model, outputs: int, *, offset: float = 0.0):
     def losses(params, batch):
         log_rate = model.apply(params, batch.fields["x"])[:, 0] + offset
         return jax.numpy.exp(log_rate) - batch.fields["y"] * log_rate
@@ -121,6 +121,8 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     with pytest.raises(ValueError, match="hidden"):
         run_config(hidden=(5,), **OWN)
     assert run_config(model="mycode:narrow", hidden=5).get("hidden") == 5  # a setting of its own
+    loss = run_config(loss="mycode:poisson", offset=0.5)  # whose annotated outputs are given
+    assert (loss.offset, loss.outputs) == (0.5, None)
     params = jax.eval_shape(simulation.task.init, jax.random.key(0))
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
     assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
