@@ -11,6 +11,36 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
+class Name(str):
+    """The name of a setting, or of a part as `no_release()`, in the message of an error."""
+
+
+class SettingError(ValueError):
+    """Error of settings that knows their names: Python, flags and files spell them differently.
+
+    Attributes:
+      parts: the message in pieces; those that are a `Name` are names.
+    """
+
+    def __init__(self, *parts: str):
+        super().__init__(*parts)
+        self.parts = parts
+
+    def __str__(self) -> str:
+        return self.spelled(str)
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return the message with each name as `spell` spells it."""
+        return "".join(spell(part) if isinstance(part, Name) else part for part in self.parts)
+
+
+def prefixed(prefix: str, error: ValueError) -> ValueError:
+    """Return the error with words in front of its message; its names stay names."""
+    if isinstance(error, SettingError):
+        return SettingError(prefix, *error.parts)
+    return ValueError(f"{prefix}{error}")
+
+
 def positive(**values: Any) -> None:
     """Require finite numbers above 0."""
     _require(lambda value: (value > 0) & (value < math.inf), "positive and finite", values)
@@ -47,7 +77,7 @@ def one_of(allowed: Iterable[Any], /, **values: Any) -> None:
             near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             listed = ", ".join(map(str, choices))
-            raise ValueError(f"{name} must be one of {listed}, got {value!r}{hint}")
+            raise SettingError(Name(name), f" must be one of {listed}, got {value!r}{hint}")
 
 
 def described(value: Any) -> str:
@@ -71,4 +101,4 @@ def _require(
         except TypeError:  # no number at all
             good = False
         if not good:
-            raise ValueError(f"{name} must {verb} {what}, got {value!r}")
+            raise SettingError(Name(name), f" must {verb} {what}, got {value!r}")

@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.factories import settings_of
 
 Value = ArrayLike | Sequence[float]
@@ -69,7 +70,7 @@ class Hyperparameter:
       >>> decay = fjs.Hyperparameter("decay", 0.9, range=(0.0, 1.0), allowed="lie in [0, 1]")
       >>> decay.check(1.5)
       Traceback (most recent call last):
-      ValueError: decay must lie in [0, 1], got 1.5
+      fedjaxsim.checks.SettingError: decay must lie in [0, 1], got 1.5
     """
 
     name: str
@@ -90,7 +91,9 @@ class Hyperparameter:
                 f"{self.default!r}; describe it in help"
             )
         if self.schedule and self.per_client:
-            raise ValueError(f"{self.name} may have a value per round or per client, not both")
+            raise SettingError(
+                Name(self.name), " may have a value per round or per client, not both"
+            )
         if self.shape and (self.schedule or self.per_client):
             raise ValueError(f"{self.name} has a shape, so it has no value per round or per client")
         if any(not isinstance(size, int) or size < 1 for size in self.shape):
@@ -105,7 +108,7 @@ class Hyperparameter:
         allowed = self.allows(numbers)
         if not allowed.all():
             got = numbers if numbers.ndim == 0 else numbers[~allowed]
-            raise ValueError(f"{self.name} must {self.allowed}, got {got}")
+            raise SettingError(Name(self.name), f" must {self.allowed}, got {got}")
 
     def check_shape(self, value: Any, clients: int | None = None) -> None:
         """Check shape and type of a value, which may be traced, for m `clients` if known."""
@@ -116,13 +119,13 @@ class Hyperparameter:
             wanted = f"numbers of shape {self.shape}"
         dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
         if not jnp.issubdtype(dtype, jnp.floating) and dtype.kind not in "iub":
-            raise ValueError(f"{self.name} must be {wanted}, got {value!r}")
+            raise SettingError(Name(self.name), f" must be {wanted}, got {value!r}")
         shape = np.shape(value)
         if self.shape and shape == self.shape:
             return
         wrong = self.per_client and clients is not None and shape not in ((), (clients,))
         if wrong or self.shape or len(shape) > may_differ or 0 in shape:
-            raise ValueError(f"{self.name} must be {wanted}, got shape {shape}")
+            raise SettingError(Name(self.name), f" must be {wanted}, got shape {shape}")
 
     def of_shape(self, value: Any) -> Any:
         """Return a value, or one number for all, in the declared shape."""

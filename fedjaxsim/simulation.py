@@ -22,6 +22,7 @@ from jax import core
 
 from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.clock import RoundWork
 from fedjaxsim.data.aligned import aligned_with, numbers_of
 from fedjaxsim.data.minibatches import Minibatches
@@ -642,9 +643,10 @@ class Simulation(Fixed):
         They start from the model that it published and send nothing: its guarantee stays as it is.
         """
         if self.mechanism.event.releases:
-            raise ValueError(
+            raise SettingError(
                 "new clients send nothing: give their simulation an algorithm such as finetune, "
-                "and no_release()"
+                "and ",
+                Name("no_release()"),
             )
         events = [self.examples, *(charge.event for charge in state.privacy.charges)]
         if any(isinstance(event, Examples) for event in events):

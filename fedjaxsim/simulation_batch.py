@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.checks import count, described
+from fedjaxsim.checks import Name, SettingError, count, described
 from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.checks import require_state, require_values
@@ -146,9 +146,10 @@ class SimulationBatch(Fixed):
             simulation.check(setting)
         rates = sorted({float(np.asarray(s.get("sampling_rate", 1.0))) for s in settings})
         if len(rates) > 1:
-            raise ValueError(
-                "runs in one program share their cohorts, so they need one sampling_rate, "
-                f"got {rates}"
+            raise SettingError(
+                "runs in one program share their cohorts, so they need one ",
+                Name("sampling_rate"),
+                f", got {rates}",
             )
 
     def _stack(self, settings: Sequence[Hyperparameters]) -> Hyperparameters:

@@ -20,6 +20,7 @@ from fedjaxsim.algorithms.shared_model import (
     publish,
     server_step,
 )
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import Hyperparameters, reads
 from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import STATISTICS
@@ -201,9 +202,10 @@ def fedbn(
         or any(tracked_layer.startswith(f"{layer[path]}/") for tracked_layer in tracked)
     ]
     if head is None and not normal:
-        raise ValueError(
-            "fedbn needs a model with normalization layers, such as mlp with layer_norm, or head; "
-            f"the parameters are {', '.join(paths)}"
+        raise SettingError(
+            "fedbn needs a model with normalization layers, such as mlp with ",
+            Name("layer_norm"),
+            f", or head; the parameters are {', '.join(paths)}",
         )
     return dpfedmtl(task, head=normal if head is None else head, local_optimizer=local_optimizer)
 

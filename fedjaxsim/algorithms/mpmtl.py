@@ -18,6 +18,7 @@ from fedjaxsim.algorithms.local_steps import PULL, mean_over_rows
 from fedjaxsim.algorithms.optimizers import COMMON_LEARNING_RATE, LEARNING_RATE, curvature
 from fedjaxsim.algorithms.server_maps import MAPS, ServerMap, relationship_of_rows, shrinkage
 from fedjaxsim.algorithms.shared_model import from_one_model, keep_shared
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
@@ -373,9 +374,10 @@ def _check_acceleration(acceleration: Acceleration, hparams: Hyperparameters) ->
                 f"ridge must be positive for the acceleration 'strongly-convex', got {ridge}"
             )
         if eta is not None and np.any(ridge * eta > 1):
-            raise ValueError(
-                "learning_rate must be at most 1/ridge for the acceleration 'strongly-convex', "
-                f"got {eta} with ridge {ridge}"
+            raise SettingError(
+                Name("learning_rate"),
+                " must be at most 1/ridge for the acceleration 'strongly-convex', "
+                f"got {eta} with ridge {ridge}",
             )
 
 

@@ -27,6 +27,7 @@ from fedjaxsim.algorithms.local_steps import (
     pull_to_shared,
 )
 from fedjaxsim.algorithms.shared_model import from_one_model, with_personal
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import Default, Hyperparameters, Records, reads
 from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
@@ -266,9 +267,9 @@ def naive_dp(
 
     def client(shared, personal, data, hparams, context):
         if context.num_clients != num_clients:
-            raise ValueError(
-                f"num_clients must be {context.num_clients}, the clients of the run, "
-                f"got {num_clients}"
+            raise SettingError(
+                Name("num_clients"),
+                f" must be {context.num_clients}, the clients of the run, got {num_clients}",
             )
         w_k = predict(shared, personal, hparams, context.client_id)
         pull = Pull(hparams.lam, shared.mean)
@@ -278,8 +279,10 @@ def naive_dp(
     def server(shared, release, hparams, round_):
         # A release of one row would silently broadcast to all rows.
         if jax.tree.map(jnp.shape, release) != jax.tree.map(jnp.shape, shared.rows):
-            raise ValueError(
-                f"naive_dp needs a release of {num_clients} rows: its mechanism must be every_row()"
+            raise SettingError(
+                Name("naive_dp"),
+                f" needs a release of {num_clients} rows: its mechanism must be ",
+                Name("every_row()"),
             )
         rows = jax.tree.map(jnp.add, shared.rows, release)
         return Matrix(rows, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), rows))

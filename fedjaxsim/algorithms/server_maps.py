@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
@@ -52,10 +53,11 @@ def _of_last_gram(
     def step(last, gram, hparams, round_):
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(gram)]
         if [len(shape) in dimensions and len(set(shape)) == 1 for shape in shapes] != [True]:
-            raise ValueError(
+            raise SettingError(
                 "MP-MTL's mechanism must release a Gram matrix (d, d), or for group sparsity its "
-                "diagonal (d,), as gaussian_gram() does; the release has the shapes "
-                f"{shapes}"
+                "diagonal (d,), as ",
+                Name("gaussian_gram()"),
+                f" does; the release has the shapes {shapes}",
             )
         return matrix(gram, hparams)
 
@@ -110,9 +112,9 @@ def relationship_of_rows(num_clients: int) -> ServerMap:
 
     def step(last, release, hparams, round_):
         if jnp.ndim(release) != 3 or len(release) != num_clients:
-            raise ValueError(
-                f"DP-MTRL needs a release of {num_clients} models; its mechanism must be "
-                "every_row()"
+            raise SettingError(
+                f"DP-MTRL needs a release of {num_clients} models; its mechanism must be ",
+                Name("every_row()"),
             )
         flat = jnp.moveaxis(release, 1, 0).reshape(release.shape[1], -1)
         matrix = _relationship(jnp.matmul(flat, flat.T, precision=_HIGHEST), hparams)

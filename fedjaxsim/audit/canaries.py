@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
@@ -84,22 +85,27 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
     """
     scheme = simulation.sampler.scheme
     if scheme.kind not in ("poisson", "full", "groups", "cyclic"):
-        raise ValueError(
-            "audit_canaries needs poisson, full, groups or cyclic sampling: in cohorts of a fixed "
-            f"size canaries take the places of clients, got {scheme.kind} sampling"
+        raise SettingError(
+            Name("audit_canaries"),
+            " needs poisson, full, groups or cyclic sampling: in cohorts of a fixed "
+            f"size canaries take the places of clients, got {scheme.kind} sampling",
         )
     if scheme.levels:
-        raise ValueError(
-            "audit_canaries needs clients of one privacy level: canaries, which are more clients, "
-            "would be in no group; audit a run without privacy_levels"
+        raise SettingError(
+            Name("audit_canaries"),
+            " needs clients of one privacy level: canaries, which are more clients, "
+            "would be in no group; audit a run without privacy_levels",
         )
     if simulation.mechanism.num_clients is not None:
-        raise ValueError(
-            "audit_canaries needs a mechanism for any number of clients: canaries, which are more "
-            "clients, would have no weight; audit a run without weights"
+        raise SettingError(
+            Name("audit_canaries"),
+            " needs a mechanism for any number of clients: canaries, which are more "
+            "clients, would have no weight; audit a run without weights",
         )
     if simulation.assumed_of(hparams):
-        raise ValueError("audit_canaries needs hyperparameters with one value for all clients")
+        raise SettingError(
+            Name("audit_canaries"), " needs hyperparameters with one value for all clients"
+        )
     simulation.check_in_memory()
     message, release = _shapes(simulation, hparams)
     size = sum(map(math.prod, message))
@@ -111,8 +117,9 @@ def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: in
             f"message, got {canaries}"
         )
     if message != release:
-        raise ValueError(
-            f"audit_canaries needs releases of the shapes of a message, {message}, got {release}"
+        raise SettingError(
+            Name("audit_canaries"),
+            f" needs releases of the shapes of a message, {message}, got {release}",
         )
     # Correlated noise cancels best in plain sums, so canaries keep their sign.
     same = simulation.mechanism.event.of_whole_run

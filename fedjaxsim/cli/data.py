@@ -66,7 +66,7 @@ def data(
     except ValueError as error:
         if columns is None or not any(column["flag"] for column in columns):
             raise
-        description = {"refused": one_line(error)}
+        description = {"refused": one_line(in_flags(error))}
 
     def work() -> int:
         if json:
@@ -75,7 +75,7 @@ def data(
         if columns is not None:
             print(columns_in_words(columns))
         if "refused" in description:
-            why = in_flags(description["refused"])
+            why = description["refused"]
             print(f"clients, rows and labels are shown with such flags; without: {why}")
         else:
             print(in_words(description))

@@ -6,11 +6,10 @@ import sys
 import textwrap
 import traceback
 
-from fedjaxsim.cli.flags import USUAL
+from fedjaxsim.checks import SettingError
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
-from fedjaxsim.runs.parts import FOUND, ROLES, SETTINGS, user_code_location
-from fedjaxsim.runs.settings import static_keys
+from fedjaxsim.runs.parts import SETTINGS, user_code_location
 from fedjaxsim.store import StorageError
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
@@ -30,8 +29,6 @@ _SMALLER = (
 _MOST = 400
 """The most characters of an error."""
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
-_NAME = re.compile(r"(?<![\w/.:'\"=-])([a-z][a-z0-9]*(?:_[a-z0-9]+)*)(\(\))?(?![\w/'\"=(-]|[:.]\w)")
-"""A name, or a call without arguments, neither quoted nor in a path."""
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
@@ -54,9 +51,8 @@ def refuse(error: Exception) -> int:
     The line names the place of an error in a user's own code; the traceback follows if JAX's
     variable asks for it.
     """
-    sentence, line, kind, end = one_line(error), user_code_location(error), type(error).__name__, ""
-    if line is None:
-        sentence = in_flags(sentence)
+    line, kind, end = user_code_location(error), type(error).__name__, ""
+    sentence = one_line(in_flags(error) if line is None else error)
     if is_out_of_memory(error):
         size = _ALLOCATION.search(sentence)
         sentence = f"out of memory{'' if size is None else f' at {size[0]}'}; {_SMALLER}"
@@ -80,23 +76,15 @@ def refuse(error: Exception) -> int:
     return UNWRITABLE if isinstance(error, StorageError) else 2
 
 
-def in_flags(text: str) -> str:
-    """Spell the names of settings and parts in a message as on the command line.
+def in_flags(error: BaseException) -> str:
+    """Return the message of an error, with the names of settings as on the command line."""
+    return error.spelled(spelled_as_flag) if isinstance(error, SettingError) else str(error)
 
-    Others stay: they are of files, columns, metrics, or a user's own code.
-    """
-    spellings = {*static_keys(), *SETTINGS, *USUAL}
-    spellings |= {name.replace("-", "_") for role in ROLES.values() for name in role.known}
-    for part in FOUND.values():
-        spellings |= {*part.settings, *(record.name for record in part.all_records)}
 
-    def spelled(match: re.Match[str]) -> str:
-        python = match[2] or "_" in match[1]
-        return (
-            flag(SETTINGS.get(match[1], match[1])) if python and match[1] in spellings else match[0]
-        )
-
-    return _NAME.sub(spelled, text)
+def spelled_as_flag(name: str) -> str:
+    """Return the flag, or the part as a flag names it, of a name in Python."""
+    name = name.removesuffix("()")
+    return flag(SETTINGS.get(name, name))
 
 
 def say(text: str) -> None:

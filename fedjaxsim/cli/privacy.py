@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.extras import require
 from fedjaxsim.factories import flag
@@ -98,7 +99,7 @@ def privacy(
         raise ValueError("adjacency has no effect without epsilon: both are reported")
     if missing == ["rounds"] and not schedule.is_constant:
         why = "to solve for rounds, because other shares depend on their number"
-        raise ValueError(f"noise_schedule must be constant {why}, got {schedule}")
+        raise SettingError(Name("noise_schedule"), f" must be constant {why}, got {schedule}")
     from fedjaxsim.report.progress import doing
 
     with doing("computing", quiet=json):
@@ -172,10 +173,12 @@ def _resolve(
         if (kind == needed_by) != (turns[name] is not None):
             raise ValueError(f"{name} must be given for {needed_by} sampling, and for no other")
     if every is not None and p is not None:
-        raise ValueError("allocation sampling takes every, and no sampling_rate")
+        raise SettingError("allocation sampling takes every, and no ", Name("sampling_rate"))
     if kind == "fixed":
         if m is None or capacity is None or p is not None:
-            raise ValueError("fixed sampling takes clients and capacity, and no sampling_rate")
+            raise SettingError(
+                "fixed sampling takes clients and capacity, and no ", Name("sampling_rate")
+            )
         return SamplingScheme(kind, m, capacity), capacity / m, ()
     if p is not None:
         checks.in_range(f"[{2.0**-32}, 1]", sampling_rate=p)
@@ -190,12 +193,12 @@ def _resolve(
     scheme = SamplingScheme(kind, m, places, groups=groups, period=every)
     if kind == "full":
         if p not in (None, 1):
-            raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
+            raise SettingError(Name("sampling_rate"), f" must be 1 for full participation, got {p}")
         return scheme, 1.0, assumed
     if every is not None:
         p = 1 / every
     if p is None:
-        raise ValueError(f"sampling_rate must be given for {kind} sampling, got none")
+        raise SettingError(Name("sampling_rate"), f" must be given for {kind} sampling, got none")
     if scheme.capacity == m:
         assumed += ("Cohorts have room for all clients.",)
     return scheme, p, assumed

@@ -15,6 +15,7 @@ from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
+    in_flags,
     is_expected,
     is_out_of_memory,
     one_line,
@@ -50,7 +51,7 @@ def in_all_processes(prepare: Callable[[], Work], devices_wanted: int | None) ->
             raise
         except REFUSED as error:
             if not processes.is_loss(error):
-                processes.refuse(one_line(error))
+                processes.refuse(one_line(in_flags(error)))
             raise
         return work
 

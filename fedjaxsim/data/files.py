@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedjaxsim.checks import prefixed
 from fedjaxsim.extras import MissingExtraError
 
 
@@ -19,7 +20,7 @@ def in_file(path: str | os.PathLike[str] | None) -> Iterator[None]:
     except ValueError as error:
         if path is None:
             raise
-        raise ValueError(f"{os.fspath(path)}: {error}") from error
+        raise prefixed(f"{os.fspath(path)}: ", error) from error
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.arrays import common_length
 from fedjaxsim.data.population import Population
 
@@ -121,9 +122,10 @@ def _checked(
     n = common_length(fields, "data set")
     checks.count(1, n, num_clients=num_clients, min_rows=min_rows)
     if num_clients * min_rows > n:
-        raise ValueError(
-            f"num_clients must be at most {n // min_rows}, as each has {min_rows} rows or more of "
-            f"the {n}, got {num_clients}"
+        raise SettingError(
+            Name("num_clients"),
+            f" must be at most {n // min_rows}, as each has {min_rows} rows or more of "
+            f"the {n}, got {num_clients}",
         )
     checks.positive(alpha=alpha)
     checks.count(0, seed=seed)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.arrays import (
     SPLITS,
     Ranges,
@@ -404,9 +405,10 @@ def _check_most(population: Population) -> None:
     most = population.counts.max(axis=1)
     if most.max() > population.max_rows:
         name = str(population.names[most.argmax()])
-        raise ValueError(
-            f"client {name!r} has {most.max()} rows in a split, more than max_rows = "
-            f"{population.max_rows}: drop some, or declare a larger public number"
+        raise SettingError(
+            f"client {name!r} has {most.max()} rows in a split, more than ",
+            Name("max_rows"),
+            f" = {population.max_rows}: drop some, or declare a larger public number",
         )
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.engine.program import Program, Runs
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels.products import dense, unsealed
@@ -115,7 +116,7 @@ def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperpa
         values = [np.asarray(getattr(setting, name)) for setting in settings]
         if len({value.shape for value in values}) > 1:
             shapes = sorted({value.shape for value in values})
-            raise ValueError(f"{name} must have one shape in all settings, got {shapes}")
+            raise SettingError(Name(name), f" must have one shape in all settings, got {shapes}")
         if getattr(axes, name) is not None:
             fields[name] = np.stack(values)
         elif getattr(differ, name) is None:

@@ -14,7 +14,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms.layers import paths_of
-from fedjaxsim.checks import described
+from fedjaxsim.checks import Name, SettingError, described
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Program
@@ -308,13 +308,17 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
     _require_arrays("client", "a message", message)
     sends, releases = bool(jax.tree.leaves(message)), mechanism.event.releases
     if sends and not releases:
-        raise ValueError(
-            "the algorithm sends messages, which no_release() would lose: use gaussian()"
+        raise SettingError(
+            "the algorithm sends messages, which ",
+            Name("no_release()"),
+            " would lose: use ",
+            Name("gaussian()"),
         )
     if releases and not sends:
-        raise ValueError(
-            "the algorithm sends nothing, so it takes no_release(): any other mechanism would be "
-            "charged for releasing nothing"
+        raise SettingError(
+            "the algorithm sends nothing, so it takes ",
+            Name("no_release()"),
+            ": any other mechanism would be charged for releasing nothing",
         )
     return products.shapes(widened(message))
 

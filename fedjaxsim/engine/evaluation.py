@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks, keys
-from fedjaxsim.checks import described
+from fedjaxsim.checks import Name, SettingError, described
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
@@ -468,7 +468,9 @@ def prepare_release(
 ) -> SimulationState:
     """Return the state with an account and a record of draws for its evaluations."""
     if type(plan) is not EvaluationPlan:  # a subclass could charge another noise than it draws
-        raise ValueError(f"evaluate_privately must be an EvaluationPlan, got {described(plan)}")
+        raise SettingError(
+            Name("evaluate_privately"), f" must be an EvaluationPlan, got {described(plan)}"
+        )
     check_released(plan, records)
     spend = plan.spend(num_clients)
     privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, 1)

@@ -19,6 +19,7 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from fedjaxsim import checks, keys
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.engine.evaluation import measure_with, targets_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
@@ -121,9 +122,10 @@ def check_names(
         raise ValueError(f"wrt must name at least one of {fields}, got nothing")
     for name in names:
         if name == "sampling_rate":
-            raise ValueError(
-                "sampling_rate has no derivative: it decides who takes part, which is discrete; "
-                "compare runs at several p"
+            raise SettingError(
+                Name("sampling_rate"),
+                " has no derivative: it decides who takes part, which is discrete; "
+                "compare runs at several p",
             )
         checks.one_of([*fields, EPSILON], wrt=name)
         if name == EPSILON and epsilon is None:
@@ -131,11 +133,13 @@ def check_names(
     if "noise_multiplier" not in names:
         return
     if epsilon is not None:
-        raise ValueError("noise_multiplier follows from epsilon, so it is not free to vary")
+        raise SettingError(
+            Name("noise_multiplier"), " follows from epsilon, so it is not free to vary"
+        )
     clip_norm = on_host(hparams.get("clip", 1.0))  # without it, the mechanism checks its own
     if clip_norm is not None and not np.all(np.isfinite(clip_norm)):
-        raise ValueError(
-            f"noise_multiplier has no derivative without a finite clip, got {clip_norm}"
+        raise SettingError(
+            Name("noise_multiplier"), f" has no derivative without a finite clip, got {clip_norm}"
         )
 
 
@@ -225,16 +229,18 @@ def _calibrated(
     """Return the hyperparameters with the noise of an ε, as `Simulation.calibrate` finds it."""
     value = on_host(epsilon)
     if value is None or on_host(hparams.get("sampling_rate", 1.0)) is None:
-        raise ValueError(
-            "z(ε) is found on the host, so epsilon and sampling_rate must be numbers there: in "
-            "jit, fjs.privacy.noise_multiplier_in_jit bounds it"
+        raise SettingError(
+            "z(ε) is found on the host, so epsilon and ",
+            Name("sampling_rate"),
+            " must be numbers there: in jit, fjs.privacy.noise_multiplier_in_jit bounds it",
         )
     if not (value.ndim == 0 and 0 < value < np.inf):
         raise ValueError(f"epsilon must be one positive, finite number, got {epsilon}")
     if np.ndim(hparams.get("noise_multiplier", 0.0)):
-        raise ValueError(
-            "at a fixed epsilon noise is constant over rounds: noise_multiplier must be a "
-            f"number, got {np.shape(hparams.noise_multiplier)} of them"
+        raise SettingError(
+            "at a fixed epsilon noise is constant over rounds: ",
+            Name("noise_multiplier"),
+            f" must be a number, got {np.shape(hparams.noise_multiplier)} of them",
         )
     with jax.ensure_compile_time_eval():  # a caller may trace the rest
         calibrated = simulation.calibrate(hparams, epsilon=float(value), rounds=rounds, delta=delta)

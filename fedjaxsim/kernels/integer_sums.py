@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
+from fedjaxsim.checks import Name, SettingError
+
 PyTree = Any
 _BITS = 22
 """k where it fits: a float32 of magnitude at most 2²² times the unit is truncated without error."""
@@ -126,4 +128,6 @@ def _truncated(x: jax.Array) -> jax.Array:
 
 @_truncated.defjvp
 def _refuse(primals, tangents):
-    raise ValueError("exact sums have no derivative: leave exact_sums out where one is asked for")
+    raise SettingError(
+        "exact sums have no derivative: leave ", Name("exact_sums"), " out where one is asked for"
+    )

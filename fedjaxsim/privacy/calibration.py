@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting.composition import merge
 from fedjaxsim.privacy.entries import (
@@ -315,9 +316,12 @@ def sampling_rate(
     guess = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
     p = _solve(cost, epsilon, guess, 1.0, most=1 / (scheme.groups or 1))
     if p is None or p < 2.0**-32:
-        raise ValueError(
-            f"no sampling_rate meets epsilon {epsilon} at delta {delta} with noise_multiplier "
-            f"{noise_multiplier} in {rounds} rounds"
+        raise SettingError(
+            "no ",
+            Name("sampling_rate"),
+            f" meets epsilon {epsilon} at delta {delta} with ",
+            Name("noise_multiplier"),
+            f" {noise_multiplier} in {rounds} rounds",
         )
     return p
 

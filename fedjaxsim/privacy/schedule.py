@@ -8,6 +8,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Literal, Self
 
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.privacy.entries import Entry
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.number) or (self.kind == "geometric" and self.number <= 0):
-            raise ValueError(f"noise_schedule must be {_FORMS}, A finite, Q positive, got {self}")
+            raise SettingError(
+                Name("noise_schedule"), f" must be {_FORMS}, A finite, Q positive, got {self}"
+            )
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
@@ -68,8 +71,10 @@ class Schedule:
             try:
                 return cls(kind, float(number))
             except ValueError as error:
-                raise ValueError(f"noise_schedule must be {_FORMS}, got {text!r}") from error
-        raise ValueError(f"noise_schedule must be {_FORMS}, got {text!r}")
+                raise SettingError(
+                    Name("noise_schedule"), f" must be {_FORMS}, got {text!r}"
+                ) from error
+        raise SettingError(Name("noise_schedule"), f" must be {_FORMS}, got {text!r}")
 
     @property
     def is_constant(self) -> bool:
@@ -81,17 +86,20 @@ class Schedule:
         if self.is_constant:
             return
         if rounds > _MOST_ROUNDS:
-            raise ValueError(
-                f"rounds must be at most {_MOST_ROUNDS} with noise_schedule {self}, got {rounds}"
+            raise SettingError(
+                f"rounds must be at most {_MOST_ROUNDS} with ",
+                Name("noise_schedule"),
+                f" {self}, got {rounds}",
             )
         first, last = self._log_weight(1), self._log_weight(rounds)
         if abs(last - first) > math.log(_MOST):
             more = f"10^{abs(last - first) / math.log(10):.3g} times the share"
             largest, other = (rounds, 1) if last > first else (1, rounds)
             nearer = "Q nearer to 1" if self.kind == "geometric" else "A nearer to 0"
-            raise ValueError(
-                f"noise_schedule {self} gives round {largest} of {rounds} {more} of round {other}; "
-                f"at most {_MOST:g} times is allowed: take {nearer}, or fewer rounds"
+            raise SettingError(
+                Name("noise_schedule"),
+                f" {self} gives round {largest} of {rounds} {more} of round {other}; "
+                f"at most {_MOST:g} times is allowed: take {nearer}, or fewer rounds",
             )
 
     def weights(self, rounds: int) -> "np.ndarray":

@@ -479,8 +479,7 @@ class RunConfig(Table):
     @property
     def judged_by(self) -> str | None:
         """The name of the metric by which runs are judged; None for the task's own choice."""
-        name = self.metric
-        return name.replace("-", "_") if name in self.metrics else name
+        return None if self.metric is None else self.metric.replace("-", "_")
 
     @property
     def data_seed(self) -> int:

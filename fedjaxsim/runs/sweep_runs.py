@@ -199,7 +199,7 @@ def resolve_sweep(
                     raise ValueError("a sweep needs all rows in memory: leave out streamed")
             except ValueError as error:
                 shown = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
-                raise ValueError(f"the run with {shown}: {error}") from error
+                raise checks.prefixed(f"the run with {shown}: ", error) from error
             read = run.values.keys() & changes.keys()
             swept |= read
             set_ |= read | (run.values.keys() & displaced(base, changes).keys())

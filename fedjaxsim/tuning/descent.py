@@ -17,6 +17,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.engine.processes import SAME, across, mesh_of
 from fedjaxsim.gradients.modes import Forward, Mode, Reverse
 from fedjaxsim.gradients.whole_run import check_names, hypergradient, mean_metric
@@ -310,9 +311,9 @@ def limits(
     for (name, value), (low, high) in zip(start.items(), limits, strict=True):
         least, most = np.min(value), np.max(value)
         if not 0 < least <= most < math.inf:
-            raise ValueError(f"{name} must start at a positive, finite value, got {value}")
+            raise SettingError(Name(name), f" must start at a positive, finite value, got {value}")
         if not low <= least <= most <= high:
-            raise ValueError(f"{name} must start within [{low}, {high}], got {value}")
+            raise SettingError(Name(name), f" must start within [{low}, {high}], got {value}")
     sizes = [np.size(value) for value in start.values()]
     lows, highs = np.repeat(np.array(limits, np.float64), sizes, axis=0).T
     return np.maximum(lows, 0), highs

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import keys
+from fedjaxsim.checks import prefixed
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checks import require_key
@@ -75,7 +76,7 @@ def find_source(config: RunConfig, *, clips: bool) -> Source:
         try:
             simulation = simulation_of(config, left.held_out, final.simulation.task)
         except ValueError as error:
-            raise ValueError(f"held-out data do not suit the run: {error}") from error
+            raise prefixed("held-out data do not suit the run: ", error) from error
     else:
         if config.get("validation_fraction") == 0 and not population_of(config).has("validation"):
             config = config.replace(validation_fraction=VALIDATION_FRACTION)

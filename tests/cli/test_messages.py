@@ -1,12 +1,16 @@
 """Words of refusals and help: the one place where whole sentences are compared."""
 
 import contextlib
+import pickle
 import sys
 
 import jax
 import pytest
 
+from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.cli.messages import in_flags, refuse
+from fedjaxsim.data.files import in_file
 from fedjaxsim.report import progress
 from fedjaxsim.runs import build
 
@@ -98,18 +102,16 @@ def test_what_may_take_long_is_said_unless_the_command_is_quiet(
     assert every == []
 
 
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("batch_size and num_clients", "batch-size and clients"),
-        ("my_run already holds a run", None),
-        ("one of loss, squared_error", None),
-        ("model a:b must take (shape, outputs), but takes (my_shape)", None),
-        ("model a:b fails: TypeError: my_part() takes 2", None),
-    ],
-)  # fmt: skip
-def test_settings_and_parts_are_spelled_as_flags_and_nothing_else(said, shown):
-    assert in_flags(said) == (shown or said)
+def test_names_of_settings_and_parts_are_spelled_as_flags_and_nothing_else(tmp_path):
+    parts = (Name("num_clients"), " of my_run, as ", Name("no_release()"), f" in {tmp_path}/a_b")
+    error = SettingError(*parts)
+    assert str(error) == f"num_clients of my_run, as no_release() in {tmp_path}/a_b"
+    assert in_flags(error) == f"clients of my_run, as no-release in {tmp_path}/a_b"
+    assert in_flags(ValueError("num_clients")) == "num_clients"
+    with pytest.raises(ValueError, match="batch_size") as raised, in_file("a_b.toml"):
+        checks.positive(batch_size=0)
+    said = "a_b.toml: batch-size must be positive and finite, got 0"
+    assert in_flags(raised.value) == in_flags(pickle.loads(pickle.dumps(raised.value))) == said
 
 
 def test_a_long_message_loses_its_end(capsys):

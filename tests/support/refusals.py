@@ -19,7 +19,7 @@ def check_refusals(refuses: Callable[[Any], object], table: Mapping[Any, str]) -
         try:
             refuses(given)
         except (ValueError, OSError) as error:
-            said = in_flags(str(error))
+            said = in_flags(error)
         else:
             said = "nothing was refused"
         assert re.search(words, said), f"{given}: {said}"

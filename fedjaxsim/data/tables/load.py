@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
@@ -106,9 +107,10 @@ def load(
         population = dataclasses.replace(population, max_rows=None)
     if explicit.get("time") is not None:
         if split_by == "random" or population.has("test"):
-            raise ValueError(
-                "time sorts the rows of which the last are for testing: leave it out if split_by "
-                "is 'random' or the data have test rows"
+            raise SettingError(
+                "time sorts the rows of which the last are for testing: leave it out if ",
+                Name("split_by"),
+                " is 'random' or the data have test rows",
             )
         split_by = "time"
     population = _split(population, spec, validation, test, split_by, seed)
@@ -166,9 +168,10 @@ def _split(
             population = population.of_rows(index, counts)
     if validation == test == 0:
         if split_by is not None:
-            raise ValueError(
-                f"split_by {split_by!r} has no effect: the data have test rows, and no fraction "
-                "for testing or validation is given"
+            raise SettingError(
+                Name("split_by"),
+                f" {split_by!r} has no effect: the data have test rows, and no fraction "
+                "for testing or validation is given",
             )
         return population
     if split_by is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.arrays import merged_integers, split_called, to_float32
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.files import existing, in_file, reading
@@ -166,7 +167,7 @@ def read_table(
     sep = "\t" if sep in ("tab", "\\t") else sep
     for name, mark in (("sep", sep), ("decimal", decimal)):
         if len(mark) != 1:
-            raise ValueError(f"{name} must be one character, got {mark!r}")
+            raise SettingError(Name(name), f" must be one character, got {mark!r}")
     if sep == decimal:
         raise ValueError(f"sep and decimal must differ, got {sep!r} for both: give --sep")
     with importing("tables"):

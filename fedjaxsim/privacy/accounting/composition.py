@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.privacy.accounting import gaussian, losses, one_round, rdp
 from fedjaxsim.privacy.accounting.profile import NO_PRIVACY, Profile
 from fedjaxsim.privacy.entries import Adjacency, Entry, SamplingScheme, Status
@@ -64,21 +65,23 @@ def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
         checks.in_range("[0, 1]", sampling_rate=p)
         checks.count(0, rounds=rounds)
         if scheme.kind == "full" and p != 1:
-            raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
+            raise SettingError(Name("sampling_rate"), f" must be 1 for full participation, got {p}")
         fraction = scheme.capacity / scheme.clients
         if scheme.period is not None and not math.isclose(p * scheme.period, 1, rel_tol=1e-6):
-            raise ValueError(
-                f"sampling_rate must be 1/{scheme.period} for periods of {scheme.period} rounds, "
-                f"got {p}"
+            raise SettingError(
+                Name("sampling_rate"),
+                f" must be 1/{scheme.period} for periods of {scheme.period} rounds, got {p}",
             )
         if scheme.kind == "cyclic" and p * (groups := scheme.groups or 1) > 1 + 1e-6:
-            raise ValueError(
-                f"sampling_rate must be at most 1/{groups} for {groups} groups in turn, got {p}"
+            raise SettingError(
+                Name("sampling_rate"),
+                f" must be at most 1/{groups} for {groups} groups in turn, got {p}",
             )
         if scheme.kind == "fixed" and not math.isclose(p, fraction, rel_tol=1e-6):
-            raise ValueError(
-                f"sampling_rate must be {fraction}, the cohort's share of the clients, for fixed "
-                f"sampling, got {p}"
+            raise SettingError(
+                Name("sampling_rate"),
+                f" must be {fraction}, the cohort's share of the clients, for fixed "
+                f"sampling, got {p}",
             )
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import (
     Hyperparameter,
     Hyperparameters,
@@ -210,9 +211,11 @@ def check_noise(hparams: Hyperparameters) -> None:
     if z is None or clip_norm is None:
         return
     if np.any(z > 0) and not np.all(np.isfinite(clip_norm)):
-        raise ValueError(
-            "noise_multiplier > 0 needs a finite clip, since no noise protects unbounded "
-            f"messages, got noise_multiplier {z}, clip {clip_norm}"
+        raise SettingError(
+            Name("noise_multiplier"),
+            " > 0 needs a finite clip, since no noise protects unbounded messages, got ",
+            Name("noise_multiplier"),
+            f" {z}, clip {clip_norm}",
         )
 
 

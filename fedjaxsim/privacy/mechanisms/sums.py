@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import Hyperparameter, Records, on_host, reads
 from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy import mechanisms as base
@@ -201,9 +202,10 @@ def adaptive_clipping(*, exact_sums: bool = False) -> base.Mechanism:
         if first is not None and not np.all(np.isfinite(first)):
             raise ValueError(f"clip of adaptive clipping must be finite, got {first}")
         if z is not None and sigma is not None and np.any((z > 0) & (2 * sigma <= z)):
-            raise ValueError(
-                f"count_noise must be above noise_multiplier/2 = {np.max(z) / 2}, got {sigma}; a "
-                "twentieth of the expected cohort is usual"
+            raise SettingError(
+                Name("count_noise"),
+                f" must be above noise_multiplier/2 = {np.max(z) / 2}, got {sigma}; a "
+                "twentieth of the expected cohort is usual",
             )
 
     bound = Bound(

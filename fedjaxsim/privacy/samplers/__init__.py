@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betaincinv
 
 from fedjaxsim import checks, keys
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import (
     Default,
     Hyperparameter,
@@ -285,7 +286,12 @@ def poisson(
         if rate is not None:
             dataclasses.replace(SAMPLING_RATE, name=name).check(rate)
     if max_rate is not None and sampling_rate is not None and max_rate < sampling_rate:
-        raise ValueError(f"max_rate must be at least sampling_rate {sampling_rate}, got {max_rate}")
+        raise SettingError(
+            Name("max_rate"),
+            " must be at least ",
+            Name("sampling_rate"),
+            f" {sampling_rate}, got {max_rate}",
+        )
 
     def for_clients(num_clients: int) -> Sampler:
         usual = min(1.0, max(0.2, 10 / num_clients)) if sampling_rate is None else sampling_rate
@@ -326,12 +332,13 @@ def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | No
         rates = on_host(hparams.sampling_rate)
         for p in [] if rates is None else np.ravel(rates).tolist():
             if p * 2.0**32 < 1:
-                raise ValueError(f"sampling_rate must be at least 2^-32, got {p}")
+                raise SettingError(Name("sampling_rate"), f" must be at least 2^-32, got {p}")
             if (often := excess(slots, num_clients, p)) > _MOST_EXCESS:
-                raise ValueError(
-                    f"sampling_rate {p} of {num_clients} clients exceeds the cohort capacity of "
+                raise SettingError(
+                    Name("sampling_rate"),
+                    f" {p} of {num_clients} clients exceeds the cohort capacity of "
                     f"{slots} with probability {often:.2g} a round; the capacity must be at least "
-                    f"{default_capacity(num_clients, p)}"
+                    f"{default_capacity(num_clients, p)}",
                 )
 
     return Sampler(scheme, draw, rate, check=check)
@@ -502,9 +509,16 @@ def cyclic(
     for name, rate in (("sampling_rate", usual), ("max_rate", largest)):
         checks.in_range("(0, inf]", **{name: rate})
         if rate * groups > 1 + 1e-6:
-            raise ValueError(f"{name} must be at most 1/{groups}, that of {groups} groups in turn")
+            raise SettingError(
+                Name(name), f" must be at most 1/{groups}, that of {groups} groups in turn"
+            )
     if largest < usual:
-        raise ValueError(f"max_rate must be at least sampling_rate {usual}, got {max_rate}")
+        raise SettingError(
+            Name("max_rate"),
+            " must be at least ",
+            Name("sampling_rate"),
+            f" {usual}, got {max_rate}",
+        )
 
     def for_clients(num_clients: int) -> Sampler:
         checks.count(1, num_clients, groups=groups)
@@ -530,15 +544,17 @@ def cyclic(
             for q in [] if rates is None else np.ravel(rates).tolist():
                 p = min(1.0, groups * q)
                 if not 2.0**-32 <= groups * q <= 1 + 1e-6:
-                    raise ValueError(
-                        f"sampling_rate must lie in [2^-32, 1]/{groups}, for {groups} groups in "
-                        f"turn, got {q}"
+                    raise SettingError(
+                        Name("sampling_rate"),
+                        f" must lie in [2^-32, 1]/{groups}, for {groups} groups in turn, got {q}",
                     )
                 if (often := excess(slots, size, p)) > _MOST_EXCESS:
-                    raise ValueError(
-                        f"sampling_rate {q} in {groups} groups of {num_clients} clients exceeds "
-                        f"the cohort capacity of {slots} with probability {often:.2g} a round; "
-                        f"max_rate must be at least {q}"
+                    raise SettingError(
+                        Name("sampling_rate"),
+                        f" {q} in {groups} groups of {num_clients} clients exceeds "
+                        f"the cohort capacity of {slots} with probability {often:.2g} a round; ",
+                        Name("max_rate"),
+                        f" must be at least {q}",
                     )
 
         scheme = SamplingScheme("cyclic", num_clients, slots, groups=groups)
