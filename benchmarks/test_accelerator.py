@@ -1,13 +1,13 @@
 """The ten minutes with a card, with stand-ins for its processes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import accelerator
 import pytest
+from support.problems import environment_of_users
 
 from fedjaxsim.extras import missing
 
@@ -79,7 +79,7 @@ def compiling(device, *command):
     if missing(extra) is not None:
         pytest.skip(f"needs the extra {extra}")
     # Their compilers end the process at a flag that is for CPUs alone.
-    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = environment_of_users() | {"JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [sys.executable, *command], env=environment, cwd=Path(accelerator.__file__).parent,
         stdout=subprocess.PIPE, text=True, check=True,

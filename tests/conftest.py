@@ -51,10 +51,14 @@ _BLANK = plots.content(plots.picture("", 0.1, 0.1))
 def _compile_quickly() -> None:
     """Compiling takes most of the time of a test, and how it is done does not change numbers."""
     jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_disable_most_optimizations", True)
     # Where the source of each operation stands goes into no program: a seventh of a test's time.
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
-    jax.config.update("jax_traceback_in_locations_limit", 0)
+    for name, value in {
+        "jax_traceback_in_locations_limit": 0,
+        "jax_disable_most_optimizations": True,
+    }.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(int(value))  # for processes that tests start
     if jax.__version_info__ < (0, 11):  # XLA ends the process at a flag that it does not know.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
 

@@ -7,7 +7,6 @@ import glob
 import importlib.util
 import inspect
 import json
-import os
 import pkgutil
 import re
 import shlex
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from support.problems import environment_of_users
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
@@ -285,8 +285,7 @@ def test_a_number_differs_by_more_than_half_of_its_last_digit(page_numbers):
 
 @pytest.mark.thorough
 def test_the_short_numbers_of_pages_are_those_of_today():
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    script = [sys.executable, ROOT / "docs/page_numbers.py"]
+    script, environment = [sys.executable, ROOT / "docs/page_numbers.py"], environment_of_users()
     done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -329,11 +328,10 @@ def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(read
 def test_the_ditto_of_the_readme_is_a_flag_where_programs_are_optimized(tmp_path, monkeypatch):
     # Other tests leave optimizations out, which round a release in the checks before the run.
     write_own_code(tmp_path, monkeypatch)
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
     flags = "--data digits --algorithm mycode:ditto --rounds 2 --epsilon 1 --quiet --out own"
     subprocess.run(
         [sys.executable, "-m", "fedjaxsim", "run", *flags.split()],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}, check=True,
+        cwd=tmp_path, env=environment_of_users() | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, check=True,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from support.problems import HANGS, speakers
+from support.problems import HANGS, environment_of_users, speakers
 
 import fedjaxsim
 
@@ -62,7 +62,8 @@ def program(built, tmp_path_factory):
     (wheel,) = built.glob("*.whl")
     venv.create(folder / "env", with_pip=False)
     scripts = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
-    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
+    variables = environment_of_users()
+    variables.pop("PYTHONPATH", None)
 
     def call(*command):
         return subprocess.run(

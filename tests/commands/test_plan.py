@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
 import jax
 import pytest
-from support.problems import HANGS
+from support.problems import HANGS, environment_of_users
 from support.refusals import check_refusals, parsed
 
 from fedjaxsim.cli import plan
@@ -163,7 +162,7 @@ def test_a_run_is_compiled_for_devices_that_are_not_there(name):
         # Their compilers end the process at a flag that is for CPUs alone.
         done = subprocess.run(
             [sys.executable, "-m", "fedjaxsim", *command, "--algorithm", "local"],
-            env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
+            env=environment_of_users() | {"JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE, check=True, timeout=HANGS,
         )  # fmt: skip
         found = json.loads(done.stdout)

@@ -6,15 +6,19 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from support.problems import HANGS
+from support.problems import COMPILED_FOR_TESTS, HANGS
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+COMPILED_AS_FOR_USERS = "first_steps"
+"""The others are compiled as all tests, in less than half of the time."""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # compiled as for users
+    if path.stem == COMPILED_AS_FOR_USERS:
+        for name in COMPILED_FOR_TESTS:
+            monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("MPLBACKEND", raising=False)  # drawn in the notebook, as for users
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": path.parent}}

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import itertools
+import os
 
 import jax
 import numpy as np
@@ -26,8 +27,15 @@ LAWFUL = {
     name: system for name, system in SYSTEMS.items() if not system.variant_of and not system.softmax
 }
 """The systems that laws of all systems are tested on, most of them by linear regression."""
+COMPILED_FOR_TESTS = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+"""Variables of the environment by which processes that tests start compile quickly."""
 HANGS = 600
 """Seconds after which a test that waits for something says that it never happens."""
+
+
+def environment_of_users():
+    """The environment of a process that compiles as for users."""
+    return {k: v for k, v in os.environ.items() if k not in COMPILED_FOR_TESTS}
 
 
 def script(path):
