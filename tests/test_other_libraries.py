@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.models import linear
 from fedjaxsim.tasks import squared
 
 
+@pytest.mark.thorough  # that one client runs DP-SGD is quick
 def test_fedavg_with_a_client_for_each_example_is_dp_sgd():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 2)).astype(np.float32), rng.normal(size=6).astype(np.float32)

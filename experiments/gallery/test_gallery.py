@@ -635,6 +635,7 @@ def test_its_files_use_public_names_only():
                 found = getattr(found, part)
 
 
+@pytest.mark.thorough
 def test_private_fedrep_is_its_rounds_of_least_squares_by_hand():
     rng, sizes = np.random.default_rng(0), (5, 6, 7)
     rows = [{"x": rng.normal(size=(n, 4)), "y": rng.normal(size=n)} for n in sizes]

@@ -337,7 +337,7 @@ REFERENCES = {
     "fedadam": of_fedadam, "fedyogi": of_fedyogi, "fedper": of_dpfedmtl,
     "fedrep": lambda: of_dpfedmtl(head_first=True), "fedbn": of_dpfedmtl,
 }  # fmt: skip
-QUICK = ("scaffold", "pmtl", "ppsgd")
+QUICK = ("scaffold", "pmtl")
 """MP-MTL and DPFedMTL have quick rounds by hand of their own."""
 
 

@@ -51,7 +51,7 @@ def stored(population, values):
     return values[population.source_row]
 
 
-@pytest.mark.parametrize("name", ["pmtl", "fedavg"])
+@pytest.mark.parametrize("name", ["pmtl", pytest.param("fedavg", marks=pytest.mark.thorough)])
 def test_a_linear_model_says_its_products(shared_pmtl, shared_fedavg, name):
     sim = {"pmtl": shared_pmtl, "fedavg": shared_fedavg}[name]
     population, state, hparams = regression(sim)

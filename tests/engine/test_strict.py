@@ -48,6 +48,7 @@ def test_a_task_promotes_no_types_and_no_ranks():
     traced("fedavg", dataclasses.replace(population, fields=fields, columns={}), task)
 
 
+@pytest.mark.thorough  # the law of all keys is that of test_streams.py
 def test_no_key_is_used_twice():
     with jax.debug_key_reuse(True):
         population, task = least_squares(COUNTS, test=0.25)

@@ -32,7 +32,11 @@ def after_rounds(program, rate):
 
 @pytest.mark.parametrize(
     ("transform", "function"),
-    [(jax.grad, "run"), (jax.vmap, "evaluate"), (jax.jit, "guarantee")],
+    [
+        pytest.param(jax.grad, "run", marks=pytest.mark.thorough),
+        (jax.vmap, "evaluate"),
+        (jax.jit, "guarantee"),
+    ],
 )
 def test_what_computes_on_the_host_names_what_is_mapped_and_differentiated(transform, function):
     sim = simulation()
@@ -74,7 +78,7 @@ def test_the_program_of_reverse_mode_has_a_gradient():
     assert jax.eval_shape(gradient, 0.1).shape == ()
 
 
-@pytest.mark.parametrize("mode", [Forward(), Reverse()])
+@pytest.mark.parametrize("mode", [Forward(), pytest.param(Reverse(), marks=pytest.mark.thorough)])
 def test_the_accuracy_has_no_derivative(mode):
     objective = mean_metric(simulation(), "accuracy", "test")
     gradient = hypergradient(simulation(), objective, 1, "learning_rate", mode=mode)

@@ -44,6 +44,7 @@ def test_each_client_has_its_epsilon_with_code_of_ones_own_too(tmp_path, capsys,
     assert 2.9 < found["min"] <= found["max"] <= 3
 
 
+@pytest.mark.thorough  # the law is that of attacks/test_examples.py; here it reaches the files
 def test_the_epsilon_and_delta_of_a_report_hold_for_every_client(tmp_path, capsys):
     """Once the largest ε was reported beside the δ of its own client, and small silos exceeded it.
 

@@ -240,7 +240,7 @@ def formats() -> dict[str, Format]:
             {"a.mat": _cut(_mat(compressed=False))[0]}, _loaded("mat:{}/a.mat"), _mat_of, 2, 20
         ),
         "mat": Format(
-            {"a.mat": _mat(compressed=False)}, _loaded("mat:{}/a.mat"), quick=5, thorough=20
+            {"a.mat": _mat(compressed=False)}, _loaded("mat:{}/a.mat"), quick=2, thorough=20
         ),
         "mat.z": Format(
             {"a.mat": _mat(compressed=True)}, _loaded("mat:{}/a.mat"), quick=2, thorough=20
