@@ -32,6 +32,7 @@ import tyro
 from ceilings import Ceilings
 from common import WORKLOADS, Record, in_process, median_of, time_left, update
 from compiled import PARTS, started_by_a_round
+from hand_written import direct
 from processes import Results, in_child, print_results
 from tyro.conf import Positional
 from work import work_of
@@ -213,12 +214,6 @@ def compile_for_devices(
     return 0
 
 
-def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.lax.conv_general_dilated(
-        x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-
-
 def _in_tiles(x: jax.Array, kernel: jax.Array) -> jax.Array:
     tile = winograd.best_tile(x.shape, kernel.shape)
     if x.shape[3] == 1 or tile is None:
@@ -229,7 +224,7 @@ def _in_tiles(x: jax.Array, kernel: jax.Array) -> jax.Array:
 CONVOLUTIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "default": network.conv2d,
     "Winograd": _in_tiles,
-    "lax.conv": _direct,
+    "lax.conv": direct,
 }
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,11 @@ from common import alternate, in_process, random_population, spreads, time_left
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.measure import machine
+from fedjaxsim.models import network
 from fedjaxsim.models.model import Model
 from fedjaxsim.report.files import read_json, write_json
 from fedjaxsim.report.progress import number
+from fedjaxsim.runs.build import Experiment
 
 BATCH, CLASSES, STEPS = 10, 10, 5
 VALUES = {"learning_rate": 0.05, "lam": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
@@ -191,6 +194,103 @@ def by_hand(row: Row, over: str) -> Form:
         return program, lambda carry: program(carry, *fields)
 
     return carry, compiled
+
+
+def rounds_of_run(experiment: Experiment, batch_size: int | None = None) -> tuple[Any, Any]:
+    """Return the rounds of a run of FedAvg, PMTL or local training by hand.
+
+    The cohort runs by `jax.vmap`, or by `jax.lax.map` in batches of that size. Clients of unequal
+    length all take the steps of the longest, and a convolution is `lax.conv`.
+
+    Returns:
+      A first carry, and a function `(carry, rounds) -> carry` that reuses its buffers.
+    """
+    simulation, system = experiment.simulation, experiment.config.algorithm
+    population, batches, task = simulation.population, simulation.minibatches, simulation.task
+    personal, hparams = system in ("pmtl", "local"), experiment.hparams.as_arrays()
+    fields = {name: jnp.asarray(field) for name, field in population.fields.items()}
+    train = population.splits["train"]
+    start, count = jnp.asarray(train.start), jnp.asarray(train.count)
+    m, slots = simulation.num_clients, simulation.sampler.scheme.capacity
+    p, size = float(simulation.sampler.rate(hparams)), batches.size
+    most, eta = int(train.count.max()), hparams.learning_rate
+
+    def pulled(g, v, w, lam):
+        return jax.tree.map(lambda g, v, t: g + lam * (v - t), g, v, w)
+
+    def client(w, own, k, key, fields):
+        order = jax.random.uniform(key, (most,)) + (jnp.arange(most) >= count[k])
+        order = jnp.pad(jnp.argsort(order), (0, -most % size))
+        first = own if personal else w
+        new = first
+        for step in range(batches.steps or -(-most // size)):
+            place = step * size + jnp.arange(size)
+            weight = (place < count[k]).astype(jnp.float32)
+            rows = order[place]
+            if batches.steps:
+                key_, weight = jax.random.fold_in(key, step), jnp.ones(size)
+                rows = jax.random.randint(key_, (size,), 0, count[k])
+            batch = fjs.Batch({name: f[start[k] + rows] for name, f in fields.items()}, weight)
+            g = jax.grad(task.loss)(new, batch)
+            if system == "pmtl":
+                g = pulled(g, new, w, hparams.lam * (jnp.sum(weight) > 0))
+            new = jax.tree.map(lambda v, g: v - eta * g, new, g)
+        delta = jax.tree.map(jnp.subtract, new, first)
+        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(delta)))
+        factor = jnp.minimum(1.0, hparams.clip / jnp.maximum(norm, 1e-12)) if shared else 0.0
+        return (new if personal else ()), jax.tree.map(lambda leaf: leaf * factor, delta)
+
+    shared = system != "local"
+
+    def round_(carry, t, fields):
+        store, w, key = carry
+        for_cohort, for_clients, for_noise = jax.random.split(jax.random.fold_in(key, t), 3)
+        ids = jnp.arange(m)
+        if slots < m:
+            ids = jnp.nonzero(jax.random.bernoulli(for_cohort, p, (m,)), size=slots, fill_value=m)
+            ids = ids[0]
+        own = jax.tree.map(lambda leaf: leaf.at[ids].get(mode="clip"), store)
+        keys = jax.vmap(lambda k: jax.random.fold_in(for_clients, k))(ids)
+        cohort = own, jnp.minimum(ids, m - 1), keys
+        if batch_size is None:
+            own, deltas = jax.vmap(client, (None, 0, 0, 0, None))(w, *cohort, fields)
+        else:
+
+            def one(of_client):
+                own, k, key = of_client
+                return client(w, own, k, key, fields)
+
+            own, deltas = jax.lax.map(one, cohort, batch_size=batch_size)
+        store = jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, mode="drop"), store, own)
+        if shared:
+            mask = (ids < m).astype(jnp.float32)
+            keys = iter(jax.random.split(for_noise, len(jax.tree.leaves(w))))
+            std = hparams.clip * hparams.noise_multiplier
+
+            def moved(w, delta):
+                noise = std * jax.random.normal(next(keys), w.shape)
+                return w + (jnp.einsum("k,k...->...", mask, delta) + noise) / (p * m)
+
+            w = jax.tree.map(moved, w, deltas)
+        return store, w, key
+
+    def several(carry, fields, rounds):
+        with mock.patch.object(network, "conv2d", direct):
+            body = lambda carry, t: (round_(carry, t, fields), None)  # noqa: E731
+            return jax.lax.scan(body, carry, jnp.arange(rounds))[0]
+
+    w = task.init(jax.random.key(1))
+    copies = lambda leaf: jnp.repeat(leaf[None], m, axis=0)  # noqa: E731
+    carry = jax.tree.map(copies, w) if personal else (), w, jax.random.key(0)
+    program = jax.jit(several, static_argnums=2, donate_argnums=0)
+    return carry, lambda carry, rounds: program(carry, fields, rounds)
+
+
+def direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Compute `network.conv2d` by `lax.conv`."""
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def measure(row: Row, cores: int, seconds: float, repeats: int, turn: int) -> dict[str, Any]:

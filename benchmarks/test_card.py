@@ -1,0 +1,86 @@
+"""The five minutes with a card: rounds by hand, kernels of a trace, and the table."""
+
+import json
+
+import card
+import card_profile
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+from hand_written import rounds_of_run
+
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.settings import run_config
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("system", ["fedavg", "pmtl", "local"])
+def test_rounds_by_hand_are_those_of_the_engine(system):
+    """Where nothing is random: all clients take one step on all of their rows, without noise."""
+    settings = {
+        "data": "random", "shape": (3,), "labels": 2, "clients": 4, "rows": (5,),
+        "algorithm": system, "sampling": "full", "local_epochs": 1, "batch_size": 5,
+    }  # fmt: skip
+    if system != "local":
+        settings |= {"clip": 0.1, "noise_multiplier": 0.0}
+    if system == "pmtl":
+        settings["message"] = "update"
+    experiment = prepare(run_config(**settings))
+    simulation, hparams = experiment.simulation, experiment.hparams
+    state = simulation.init(0, hparams)
+    for size in (None, 2):
+        (store, w, key), several = rounds_of_run(experiment, size)
+        if system != "local":
+            w = jax.tree.map(jnp.array, state.shared.params)
+        if system != "fedavg":
+            store = jax.tree.map(jnp.array, state.personal)
+        store, w, _ = several((store, w, key), 3)
+        after = state
+        for _ in range(3):
+            after, _ = simulation.round(after, hparams)
+        if system != "local":
+            chex.assert_trees_all_close(w, after.shared.params, rtol=1e-4, atol=1e-6)
+        if system != "fedavg":
+            chex.assert_trees_all_close(store, after.personal, rtol=1e-4, atol=1e-6)
+
+
+def metadata(kind, pid, name, tid=0):
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def test_kernels_of_a_card_are_those_on_its_streams():
+    def event(name, pid, tid, took):
+        return {"ph": "X", "name": name, "pid": pid, "tid": tid, "dur": took, "args": {}}
+
+    events = [
+        metadata("process_name", 1, "/device:GPU:0"), metadata("process_name", 2, "/host:CPU"),
+        metadata("thread_name", 1, "Stream #7(Compute)", 7), metadata("thread_name", 1, "Steps", 8),
+        event("gemm", 1, 7, 2.0), event("gemm", 1, 7, 3.0), event("copy", 1, 7, 1.0),
+        event("0", 1, 8, 9.0), event("launch", 2, 7, 4.0),
+    ]  # fmt: skip
+    assert card_profile.kernels_of(events) == {"gemm": (2, 5.0), "copy": (1, 1.0)}
+
+
+def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_broken(
+    tmp_path, capsys
+):
+    seconds = {"engine": [1e-3], "by hand, vmap": [4e-3], "by hand, map of 64": [2e-3]}
+    (tmp_path / "card.json").write_text(json.dumps({
+        "some": {
+            "seconds": seconds, "chunk_size": 3, "planned_bytes": 5e6,
+            "peak_bytes_of_all_forms": None,
+        },
+        "late": {"failed": "not ready"},
+        "law fedavg": {"same bits": True, "off by": 1e-6},
+        "law pmtl": {"same bits": False, "off by": 1e-6},
+        "law ditto": {"same bits": True, "off by": float("nan")},
+        "law, process 1": {"failed": "out of memory"},
+    }))  # fmt: skip
+    card.print_table(tmp_path / "card.json")
+    printed = capsys.readouterr().out
+    assert "least ratio 2.00, median 2.00" in printed
+    assert "1 of 3 laws hold" in printed
+    assert "law pmtl" in printed
+    assert "law ditto" in printed
+    assert "process 1 did not end: out of memory" in printed
