@@ -7,6 +7,7 @@ put parts of two records together. Only a record with a stamp is the package's.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 import sysconfig
 import types
@@ -71,10 +72,58 @@ def _own_values(part: Any) -> Iterator[Any]:
 def _module_of(value: Any) -> tuple[str, str | None]:
     """Return module and file of code: `__module__` may be copied, as by `functools.wraps`."""
     if isinstance(value, types.FunctionType):
-        inside = value.__globals__
-        return inside.get("__name__") or value.__code__.co_filename, inside.get("__file__")
-    module = (value if isinstance(value, type) else type(value)).__module__
-    return module, getattr(sys.modules.get(module), "__file__", None)
+        return _module_in(value.__globals__, value.__code__)
+    return _module_of_class(value if isinstance(value, type) else type(value))
+
+
+def _module_in(inside: Mapping[str, Any], code: types.CodeType) -> tuple[str, str | None]:
+    """Return module and file of code that runs with these globals, if they are the module's."""
+    name, file = inside.get("__name__") or code.co_filename, inside.get("__file__")
+    if _is_library(name, file) and getattr(sys.modules.get(name), "__dict__", None) is not inside:
+        return code.co_filename, code.co_filename  # the name was given, as to `exec`
+    return name, file
+
+
+@functools.cache
+def _module_of_class(kind: type) -> tuple[str, str | None]:
+    """Return module and file of a class, or of a method from elsewhere: a class may say any name.
+
+    Methods that a library generates, such as a dataclass's, have no file.
+    """
+    module = str(kind.__module__)
+    named = module, getattr(sys.modules.get(module), "__file__", None)
+    if not _is_library(*named):
+        return named
+    for held in itertools.chain.from_iterable(vars(base).values() for base in kind.__mro__):
+        function = getattr(held, "__func__", getattr(held, "fget", held))
+        if isinstance(function, types.FunctionType) and _has_file(function.__code__):
+            of_function = _module_of(function)
+            if not _is_library(*of_function):
+                return of_function
+    return named
+
+
+def _has_file(code: types.CodeType) -> bool:
+    return not code.co_filename.startswith("<")
+
+
+def code_run_by(function: Callable[[], Any]) -> str | None:
+    """Return name, file and line of the first code of a user that a call runs; None without any."""
+    run: list[str] = []
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        is_new = event == "call" and _has_file(code) and not run
+        if is_new and not _is_library(*_module_in(frame.f_globals, code)):
+            run.append(f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return run[0] if run else None
 
 
 def _is_library(module: str, file: str | None) -> bool:

@@ -1,10 +1,11 @@
 """Whose code a part runs, however it is wrapped."""
 
+import dataclasses
 import functools
 import importlib
 import sys
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,7 +18,7 @@ from support.problems import classification
 import fedjaxsim as fjs
 from fedjaxsim.engine.program import mechanism_of_run
 from fedjaxsim.kernels.primitives import ImpureError
-from fedjaxsim.own_code import own_modules
+from fedjaxsim.own_code import code_run_by, own_modules
 
 POPULATION, TASK = classification([3] * 20)
 BASE = fjs.gaussian()
@@ -38,12 +39,25 @@ class Mine:
         return args
 
 
+class Named:
+    """Says that it is JAX's."""
+
+    def __call__(self, *args):
+        return args
+
+
+Named.__module__ = "jax"
+
+
 WRAPPED = {
     "wraps": mine,
     "jitted": jax.jit(mine),
     "partial": functools.partial(ADD, mine),
     "method": Mine().add,
     "object": Mine(),
+    "named": Named(),
+    "named globals": eval("lambda *args: args", {"__name__": "jax"}),
+    "globals of no module": eval("lambda *args: args", {"__name__": "jax.mine"}),
     "keyword": functools.partial(ADD, key=mine),
     "mapping": functools.partial(ADD, key=MappingProxyType({"mine": mine})),
     "set": functools.partial(ADD, key=frozenset([mine])),
@@ -54,7 +68,8 @@ WRAPPED = {
 
 @pytest.mark.parametrize("function", WRAPPED.values(), ids=WRAPPED)
 def test_code_is_its_authors_however_it_is_wrapped(function):
-    expected = ["<string>"] if function is WRAPPED["renamed"] else [__name__]
+    made = getattr(function, "__code__", None)
+    expected = ["<string>"] if made and made.co_filename == "<string>" else [__name__]
     assert own_modules(function) == expected
     assert own_modules(BASE._replace(add=function)) == expected
     # A function of the package that holds it, as in `mechanism_of_run`.
@@ -63,6 +78,26 @@ def test_code_is_its_authors_however_it_is_wrapped(function):
 
 def test_the_package_and_libraries_are_nobodys():
     assert own_modules((BASE, fjs.poisson(0.1), fjs.pmtl(TASK), optax.adam(0.1), jnp.sum)) == []
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    values: Any
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_classes_of_fields_alone_run_no_code_where_they_are_taken_apart():
+    module = nn.Dense(2).init(jax.random.key(0), jnp.zeros(3))
+    state = {"a": [Plain(jnp.zeros(2)), Pair(module, None)], "b": optax.adam(0.1).init(module)}
+    leaves, structure = jax.tree.flatten(state)
+    assert code_run_by(functools.partial(jax.tree.unflatten, structure, leaves)) is None
+    assert code_run_by(functools.partial(jax.tree.leaves, state)) is None
+    assert str(code_run_by(Mine())).startswith("Mine.__call__ (")
 
 
 @pytest.mark.parametrize("name", ["code", "statistics"])

@@ -25,9 +25,10 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import INTEGER
 from fedjaxsim.hyperparameters import Hyperparameters, per_client
 from fedjaxsim.kernels import products
+from fedjaxsim.kernels.primitives import ImpureError
 from fedjaxsim.keys import seed_key
 from fedjaxsim.models.model import STATISTICS
-from fedjaxsim.own_code import is_stamped, kind_of, own_modules
+from fedjaxsim.own_code import code_run_by, is_stamped, kind_of, own_modules
 from fedjaxsim.privacy.entries import SamplingScheme
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
@@ -275,6 +276,22 @@ def _require_arrays(function: str, what: str, tree: PyTree, *, numbers: bool = F
         hint = "" if is_number else ": a class becomes a pytree by jax.tree_util.register_dataclass"
         raise ValueError(
             f"{function} must return {what} of arrays, got {described(leaf)}{_at(path)}{hint}"
+        )
+    _require_plain(function, what, tree)
+
+
+def _require_plain(function: str, what: str, tree: PyTree) -> None:
+    """Check that no code of a user runs where a result is taken apart or put together.
+
+    The engine does both with arrays of all clients, outside of any trace.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    code = code_run_by(lambda: jax.tree.leaves(jax.tree.unflatten(structure, leaves)))
+    if code is not None:
+        raise ImpureError(
+            f"{function} must return {what} of tuples, dicts or classes of fields alone, as by "
+            f"jax.tree_util.register_dataclass without a __post_init__: {code} would see all "
+            "clients' arrays"
         )
 
 
