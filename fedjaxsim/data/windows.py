@@ -15,8 +15,8 @@ _SHORTEST = 8
 def window_step(population: Population) -> int | None:
     """Return the number of positions by which a client's next training row continues the last one.
 
-    Rows are windows if most neighbours overlap: x[i + 1, :−s] = x[i, s:] for a step s. None if they
-    are not.
+    Rows are windows if most neighbours overlap: x[i + 1, :−s] = x[i, s:] for a step s, in values
+    enough not to be equal by chance, as one-hot columns of a table are. None if they are not.
     """
     x, ranges = population.fields.get("x"), population.splits["train"]
     clients = np.flatnonzero(ranges.count > 1)[:_CLIENTS]
@@ -27,7 +27,7 @@ def window_step(population: Population) -> int | None:
     for step in range(1, x.shape[1] - 1):
         overlap = before[:, step:]
         same = (overlap == after[:, :-step]).all(axis=(1, 2))
-        if np.mean(same & (overlap != overlap[:, :1]).any(axis=(1, 2))) > 0.5:
+        if np.mean(same & _varied(overlap)) > 0.5:
             return step
     return None
 
@@ -89,6 +89,6 @@ def _values(pieces: np.ndarray) -> np.ndarray:
 
 
 def _varied(pieces: np.ndarray) -> np.ndarray:
-    """Return whether each piece, (n, c, h), has enough different values not to occur by chance."""
+    """Return whether each piece, (n, …), has enough different values not to occur by chance."""
     ordered = np.sort(pieces.reshape(len(pieces), -1), axis=1)
     return 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) >= _DISTINCT

@@ -50,7 +50,10 @@ def test_rows_of_a_table_are_no_windows():
     rng = np.random.default_rng(0)
     features, codes = rng.normal(size=(40, 9)), np.eye(9)[rng.integers(0, 9, 40)]
     constant = np.repeat(rng.normal(size=(2, 9)), 20, axis=0)  # a client's rows are all alike
-    for x in (features, codes, constant, np.ones((40, 9)), np.arange(160.0).reshape(40, 4)):
+    encoded = np.tile([1.0, 0, 1, 0, 0, 0, 0, 1, 0], (40, 1))  # which end as they begin
+    encoded[:, 4] = features[:, 0]
+    numbered = np.arange(160.0).reshape(40, 4)
+    for x in (features, codes, constant, encoded, np.ones((40, 9)), numbered):
         population = Population.from_flat({"x": x, "y": np.zeros(40)}, counts=[20, 20])
         assert window_step(population) is None
         assert not shared_windows(split(population, test=0.25))
