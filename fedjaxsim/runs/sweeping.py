@@ -213,10 +213,11 @@ def families_of(
         if prepared:
             say_how_far(f"{len(prepared)} of {len(families)} programs")
         first = prepare(plan.runs[groups[0][0]])
-        check_own_code(first)
         prepared.append([
             {run: prepare(plan.runs[run], first.simulation) for run in group} for group in groups
         ])  # fmt: skip
+    for family in prepared:  # which compiles, so what is refused without it comes first
+        check_own_code(next(iter(family[0].values())))
     return prepared
 
 
