@@ -18,8 +18,9 @@ import jax
 
 from fedjaxsim.bench.measure import Spread, machine, measure, spread
 from fedjaxsim.cli.printing import print_rows
+from fedjaxsim.divergence import Record
 from fedjaxsim.engine.processes import require, use_devices
-from fedjaxsim.report.files import Record, write_json
+from fedjaxsim.report.files import write_json
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config

@@ -16,7 +16,7 @@ import optax
 from jax import dtypes
 
 from fedjaxsim.data.minibatches import ClientData
-from fedjaxsim.hyperparameters import Hyperparameters, Records
+from fedjaxsim.hyperparameters import Declarations, Hyperparameters
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -223,7 +223,7 @@ class Algorithm(NamedTuple):
     server: Server
     predict: Predict
     task: Task
-    hyperparameters: Records = ()
+    hyperparameters: Declarations = ()
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     public: tuple[str, ...] = ()
     warm_start: WarmStart = WarmStart()

@@ -1,7 +1,7 @@
 """Callbacks of a run: progress, records, checkpoints, patience, an end by Ctrl-C.
 
 `Simulation.run(…, callbacks=[…])` calls them, or functions `(state, segment)`, after evaluations.
-`report` makes a table of the records of several runs.
+`compare_records` makes a table of the records of several runs.
 """
 
 import json
@@ -15,12 +15,12 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from fedjaxsim import checks, metrics, store
-from fedjaxsim.divergence import failures
+from fedjaxsim.divergence import Record, failures
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Callback as Callback
-from fedjaxsim.engine.loop import Record, Segment, require_callbacks, rows_of
 from fedjaxsim.engine.loop import RunLoop as RunLoop
+from fedjaxsim.engine.loop import Segment, require_callbacks, rows_of
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
@@ -457,7 +457,7 @@ class RunsReport(NamedTuple):
         return "\n".join(line.rstrip() for line in lines)
 
 
-def report(
+def compare_records(
     runs: Mapping[str, Recorded | Sequence[Recorded]], metric: str | None = None
 ) -> RunsReport:
     """Make the table of runs of `fedjaxsim compare`: means over seeds, differences and ε.

@@ -165,14 +165,14 @@ def _whole(value: Any) -> int | None:
     return None
 
 
-def resolve(path: str) -> Factory:
+def import_factory(path: str) -> Factory:
     """Import the function that "module:function" names."""
     return pkgutil.resolve_name(path)
 
 
 def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, **settings: Any):
     """Call a factory, or "module:factory", with the `supplied` values that it takes."""
-    function = resolve(factory) if isinstance(factory, str) else factory
+    function = import_factory(factory) if isinstance(factory, str) else factory
     taken = inspect.signature(function).parameters
     taken_values = {name: value for name, value in supplied.items() if name in taken}
     return function(*args, **(taken_values | settings))

@@ -238,7 +238,7 @@ class Hyperparameters:
         return cls(**dict(zip(names, leaves, strict=True)))
 
 
-Records = tuple[Hyperparameter, ...]
+Declarations = tuple[Hyperparameter, ...]
 
 
 def reads(
@@ -270,7 +270,7 @@ def reads(
     return decorate
 
 
-def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Records:
+def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Declarations:
     """Return the records that `reads` declares for a factory with these arguments."""
     call = inspect.signature(factory).bind_partial(*args, **kwargs)
     call.apply_defaults()
@@ -280,7 +280,7 @@ def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Recor
     return tuple(dict.fromkeys(declared))
 
 
-def ever_declared_by(factory: Callable[..., Any]) -> Records:
+def ever_declared_by(factory: Callable[..., Any]) -> Declarations:
     """Return the records that `reads` declares for any values of a factory's settings."""
     records = dict.fromkeys(declared_by(factory))
     for setting in settings_of(factory).values():
@@ -298,7 +298,7 @@ def keeps_ranges(before: Iterable[Hyperparameter], after: Iterable[Hyperparamete
     return {*map(allowed, before)} <= {*map(allowed, after)}
 
 
-def compose(parts: Iterable[Records]) -> dict[str, Hyperparameter]:
+def compose(parts: Iterable[Declarations]) -> dict[str, Hyperparameter]:
     """Join the hyperparameters of several parts into one namespace."""
     by_name: dict[str, Hyperparameter] = {}
     for record in (record for records in parts for record in records):
@@ -315,7 +315,9 @@ def per_client(records: Iterable[Hyperparameter], hparams: Hyperparameters) -> t
     return tuple(r.name for r in records if r.per_client and np.ndim(hparams.get(r.name, 0.0)))
 
 
-def client_values(records: Records, hparams: Hyperparameters, client_id: Any) -> Hyperparameters:
+def client_values(
+    records: Declarations, hparams: Hyperparameters, client_id: Any
+) -> Hyperparameters:
     """Return one client's hyperparameters, () each but for schedules."""
     values = {name: jnp.asarray(getattr(hparams, name)) for name in per_client(records, hparams)}
     of_client = {

@@ -46,7 +46,7 @@ class Metric(NamedTuple):
         return "pooled" if self.pooled else "client mean"
 
 
-Records = Mapping[str, Metric]
+MetricRecords = Mapping[str, Metric]
 """Records by the names of metrics; runs are judged by the first that they have."""
 
 SAMPLED = "sampled_clients"
@@ -71,13 +71,13 @@ METRICS = {
 """Records of the package's metrics, in the order of tables."""
 
 
-def find_metric(name: str, records: Records) -> Metric:
+def find_metric(name: str, records: MetricRecords) -> Metric:
     """Return the record of a metric; without one, the package's, or its name as the title."""
     return records.get(name) or METRICS.get(name) or Metric(name.replace("_", " "))
 
 
 def resolve_metrics(
-    names: Collection[str], stated: Records, judged_by: str | None = None
+    names: Collection[str], stated: MetricRecords, judged_by: str | None = None
 ) -> dict[str, Metric]:
     """Decide the records of a task's metrics and their order: runs are judged by the first.
 
@@ -125,7 +125,7 @@ def _check_names(names: Collection[str]) -> None:
                 )
 
 
-def merge_metrics(of_tasks: Iterable[Records]) -> dict[str, Metric]:
+def merge_metrics(of_tasks: Iterable[MetricRecords]) -> dict[str, Metric]:
     """Return the records of several tasks, in the order of the first one that has them.
 
     Of records that differ in words alone, the first stays. Raises ValueError if two of one name
@@ -146,7 +146,7 @@ def merge_metrics(of_tasks: Iterable[Records]) -> dict[str, Metric]:
     return merged
 
 
-def require_direction(name: str, records: Records) -> bool:
+def require_direction(name: str, records: MetricRecords) -> bool:
     """Return whether larger is better; raise ValueError if the metric states no direction."""
     larger_is_better = find_metric(name, records).larger_is_better
     if larger_is_better is None:
@@ -165,7 +165,7 @@ def named_metric(word: str, names: Collection[str]) -> str:
     return word if word in names else word.replace("-", "_")
 
 
-def metric_name(column: str, records: Records = METRICS) -> str | None:
+def metric_name(column: str, records: MetricRecords = METRICS) -> str | None:
     """Return the metric of a column of results, such as `test_accuracy_p10`; None if of none."""
     name = column.partition("_")[2]
     if name in records:
@@ -173,13 +173,13 @@ def metric_name(column: str, records: Records = METRICS) -> str | None:
     return next((name.removesuffix(e) for e in ENDINGS if name.removesuffix(e) in records), None)
 
 
-def column_metric(column: str, records: Records = METRICS) -> Metric:
+def column_metric(column: str, records: MetricRecords = METRICS) -> Metric:
     """Return the record of the metric of a column of results."""
     name = metric_name(column, records)
     return Metric(column.partition("_")[2].replace("_", " ")) if name is None else records[name]
 
 
-def column_label(column: str, records: Records = METRICS) -> str:
+def column_label(column: str, records: MetricRecords = METRICS) -> str:
     """Return the label of a column of results, with its unit if it has one."""
     split, _, name = column.partition("_")
     if name not in records:
@@ -188,13 +188,13 @@ def column_label(column: str, records: Records = METRICS) -> str:
     return f"{split} {records[name].title}" + (f" ({unit})" if unit else "")
 
 
-def primary_metric(columns: Iterable[str], records: Records = METRICS) -> str | None:
+def primary_metric(columns: Iterable[str], records: MetricRecords = METRICS) -> str | None:
     """Return the test column by which runs are judged: the first record's; else any."""
     columns = [column for column in columns if column.startswith("test_")]
     return next((f"test_{n}" for n in records if f"test_{n}" in columns), next(iter(columns), None))
 
 
-def table_metrics(records: Records = METRICS) -> list[tuple[str, Metric]]:
+def table_metrics(records: MetricRecords = METRICS) -> list[tuple[str, Metric]]:
     """Return the columns of tables and progress lines, with their metrics."""
     return [(f"test_{name}", record) for name, record in records.items() if record.in_tables]
 
@@ -202,7 +202,7 @@ def table_metrics(records: Records = METRICS) -> list[tuple[str, Metric]]:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def metrics_to_tables(records: Records) -> dict[str, dict[str, Any]]:
+def metrics_to_tables(records: MetricRecords) -> dict[str, dict[str, Any]]:
     """Return records as tables of TOML or JSON, without what is as by default."""
     tables = {}
     for name, record in records.items():

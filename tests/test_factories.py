@@ -8,7 +8,7 @@ import pytest
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import CommandLineText, Count, described, make, resolve, settings_of
+from fedjaxsim.factories import CommandLineText, Count, described, import_factory, make, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 
 Size = Literal["small", "large"]
@@ -110,10 +110,10 @@ def test_a_factory_is_called_with_what_it_takes_of_what_is_supplied():
 
 
 def test_a_name_stands_for_a_function():
-    assert resolve("fedjaxsim.algorithms.fedavg:fedavg") is fedavg
+    assert import_factory("fedjaxsim.algorithms.fedavg:fedavg") is fedavg
     assert make("fedjaxsim.privacy.mechanisms:no_release").event.kind == "no_release"
     with pytest.raises(AttributeError):
-        resolve("fedjaxsim.algorithms.fedavg:missing")
+        import_factory("fedjaxsim.algorithms.fedavg:missing")
 
 
 def test_every_setting_of_every_part_has_help():
@@ -121,15 +121,15 @@ def test_every_setting_of_every_part_has_help():
     settings = {
         (path, setting.name): setting.help
         for path in paths
-        for setting in settings_of(resolve(path)).values()
+        for setting in settings_of(import_factory(path)).values()
     }
     assert [place for place, words in settings.items() if not words] == []
 
 
 def test_settings_of_parts_keep_their_types_behind_decorators():
-    penalty = settings_of(resolve(SYSTEMS["mpmtl"].factory))["penalty"]
+    penalty = settings_of(import_factory(SYSTEMS["mpmtl"].factory))["penalty"]
     assert "group-sparse" in penalty.hint.__args__
     assert penalty.default == "low-rank"
-    head = settings_of(resolve(SYSTEMS["dpfedmtl"].factory))["head"]
+    head = settings_of(import_factory(SYSTEMS["dpfedmtl"].factory))["head"]
     assert (head.hint, head.optional) == (tuple[str, ...], True)
-    assert "task" not in settings_of(resolve(SYSTEMS["pmtl"].factory))
+    assert "task" not in settings_of(import_factory(SYSTEMS["pmtl"].factory))

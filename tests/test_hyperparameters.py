@@ -13,7 +13,7 @@ from support.problems import designs, every_system, least_squares, simulation_of
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import CommandLineText, make, resolve, settings_of
+from fedjaxsim.factories import CommandLineText, import_factory, make, settings_of
 from fedjaxsim.gradients.modes import Forward
 from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
 from fedjaxsim.hyperparameters import (
@@ -145,15 +145,15 @@ def test_a_factory_declares_before_it_is_called_what_its_part_has(path):
         "per_part": {"parts": ("kernel", "bias")},
     }.get(path.split(":")[1], {})
     part = make(path, **settings)
-    assert declared_by(resolve(path), **settings) == part.hyperparameters
+    assert declared_by(import_factory(path), **settings) == part.hyperparameters
 
 
 def test_every_system_declares_before_it_is_called_what_its_algorithm_has():
     for system in SYSTEMS.values():
-        settings = {"head": "bias"} if "head" in settings_of(resolve(system.factory)) else {}
+        settings = {"head": "bias"} if "head" in settings_of(import_factory(system.factory)) else {}
         task = softmax(linear((2,), 3), 3) if system.softmax else TASK
         algorithm = system.make(task, 3, **settings)
-        assert declared_by(resolve(system.factory), **settings) == algorithm.hyperparameters
+        assert declared_by(import_factory(system.factory), **settings) == algorithm.hyperparameters
         assert "learning_rate" in {record.name for record in algorithm.hyperparameters}
 
 

@@ -7,7 +7,7 @@ import pytest
 from support.problems import least_squares, read_by
 
 import fedjaxsim as fjs
-from fedjaxsim.callbacks import Records, report
+from fedjaxsim.callbacks import Records, compare_records
 
 SIZES = [4, 3]
 
@@ -32,7 +32,7 @@ def test_records_by_label_are_one_table_with_seeds_as_means_and_their_epsilon():
     alone = recorded(local, 0)
     both = [[row["test_loss"] for row in each.rows] for each in seeds]
     # Differences are tested on the seeds that both have.
-    table = report({"mine: alone": alone, "fedavg": seeds}, "test_loss")
+    table = compare_records({"mine: alone": alone, "fedavg": seeds}, "test_loss")
     one, other = table.rows
     last = [each[-1] for each in both]
     assert other["mean"] == pytest.approx(np.mean(last))
@@ -54,4 +54,4 @@ def test_records_by_label_are_one_table_with_seeds_as_means_and_their_epsilon():
 )
 def test_what_is_no_finished_run_is_refused(runs: Any, words):
     with pytest.raises(ValueError, match=words):
-        report(runs)
+        compare_records(runs)

@@ -42,7 +42,8 @@ WRONG = {
         lambda: SIM.hyperparameters(noise_multiplier=[]),
     "hyperparameter must be one of":
         lambda: SIM.hyperparameters(epsilon=1),
-    "runs must be a dict of Records by label, got []": lambda: any_fjs.callbacks.report([]),
+    "runs must be a dict of Records by label, got []":
+        lambda: any_fjs.callbacks.compare_records([]),
     "key must be a seed, such as 0, or jax.random.key(0), got a float":
         lambda: SIM.init(0.5, HPARAMS),
     "key must be a seed, such as 0, or jax.random.key(0), got a Hyperparameters":

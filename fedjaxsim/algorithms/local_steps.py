@@ -11,7 +11,7 @@ import optax
 from fedjaxsim import checks
 from fedjaxsim.algorithms.optimizers import LocalChoice, as_local, evaluated, step_with
 from fedjaxsim.data.minibatches import Batch, ClientData
-from fedjaxsim.hyperparameters import Default, Hyperparameter, Hyperparameters, Records
+from fedjaxsim.hyperparameters import Declarations, Default, Hyperparameter, Hyperparameters
 from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
 from fedjaxsim.tasks.task import Task
 
@@ -40,7 +40,7 @@ LAM_INTERCEPT = dataclasses.replace(
 PullBy = Literal["equal", "rows"]
 
 
-def pull_records(pull: PullBy = "equal", **_: object) -> Records:
+def pull_records(pull: PullBy = "equal", **_: object) -> Declarations:
     """Return the hyperparameters of a client's pull, for `reads`."""
     return (PULL,) if pull == "equal" else (LAM_BY_ROWS, LAM_INTERCEPT)
 

@@ -13,7 +13,7 @@ from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Curvature, LocalOptimizer, ServerOptimizer
-from fedjaxsim.hyperparameters import Default, Hyperparameter, Records
+from fedjaxsim.hyperparameters import Declarations, Default, Hyperparameter
 
 PyTree = Any
 Optax = Callable[..., optax.GradientTransformation]
@@ -194,12 +194,12 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
     return build
 
 
-def local_records(*, local_optimizer: LocalChoice = "sgd", **_: object) -> Records:
+def local_records(*, local_optimizer: LocalChoice = "sgd", **_: object) -> Declarations:
     """Return the hyperparameters that a local optimizer reads: η alone if it is your own."""
     return getattr(as_local(local_optimizer), "hyperparameters", (LEARNING_RATE,))
 
 
-def server_records(*, server_optimizer: ServerChoice = "sgd", **_: object) -> Records:
+def server_records(*, server_optimizer: ServerChoice = "sgd", **_: object) -> Declarations:
     """Return the hyperparameters that a server optimizer reads: η alone if it is your own."""
     return getattr(as_server(server_optimizer), "hyperparameters", (SERVER_LEARNING_RATE,))
 
@@ -313,8 +313,8 @@ def step_with(
 
 
 def _found(
-    optimizer: Optax | str, by_name: dict[str, Optax], records: dict[str, Records]
-) -> tuple[Optax, Records]:
+    optimizer: Optax | str, by_name: dict[str, Optax], records: dict[str, Declarations]
+) -> tuple[Optax, Declarations]:
     """Return the optax factory of a name, and what it reads besides a learning rate."""
     if not isinstance(optimizer, str):
         return optimizer, ()

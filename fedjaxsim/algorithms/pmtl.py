@@ -28,7 +28,7 @@ from fedjaxsim.algorithms.local_steps import (
 )
 from fedjaxsim.algorithms.shared_model import from_one_model, with_personal
 from fedjaxsim.checks import Name, SettingError
-from fedjaxsim.hyperparameters import Default, Hyperparameters, Records, reads
+from fedjaxsim.hyperparameters import Declarations, Default, Hyperparameters, reads
 from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
@@ -46,7 +46,7 @@ _PUBLIC = (
 )
 
 
-def _server_records(message: Message, **arguments: Any) -> Records:
+def _server_records(message: Message, **arguments: Any) -> Declarations:
     rate, *more = optimizers.server_records(**arguments)
     return (_MEAN_RATE if message == "update" else rate, *more)
 

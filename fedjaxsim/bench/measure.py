@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjaxsim.divergence import Record
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import seed_key
-from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.memory import device_peak_bytes, give_back, peak_bytes

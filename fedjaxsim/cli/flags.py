@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import CommandLineText, Setting, flag, resolve, settings_of
+from fedjaxsim.factories import CommandLineText, Setting, flag, import_factory, settings_of
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     DATA,
     GROUPS,
     RUN,
-    Table,
+    SettingsTable,
     static_keys,
     table_of,
     unread_by,
@@ -51,7 +51,7 @@ class Command(NamedTuple):
     @classmethod
     def find(cls, name: str, path: str) -> "Command":
         """Read the command that "module:function" names."""
-        function = resolve(path)
+        function = import_factory(path)
         parameters = inspect.signature(function).parameters
         positionals, flags = dict[str, Setting](), dict[str, Setting]()
         for argument, setting in settings_of(function).items():
@@ -232,7 +232,7 @@ def show(command: Command, words: Sequence[str]) -> None:
             _row(f"--{flag(name)} FLOAT", meaning)
 
 
-def _show_parts(command: Command, table: Table, roles: Sequence[str]) -> None:
+def _show_parts(command: Command, table: SettingsTable, roles: Sequence[str]) -> None:
     """Show all flags of the parts in some roles."""
     named = " ".join(f"--{role} {table.parts[role].name}" for role in roles if role in table.parts)
     print(f"usage: fedjaxsim {command.name} {named} [--flag VALUE ...]")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjaxsim.extras import missing
-from fedjaxsim.metrics import METRICS, Records
+from fedjaxsim.metrics import METRICS, MetricRecords
 from fedjaxsim.report.files import json_text
 from fedjaxsim.report.progress import decimals
 
@@ -68,7 +68,7 @@ def warn_if_no_matplotlib() -> bool:
 def print_table(
     rows: Sequence[Mapping[str, Any]],
     title: str | None = None,
-    metrics: Records = METRICS,
+    metrics: MetricRecords = METRICS,
     *,
     condensed: bool = False,
 ) -> None:

@@ -90,7 +90,7 @@ def privacy(
         sampling_rate = 1 / (groups or 1)
     check_delta(delta)
     turns = {"every": every, "groups": groups}
-    scheme, share, assumed = _resolve(sampling, sampling_rate, clients, capacity, turns, delta)
+    scheme, share, assumed = _scheme_of(sampling, sampling_rate, clients, capacity, turns, delta)
     schedule = Schedule.parse(noise_schedule)
     check_noise_multiplier(noise_multiplier or 0.0, zero=True)
     checks.count(1, MOST_ROUNDS, rounds=1 if rounds is None else rounds)
@@ -159,7 +159,7 @@ def _picture(made: "Report", path: Path) -> bytes:
     return content(privacy_figure([made.curve(a) for a in covered], title), path.suffix[1:])
 
 
-def _resolve(
+def _scheme_of(
     kind: Literal["poisson", "fixed", "full", "allocation", "cyclic"],
     p: float | None,
     m: int | None,

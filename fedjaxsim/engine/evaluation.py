@@ -27,7 +27,7 @@ from fedjaxsim.keys import Stream
 from fedjaxsim.metrics import (
     METRICS,
     SAMPLED,
-    Records,
+    MetricRecords,
     find_metric,
     require_direction,
 )
@@ -82,7 +82,7 @@ class Evaluation:
     count: np.ndarray
     values: Mapping[str, np.ndarray]
     streaming: Collection[str] = ()
-    records: Records = dataclasses.field(default_factory=lambda: METRICS)
+    records: MetricRecords = dataclasses.field(default_factory=lambda: METRICS)
     clients: np.ndarray | None = None
     pools: Mapping[str, Pool] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -450,7 +450,7 @@ def release_evaluation(
     return dataclasses.replace(state, privacy=privacy), released
 
 
-def check_released(plan: EvaluationPlan, records: Records) -> None:
+def check_released(plan: EvaluationPlan, records: MetricRecords) -> None:
     """Check that a plan's metric has a direction and describes one client."""
     require_direction(plan.metric, records)
     if plan.metric == "nmse":
@@ -464,7 +464,7 @@ def prepare_release(
     state: SimulationState,
     plan: EvaluationPlan,
     num_clients: int,
-    records: Records = MappingProxyType({}),
+    records: MetricRecords = MappingProxyType({}),
 ) -> SimulationState:
     """Return the state with an account and a record of draws for its evaluations."""
     if type(plan) is not EvaluationPlan:  # a subclass could charge another noise than it draws

@@ -19,6 +19,7 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.checks import described
+from fedjaxsim.divergence import Record
 from fedjaxsim.engine.evaluation import (
     Evaluation,
     EvaluationPlan,
@@ -28,7 +29,7 @@ from fedjaxsim.engine.evaluation import (
 from fedjaxsim.engine.processes import from_all, to_host
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.extras import importing
-from fedjaxsim.metrics import METRICS, Records
+from fedjaxsim.metrics import METRICS, MetricRecords
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.entries import Adjacency, check_delta
@@ -37,8 +38,6 @@ from fedjaxsim.privacy.guarantee import rdp_epsilon, tight_epsilon
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +222,7 @@ class _Progress:
         self.course: list[Record] = []
         self.nonfinite = 0
         self.stopped: Segment | None = None
-        self.metrics: Records = METRICS
+        self.metrics: MetricRecords = METRICS
         self.recorded: Segment | None = None
         self.records: list[Record] = []
 
@@ -271,7 +270,7 @@ class RunLoop:
         return self._progress.nonfinite
 
     @property
-    def metrics(self) -> Records:
+    def metrics(self) -> MetricRecords:
         """The records of the metrics of its evaluations."""
         return self._progress.metrics
 

@@ -19,7 +19,7 @@ from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.standard_errors import (
     SINGULAR,
-    Table,
+    ColumnArrays,
     error_table,
     noise_deviations,
     server_maps,
@@ -96,7 +96,7 @@ def personal_errors_of(
     hparams: Hyperparameters,
     noise_multipliers: np.ndarray,
     models: Any,
-) -> Table:
+) -> ColumnArrays:
     """Return the personal coefficients with standard errors; see `Simulation.standard_errors`.
 
     `models` are the clients', leaves (m, ...); `noise_multipliers` are z of each round so far as

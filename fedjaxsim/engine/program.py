@@ -26,9 +26,9 @@ from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import AllClients, SimulationState
 from fedjaxsim.engine.work import INTEGER, CohortResult, map_clients, row_of, work
 from fedjaxsim.hyperparameters import (
+    Declarations,
     Hyperparameter,
     Hyperparameters,
-    Records,
     client_values,
     server_values,
 )
@@ -147,7 +147,7 @@ class Program:
     charge: Callable[..., Charges] = ledger.charge
     runs: Runs | None = None
     examples: PrivacyEvent | None = None
-    records: Records = ()
+    records: Declarations = ()
     assumed: tuple[str, ...] = ()
 
     @property

@@ -22,7 +22,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms.record import EXACT
 from fedjaxsim.privacy.messages import Messages
 
-Table = dict[str, np.ndarray]
+ColumnArrays = dict[str, np.ndarray]
 _LEVEL = 0.95
 SINGULAR = 1e-5
 """Share of the largest singular value below which a direction is not identified."""
@@ -49,7 +49,7 @@ def standard_errors_of(
     state: SimulationState,
     hparams: Hyperparameters,
     noise_multipliers: np.ndarray,
-) -> Table:
+) -> ColumnArrays:
     """Return the published model's coefficients with standard errors; see `Simulation`.
 
     `linear_round` is the program's, compiled. `noise_multipliers` are z of each round so far
@@ -135,7 +135,7 @@ def _accumulated(contraction: np.ndarray, covariances: Sequence[np.ndarray]) -> 
 
 def error_table(
     models: Any, population: Population, freedom: np.ndarray, **covariances: np.ndarray
-) -> Table:
+) -> ColumnArrays:
     """Return k linear models' coefficients with errors in the source's units, (k·c·(1 + d),) each.
 
     Args:

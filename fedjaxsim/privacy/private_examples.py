@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjaxsim import checks, keys
 from fedjaxsim.data.minibatches import Batch, Reader, value_and_gradient
-from fedjaxsim.hyperparameters import Hyperparameters, Records
+from fedjaxsim.hyperparameters import Declarations, Hyperparameters
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.kernels.primitives import check_alone
 from fedjaxsim.keys import Stream
@@ -373,7 +373,7 @@ class PrivateExamples:
     most_at_once: int
 
     @property
-    def hyperparameters(self) -> Records:
+    def hyperparameters(self) -> Declarations:
         """The hyperparameters that the protection reads."""
         return (EXAMPLE_CLIP, EXAMPLE_NOISE) if self.epsilon is None else (EXAMPLE_CLIP,)
 

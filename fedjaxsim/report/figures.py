@@ -10,18 +10,18 @@ import numpy as np
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.clock import Clock
+from fedjaxsim.divergence import Record
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
     METRICS,
     SAMPLED,
     Metric,
-    Records,
+    MetricRecords,
     column_label,
     column_metric,
     primary_metric,
 )
 from fedjaxsim.privacy.trade_off import TradeOff
-from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import (
     NOISE,
     Combination,
@@ -68,7 +68,7 @@ class Panel(NamedTuple):
     title: str
     column: str
     curves: Sequence[tuple[Look, Rows]]
-    records: Records
+    records: MetricRecords
 
     @property
     def metric(self) -> Metric:
@@ -111,7 +111,7 @@ def _within(metric: Metric, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(value - half, low), np.minimum(value + half, high)
 
 
-def _label(column: str, rows: Rows, records: Records) -> str:
+def _label(column: str, rows: Rows, records: MetricRecords) -> str:
     over = "pooled over clients" if column_metric(column, records).pooled else "mean over clients"
     counts = {row["seeds"] for row in rows if row["half"] is not None}
     seeds = "mean and range of two seeds" if counts == {2} else "mean over seeds, 95 %"
@@ -188,7 +188,7 @@ def _legend_below(figure: Figure, shown: Sequence[Look], entries: int) -> None:
 
 
 @mpl.rc_context(STYLE)
-def run_figure(records: Rows, title: str, metrics: Records = METRICS) -> Figure:
+def run_figure(records: Rows, title: str, metrics: MetricRecords = METRICS) -> Figure:
     """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run."""
     columns = dict.fromkeys(key for record in records for key in record)
     quality = primary_metric(columns, metrics) or "test_loss"
@@ -350,7 +350,7 @@ def envelope_figure(
     panels: Sequence[str],
     lines: Sequence[str],
     title: str,
-    metrics: Records = METRICS,
+    metrics: MetricRecords = METRICS,
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
@@ -370,7 +370,7 @@ def envelope_figure(
 
 @mpl.rc_context(STYLE)
 def trade_off_figure(
-    rows: Rows, *, lines: Sequence[str], title: str, metrics: Records = METRICS
+    rows: Rows, *, lines: Sequence[str], title: str, metrics: MetricRecords = METRICS
 ) -> Figure:
     """Draw the end of an envelope against the ε spent, a line per combination of `lines`.
 

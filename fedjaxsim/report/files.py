@@ -12,8 +12,6 @@ import numpy as np
 
 from fedjaxsim import store
 
-Record = dict[str, Any]
-
 _BLOCK = 1 << 16
 """Rows of a table in one write."""
 KINDS = {"config.toml": "run", "sweep.toml": "sweep", "path.json": "tuning"}

@@ -12,7 +12,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedjaxsim.metrics import METRICS, SAMPLED, Records, table_metrics
+from fedjaxsim.metrics import METRICS, SAMPLED, MetricRecords, table_metrics
 from fedjaxsim.privacy.entries import epsilon_text
 
 COMPILING = "compiling …"
@@ -40,7 +40,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def in_words(
-    record: Mapping[str, Any], rounds_per_second: float | None, metrics: Records = METRICS
+    record: Mapping[str, Any], rounds_per_second: float | None, metrics: MetricRecords = METRICS
 ) -> str:
     """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε ≤ 1.9  40 rounds/s`."""
     shown = [(key, metric.title) for key, metric in table_metrics(metrics)]

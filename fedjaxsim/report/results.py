@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from fedjaxsim import checks
 from fedjaxsim.clock import RoundWork
-from fedjaxsim.divergence import is_finite
+from fedjaxsim.divergence import Record, is_finite
 from fedjaxsim.metrics import (
     METRICS,
-    Records,
+    MetricRecords,
     merge_metrics,
     metric_name,
     primary_metric,
@@ -32,7 +32,6 @@ from fedjaxsim.metrics import (
     table_metrics,
 )
 from fedjaxsim.privacy.entries import epsilon_text, round_up
-from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination, data_label, format_list, key_label, short_name
 from fedjaxsim.report.progress import decimals, number
 from fedjaxsim.report.tables import Table
@@ -73,7 +72,7 @@ class Run:
     rows: Sequence[Record]
     config: Record = dataclasses.field(default_factory=dict)
     summary: Record = dataclasses.field(default_factory=dict)
-    metrics: Records = dataclasses.field(default_factory=lambda: METRICS)
+    metrics: MetricRecords = dataclasses.field(default_factory=lambda: METRICS)
 
     def setting(self, name: str) -> Any:
         """Return a setting, None if the run has none of this name."""
@@ -358,7 +357,7 @@ def default_metric(runs: Sequence[Run]) -> str:
     return metric
 
 
-def metrics_of(runs: Sequence[Run]) -> Records:
+def metrics_of(runs: Sequence[Run]) -> MetricRecords:
     """Return the records of the metrics of all runs; raise ValueError if two contradict."""
     return merge_metrics(run.metrics for run in runs)
 
@@ -449,7 +448,7 @@ def name_subset(names: Sequence[str], runs: Collection[Any]) -> str:
 def table_of_runs(
     rows: Sequence[Mapping[str, Any]],
     title: str = "",
-    metrics: Records = METRICS,
+    metrics: MetricRecords = METRICS,
     *,
     condensed: bool = False,
 ) -> Table:
@@ -512,7 +511,7 @@ def remark_on_examples(rows: Sequence[Mapping[str, Any]]) -> str:
     return "" if all(protected) or not any(protected) else _NO_EXAMPLES
 
 
-def remarks_on(rows: Sequence[Mapping[str, Any]], metrics: Records = METRICS) -> list[str]:
+def remarks_on(rows: Sequence[Mapping[str, Any]], metrics: MetricRecords = METRICS) -> list[str]:
     """Return sentences on clients and examples that summaries leave out."""
     shown = [pair for pair in table_metrics(metrics) if any(pair[0] in row for row in rows)]
     meanings = {

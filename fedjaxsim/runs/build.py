@@ -19,6 +19,7 @@ from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.data.variance_components import variance_ratios
+from fedjaxsim.divergence import Record
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
 from fedjaxsim.engine.processes import is_first
@@ -29,7 +30,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import USUAL_CLIP, Default, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import seed_key
-from fedjaxsim.metrics import Records, metrics_to_tables, require_direction
+from fedjaxsim.metrics import MetricRecords, metrics_to_tables, require_direction
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import Drawn
@@ -38,7 +39,6 @@ from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.privacy.schedule import equally_costly
-from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import bytes_text, doing
 from fedjaxsim.runs.assemble import check_data, parts_of, population_of, simulation_of
@@ -135,7 +135,7 @@ class Experiment:
         return plan
 
     @functools.cached_property
-    def metrics(self) -> Records:
+    def metrics(self) -> MetricRecords:
         """The records of the metrics of each client."""
         return self.simulation.task.metric_records(self._measured().sums)
 
@@ -244,7 +244,7 @@ def prepare(
             )
     delta = _delta(config, simulation.num_clients)
     with _naming_own_parts(config):
-        hparams = resolved(config, simulation)
+        hparams = hparams_of(config, simulation)
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if config.audit_canaries is not None:
@@ -292,7 +292,7 @@ def _delta(config: RunConfig, num_clients: int) -> float:
     return default_delta(num_clients) if delta is None else delta
 
 
-def resolved(config: RunConfig, simulation: Simulation) -> Hyperparameters:
+def hparams_of(config: RunConfig, simulation: Simulation) -> Hyperparameters:
     """Return the hyperparameters of a run, with those that follow from its settings and data."""
     sampler, step = simulation.sampler, simulation.step_size
     hparams = fill_settings(

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.metrics import Metric, Records, column_label, column_metric, named_metric
+from fedjaxsim.divergence import Record
+from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
-from fedjaxsim.report.files import KINDS, Record, strict
+from fedjaxsim.report.files import KINDS, strict
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.results import (
     Run,
@@ -84,7 +85,7 @@ class Comparison:
     choices: tuple[str, ...] = ()
 
     @functools.cached_property
-    def metrics(self) -> Records:
+    def metrics(self) -> MetricRecords:
         """The records of the metrics."""
         return metrics_of([compared_run.run for compared_run in self.runs])
 

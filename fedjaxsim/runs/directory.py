@@ -27,17 +27,11 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
-from fedjaxsim.divergence import failures
+from fedjaxsim.divergence import Record, failures
 from fedjaxsim.metrics import METRICS as PACKAGE_METRICS
-from fedjaxsim.metrics import Records, metrics_from_tables
+from fedjaxsim.metrics import MetricRecords, metrics_from_tables
 from fedjaxsim.privacy import entries
-from fedjaxsim.report.files import (
-    Record,
-    make_directory,
-    parse_json,
-    read_json,
-    write_tables,
-)
+from fedjaxsim.report.files import make_directory, parse_json, read_json, write_tables
 from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.public import PUBLIC
@@ -204,7 +198,7 @@ def settings_of_system(config: Record) -> Record:
     return {key: value for key, value in config.items() if key not in without}
 
 
-def metrics_in(config: Record, path: Path) -> Records:
+def metrics_in(config: Record, path: Path) -> MetricRecords:
     """Return the records of a run's metrics; the package's for a run of an earlier version."""
     try:
         return metrics_from_tables(config["resolved"]["metrics"])

@@ -18,7 +18,7 @@ from fedjaxsim import callbacks
 from fedjaxsim.audit.bounds import AuditResult, result
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.tables.readers import DataSpec
-from fedjaxsim.divergence import DivergingWarning, diverging_from
+from fedjaxsim.divergence import DivergingWarning, Record, diverging_from
 from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Clock, Segment
@@ -32,7 +32,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.guarantee import Report, tight_epsilon
 from fedjaxsim.privacy.guarantee import report as guarantees_of
-from fedjaxsim.report.files import Record, strict, write_csv, write_json
+from fedjaxsim.report.files import strict, write_csv, write_json
 from fedjaxsim.report.progress import doing, number
 from fedjaxsim.runs.assemble import population_of, simulation_of
 from fedjaxsim.runs.build import Experiment, prepare, versions
@@ -163,7 +163,7 @@ def execute(
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
     with doing("computing the guarantee", quiet=quiet or not is_first()):
-        report = _report(experiment, state, rounds, recorded.released, earlier)
+        report = _report_of_stages(experiment, state, rounds, recorded.released, earlier)
     audit = None if config.audit_canaries is None else result([state], report)
     if audit is not None:
         report = report.assuming([f"{audit}."])
@@ -326,7 +326,7 @@ def code_of(experiment: Experiment) -> str:
     return settings_digest([content.hex() for content in read])
 
 
-def _report(
+def _report_of_stages(
     experiment: Experiment,
     state: SimulationState,
     planned: int,
@@ -357,7 +357,7 @@ def exportable(path: Path) -> tuple[SimulationState, Report]:
     run, last = RunDirectory(path), trained(path)
     tables = run.config()
     planned, earlier = tables["resolved"]["rounds"], tables.get("stages", [])
-    report = _report(last.experiment, last.state, planned, run.released(), earlier)
+    report = _report_of_stages(last.experiment, last.state, planned, run.released(), earlier)
     if not is_covered(report):
         raise ValueError(f"nothing of {path} may be handed on: {report.short()}")
     return last.state, report

@@ -14,11 +14,11 @@ from fedjaxsim.data.tables.images import read_new_images
 from fedjaxsim.data.tables.load import load, read_rows
 from fedjaxsim.data.tables.readers import GENERATED, DataSpec
 from fedjaxsim.data.tables.table import Roles, read_table, source_of
+from fedjaxsim.divergence import Record
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.report.files import Record
 from fedjaxsim.runs.assemble import TRANSFORMS, population_of
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import Trained, trained

@@ -18,7 +18,7 @@ from fedjaxsim.simulation import Simulation
 if TYPE_CHECKING:
     import pandas as pd
 
-Table = dict[str, np.ndarray]
+ColumnArrays = dict[str, np.ndarray]
 Judged = Literal["personal", "published"]
 PERSONAL: Judged = "personal"
 PUBLISHED: Judged = "published"
@@ -128,9 +128,9 @@ def _by_class(
     hparams: Hyperparameters,
     rows: Population,
     models: list[Judged],
-) -> Table:
+) -> ColumnArrays:
     """Return precision, recall and F1 of each class, of the rows of all clients together."""
-    tables, labels = list[Table](), rows.fields["y"]
+    tables, labels = list[ColumnArrays](), rows.fields["y"]
     if labels.ndim > 1 or labels.dtype.kind not in "iu":
         raise ValueError(_NO_CLASSES)
     took_part = np.isin(_names(rows), _names(sim.population))
@@ -150,7 +150,7 @@ def _by_class(
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def precision_and_recall(labels: np.ndarray, predicted: np.ndarray) -> Table:
+def precision_and_recall(labels: np.ndarray, predicted: np.ndarray) -> ColumnArrays:
     """Return precision, recall and F1 of each class that occurs; precision may be NaN."""
     classes = np.unique(labels)
     right, occur, told = (

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedjaxsim import store
+from fedjaxsim.divergence import Record
 from fedjaxsim.runs.parts import check_takes, find_own, is_own
 
-Record = dict[str, Any]
 Write = Callable[[Record, int], None]
 Factory = Callable[[Mapping[str, Any], Path], Write]
 

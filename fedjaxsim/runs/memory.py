@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
+from fedjaxsim.divergence import Record
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import seed_key
-from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation
 
 _MANY, _STATE_COPIES = 1000, 2

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.tables.readers import IN_FILES, PARTITIONS, READERS, DataSpec
-from fedjaxsim.factories import Setting, make, resolve, settings_of
+from fedjaxsim.factories import Setting, import_factory, make, settings_of
 from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
 
 if TYPE_CHECKING:
-    from fedjaxsim.hyperparameters import Records
+    from fedjaxsim.hyperparameters import Declarations
 
 
 _MODELS = "fedjaxsim.models"
@@ -119,7 +119,7 @@ class Part:
         }
 
     @functools.cached_property
-    def all_records(self) -> "Records":
+    def all_records(self) -> "Declarations":
         """The hyperparameters that the part reads with any of its settings."""
         if self.role not in _WITH_RECORDS:
             return ()
@@ -127,7 +127,7 @@ class Part:
 
         return ever_declared_by(self.factory)
 
-    def records(self, settings: Mapping[str, Any]) -> "Records":
+    def records(self, settings: Mapping[str, Any]) -> "Declarations":
         """Return the hyperparameters that the part reads with some settings, as typed.
 
         A hyperparameter that is also an argument of the factory keeps the default that it has if
@@ -209,7 +209,7 @@ def part_of(role: str, name: str) -> Part:
             factory = find_own(role, name)
         else:
             _check_name(role, name)
-            factory = resolve(ROLES[role].known[name])
+            factory = import_factory(ROLES[role].known[name])
         FOUND[role, name] = Part(role, name, factory)
     return FOUND[role, name]
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.data.tables.readers import DataSpec
-from fedjaxsim.report.files import Record, lines, write_json, write_tables
+from fedjaxsim.divergence import Record
+from fedjaxsim.report.files import lines, write_json, write_tables
 from fedjaxsim.runs.settings import static_keys
 
 if TYPE_CHECKING:

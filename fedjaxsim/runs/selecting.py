@@ -13,14 +13,14 @@ import numpy as np
 from fedjaxsim import keys
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.data.population import has_same_clients
-from fedjaxsim.divergence import DivergingWarning
+from fedjaxsim.divergence import DivergingWarning, Record
 from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import ledger, selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
-from fedjaxsim.report.files import Record, make_directory, strict, write_json
+from fedjaxsim.report.files import make_directory, strict, write_json
 from fedjaxsim.runs.build import Experiment, draws_of
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.public import MODEL, write_model

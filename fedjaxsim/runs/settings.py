@@ -380,7 +380,7 @@ def unread_by(command: str) -> set[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class SettingsTable:
     """The keys of runs with certain parts.
 
     Attributes:
@@ -395,7 +395,7 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(Table):
+class RunConfig(SettingsTable):
     """The settings of a run as asked for; each is an attribute.
 
     Attributes:
@@ -651,7 +651,7 @@ def displaced(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict
     return {name: value for name, value in settings.items() if name not in left_out}
 
 
-def table_of(settings: Mapping[str, Any]) -> Table:
+def table_of(settings: Mapping[str, Any]) -> SettingsTable:
     """Compose the keys of a run from the parts that `settings` names, as typed or converted."""
     from fedjaxsim.hyperparameters import compose
 
@@ -667,7 +667,7 @@ def _composed(
     names: tuple[tuple[str, str], ...],
     records: "tuple[tuple[str, Hyperparameter], ...]",
     event: str,
-) -> Table:
+) -> SettingsTable:
     parts, by_name = {role: part_of(role, name) for role, name in names}, dict(records)
     keys = {setting.name: setting for setting in (*DATA, *RUN)}
     for group in GROUPS.values():
@@ -686,7 +686,7 @@ def _composed(
     if common := keys.keys() & of_parts.keys():
         name = min(common)
         raise ValueError(f"{name!r} is a setting of every run: no part may have one so called")
-    return Table(parts, by_name, keys | of_parts)
+    return SettingsTable(parts, by_name, keys | of_parts)
 
 
 def _key_of(record: "Hyperparameter") -> Setting:

@@ -42,7 +42,7 @@ def check_flags(names: Iterable[str], without: Mapping[str, str]) -> None:
             raise ValueError(f"{flag(name)} is for files alone")
 
 
-def resolve(
+def layered_config(
     flags: Mapping[str, Any],
     path: Path | None,
     earlier: Path | None,

@@ -23,7 +23,7 @@ SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
 Values = Mapping[str, Any]
 """A dict of values as a file has them; each run converts its own."""
-Table = Mapping[str, Sequence[Any]]
+Axes = Mapping[str, Sequence[Any]]
 """One table of a sweep: the values of each key."""
 NOTHING: Values = MappingProxyType({})
 
@@ -72,7 +72,7 @@ class SweepFile(NamedTuple):
 
     base: Values = NOTHING
     options: SweepOptions = SweepOptions()
-    tables: Sequence[Table] = ({},)
+    tables: Sequence[Axes] = ({},)
     boxes: Sequence[Any] = ({},)
     search: Any = None
 

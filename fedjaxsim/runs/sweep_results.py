@@ -26,12 +26,12 @@ import numpy as np
 from fedjaxsim import store
 from fedjaxsim.callbacks import fits
 from fedjaxsim.data.files import read_tables
-from fedjaxsim.divergence import failures
+from fedjaxsim.divergence import Record, failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder, has_x64, require_x64
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
     METRICS,
-    Records,
+    MetricRecords,
     find_metric,
     metrics_from_tables,
     metrics_to_tables,
@@ -39,7 +39,7 @@ from fedjaxsim.metrics import (
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
-from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
+from fedjaxsim.report.files import make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
 from fedjaxsim.report.progress import number
 from fedjaxsim.report.results import (
@@ -98,7 +98,7 @@ class SweepDirectory:
     path: Path
     sweep: SweepRuns
     data: str = ""
-    metrics: Records = dataclasses.field(default_factory=lambda: METRICS)
+    metrics: MetricRecords = dataclasses.field(default_factory=lambda: METRICS)
 
     @classmethod
     def open(
@@ -106,7 +106,7 @@ class SweepDirectory:
         path: Path,
         sweep: SweepRuns,
         data: str = "",
-        metrics: Records = METRICS,
+        metrics: MetricRecords = METRICS,
         *,
         overwrite: bool = False,
     ) -> "SweepDirectory":

@@ -35,9 +35,9 @@ from fedjaxsim.runs.sweep_files import (
     MOST_RUNS,
     NOTHING,
     REFUSED,
+    Axes,
     SweepFile,
     SweepOptions,
-    Table,
     Values,
     lists,
     read_file,
@@ -73,7 +73,7 @@ class SweepRuns:
 
     base: Values = dataclasses.field(compare=False)
     options: SweepOptions
-    tables: tuple[Table, ...] = dataclasses.field(compare=False)
+    tables: tuple[Axes, ...] = dataclasses.field(compare=False)
     keys: tuple[str, ...]
     runs: tuple[RunConfig, ...]
     given: tuple[frozenset[str], ...]
@@ -172,8 +172,8 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else str(value)
 
 
-def resolve_sweep(
-    base: Values, tables: Sequence[Table], options: SweepOptions | None = None
+def expand_sweep(
+    base: Values, tables: Sequence[Axes], options: SweepOptions | None = None
 ) -> SweepRuns:
     """Resolve tables of values into runs; the last key of a table varies fastest.
 
@@ -239,7 +239,7 @@ def _run(base: Values, changes: Values) -> RunConfig:
     return layered(Layer(base, unread="left out"), Layer(changes, unread="left out"))
 
 
-def _unread(name: str, settings: Values, table: Table, where: str) -> ValueError:
+def _unread(name: str, settings: Values, table: Axes, where: str) -> ValueError:
     """Return the error about a key that no run reads; raise it at once for an unknown key."""
     first = {**settings, **{key: values[0] for key, values in table.items()}}
     reasons = unread([name], first, settings_of(SweepOptions))
@@ -264,7 +264,7 @@ class Candidate(NamedTuple):
         """The values by column."""
         return {column_of(key): _cell(value) for key, value in {**self.place, **self.point}.items()}
 
-    def table(self, seeds: Sequence[int]) -> Table:
+    def table(self, seeds: Sequence[int]) -> Axes:
         """Return a table of its runs with some seeds."""
         values = {**self.place, **self.point}
         return {key: (value,) for key, value in values.items()} | {"seed": tuple(seeds)}
@@ -281,8 +281,8 @@ class Search:
 
     base: Values
     options: SweepOptions
-    tables: tuple[Table, ...]
-    boxes: tuple[Table, ...]
+    tables: tuple[Axes, ...]
+    boxes: tuple[Axes, ...]
     points: int | None
     seeds: tuple[int, ...]
 
@@ -319,7 +319,7 @@ class Search:
             raise ValueError(f"no run reads {flag(min(unread))}, which [search] names")
         return tuple(candidates)
 
-    def _points(self, run: RunConfig, box: Table) -> list[dict[str, Any]]:
+    def _points(self, run: RunConfig, box: Axes) -> list[dict[str, Any]]:
         """Return the points of one combination."""
         if not box:
             return [{}]
@@ -357,8 +357,8 @@ class Search:
     def tuning(self) -> SweepRuns:
         """Return the runs that choose, evaluated at their end."""
         tables = [candidate.table(self.seeds) for candidate in self.candidates]
-        rounds = max(run.rounds for run in self._resolve(tables).runs)
-        return self._resolve(tables, eval_every=rounds)
+        rounds = max(run.rounds for run in self._expand(tables).runs)
+        return self._expand(tables, eval_every=rounds)
 
     def chosen(self, best: Sequence[Values], metric: str) -> SweepRuns:
         """Return the runs of the best candidates, whose values by column are in `best`."""
@@ -377,12 +377,12 @@ class Search:
             f"{', '.join(map(flag, self.keys))} were chosen for each combination among {points} "
             f"points, by the mean {metric} over seeds {', '.join(map(str, self.seeds))}."
         )
-        plan = self._resolve([candidate.table(candidate.seeds) for candidate in chosen])
+        plan = self._expand([candidate.table(candidate.seeds) for candidate in chosen])
         return dataclasses.replace(plan, choice=choice)
 
-    def _resolve(self, tables: Sequence[Table], **changes: Any) -> SweepRuns:
+    def _expand(self, tables: Sequence[Axes], **changes: Any) -> SweepRuns:
         options = dataclasses.replace(self.options, best_over=self.keys)
-        return resolve_sweep({**self.base, **changes}, tables, options)
+        return expand_sweep({**self.base, **changes}, tables, options)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ def read_plan(
             return _search(file)
         if any(file.boxes):
             raise ValueError("a search needs a table [search] with its seeds")
-        return resolve_sweep(file.base, file.tables, file.options)
+        return expand_sweep(file.base, file.tables, file.options)
 
 
 def _search(file: SweepFile) -> Search:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjaxsim.divergence import Record
 from fedjaxsim.engine.checkpoint import has_x64, require_x64
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.report.files import Record, make_directory, read_json, write_json, write_tables
+from fedjaxsim.report.files import make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_own_code, draws_of, versions

@@ -23,7 +23,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.factories import resolve
+from fedjaxsim.factories import import_factory
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.sums import adaptive_clipping
@@ -133,7 +133,7 @@ TARGETS = {
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_law_holds_for_the_metrics_of_every_loss(loss):
     """Rows, labels and numbers of rows of a client change; others' validation metrics do not."""
-    factory, several = resolve(LOSSES[loss]), ("softmax", "one-vs-all", "multilabel")
+    factory, several = import_factory(LOSSES[loss]), ("softmax", "one-vs-all", "multilabel")
     outputs = 3 if loss in (*several, "squared-targets") else 1
     taken = inspect.signature(factory).parameters
     sizes = {"num_classes": 3, "num_outputs": outputs}

@@ -19,7 +19,7 @@ from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.state import PARTS, SimulationState, with_public
-from fedjaxsim.factories import resolve, settings_of
+from fedjaxsim.factories import import_factory, settings_of
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.mechanisms.sums import pure
@@ -99,7 +99,7 @@ def check_start(name, ended):
         begun = following(new, state, sim)
         found = predictions(new, begun)
         # Where a client keeps a head only, which is the bias here, all have the kernel in common.
-        whole = "head" not in settings_of(resolve(system.factory)) and name not in OF_SERVER
+        whole = "head" not in settings_of(import_factory(system.factory)) and name not in OF_SERVER
         if jax.tree.leaves(begun.personal) and whole:
             np.testing.assert_allclose(found, predictions(sim, state), rtol=1e-6)
         else:  # one model for all: the published one, where there was one

@@ -18,7 +18,7 @@ from support.problems import classification, numbers
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.state import state_of
-from fedjaxsim.factories import make, resolve
+from fedjaxsim.factories import import_factory, make
 from fedjaxsim.gradients.whole_run import check_names
 from fedjaxsim.hyperparameters import Hyperparameters, declared_by
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -81,7 +81,7 @@ def test_the_events_of_gram_matrices_follow_from_their_statistic():
 @pytest.mark.parametrize("path", MECHANISMS.values())
 def test_a_mechanism_reads_what_its_choices_read(path):
     settings = {"parts": PARTS} if path.endswith("per_part") else {}
-    factory = resolve(path)
+    factory = import_factory(path)
     made = inspect.unwrap(factory)(**settings)
     assert set(made.hyperparameters) == set(declared_by(factory, **settings))
 

@@ -22,7 +22,7 @@ from fedjaxsim.report.labels import combination_label
 from fedjaxsim.report.plots import save
 from fedjaxsim.report.results import Run, envelope, last
 from fedjaxsim.runs.sweep_results import default_figures
-from fedjaxsim.runs.sweep_runs import resolve_sweep
+from fedjaxsim.runs.sweep_runs import expand_sweep
 
 pytestmark = pytest.mark.usefixtures("drawn")
 LEVELS = (0.0, 1.0, math.inf)
@@ -237,7 +237,7 @@ def test_combinations_are_named_without_what_is_not_set():
 
 def default(*tables: dict) -> dict[str, Figure]:
     """The figures of made-up results of a plan."""
-    plan = resolve_sweep({}, tables)
+    plan = expand_sweep({}, tables)
     runs = []
     for index, run in enumerate(plan.runs):
         settings = dict(plan.swept[index])

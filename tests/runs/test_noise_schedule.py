@@ -14,7 +14,7 @@ from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig, run_config
-from fedjaxsim.runs.sweep_runs import resolve_sweep
+from fedjaxsim.runs.sweep_runs import expand_sweep
 from fedjaxsim.tuning.source import find_source
 
 M, T, DELTA = 6, 12, 1e-3
@@ -116,7 +116,7 @@ def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsy
 @pytest.mark.thorough
 def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_round(tmp_path):
     table = {"noise_schedule": (None, "power:1", "geometric:0.9"), "noise_multiplier": (0.0, 4.0)}
-    plan = resolve_sweep(SMALL, [table])
+    plan = expand_sweep(SMALL, [table])
     assert plan.families() == [[(0, 1)], [(2, 3, 4, 5)]]
     base = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SMALL.items())
     sweep = 'noise-schedule = ["constant", "power:1", "geometric:0.9"]\nnoise-multiplier = [0, 4]'

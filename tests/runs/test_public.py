@@ -13,7 +13,7 @@ from fedjaxsim.privacy.assumptions import KNOWN_SEED, SECRET_SEED
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import trained
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.runs.sweep_runs import resolve_sweep
+from fedjaxsim.runs.sweep_runs import expand_sweep
 
 CLIENTS = [f"ward-{name}" for name in ("amber", "birch", "cedar", "dune", "elm", "fjord", "glen")]
 
@@ -79,7 +79,7 @@ def test_only_a_drawn_seed_is_called_secret(run):
     config = run_config(seed="secret")
     assert run_config(**config.settings()).seed == config.seed != run_config(seed="secret").seed
     with pytest.raises(ValueError, match="share their seeds"):
-        resolve_sweep({"seed": "secret"}, [{"lam": [0.1, 1.0]}])
+        expand_sweep({"seed": "secret"}, [{"lam": [0.1, 1.0]}])
     assert main(["run", "--seed", "secret:5"]) == 2
     for seed in (5, 2**63):  # written by hand: a drawn one is larger than whoever guesses tries
         with pytest.raises(ValueError, match=f"seed secret:{seed} was not drawn"):

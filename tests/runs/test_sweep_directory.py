@@ -20,14 +20,14 @@ from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.build import versions
 from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, tidy
-from fedjaxsim.runs.sweep_runs import SweepOptions, read_sweep, resolve_sweep
+from fedjaxsim.runs.sweep_runs import SweepOptions, expand_sweep, read_sweep
 from fedjaxsim.simulation import Simulation
 
 TABLES = [
     {"algorithm": ("pmtl",), "lam": (0.1, 0.3), "epsilon": (1.0, math.inf)},
     {"algorithm": ("local",), "local_steps": (2,)},
 ]
-PLAN = resolve_sweep({"rounds": 10}, TABLES)
+PLAN = expand_sweep({"rounds": 10}, TABLES)
 
 
 def rows_of(run: int, accuracy: float = 0.5) -> list[dict]:
@@ -84,12 +84,12 @@ def test_epsilons_of_examples_are_columns_where_some_run_protects_them():
     assert {each[name] for each in others for name in spent} == {None}
     assert [last[name] for name in spent] == [0.5, None, 0.01]
     # What a sweep asks for is another column.
-    plan = resolve_sweep({}, [{"example_epsilon": (1.0, 2.0)}])
+    plan = expand_sweep({}, [{"example_epsilon": (1.0, 2.0)}])
     assert tidy(plan, [rows_of(0)[-1] | spent]).column_names[1] == "target_example_epsilon"
 
 
 def test_a_swept_delta_is_the_column_that_all_rows_have():
-    plan = resolve_sweep({}, [{"delta": (0.1, 0.2)}])
+    plan = expand_sweep({}, [{"delta": (0.1, 0.2)}])
     table = tidy(plan, [{"run": 1, "round": 0, "train_loss": 1.0, "delta": 0.2}])
     assert table.column_names.count("delta") == 1
     assert table["delta"].to_pylist() == [0.2]
@@ -136,7 +136,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     # A file that a killed process leaves.
     store.unlock_folders()
     (tmp_path / f".results.parquet.{'a' * 32}").write_bytes(b"PAR1 half")
-    again = directory(tmp_path, resolve_sweep({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
+    again = directory(tmp_path, expand_sweep({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}
     assert again.checkpoint() is None
     names = sorted(path.name for path in tmp_path.iterdir() if path.name != store.LOCK)
@@ -148,7 +148,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
 def test_another_sweep_is_refused(tmp_path):
     add(directory(tmp_path), *rows_of(2))
     (tmp_path / "trade_off.png").write_bytes(b"")
-    other = resolve_sweep({"rounds": 20}, TABLES)
+    other = expand_sweep({"rounds": 20}, TABLES)
     with pytest.raises(ValueError, match=r"another sweep.*--overwrite"):
         directory(tmp_path, other)
     with jax.enable_x64(True), pytest.raises(ValueError, match="made with JAX_ENABLE_X64=0, and"):
@@ -245,7 +245,7 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_a_checkpoint_of_another_sweep_is_refused(tmp_path):
-    other = directory(tmp_path / "other", resolve_sweep({"rounds": 11}, TABLES))
+    other = directory(tmp_path / "other", expand_sweep({"rounds": 11}, TABLES))
     keep(other)
     sweep = directory(tmp_path / "this")
     shutil.copytree(other.path / "checkpoint", sweep.path / "checkpoint")

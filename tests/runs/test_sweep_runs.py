@@ -9,10 +9,10 @@ from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.sweep_runs import (
     Search,
     SweepOptions,
+    expand_sweep,
     hyperparameters_of,
     read_plan,
     read_sweep,
-    resolve_sweep,
 )
 
 
@@ -24,10 +24,10 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_setting_that_some_systems_do_not_read_is_named_with_them():
     base = {"schedule": "cosine", "local_optimizer": "momentum", "rounds": 7, "batch_size": 10}
-    plan = resolve_sweep(base, [{"algorithm": ["fedavg", "apfl", "scaffold", "ppsgd"]}])
+    plan = expand_sweep(base, [{"algorithm": ["fedavg", "apfl", "scaffold", "ppsgd"]}])
     remark = "Settings without effect: schedule and local-optimizer with scaffold and ppsgd."
     assert plan.remark == remark
-    assert not resolve_sweep(base, [{"algorithm": ["fedavg", "apfl"]}]).remark
+    assert not expand_sweep(base, [{"algorithm": ["fedavg", "apfl"]}]).remark
 
 
 def test_a_table_is_a_product_whose_last_key_varies_fastest(tmp_path):
@@ -167,14 +167,14 @@ def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
 
 
 def test_a_number_beside_words_is_a_word_and_beside_lists_of_clients_values_another_program():
-    plan = resolve_sweep(
+    plan = expand_sweep(
         {}, [{"lam": (0.1, (0.1, 0.2), 0.3, (0.3, 0.2)), "eval_clients": (20, "all")}]
     )
     shown = [(row["lam"], row["eval_clients"]) for row in plan.swept[:3]]
     assert shown == [("0.1", "20"), ("0.1", "all"), ("0.1,0.2", "20")]
     assert plan.families() == [[(0, 4)], [(1, 5)], [(2, 6)], [(3, 7)]]
     many = tuple(k / 1000 for k in range(1000))
-    of_clients = resolve_sweep({}, [{"lam": (many, many[::-1])}])
+    of_clients = expand_sweep({}, [{"lam": (many, many[::-1])}])
     first, second = (of_clients.swept[run]["lam"] for run in (0, 1))
     assert first.startswith("0 to 0.999 (1000 clients, ")  # not a thousand numbers in each row
     assert first != second
@@ -200,7 +200,7 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
         },
         {"noise_multiplier": (0.0, 1.0), "clip": (1.0, math.inf)},
     ]  # fmt: skip
-    plan = resolve_sweep({}, tables)
+    plan = expand_sweep({}, tables)
     families = plan.families()
     groups = [*itertools.chain(*families)]
     assert sorted(itertools.chain(*groups)) == list(range(20))
@@ -218,18 +218,18 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
 
 def test_the_best_is_taken_over_the_learning_rate_or_the_keys_asked_for():
     one = {"learning_rate": (0.1, 1.0), "lam": (1.0,), "epsilon": (1.0,), "seed": (0, 1)}
-    assert resolve_sweep({}, [one]).best_over == ("learning_rate",)
+    assert expand_sweep({}, [one]).best_over == ("learning_rate",)
     options = SweepOptions(best_over=("epsilon", "lam"))
-    assert resolve_sweep({}, [one], options).best_over == ("target_epsilon", "lam")
+    assert expand_sweep({}, [one], options).best_over == ("target_epsilon", "lam")
     del one["learning_rate"]
-    assert resolve_sweep({}, [one]).best_over == ()
+    assert expand_sweep({}, [one]).best_over == ()
 
 
 def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
     tables = [{"epsilon": (1.0, math.inf), "hidden": ((3, 4),)}, {"local_steps": (2,)}]
     options = SweepOptions(memory=1.5, best_over=("epsilon",))
     base = {"model": "mlp", "rounds": 3, "preprocess": ("unit-rows",)}
-    plan = resolve_sweep(base, tables, options)
+    plan = expand_sweep(base, tables, options)
     written_down = tomli_w.dumps({**plan.settings(), "resolved": {}, "versions": {"jax": "1"}})
     again = read_sweep(written(tmp_path, written_down))
     assert again == plan
@@ -238,15 +238,15 @@ def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
 
 def test_the_fingerprint_follows_what_results_depend_on():
     table = {"learning_rate": (0.1, 0.3), "seed": (0,)}
-    plan = resolve_sweep({}, [table])
-    same = resolve_sweep({}, [table], SweepOptions(memory=9.0, best_over=()))
+    plan = expand_sweep({}, [table])
+    same = expand_sweep({}, [table], SweepOptions(memory=9.0, best_over=()))
     assert same.fingerprint == plan.fingerprint
     others = [
-        resolve_sweep({"rounds": 99}, [table]),
-        resolve_sweep({}, [{**table, "seed": (1,)}]),
-        resolve_sweep({}, [{**table, "seed": (0, 1)}]),
-        resolve_sweep({}, [{"learning_rate": (0.3, 0.1), "seed": (0,)}]),
-        resolve_sweep({}, [{"learning_rate": (0.1, 0.3)}]),
+        expand_sweep({"rounds": 99}, [table]),
+        expand_sweep({}, [{**table, "seed": (1,)}]),
+        expand_sweep({}, [{**table, "seed": (0, 1)}]),
+        expand_sweep({}, [{"learning_rate": (0.3, 0.1), "seed": (0,)}]),
+        expand_sweep({}, [{"learning_rate": (0.1, 0.3)}]),
     ]
     assert len({plan.fingerprint, *(other.fingerprint for other in others)}) == 6
 

@@ -11,7 +11,7 @@ import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.assemble import data_warnings, population_of, simulation_of
-from fedjaxsim.runs.build import prepare, resolved
+from fedjaxsim.runs.build import hparams_of, prepare
 
 CLIENTS, ROWS = 6, 20
 
@@ -113,7 +113,7 @@ def test_the_default_clip_norm_follows_from_the_bounds_of_rows():
 
     def clip(*flags_):
         config = parse(flags("days", *flags_)).settings
-        return resolved(config, simulation_of(config, population)).clip
+        return hparams_of(config, simulation_of(config, population)).clip
 
     assert clip(*scaled, "ppsgd", "--noise-multiplier", "1") == pytest.approx(0.1 * 2**0.5)
     assert clip(*scaled, "ditto", "--noise-multiplier", "1", "--clip", "3") == 3
@@ -164,5 +164,5 @@ def test_only_a_run_without_noise_estimates_how_clients_shrink(table):
     assert float(run.hparams.lam) == pytest.approx(want["lam"])
     assert run.resolved()["resolved"]["lam_intercept"] == pytest.approx(want["lam_intercept"])
     config = parse(flags("days", *scaled, "--noise-multiplier", "1")).settings
-    private = resolved(config, run.simulation)  # no ε would cover an estimate
+    private = hparams_of(config, run.simulation)  # no ε would cover an estimate
     assert (float(private.lam), float(private.lam_intercept)) == (1, 1)

@@ -15,7 +15,7 @@ from fedjaxsim.data.minibatches import Batch, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.factories import make, resolve, settings_of
+from fedjaxsim.factories import import_factory, make, settings_of
 from fedjaxsim.keys import Stream, stream
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -116,7 +116,7 @@ def map_of(name) -> ChunkMap:
 
 def algorithm_of(name, task, num_clients) -> Algorithm:
     """A system on a task; a linear model's bias is what a client keeps, where it keeps a part."""
-    has_head = "head" in settings_of(resolve(SYSTEMS[name].factory))
+    has_head = "head" in settings_of(import_factory(SYSTEMS[name].factory))
     parts = has_head and task.output_layer is None
     return SYSTEMS[name].make(task, num_clients, **({"head": "bias"} if parts else {}))
 

@@ -14,7 +14,7 @@ from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
 from fedjaxsim.data.tables.readers import GENERATED, IN_FILES, PARTITIONS, READERS, DataSpec
 from fedjaxsim.data.windows import window_step
-from fedjaxsim.factories import flag, make, resolve, settings_of
+from fedjaxsim.factories import flag, import_factory, make, settings_of
 
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
@@ -72,8 +72,9 @@ def load(
     how = partition or "dirichlet"
     checks.one_of(PARTITIONS, partition=how)
     explicit = {name: value for name, value in settings.items() if value is not None}
-    taken = [*inspect.signature(resolve(READERS[kind])).parameters]
-    taken += [*inspect.signature(resolve(PARTITIONS[how])).parameters][1:]  # besides the arrays
+    taken = [*inspect.signature(import_factory(READERS[kind])).parameters]
+    _, *settings_of_partition = inspect.signature(import_factory(PARTITIONS[how])).parameters
+    taken += settings_of_partition
     for name in explicit:
         checks.one_of(taken, **{f"a setting of data {kind} with partition {how}": name})
     has_roles = "target" in explicit and ("client" in explicit or partition is not None)
@@ -127,7 +128,7 @@ def read_rows(spec: str, settings: Mapping[str, Any]) -> Source | Population:
 
 def _read(named: DataSpec, supplied: Mapping[str, Any]) -> Source | Population:
     """Return what a reader finds; it takes what it can of `supplied`."""
-    factory = resolve(READERS[named.kind])
+    factory = import_factory(READERS[named.kind])
     required = [name for name, of in settings_of(factory, ("path",)).items() if of.required]
     missing = [flag(name) for name in required if name not in supplied]
     if missing:

@@ -16,9 +16,9 @@ import numpy as np
 
 from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import (
+    Declarations,
     Hyperparameter,
     Hyperparameters,
-    Records,
     keeps_ranges,
     on_host,
 )
@@ -181,7 +181,7 @@ class Mechanism(NamedTuple):
     zero: ZeroFunction
     add: AddFunction
     release: ReleaseFunction
-    hyperparameters: Records = ()
+    hyperparameters: Declarations = ()
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     num_clients: int | None = None
     public: tuple[str, ...] = ()

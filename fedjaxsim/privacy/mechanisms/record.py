@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
-from fedjaxsim.hyperparameters import Hyperparameters, Records, on_host
+from fedjaxsim.hyperparameters import Declarations, Hyperparameters, on_host
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.own_code import is_stamped, stamp
 from fedjaxsim.privacy.accounting.gaussian import inverse_series
@@ -108,7 +108,7 @@ class Bound(NamedTuple):
     norms: Callable[[list[str], Hyperparameters], list[Any]] | None = None
     scales: Callable[[list[str], Hyperparameters], list[Any]] | None = None
     init: Callable[[Hyperparameters], PyTree] = lambda hparams: ()
-    hyperparameters: Records = ()
+    hyperparameters: Declarations = ()
     clips: tuple[str, ...] = ()
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     fits: Callable[[PyTree], Any] = lambda message: None
@@ -128,7 +128,7 @@ class Noise(NamedTuple):
     kind: str
     draw: Callable[[Statistic, jax.Array, PyTree, PyTree, jax.Array], PyTree] | None
     event: Callable[[float], PrivacyEvent] = lambda replace: NoKnownCost()
-    hyperparameters: Records = ()
+    hyperparameters: Declarations = ()
 
 
 _SUMS = "sum", "exact sum"
@@ -379,7 +379,7 @@ LAYERS: Bound = stamp(CLIP._replace(kind="layers", clip=_clip_layers, norms=_nor
 """Each of G layers has norm at most C/√G, so a message's norm is at most C."""
 
 
-def parts_bound(parts: Sequence[str], records: Records) -> Bound:
+def parts_bound(parts: Sequence[str], records: Declarations) -> Bound:
     """Bound each part of a message by its own clip norm, as `per_part`.
 
     `records` are the clip norms of the parts and then their shares.

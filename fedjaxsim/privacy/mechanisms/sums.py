@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.checks import Name, SettingError
-from fedjaxsim.hyperparameters import Hyperparameter, Records, on_host, reads
+from fedjaxsim.hyperparameters import Declarations, Hyperparameter, on_host, reads
 from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy import mechanisms as base
 from fedjaxsim.privacy.accounting.gaussian import square_root
@@ -99,7 +99,7 @@ def per_layer(*, exact_sums: bool = False) -> base.Mechanism:
     return mechanism_of(EXACT_SUM if exact_sums else SUM, LAYERS, GAUSSIAN_NOISE)
 
 
-def _records_of(parts: Sequence[str]) -> Records:
+def _records_of(parts: Sequence[str]) -> Declarations:
     """Return the records of the clip norm of each part, and then of the share of each."""
     names = [re.sub(r"\W", "_", part) for part in parts]
     if len(set(names)) < len(names):

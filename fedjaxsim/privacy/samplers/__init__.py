@@ -23,10 +23,10 @@ from scipy.special import betaincinv
 from fedjaxsim import checks, keys
 from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import (
+    Declarations,
     Default,
     Hyperparameter,
     Hyperparameters,
-    Records,
     on_host,
     reads,
 )
@@ -129,7 +129,7 @@ class Sampling(NamedTuple):
     """
 
     for_clients: "Callable[[int], Sampler]"
-    hyperparameters: Records = ()
+    hyperparameters: Declarations = ()
     availability: Availability | None = None
 
     def sampler(self, num_clients: int) -> "Sampler":
