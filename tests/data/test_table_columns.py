@@ -107,8 +107,9 @@ def test_columns_that_name_rows_are_left_out_and_levels_with_digits_encoded(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    levels = ["0", "1", "3+"]
     lines = [
-        f"{k + 1 + k // 9},{k % 3},{['0', '1', '3+'][k * k % 3 if k % 4 else 2]},{10**8 + k},{k % 5}"
+        f"{k + 1 + k // 9},{k % 3},{levels[k * k % 3 if k % 4 else 2]},{10**8 + k},{k % 5}"
         for k in range(40)
     ]
     (tmp_path / "a.csv").write_text("\n".join(["rownames,who,children,child,y", *lines]))

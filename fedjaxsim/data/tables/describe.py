@@ -256,7 +256,7 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
 
 
 def names_rows(column: "ChunkedArray", numbers: np.ndarray) -> bool:
-    """Return whether numbers without missing ones count rows, perhaps with gaps, or are long ids."""
+    """Return whether numbers count rows, perhaps with gaps, or are long ids."""
     whole = len(numbers) > 2 and numbers[0] >= 0 and np.all(numbers % 1 == 0)
     counts = whole and numbers[-1] <= 2 * len(numbers) and np.all(np.diff(numbers) >= 1)
     return bool(counts) or merged_integers(column.to_numpy()) is not None
