@@ -273,7 +273,7 @@ class Records(Callback):
 
     initial = True
     released = 0
-    """As of a `MetricsFile`; memory keeps no round that a checkpoint does not."""
+    """As in `MetricsFile`; memory keeps no round that a checkpoint does not."""
 
     def __init__(self):
         self.memory = list[Record]()

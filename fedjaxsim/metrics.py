@@ -120,8 +120,8 @@ def _check_names(names: Collection[str]) -> None:
         for ending in ENDINGS:
             if name + ending in names:
                 raise ValueError(
-                    f"the metric {name + ending!r} must have another name: it is that of a column "
-                    f"of the metric {name!r}"
+                    f"the metric {name + ending!r} must have another name: a column of the metric "
+                    f"{name!r} has it"
                 )
 
 

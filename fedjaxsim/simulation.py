@@ -621,9 +621,9 @@ class Simulation(Fixed):
         if any(isinstance(event, Examples) for event in examples):
             raise ValueError("an ε of examples is about the silos of one run: none may join")
         if self.sampler.scheme.levels or any(charge.scheme.levels for charge in charges):
-            raise ValueError("privacy levels are those of all clients of a run: none may join")
+            raise ValueError("privacy levels are for all clients of a run: none may join")
         if state.consumed is not None:
-            raise ValueError("passes are of the clients who began the run: none may join")
+            raise ValueError("passes belong to the clients who began the run: none may join")
         return origin
 
     def _begun(self, key, hparams, shared, personal, privacy) -> SimulationState:

@@ -186,7 +186,7 @@ class SimulationBatch(Fixed):
             if key.shape != (self.seeds,):
                 raise ValueError(f"there are {self.seeds} seeds, got {len(key)} keys")
             if len(np.unique(jax.random.key_data(key), axis=0)) < self.seeds:
-                raise ValueError("each seed needs a key of its own, got one twice")
+                raise ValueError("each seed needs its own key, got one twice")
             return list(key)
         if isinstance(key, jax.Array):
             raise ValueError(f"give the first seed, or {self.seeds} keys, got one key")

@@ -226,7 +226,7 @@ def test_input_is_checked():
     with pytest.raises(ValueError, match="noise_multiplier"):
         SimulationBatch(sim, [base, base.replace(noise_multiplier=np.ones(3))])
     many, sim, base = three(), three().simulation, base_of_three()
-    with pytest.raises(ValueError, match="a key of its own, got one twice"):
+    with pytest.raises(ValueError, match="its own key, got one twice"):
         SimulationBatch(sim, [base], seeds=2).init(jnp.stack([jax.random.key(1)] * 2))
     with pytest.raises(ValueError, match="settings"):
         many.with_runs(sim, [base] * 5)

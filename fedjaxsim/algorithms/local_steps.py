@@ -30,7 +30,7 @@ LAM_BY_ROWS = dataclasses.replace(
     default=Default.RATIO,
     per_client=False,
     help="λ of slopes, which a client divides by its training rows; best is σ²/τ², the variance of "
-    "errors over that of slopes between clients.",
+    "errors divided by the variance of slopes between clients.",
 )
 LAM_INTERCEPT = dataclasses.replace(
     LAM_BY_ROWS,

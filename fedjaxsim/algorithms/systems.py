@@ -56,7 +56,7 @@ class System:
 
 _OF_MATRICES: dict[str, Any] = {
     "whole_pass": True, "linear": True, "full_participation": True, "fixed_steps":
-    "proximal steps of one η, by which the server's penalty is scaled, have a momentum of their own"
+    "proximal steps of one η, by which the server's penalty is scaled, have their own momentum"
 }  # fmt: skip
 SYSTEMS = {
     "pmtl": System("pmtl:pmtl", "PMTL"),

@@ -211,7 +211,7 @@ def show(command: Command, words: Sequence[str]) -> None:
     _section("flags of the command", command.flags.values())
     if command.takes_axes:
         _section("options of the sweep", settings_of(SweepOptions).values())
-        print("\nsettings of its runs, of which a list is an axis: fedjaxsim run --help")
+        print("\nsettings of its runs (a list is an axis): fedjaxsim run --help")
     if not command.takes_settings:
         return
     groups = {name: group.keys for name, group in GROUPS.items()}

@@ -93,7 +93,7 @@ def export(directory: Path, *, out: Path | None = None) -> Work:
 
     to = directory / PUBLIC if out is None else out
     if (to / CONFIG).exists():
-        raise ValueError(f"out must be a folder of its own, but {to} is the directory of a run")
+        raise ValueError(f"out must be a new folder, but {to} is the directory of a run")
     with doing(f"reading {directory}"):
         state, report = exportable(directory)
 

@@ -191,7 +191,7 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
         print(done.audit)
     if stage.earlier:
         stages = describe_stages(stage.earlier, config.algorithm, done.summary["rounds"])
-        print(f"stages: {stages}; the guarantee is of all of them")
+        print(f"stages: {stages}; the guarantee covers all of them")
     if done.summary["budget_spent"]:
         print(f"stopped after {done.summary['rounds']} rounds: one more would exceed the budget")
     file = None if stage.path is None else stage.path / GUARANTEE

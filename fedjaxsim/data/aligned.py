@@ -25,7 +25,7 @@ def aligned_with(population: Population, trained: Population) -> Population:
         fields["x"], columns["x"] = ours.aligned(fields["x"], theirs), ours
     if trained.categories.get("x") != population.categories.get("x"):
         raise ValueError(
-            "the names of 'x' must be those of the run, in their order: "
+            "'x' must have the run's names, in their order: "
             f"{listed(trained.categories.get('x', ()))}, got "
             f"{listed(population.categories.get('x', ()))}"
         )

@@ -27,7 +27,7 @@ def variance_ratios(population: Population) -> dict[str, float]:
     x, y = population.fields.get("x"), population.fields.get("y")
     ranges = population.splits["train"]
     if x is None or y is None or x.ndim != 2 or y.ndim != 1 or "y" in population.categories:
-        raise ValueError("variance ratios are those of regressions of numbers y (N,) on x (N, d)")
+        raise ValueError("only regressions of numbers y (N,) on x (N, d) have variance ratios")
     if not np.any(ranges.count > 1):
         raise ValueError("variance ratios need clients with two training rows or more")
     rows = ranges.all_rows()

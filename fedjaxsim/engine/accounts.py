@@ -159,7 +159,7 @@ def require_protection(privacy: Ledger, accounts: Sequence[Account]) -> None:
     protected, protects = (any(event.unit == "example" for event in side) for side in events)
     if had != has or (sent and sends and protected != protects):
         raise ValueError(
-            "the state's rounds protect examples and those of this simulation do not, or the "
+            "the state's rounds protect examples and this simulation's do not, or the "
             "reverse: no ε of examples would hold for both"
         )
 

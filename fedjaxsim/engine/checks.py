@@ -110,7 +110,7 @@ def require_values(function: str, *trees: PyTree) -> None:
         raise ValueError(
             f"{function} computes on the host, so jax.jit, jax.vmap and jax.grad cannot trace it: "
             "fjs.SimulationBatch runs several settings at once, fjs.gradients.hypergradient "
-            "differentiates a run, and sim.program has the pure functions of a loop of your own"
+            "differentiates a run, and sim.program has the pure functions for your own loop"
         )
 
 

@@ -139,8 +139,8 @@ def personal_errors_of(
     if far := int(np.any(np.abs(step) > deviation, axis=1).sum()):
         _logger.warning(
             "%d of %d personal models are more than a standard error from the optimum of their "
-            "loss and pull, of which the sampling error is: train longer, with larger batches, or "
-            "with smaller steps",
+            "loss and pull, for which the sampling error holds: train longer, with larger batches, "
+            "or with smaller steps",
             far,
             m,
         )

@@ -207,8 +207,8 @@ _ASSUMED = (
     "are given, keep nothing between calls, and hold no numbers computed from clients' rows.",
     "The mechanism of {} bounds each message and draws the noise that it charges, as its event "
     "says; no check of a run tests that.",
-    "The sampler of {} draws clients as its scheme says, of which single clients, pairs and rounds "
-    "were tested.",
+    "The sampler of {} draws clients as its scheme says; single clients, pairs and rounds were "
+    "tested.",
 )
 
 

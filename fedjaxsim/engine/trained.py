@@ -223,7 +223,7 @@ def require_linear(models: PyTree, population: Population, axes: int) -> None:
     linear = {*parts} <= {"kernel", "bias"} and len(shape) == axes + 1
     if not linear or x is None or shape[-1] != len(x.names):
         raise ValueError(
-            "coefficients are those of linear models on rows x (N, d), one for each column: other "
+            "only linear models on rows x (N, d) have coefficients, one for each column: other "
             "models have `models`"
         )
 

@@ -47,7 +47,7 @@ def refusal(equation: Any) -> str:
     if any(part in name for part in _HOST):
         return (
             "clients may leave nothing on the host; return a metric instead, or debug with "
-            "Simulation(…, unchecked=True) in Python, for which there is no ε"
+            "Simulation(…, unchecked=True) in Python, which has no ε"
         )
     if any(part in name for part in _DEVICES):
         return "only a mechanism may combine clients"

@@ -12,11 +12,11 @@ TRUSTED_SERVER = (
 )
 METRICS = (
     "Metrics, losses, norms, realised cohort sizes and choices made with them (early stopping, the "
-    "best of a sweep) are not protected: publishing them needs a budget of its own."
+    "best of a sweep) are not protected: publishing them needs its own budget."
 )
 KNOWN_SEED = (
     "The noise follows from the seed. Whoever knows or guesses it, as a default or small number, "
-    "can subtract the noise: then ε is that of a simulation. No other published run may use the "
+    "can subtract the noise: then ε holds only in simulation. No other published run may use the "
     "seed, since runs of one seed draw the same cohorts and noise."
 )
 SECRET_SEED = (
@@ -54,8 +54,8 @@ NEW_CLIENTS = (
     "others nothing, and nobody learns anything of them while their models stay with them."
 )
 JOINED = (
-    "{} of {} clients joined in a later stage: ε is that of a client who took part in all stages, "
-    "and no larger for them."
+    "{} of {} clients joined in a later stage: ε holds for clients who took part in all stages, "
+    "and is no larger for these."
 )
 SAME_CLIENTS = (
     "The composed runs have the same clients, each with the same rows. If the rows were divided "
@@ -94,11 +94,11 @@ PLANNED = (
     "released."
 )
 LIMITED = (
-    "The noise and the number of rounds may follow from what was released: ε is that of the whole "
+    "The noise and the number of rounds may follow from what was released: ε covers the whole "
     "budget, spent or not, which allows {}."
 )
 LEVELS = (
-    "Clients have privacy levels by group: the guarantees are those of clients with share 1. The "
+    "Clients have privacy levels by group: the guarantees are for clients with share 1. The "
     "group of a client is public, and may not follow from private rows."
 )
 _LARGE_DELTA = 1e-3
@@ -207,8 +207,8 @@ def no_guarantee(charged: PrivacySpend) -> str:
         )
     if charged.overflowed:
         return (
-            "the privacy ledger overflowed: it held too few different (z, p) for this run (in a "
-            "loop of your own, give init a noise_multiplier of shape (T,) to make room for T of "
+            "the privacy ledger overflowed: it held too few different (z, p) for this run (in "
+            "your own loop, give init a noise_multiplier of shape (T,) to make room for T of "
             "them), or rounds came twice or with gaps where their order counts"
         )
     if noise and not charged.event.known:

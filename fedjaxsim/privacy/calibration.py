@@ -352,7 +352,7 @@ def shares(
     most, parts = cost(1.0), []
     if most > max(epsilons):
         raise ValueError(
-            f"the largest epsilon must be at least {most:.4g}, that of a client with share 1, got "
+            f"the largest epsilon must be at least {most:.4g}, a client's with share 1, got "
             f"{max(epsilons)}"
         )
     for epsilon in epsilons:

@@ -72,7 +72,7 @@ class SamplingScheme:
         of_levels = sum(count for count, _ in self.levels)
         if self.levels and of_levels != self.clients:
             raise ValueError(
-                f"privacy levels must be those of all {self.clients} clients, got {of_levels}"
+                f"privacy levels must be given for all {self.clients} clients, got {of_levels}"
             )
         checks.count(clients=self.clients)
         checks.count(1, self.clients, capacity=self.capacity)

@@ -327,7 +327,7 @@ def check_data(config: RunConfig, population: Population) -> None:
     if "x" in population.categories and config.model in numbers:
         raise ValueError(
             f"the features are text, whose characters model {config.model} would take for "
-            f"numbers: model must be {', '.join(OF_TOKENS)} or one of your own, MODULE:FACTORY"
+            f"numbers: model must be {', '.join(OF_TOKENS)} or your own, MODULE:FACTORY"
         )
     x = population.fields.get("x")
     are_tokens = x is None or (x.dtype.kind in "iu" and x.ndim == 2 and x.min() >= 0)
@@ -422,7 +422,7 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
     """Return warnings of settings and data that are possible, and seldom meant."""
     labels = population.fields.get("y")
     remarks = [
-        f"{name!r} is a class of its own: if it stands for missing labels, leave out its rows"
+        f"{name!r} counts as a class: if it stands for missing labels, leave out its rows"
         for name in population.categories.get("y", ())
         if name.strip().lower() in _MISSING
     ]
@@ -441,7 +441,7 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
             )
     if config.loss in ("softmax", "logistic") and (name := rare_class(population)) is not None:
         remarks.append(
-            f"class {name!r} has less than {RARE:.0%} of the rows, of which accuracy says little: "
+            f"class {name!r} has less than {RARE:.0%} of the rows, so accuracy says little of it: "
             "the run is judged by log loss, and a public share of the class helps (--prior)"
         )
     most, size = population.splits["train"].count.max(), config.get("batch_size", 10)

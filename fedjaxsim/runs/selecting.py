@@ -93,7 +93,7 @@ def prepare_selection(
     """
     runs = selection.parse(spec)
     if "seed" in plan.keys:
-        raise ValueError("select-privately gives each run a seed of its own: leave out seed")
+        raise ValueError("select-privately gives each run its own seed: leave out seed")
     candidates = _candidates(plan)
     judged = [experiment.evaluation_plan(*score) for experiment in candidates]
     report = _selection_report(runs, candidates, judged)

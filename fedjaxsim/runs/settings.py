@@ -239,7 +239,7 @@ GROUPS = {
         ),
         Setting(
             "scale", Literal["none", "all", "private"], "none",
-            "Map columns to [-1, 1] by ranges: all, of all rows, for which there is no ε; private, "
+            "Map columns to [-1, 1] by ranges: all, of all rows, without an ε; private, "
             "released by all clients with noise, which ε covers.",
         ),
         Setting(
@@ -729,7 +729,7 @@ def unread(
         )
         if role not in parts:
             without = f"without {role} {' or '.join(choices)}"
-            why = " on data with clients of their own" if role == "partition" else f" {without}"
+            why = " on data that have clients" if role == "partition" else f" {without}"
         elif parts[role].name == "no-release":
             why = ", as nothing is released: leave it out"
         elif (chosen := parts[role].name) in choices:

@@ -30,7 +30,7 @@ NOTHING: Values = MappingProxyType({})
 REFUSED: dict[str, str] = {
     **OUTPUT,
     **dict.fromkeys(
-        unread_by("sweep"), "is for single runs: those of a sweep go on together and share noise"
+        unread_by("sweep"), "is for single runs: a sweep's go on together and share noise"
     ),
 }
 """Keys that a sweep's file and flags may not have, with the reason."""

@@ -79,9 +79,9 @@ REPORT = "report.json"
 
 _NO_LEDGER = "the sweep kept no ledger of this run: compute it again with --overwrite"
 SELECTION = (
-    "Each guarantee is that of one run alone. Choosing the best of a sweep by metrics of private "
-    "data is not covered by any of them, and neither is publishing the metrics: both need a budget "
-    "of their own."
+    "Each guarantee is for one run alone. Choosing the best of a sweep by metrics of private "
+    "data is not covered by any of them, and neither is publishing the metrics: both need their "
+    "own budget."
 )
 """A sentence of every report of a sweep."""
 

@@ -184,7 +184,7 @@ def expand_sweep(
     keys = tuple(dict.fromkeys(key for table in tables for key in table))
     options.validate(keys)
     if SECRET in (base.get("seed"), *(seed for table in tables for seed in table.get("seed", ()))):
-        raise ValueError("seed secret is for a run to publish: those of a sweep share their seeds")
+        raise ValueError("seed secret is for a run to publish: a sweep's runs share their seeds")
     count = sum(math.prod(map(len, table.values())) for table in tables)
     if count > MOST_RUNS:
         raise ValueError(f"a sweep has at most {MOST_RUNS:,} runs, and its tables have {count:,}")

@@ -24,7 +24,7 @@ from fedjaxsim.tasks.task import Task
 VALIDATION_FRACTION = 0.2
 """Fraction of each client's training rows to tune on, by default."""
 
-_FIXED = "The final run's guarantee is that of a run whose hyperparameters were fixed beforehand."
+_FIXED = "The final run's guarantee holds if hyperparameters were fixed beforehand."
 _VALIDATION = (
     f"Tuned on validation rows of {{data}} ({{tuning}} clients). {_FIXED} These were chosen by "
     "reading the data of these clients without protection: for them the choice is NOT covered by "

@@ -73,7 +73,7 @@ def test_what_is_hardly_meant_is_refused(files, refused, flags, sentence):
 @pytest.mark.parametrize(
     ("flags", "warns"),
     [
-        (f"{COLUMNS} answer --drop name,number", "'NA' is a class of its own"),
+        (f"{COLUMNS} answer --drop name,number", "'NA' counts as a class"),
         ("run --data npz:uneven.npz", "holds numbers up to 1e+05, so no learning rate suits"),
         ("run --data npz:good.npz", ""),
     ],

@@ -73,7 +73,7 @@ def test_the_charges_of_both_stages_are_composed(stages):
     assert found["epsilon"] == second.summary()["epsilon"]
     words = "fedavg (2 rounds), then pmtl (3 rounds)"
     assert f"The charges of all stages are composed: {words}." in found["assumptions"]
-    assert f"stages: {words}; the guarantee is of all of them" in (stages / "printed").read_text()
+    assert f"stages: {words}; the guarantee covers all of them" in (stages / "printed").read_text()
 
 
 def test_a_stage_starts_with_what_was_spent_and_learnt(stages):

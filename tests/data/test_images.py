@@ -95,7 +95,7 @@ def test_images_are_resized_by_the_shorter_side_and_cropped_at_the_centre():
     [resized] = stack_images([image], ["a"], resize=18)
     want = image.resize((26, 18), Image.Resampling.BILINEAR)
     np.testing.assert_allclose(resized, np.asarray(want) / 255, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"b: .* shape is .4, 4, 3., and that of a is .9, 13, 3."):
+    with pytest.raises(ValueError, match=r"b: .* shape is .4, 4, 3., and a has .9, 13, 3."):
         stack_images([image, image.resize((4, 4))], ["a", "b"])
     assert stack_images([image, image.resize((4, 4))], "ab", resize=4, center_crop=4).shape[0] == 2
     with pytest.raises(ValueError, match="13 × 9 is too small to crop to 10"):

@@ -179,7 +179,7 @@ def test_samplings_without_secret_cohorts_are_refused():
     levels = privacy_levels(GROUPS, SHARES)
     with pytest.raises(ValueError, match="need poisson or full sampling, got 'fixed'"):
         available(fixed_size(cohort=10), levels).sampler(M)
-    with pytest.raises(ValueError, match="must be those of all 60 clients, got 50"):
+    with pytest.raises(ValueError, match="must be given for all 60 clients, got 50"):
         available(poisson(0.2), levels).sampler(60)
     assert available(full_participation(), levels).sampler(M).scheme.kind == "full"
 

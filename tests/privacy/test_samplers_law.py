@@ -98,10 +98,10 @@ LIARS = {
         "a client takes part",
     ),
     "sizes that vary": (FIXED._replace(draw=POISSON.draw), "sizes vary"),
-    "half of the clients": (FULL._replace(draw=POISSON.draw), "every round of its own"),
+    "half of the clients": (FULL._replace(draw=POISSON.draw), "every round of its group"),
     "groups that are drawn anew": (
         fixed_groups(groups=20).for_clients(M)._replace(draw=FIXED.draw),
-        "every round of its own",
+        "every round of its group",
     ),
     "a client twice": (
         FIXED._replace(

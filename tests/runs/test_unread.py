@@ -67,7 +67,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "digits, dealt evenly": {"clients": 9, "partition": "iid"},
     "digits, dealt in shards": {"clients": 9, "partition": "pathological"},
     "synthetic": {"data": "synthetic", "clients": 9, "loss": "squared"},
-    "clients of their own": {"data": "npz:own.npz"},
+    "data that have clients": {"data": "npz:own.npz"},
     "one data set": {"data": "npz:one.npz", "clients": 4, "partition": "iid"},
 }
 
@@ -263,7 +263,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
             ["message-epsilon has no effect with these settings of algorithm mpmtl"],
         ),
         (["dropout"], {}, ["dropout has no effect without availability intermittent"]),
-        (["alpha"], {"data": "synthetic"}, ["alpha has no effect on data with clients of their"]),
+        (["alpha"], {"data": "synthetic"}, ["alpha has no effect on data that have clients"]),
         (["alpha"], {"partition": "iid"}, ["alpha has no effect with partition iid, only with di"]),
         # Most mechanisms clip, and few algorithms do.
         (
@@ -303,7 +303,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
         (["fields"], {}, ["fields has no effect with data digits, only with mat"]),
         (["local_steps"], {"algorithm": "stl"}, ["local-steps has no effect with algorithm stl"]),
         (["delta"], {"mechanism": "client-noise"}, ["delta has no effect with mechanism client-n"]),
-        (["clients"], {"data": "mat:a"}, ["clients has no effect on data with clients of thei"]),
+        (["clients"], {"data": "mat:a"}, ["clients has no effect on data that have clients"]),
     ],
 )
 def test_what_has_no_effect_is_said_with_what_reads_it(names, given, reasons):

@@ -167,7 +167,7 @@ def _stacked(arrays: list[np.ndarray], names: Sequence[Any]) -> np.ndarray:
         if array.shape != arrays[0].shape:
             raise ValueError(
                 f"{name}: all must have one size and colour, but its shape is {array.shape}, and "
-                f"that of {names[0]} is {arrays[0].shape}: resize and crop images (center-crop)"
+                f"{names[0]} has {arrays[0].shape}: resize and crop images (center-crop)"
             )
     return np.stack(arrays)
 

@@ -109,7 +109,7 @@ def load(
     if explicit.get("time") is not None:
         if split_by == "random" or population.has("test"):
             raise SettingError(
-                "time sorts the rows of which the last are for testing: leave it out if ",
+                "time sorts rows, so that the last ones are for testing: leave it out if ",
                 Name("split_by"),
                 " is 'random' or the data have test rows",
             )

@@ -510,7 +510,7 @@ def cyclic(
         checks.in_range("(0, inf]", **{name: rate})
         if rate * groups > 1 + 1e-6:
             raise SettingError(
-                Name(name), f" must be at most 1/{groups}, that of {groups} groups in turn"
+                Name(name), f" must be at most 1/{groups} for {groups} groups in turn"
             )
     if largest < usual:
         raise SettingError(
@@ -727,7 +727,7 @@ def privacy_levels(groups: ArrayLike, shares: Sequence[float]) -> Availability:
     if max(shares, default=0.0) != 1:
         raise ValueError(f"the largest of shares must be 1, got {list(shares)}")
     if not len(numbers) or np.min(numbers) < 0 or np.max(numbers) >= len(shares):
-        raise ValueError(f"groups must be numbers below {len(shares)}, that of the shares")
+        raise ValueError(f"groups must be numbers below {len(shares)}, the number of shares")
     coins = _Coins(tuple(numbers.tolist()), tuple(map(float, shares)))
     return Availability(coins, float(np.mean(coins.by_client)))
 

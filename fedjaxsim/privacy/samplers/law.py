@@ -89,7 +89,7 @@ def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
         if np.any(first.sum(axis=1) != 1) or np.any(first != second):
             raise ValueError(
                 f"the sampler's scheme is {kind!r}, but a client does not take part in every round "
-                f"of its own, one in {turns}"
+                f"of its group, one in {turns}"
             )
         return
     if kind == "fixed" and np.any(drawn.sum(axis=2) != scheme.capacity):
