@@ -27,6 +27,11 @@ class RoundWork(NamedTuple):
       answers: the probability of each that a client does.
       at_work: the server's steps while a client works, on average; None if a round waits for all
         its clients.
+
+    Example:
+      >>> work = fjs.RoundWork(operations=2e9, message_bytes=0.0, draws=1, answers=0.5)
+      >>> fjs.Clock(spread=0.0).seconds(work)
+      1.0
     """
 
     operations: float

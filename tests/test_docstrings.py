@@ -36,7 +36,6 @@ def test_public_names_have_an_example():
             "Client",
             "ClientData",
             "FinishedRun",
-            "RoundWork",
             "compare",
             "load_run",
             "sweep",
