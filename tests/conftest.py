@@ -40,6 +40,8 @@ _FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_c
 """XLA's newer generator of code for fused operations takes longer than all the rest of a test, and
 parts to compile in parallel more than the whole. Only JAX 0.10 has the older one."""
 _UNROLLED = threefry.words
+_FACTORS = tuple(np.uint32(factor) for factor in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F))
+"""Odd numbers whose bits look random, of xxHash."""
 _EXACT = noise._draw
 _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content
@@ -93,6 +95,21 @@ def _hash_in_a_loop(key, x, y):
     return jax.lax.scan(step, start, (jnp.asarray(rotations), to_x, to_y))[0]
 
 
+@jax.jit
+def _hash_short(key, x, y):
+    """Two words of key and counters in two dozen operations, where the hash is not the question.
+
+    Four steps of a Feistel network: other counters have other words.
+    """
+    x, y = x + key[0], y + key[1]
+    for step, factor in enumerate(_FACTORS):
+        x, y = y, x + (y ^ (y >> 16)) * factor
+        if step == 1:
+            x, y = x ^ key[1], y ^ key[0]
+    x = x ^ (y >> 15)
+    return x, y ^ (x >> 13)
+
+
 def _draw_short(words, size, dtype):
     """`noise._draw` in a dozen operations instead of 150: four uniform numbers, mean 0, variance 1.
 
@@ -112,9 +129,10 @@ def _draw_of(path):
 
 @contextlib.contextmanager
 def _drawn_by(draw):
-    """No program that was traced with other noise is used again."""
+    """No program that was traced with other noise, or keys, is used again."""
     with _TRACED_WITH(draw.__name__), pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "_draw", draw)
+        patch.setattr(threefry, "words", _hash_in_a_loop if draw is _EXACT else _hash_short)
         yield
 
 
@@ -224,9 +242,9 @@ def draw_of():
 @pytest.fixture(scope="module")
 def unrolled(exact_noise):
     """For tests that are about Threefry or count operations."""
-    threefry.words = _UNROLLED
-    yield
-    threefry.words = _hash_in_a_loop
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threefry, "words", _UNROLLED)
+        yield
 
 
 @pytest.fixture(scope="module")

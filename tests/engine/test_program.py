@@ -112,6 +112,7 @@ def test_the_program_of_an_accelerator_gives_the_same_numbers(
         chex.assert_trees_all_close(*found, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:this run diverges")  # with noise that is large
 def test_segments_are_rounds_are_one_run(shared_pmtl):
     sim = shared_pmtl
     hparams = sim.hyperparameters(**PRIVATE)
@@ -208,6 +209,7 @@ def test_epsilon_inside_jit_bounds_the_reported_one(shared_pmtl):
 # --- compilation, donation, transformations ----------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:this run diverges")  # with noise that is large
 def test_hyperparameters_seeds_and_cohorts_do_not_recompile(shared_pmtl):
     sim = shared_pmtl
     kinds = [float, np.float32, np.float64, jnp.float32, np.asarray, jnp.asarray]

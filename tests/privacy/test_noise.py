@@ -169,6 +169,8 @@ def test_short_noise_is_drawn_only_by_tests_in_which_noise_is_not_the_question(d
         for path in folders[name].glob("test_*.py"):
             assert draw_of(path) is noise._draw
     assert noise._draw.__code__.co_filename == noise.__file__
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(threefry.bits(key, (9,)), jax.random.bits(key, (9,)))
     short = draw_of(folders["engine"] / "test_program.py")
     assert Path(short.__code__.co_filename).name == "conftest.py"
     # What it draws has the package's mean and variance.

@@ -14,6 +14,7 @@ import pytest
 from fedjaxsim.runs import assemble, build, execute
 from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.parts import is_own
+from fedjaxsim.tuning import source
 
 _ASSEMBLE = assemble.simulation_of
 _NOT_IN_PROGRAMS = {"seed", "eval_every", "epsilon", "delta"}
@@ -36,14 +37,14 @@ def shared():
     simulations = {}
 
     def simulation_of(config, population, task=None):
-        if task is not None or any(is_own(part.name) for part in config.parts.values()):
+        if any(is_own(part.name) for part in config.parts.values()):
             return _ASSEMBLE(config, population, task)
-        key = _key(config, population)
-        if key not in simulations:
-            simulations[key] = _ASSEMBLE(config, population)
-        return simulations[key].with_population(population)
+        key = id(task), _key(config, population)
+        if key not in simulations:  # with its task, whose number nothing else gets
+            simulations[key] = _ASSEMBLE(config, population, task), task
+        return simulations[key][0].with_population(population)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (assemble, build, execute):
+        for module in (assemble, build, execute, source):
             patch.setattr(module, "simulation_of", simulation_of)
         yield
