@@ -74,10 +74,14 @@ def one_of(allowed: Iterable[Any], /, **values: Any) -> None:
     choices = list(allowed)
     for name, value in values.items():
         if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
-            near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            listed = ", ".join(map(str, choices))
+            listed, hint = ", ".join(map(str, choices)), did_you_mean(str(value), choices)
             raise SettingError(Name(name), f" must be one of {listed}, got {value!r}{hint}")
+
+
+def did_you_mean(word: str, names: Iterable[Any], cutoff: float = 0.6) -> str:
+    """Return the end of a message with the nearest name; "" if none is near."""
+    near = difflib.get_close_matches(word, sorted(map(str, names)), n=1, cutoff=cutoff)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def described(value: Any) -> str:

@@ -47,7 +47,7 @@ def test_a_check_passes_what_is_allowed_and_names_what_is_not(check, good, bad):
         (lambda: checks.count(1, 9, size=10), "size must be an integer in [1, 9], got 10"),
         (
             lambda: checks.one_of(("forward", "reverse"), mode="revers"),
-            "mode must be one of forward, reverse, got 'revers'; did you mean 'reverse'?",
+            "mode must be one of forward, reverse, got 'revers' (did you mean 'reverse'?)",
         ),
     ],
 )

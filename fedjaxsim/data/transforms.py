@@ -7,13 +7,13 @@ come from `privacy.scale_privately`.
 """
 
 import dataclasses
-import difflib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.population import Population
@@ -129,8 +129,7 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
     field_by_name = {name: field for field in ("y", "x") for name in _names(population, field)}
     for name, limits in ranges.items():
         if name not in field_by_name:
-            close = difflib.get_close_matches(name, field_by_name, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = checks.did_you_mean(name, field_by_name)
             raise ValueError(
                 f"there is no column {name!r} to scale, only {listed([*field_by_name])}{hint}"
             )

@@ -1,6 +1,5 @@
 """Figures of runs, of systems side by side, of sweeps and of populations."""
 
-import difflib
 import math
 import textwrap
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.clock import Clock
 from fedjaxsim.divergence import Record
@@ -252,9 +252,9 @@ def comparison_figure(
             curves = [(look, _rows_of(system, column, over, clock)) for look, system in alike]
             if not any(_is_number(row["mean"]) for _, rows in curves for row in rows):
                 names = alike[0][1].first.rows[-1]
-                close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
-                got = f"{column} (did you mean {close[0]}?)" if close else column
-                raise ValueError(f"a figure needs a column of numbers in metrics.jsonl, got {got}")
+                hint = checks.did_you_mean(column, names, cutoff=0.5)
+                needed = "a figure needs a column of numbers in metrics.jsonl"
+                raise ValueError(f"{needed}, got {column}{hint}")
             records = metrics_of([run for _, system in alike for run in system.runs.values()])
             panels.append(Panel(name if len(sets) > 1 else "", column, curves, records))
     rows = [run.rows[-1] for system in systems for run in system.runs.values()]

@@ -1,7 +1,6 @@
 """The named parts of a run, the package's and users', with their settings."""
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.tables.readers import IN_FILES, PARTITIONS, READERS, DataSpec
 from fedjaxsim.factories import Setting, import_factory, make, settings_of
@@ -231,10 +231,9 @@ def _check_name(role: str, name: str) -> None:
         *names, last = spellings_of(role)
         allowed = f"{', '.join(names)} or {last}"
         if len(allowed) > _SHOWN:
-            close = difflib.get_close_matches(name, builtin, n=1, cutoff=0.5)
             kind = Path(name).suffix[1:] if role == "data" else ""
-            close = [f"{kind}:{name}"] if kind in IN_FILES else close
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            names = [f"{kind}:{name}"] if kind in IN_FILES else builtin
+            hint = checks.did_you_mean(name, names, cutoff=0.5)
             allowed = (
                 f"a name in `fedjaxsim run --help`{hint}{f' or {last}' if allows_user_code else ''}"
             )
@@ -336,8 +335,7 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
             ) from error
         raise
     if not hasattr(module, function):
-        close = difflib.get_close_matches(function, dir(module), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = checks.did_you_mean(function, dir(module))
         raise ValueError(f"{name}: {module_name} has no {function!r}{hint}")
     factory = getattr(module, function)
     if not callable(factory):

@@ -7,7 +7,6 @@ run is built.
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -749,8 +748,9 @@ def unknown(name: str, allowed: Iterable[str], kind: str = "setting") -> str:
     """Return the message about an unknown name, with the nearest known one."""
     names = {flag(spelling) for spelling in allowed}
     meant = flag(ALIASES.get(name, ""))
-    close = [meant] if meant in names else difflib.get_close_matches(flag(name), sorted(names), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = checks.did_you_mean(flag(name), names)
+    if meant in names:
+        hint = f" (did you mean {meant!r}?)"
     return f"unknown {kind} {flag(name)!r}{hint}"
 
 

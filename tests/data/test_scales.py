@@ -109,7 +109,7 @@ def test_what_ranges_were_read_from_cannot_be_taken_off(population):
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        ({"aged": (0, 1)}, "no column 'aged' to scale, only .*'year'.*; did you mean 'age'"),
+        ({"aged": (0, 1)}, "no column 'aged' to scale, only .*'year'.*did you mean 'age'"),
         ({"age": (1, 1)}, "range of column 'age' must be"),
         ({"age": (0, np.inf)}, "range of column 'age' must be"),
     ],

@@ -63,7 +63,7 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     assert legend(columns) == ["PMTL, ε ≤ 2, one hot = sex, ward", "PMTL, ε ≤ 2, one hot = sex"]
     lists = figure_of(run("pmtl", lam=[0.1] * 999 + [0.3]), run("pmtl", lam=0.2))
     assert legend(lists) == ["PMTL, ε ≤ 2, lam = 0.1 to 0.3", "PMTL, ε ≤ 2, lam = 0.2"]
-    with pytest.raises(ValueError, match="did you mean test_accuracy"):
+    with pytest.raises(ValueError, match=r"did you mean .test_accuracy"):
         figure_of(run("pmtl"), columns=["accuracy"])
     nothing = figure_of(run("local", epsilon=0.0))
     assert nothing.get_suptitle() == "digits, 5 clients; Local, ε = 0"
