@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Record = dict[str, Any]
-"""Names and values, as of an evaluation or a file of JSON."""
+"""Names and values, such as those in an evaluation or in a file of JSON."""
 DIVERGES = (
     "this run diverges from round {} on (training loss above ten times its first value, or not "
     "finite): a smaller learning rate or λ may help, or features of one scale (--range; "
