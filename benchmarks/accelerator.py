@@ -20,7 +20,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 from unittest import mock
@@ -40,10 +40,11 @@ from work import work_of
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli.printing import print_rows
+from fedjaxsim.engine.layout import expected_lengths
 from fedjaxsim.kernels import winograd
 from fedjaxsim.models import network
 from fedjaxsim.report.progress import number
-from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.target import Target, compile_for
@@ -163,14 +164,24 @@ def ceilings() -> dict[str, float]:
         return found | {"flops at highest precision": Ceilings(jax.devices()).flops()}
 
 
+def trips(experiment: Experiment, chunk_size: int) -> list[float]:
+    """Return the expected trips of a round's loops of unknown length, the outer loop's first."""
+    simulation, batches = experiment.simulation, experiment.simulation.minibatches
+    cohort = float(simulation.sampler.rate(experiment.hparams.as_arrays())) * simulation.num_clients
+    counts = np.asarray(simulation.population.splits["train"].count)
+    steps = (batches.epochs or 1) * np.ceil(counts / batches.size)
+    # In chunks, all clients wait for the longest of theirs.
+    longest = expected_lengths(steps, cohort)[::chunk_size]
+    sampler = simulation.sampler
+    several = chunk_size < sampler.scheme.capacity and not sampler.takes_all
+    return [*([len(longest)] if several else []), float(batches.steps or np.mean(longest))]
+
+
 def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Record:
     """Compile a workload; return what a round starts, per round, and the least time it takes."""
     experiment = prepare(run_config(**settings_of(name, rehearse)), check_memory=False)
-    batches = experiment.simulation.minibatches
-    rows = int(experiment.simulation.population.splits["train"].count.max())
-    steps = batches.steps or (batches.epochs or 1) * -(-rows // batches.size)
     found = compile_for(target, experiment.simulation, experiment.hparams, rounds=8)
-    started = started_by_a_round(found.rounds.as_text(), steps)
+    started = started_by_a_round(found.rounds.as_text(), *trips(experiment, found.chunk_size))
     work = work_of(experiment, experiment.state_shapes)
     bandwidth, flops = SPEEDS[device]
     starts = {"launches": LAUNCH * started.launches} if device == "h100" else {
@@ -181,12 +192,17 @@ def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Recor
         "launches": started.launches,
         "waits": started.waits,
         "bytes": work.bytes,
+        "moved_bytes": started.moved.total(),
         "flops": work.flops,
         "working_bytes": found.need.rounds,
         "peak_bytes": found.need.peak,
         "chunk_size": found.chunk_size,
         "seconds": bounds,
     }
+
+
+def _sum(numbers: Iterable[float]) -> str:
+    return " + ".join(f"{number:.0f}" for number in numbers)
 
 
 def compile_for_devices(
@@ -200,15 +216,18 @@ def compile_for_devices(
         target, rows = Target.named(device), []
         for name in names:
             found = compiled(name, target, device, rehearse)
+            moved = f"{found['moved_bytes'] / 1e6:.0f}"
             update(out / "compiled.json", {f"{name} {device}": found | {"versions": versions}})
             bound, least = max(found["seconds"].items(), key=lambda each: each[1])
             rows.append([
-                name, f"{found['launches']} ({' + '.join(map(str, found['kernels'].values()))})",
-                str(found["waits"]), f"{found['bytes'] / 1e6:.0f}", f"{found['flops'] / 1e9:.2g}",
+                name, f"{found['launches']:.0f} ({_sum(found['kernels'].values())})",
+                f"{found['waits']:g}", f"{found['bytes'] / 1e6:.0f}", moved,
+                f"{found['flops'] / 1e9:.2g}",
                 f"{found['working_bytes'] / 1e6:.0f}", f"{1e3 * least:.2g} ({bound})",
             ])  # fmt: skip
         parts = " + ".join((*PARTS, "other"))
-        head = [device, f"kernels ({parts})", "waits", "MB", "GFLOP", "working MB", "least ms"]
+        head = [device, f"kernels ({parts})", "waits", "least MB", "MB moved", "GFLOP"]
+        head += ["working MB", "least ms"]
         print_rows(head, rows)
     print("compiled, not timed:", ", ".join(f"{each} {v}" for each, v in versions.items()))
     return 0

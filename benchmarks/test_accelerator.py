@@ -10,6 +10,8 @@ import pytest
 from support.problems import environment_of_users
 
 from fedjaxsim.extras import missing
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.settings import run_config
 
 MACHINE = {"name": "here", "processor": "some", "cores": 2, "device_kind": "cpu", "devices": 2}
 
@@ -29,6 +31,18 @@ def test_workloads_are_files_of_settings_with_changes():
         given = {key: list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
         assert given.items() <= settings.items()
         assert accelerator.settings_of(name, True)["clients"] == 10
+
+
+def test_a_loop_over_batches_of_clients_has_the_steps_of_their_longest():
+    def found(chunk_size, **settings):
+        settings = {"data": "random", "clients": 40, "rows": (10,), "batch_size": 4} | settings
+        experiment = prepare(run_config(algorithm="fedavg", **settings), check_memory=False)
+        return accelerator.trips(experiment, chunk_size)
+
+    # Ten clients in two batches of them; 8 of their rows are for training, two minibatches.
+    assert found(6, sampling_rate=0.25, local_epochs=1) == [2, 2]
+    assert found(40, sampling="full", local_epochs=1) == [2]
+    assert found(6, sampling_rate=0.25, local_steps=5) == [2, 5]
 
 
 def measured(folder):
