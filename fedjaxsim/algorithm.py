@@ -53,6 +53,44 @@ class Context(NamedTuple):
     sampling_rate: jax.Array
 
 
+class Init(Protocol):
+    """The first states."""
+
+    # With both of the last ones of any type, checkers of types take functions with and without.
+    def __call__(
+        self, key: jax.Array, hparams: Hyperparameters, /, *fields: Any, **_: Any
+    ) -> tuple[PyTree, PyTree]:
+        """Return the first server state and ONE client's first personal state.
+
+        Neither may depend on private data, nor the server's on a client's hyperparameters.
+
+        Args:
+          key: a random key, the same for all clients.
+          hparams: as for a client.
+          *fields: for a function with a third argument, a dict of the shapes and types of a
+            client's fields with one row, each (1, ...).
+          **_: nothing.
+        """
+        ...
+
+
+class Start(Protocol):
+    """The first states of a stage that follows a stage of another algorithm."""
+
+    def __call__(
+        self, key: jax.Array, hparams: Hyperparameters, published: PyTree, own_model: PyTree, /
+    ) -> tuple[PyTree, PyTree]:
+        """Return the server state and ONE client's personal state, as `Init`.
+
+        Args:
+          key: a random key, the same for all clients.
+          hparams: as for a client.
+          published: the parameters that the earlier stage published.
+          own_model: the parameters that the client predicted with.
+        """
+        ...
+
+
 class Client(Protocol):
     """One client's round."""
 
@@ -157,7 +195,7 @@ class WarmStart(NamedTuple):
       False
     """
 
-    start: Callable[..., tuple[PyTree, PyTree]] | None = None
+    start: Start | None = None
     published: Callable[[PyTree], PyTree | None] = lambda shared: None
     required: bool = False
 
@@ -218,7 +256,7 @@ class Algorithm(NamedTuple):
       ()
     """
 
-    init: Callable[..., tuple[PyTree, PyTree]]
+    init: Init
     client: Client
     server: Server
     predict: Predict

@@ -85,6 +85,14 @@ class Release(NamedTuple):
     noise_multiplier: jax.Array
 
 
+class InitFunction(Protocol):
+    """The mechanism's first state."""
+
+    def __call__(self, hparams: Hyperparameters, /) -> PyTree:
+        """Return the public state, such as an adaptive clip norm, or `()`."""
+        ...
+
+
 class ZeroFunction(Protocol):
     """The accumulator of no messages."""
 
@@ -177,7 +185,7 @@ class Mechanism(NamedTuple):
     """
 
     event: PrivacyEvent
-    init: Callable[[Hyperparameters], PyTree]
+    init: InitFunction
     zero: ZeroFunction
     add: AddFunction
     release: ReleaseFunction
