@@ -24,7 +24,15 @@ from fedjaxsim.cli.messages import (
 )
 from fedjaxsim.factories import CommandLineText, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, is_own
-from fedjaxsim.runs.settings import RunConfig, readers, static_keys, table_of, unknown, unread
+from fedjaxsim.runs.settings import (
+    Layer,
+    RunConfig,
+    readers,
+    static_keys,
+    table_of,
+    unknown,
+    unread,
+)
 from fedjaxsim.runs.settings_files import OUTPUT, layered_config, read_raw
 from fedjaxsim.runs.sweep_files import SweepFile, SweepOptions, read_file
 from fedjaxsim.signals import end_on_signal
@@ -106,7 +114,8 @@ def _settings(
     asked = {name: value for name, value in flags.items() if name not in own_flags}
     earlier = Path(own_flags["from"]) if "from" in own_flags else None
     without = dict.fromkeys((*command.without, *OUTPUT), f"has no effect on {command.name}")
-    return layered_config(asked, path, earlier, without), own_flags, other_words[path is not None :]
+    config = layered_config(asked, Layer(raw, path, "noted"), earlier, without)
+    return config, own_flags, other_words[path is not None :]
 
 
 def _axes(

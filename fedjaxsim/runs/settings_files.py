@@ -43,21 +43,16 @@ def check_flags(names: Iterable[str], without: Mapping[str, str]) -> None:
 
 
 def layered_config(
-    flags: Mapping[str, Any],
-    path: Path | None,
-    earlier: Path | None,
-    without: Mapping[str, str],
+    flags: Mapping[str, Any], file: Layer, earlier: Path | None, without: Mapping[str, str]
 ) -> RunConfig:
     """Make the settings of a run from flags, a file and an earlier run; the first wins.
 
-    Settings of the file that this run does not read are noted; settings of the run in the directory
-    `earlier` are left out. `without` holds settings that the caller does not read, with the reason.
+    Settings of the run in the directory `earlier` that this run does not read are left out.
+    `without` holds settings that the caller does not read, with the reason.
     """
     check_flags(flags, without)
-    check_parts(flags)
     inherited = {} if earlier is None else read_raw(earlier / CONFIG)
-    file = {} if path is None else read_raw(path)
-    asked = {**inherited, **file, **flags}
+    asked = {**inherited, **file.values, **flags}
     if str(asked.get("seed")) != str(inherited.get("seed", asked.get("seed"))):
         # A stage with another seed is on the same data.
         inherited = {"partition_seed": number_of(inherited["seed"])} | inherited
@@ -67,7 +62,7 @@ def layered_config(
         inherited = {name: inherited[name] for name in inherited if name not in left_out}
     return layered(
         Layer(inherited, earlier and earlier / CONFIG, "left out"),
-        Layer(file, path, "noted"),
+        file,
         Layer(flags),
         without=without,
     )
