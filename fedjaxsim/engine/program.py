@@ -1,8 +1,8 @@
 """A federated run as four pure functions: `init`, `step`, `rounds` and `evaluate`.
 
 `Simulation` checks its parts, builds a `Program` and calls it. The transforms `shard`, `batch`,
-`over_seeds` and `stream` take a program and return a program. A round has three parts: `draw`, `work`, where all
-time goes, and `server_update`.
+`over_seeds` and `stream` take a program and return a program. A round has three parts: `draw`,
+`work`, where all time goes, and `server_update`.
 """
 
 import contextlib
