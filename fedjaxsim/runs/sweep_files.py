@@ -138,9 +138,13 @@ def read_file(path: Path) -> SweepFile:
 
 
 def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
-    """Return the tables of a file; a value that is no list becomes one."""
+    """Return the tables of a file; a value that is no list becomes one.
+
+    Among several, one may be empty, of a run of the other settings, as where a flag took its axis.
+    """
     tables = [sweep] if isinstance(sweep, dict) else sweep
-    if not (isinstance(tables, list) and tables and all(t and isinstance(t, dict) for t in tables)):
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not is_list or not any(tables):
         example = "with lists of values, as in learning-rate = [0.1, 0.3]"
         raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}; got {sweep}")
     above = "is an option of the sweep: write it above the tables"

@@ -234,6 +234,10 @@ def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
     again = read_sweep(written(tmp_path, written_down))
     assert again == plan
     assert again.fingerprint == plan.fingerprint
+    # A flag takes the only axis of a table; `compare` reads what the sweep has written.
+    text = "[[sweep]]\nlam = [0.1, 0.3]\n[[sweep]]\nlocal-steps = [2]\n"
+    left = read_sweep(written(tmp_path, text), {"local_steps": 3})
+    assert read_sweep(written(tmp_path, tomli_w.dumps(left.settings()))) == left
 
 
 def test_the_fingerprint_follows_what_results_depend_on():
