@@ -344,3 +344,59 @@ def test_ditto_is_behind_pmtl_where_the_page_says(script, studies):
     text = sentences(PAGE)
     assert "at most 0.008 behind" in text
     assert "FEMNIST without noise (0.032) and Vehicle at ε = 0.5 (0.021 ± 0.026)" in text
+
+
+ALL_SYSTEMS = {
+    "FedAvg": "fedavg", "PMTL, offset": "pmtl-offset", "PP-SGD": "ppsgd",
+    "DPFedMTL, trivial trunk": "dpfedmtl-intercepts", "MP-MTL low-rank": "mpmtl-low-rank",
+    "MP-MTL group-sparse": "mpmtl-group-sparse",
+}  # fmt: skip
+
+
+def better_than_local(figure, name, metric, sign):
+    """The systems and levels that are surely better than Local in one study of all systems."""
+    methods = json.loads((RESULTS / f"all-systems-{name}.json").read_text())["methods"]
+    local = [sign * value for value in methods["local"]["∞"][metric]]
+    gains = {
+        (method, level): figure.difference([sign * v for v in run[metric]], local).estimate
+        for method, runs in methods.items()
+        if method != "local"
+        for level, run in runs.items()
+    }
+    return methods, {key for key, gain in gains.items() if gain.mean > gain.half}
+
+
+def test_the_table_of_both_adjacencies_has_the_numbers_and_marks_of_its_file(script):
+    levels = ("ε = 1, zero_out", "ε = 1, replace", "ε = 4, zero_out", "∞")
+    methods, better = better_than_local(script("figure"), "school", "nmse", -1)
+    _, *shown = rows(PAGE, "| | ε = 1, zero-out")
+    assert [name for name, *_ in shown] == list(ALL_SYSTEMS)
+    for name, *cells in shown:
+        for level, cell in zip(levels, cells, strict=True):
+            values = methods[ALL_SYSTEMS[name]][level]["nmse"]
+            mean, error = (float(number) for number in cell.strip("*").split(" ± "))
+            assert abs(mean - np.mean(values)) < 6e-4, (name, level)
+            assert abs(error - np.std(values, ddof=1) / math.sqrt(len(values))) < 6e-4
+            assert ("**" in cell) == ((ALL_SYSTEMS[name], level) in better), (name, level)
+
+
+def test_only_pp_sgd_is_ahead_of_local_on_landmine_with_noise(script):
+    _, better = better_than_local(script("figure"), "landmine", "auc", 1)
+    noisy = {key for key in better if key[1] != "∞"}
+    assert noisy == {("ppsgd", "ε = 1, zero_out"), ("ppsgd", "ε = 4, zero_out")}
+
+
+@pytest.mark.parametrize("population", ["digits", "classifiers"])
+def test_the_tables_of_correlated_noise_mark_what_is_ahead_by_two_errors(population):
+    found = json.loads((RESULTS / "correlated-noise.json").read_text())["populations"]
+    arms = found[population]["systems"]["FedAvg"].values()
+    shown = rows(PAGE, f"| {population}, 1")
+    mean, error = (100 * np.array([arm[key] for arm in arms]) for key in ("accuracy", "error"))
+    written = [[cell.strip("*").split(" ± ") for cell in cells] for _, *cells in shown]
+    np.testing.assert_allclose(np.array(written, float), np.stack([mean, error], -1), atol=0.051)
+    for level, column in enumerate(mean.T):
+        best = int(column.argmax())
+        of_difference = np.hypot(error[best, level], error[:, level])
+        behind = np.delete(column[best] - column > 2 * of_difference, best)
+        bold = {place for place, cells in enumerate(shown) if "**" in cells[1 + level]}
+        assert bold == ({best} if behind.all() else set()), level
