@@ -75,24 +75,33 @@ class _LightContext(mlir.JaxIrContext):
         assert self.dialects["func"]
 
 
+def _schedule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rotations of Threefry's steps, and the words of the key and numbers they add."""
+    rotations = np.concatenate([threefry._ROTATIONS[group % 2] for group in range(5)])
+    words, numbers = np.zeros((2, 20, 3), np.uint32), np.zeros((2, 20), np.uint32)
+    for group in range(5):
+        last = 4 * group + 3
+        words[0, last, (group + 1) % 3] = words[1, last, (group + 2) % 3] = 1
+        numbers[1, last] = group + 1
+    return rotations.astype(np.uint32), words, numbers
+
+
 @jax.jit
 def _hash_in_a_loop(key, x, y):
     """`threefry.words` as a loop: its hundred steps are a fifth of what a round compiles."""
-    group, last = np.arange(20) // 4, np.arange(20) % 4 == 3
-    keys = jnp.stack([key[0], key[1], key[0] ^ key[1] ^ threefry._PARITY])
-    to_x = jnp.where(last, keys[(group + 1) % 3], np.uint32(0))
-    to_y = jnp.where(last, keys[(group + 2) % 3] + np.uint32(group + 1), np.uint32(0))
-    rotations = np.uint32(np.concatenate([threefry._ROTATIONS[k % 2] for k in range(5)]))
+    rotations, words, numbers = _schedule()
+    keys = jnp.concatenate([key, (key[0] ^ key[1] ^ threefry._PARITY)[None]])
+    added = jnp.sum(words * keys, axis=-1, dtype=np.uint32) + numbers
 
     def step(pair, each):
-        (x, y), (rotation, more_x, more_y) = pair, each
+        (x, y), (left, right, more_x, more_y) = pair, each
         x = x + y
-        y = x ^ ((y << rotation) | (y >> (np.uint32(32) - rotation)))
+        y = x ^ ((y << left) | (y >> right))
         return (x + more_x, y + more_y), None
 
     # Both vary over devices if one does.
-    start = x + keys[0] + (y ^ y), y + keys[1] + (x ^ x)
-    return jax.lax.scan(step, start, (jnp.asarray(rotations), to_x, to_y))[0]
+    start = x + key[0] + (y ^ y), y + key[1] + (x ^ x)
+    return jax.lax.scan(step, start, (rotations, 32 - rotations, *added))[0]
 
 
 @jax.jit
