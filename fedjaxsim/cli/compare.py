@@ -147,8 +147,9 @@ def _page(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> by
         ],
         texts,
         {
-            compared_run.run.name: os.path.relpath(compared_run.path, out.parent)
-            for compared_run in comparison.runs
+            row["run"]: os.path.relpath(compared_run.path, out.parent)
+            for rows in (comparison.rows, comparison.described_rows)
+            for row, compared_run in zip(rows, comparison.runs, strict=True)
         },
     )
 

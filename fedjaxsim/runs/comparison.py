@@ -15,6 +15,7 @@ from fedjaxsim.divergence import Record
 from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
 from fedjaxsim.report.files import KINDS, strict
+from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.results import (
     Run,
@@ -39,6 +40,9 @@ from fedjaxsim.runs.directory import (
 )
 from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP
+
+_DESCRIBED = 4
+"""Most settings behind the name of a run."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,6 +98,30 @@ class Comparison:
         """The summary of each run, with its name."""
         return [compared_run.row for compared_run in self.runs]
 
+    @property
+    def described_rows(self) -> list[Record]:
+        """The rows; names of a sweep's runs are followed by the settings that differ in it."""
+        rows = self.rows
+        varied = {
+            name: Comparison(
+                tuple(of_sweep for of_sweep in self.runs if of_sweep.sweep == name)
+            ).settings_that_differ
+            for name in {compared_run.sweep for compared_run in self.runs}
+        }
+        for row, compared_run in zip(rows, self.runs, strict=True):
+            config = compared_run.run.config | {"seed": compared_run.run.seed}
+            names = varied[compared_run.sweep]
+            values = {key: config[key] for key in names if config.get(key) is not None}
+            words = [
+                value_label(key, value)
+                if key == "algorithm"
+                else f"{key_label(key)} {value_label(key, value)}"
+                for key, value in values.items()
+            ]
+            if compared_run.sweep and len(words) <= _DESCRIBED:
+                row["run"] += f" {', '.join(words)}"
+        return rows
+
     @functools.cached_property
     def systems(self) -> list[System]:
         """The runs of each setting."""
@@ -115,7 +143,7 @@ class Comparison:
             label, rows = column_label(self.means[0]["metric"], self.metrics), self.means
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
             tables.append(Table(title, headings(rows, label), [cells(row) for row in rows]))
-        tables.append(table_of_runs(self.rows, "Runs", self.metrics, condensed=True))
+        tables.append(table_of_runs(self.described_rows, "Runs", self.metrics, condensed=True))
         if of_clients := [
             compared_run for compared_run in self.runs if compared_run.clients is not None
         ]:
