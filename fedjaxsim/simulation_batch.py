@@ -12,7 +12,7 @@ import numpy as np
 from fedjaxsim.checks import Name, SettingError, count, described
 from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.checks import require_state, require_values
+from fedjaxsim.engine.checks import require_key, require_state, require_values
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.fixed import Fixed
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop, run_segments
@@ -190,6 +190,7 @@ class SimulationBatch(Fixed):
             return list(key)
         if isinstance(key, jax.Array):
             raise ValueError(f"give the first seed, or {self.seeds} keys, got one key")
+        require_key(key)
         return [key + number for number in range(self.seeds)]
 
     def state_of(self, state: SimulationState, run: int) -> SimulationState:

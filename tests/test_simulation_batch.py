@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -226,6 +227,14 @@ def test_input_is_checked():
     with pytest.raises(ValueError, match="noise_multiplier"):
         SimulationBatch(sim, [base, base.replace(noise_multiplier=np.ones(3))])
     many, sim, base = three(), three().simulation, base_of_three()
+    with pytest.raises(ValueError, match="seeds"):
+        SimulationBatch(sim, [base], seeds=0)
+    twice = SimulationBatch(sim, [base, base], seeds=2)
+    assert (twice.size, twice.runs) == (4, ((0, 0), (0, 1), (1, 0), (1, 1)))
+    wrong: list[Any] = ["x", jax.random.key(0), 2**64 - 1]
+    for key, message in zip(wrong, ("seed", "2 keys", "seed"), strict=True):
+        with pytest.raises(ValueError, match=message):
+            twice.init(key)
     with pytest.raises(ValueError, match="its own key, got one twice"):
         SimulationBatch(sim, [base], seeds=2).init(jnp.stack([jax.random.key(1)] * 2))
     with pytest.raises(ValueError, match="settings"):
