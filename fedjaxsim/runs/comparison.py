@@ -41,15 +41,13 @@ from fedjaxsim.runs.directory import (
 from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP
 
-_DESCRIBED = 4
-"""Most settings behind the name of a run."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedRun:
     """A finished run, its guarantee as JSON, and the rounds that it drew from each key.
 
-    `path` is the folder of the run, or of the sweep that it is in, whose name is `sweep`.
+    `path` is the folder of the run, or of the sweep that it is in, whose name is `sweep`, with its
+    `swept` values.
     """
 
     run: Run
@@ -57,6 +55,7 @@ class ComparedRun:
     guarantee: Record
     draws: tuple[entries.Drawn, ...]
     sweep: str = ""
+    swept: Record = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def clients(self) -> dict[str, np.ndarray] | None:
@@ -100,26 +99,17 @@ class Comparison:
 
     @property
     def described_rows(self) -> list[Record]:
-        """The rows; names of a sweep's runs are followed by the settings that differ in it."""
+        """The rows; names of a sweep's runs are followed by their swept values."""
         rows = self.rows
-        varied = {
-            name: Comparison(
-                tuple(of_sweep for of_sweep in self.runs if of_sweep.sweep == name)
-            ).settings_that_differ
-            for name in {compared_run.sweep for compared_run in self.runs}
-        }
         for row, compared_run in zip(rows, self.runs, strict=True):
-            config = compared_run.run.config | {"seed": compared_run.run.seed}
-            names = varied[compared_run.sweep]
-            values = {key: config[key] for key in names if config.get(key) is not None}
             words = [
                 value_label(key, value)
                 if key == "algorithm"
                 else f"{key_label(key)} {value_label(key, value)}"
-                for key, value in values.items()
+                for key, value in compared_run.swept.items()
+                if value is not None
             ]
-            if compared_run.sweep and len(words) <= _DESCRIBED:
-                row["run"] += f" {', '.join(words)}"
+            row["run"] = " ".join([row["run"], ", ".join(words)]).rstrip()
         return rows
 
     @functools.cached_property
@@ -344,7 +334,7 @@ def _of_sweep(
             )  # fmt: skip
             draws = entries.read_draws(drawn)
             guarantee = check_guarantee(stated["guarantee"], path / REPORT)
-            compared_runs.append(ComparedRun(run, path, guarantee, draws, sweep=name))
+            compared_runs.append(ComparedRun(run, path, guarantee, draws, name, plan.swept[index]))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: its results do not fit {SWEEP} ({error})") from error
     return metric, choice, compared_runs
