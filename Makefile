@@ -10,7 +10,9 @@ export MPLBACKEND := Agg
 # Every capability and every law once; test-all adds types, repetitions, features together and the site.
 test: lint unit
 
-test-all: test types thorough docs
+# Types and pages take one core each, so they are last and at once.
+test-all: test thorough $(VENV)/docs-ready
+	$(MAKE) --jobs=2 types docs
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
