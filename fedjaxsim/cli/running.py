@@ -26,7 +26,7 @@ from fedjaxsim.engine import processes
 from fedjaxsim.privacy.assumptions import NO_RELEASE, STOPPING
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.privacy.guarantee import Report, tight_epsilon
-from fedjaxsim.report.files import check_holds_no_other
+from fedjaxsim.report.files import check_place
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.baseline import worse_than_constant
@@ -82,7 +82,7 @@ def seeds_work(
     if config.has_secret_seed:
         raise ValueError("seeds and seed secret exclude each other")
     checks.count(1, MOST_RUNS, seeds=seeds)
-    check_holds_no_other(out, "folder of several runs")
+    check_place(out, "folder of several runs")
     runs = {
         out / f"seed-{seed}": config.replace(seed=seed)
         for seed in range(config.seed, config.seed + seeds)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim import store
+from fedjaxsim.checks import Name, SettingError
 
 _BLOCK = 1 << 16
 """Rows of a table in one write."""
@@ -18,8 +19,11 @@ KINDS = {"config.toml": "run", "sweep.toml": "sweep", "path.json": "tuning"}
 """What a folder holds, by a file in it."""
 
 
-def check_holds_no_other(path: Path, kind: str) -> None:
-    """Check that a folder for results of a `kind` holds no other kind of results."""
+def check_place(path: Path, kind: str) -> None:
+    """Check that a path for results of a `kind` is no file, nor a folder with another kind."""
+    file = next((part for part in (path, *path.parents) if part.is_file()), None)
+    if file is not None:
+        raise SettingError(Name("out"), f" must be a directory, but {file} is a file")
     for file, other in KINDS.items():
         if other != kind and (path / file).exists():
             raise ValueError(f"{path} holds a {other}, and is no place for a {kind}: give another")
@@ -33,9 +37,7 @@ def make_directory(
     With `overwrite`, existing results and `pictures` are removed; other files stay. A directory
     that cannot be made or held, or has results otherwise, is a ValueError.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} must be a directory, and is a file")
-    check_holds_no_other(path, kind)
+    check_place(path, kind)
     try:
         store.lock_folder(path)
         present = [name for name in names if (path / name).exists()]

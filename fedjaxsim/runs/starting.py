@@ -11,7 +11,7 @@ from fedjaxsim.engine import processes
 from fedjaxsim.engine.checkpoint import require_x64
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
-from fedjaxsim.report.files import check_holds_no_other
+from fedjaxsim.report.files import check_place
 from fedjaxsim.runs.assemble import data_warnings
 from fedjaxsim.runs.build import Experiment, check_own_code, prepare_with_progress, versions
 from fedjaxsim.runs.directory import CONFIG, RunDirectory, fingerprint_of, settings_digest
@@ -84,7 +84,7 @@ def prepare_run(
         return prepare_resume(out, loggers=loggers, quiet=quiet)
     factories = _find_loggers(loggers, out)
     if out is not None:
-        check_holds_no_other(out, "run")
+        check_place(out, "run")
     experiment = prepare_with_progress(config, quiet=quiet)
     check_own_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)

@@ -19,6 +19,7 @@ from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.extras import missing
 from fedjaxsim.metrics import column_label, merge_metrics, require_direction
 from fedjaxsim.privacy.guarantee import Report, report
+from fedjaxsim.report.files import check_place
 from fedjaxsim.report.progress import doing
 from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run, metrics_of, selection_column
 from fedjaxsim.runs.build import Experiment, check_own_code, population_of, prepare
@@ -179,6 +180,7 @@ def prepare_sweep(
     say_how_far: Callable[[str], None] = lambda _: None,
 ) -> Sweep | SearchedSweep:
     """Check all input of a sweep before anything is computed, and open its folder."""
+    check_place(out, "sweep")
     how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet}
     if isinstance(plan, Search):
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.metrics import Metric
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc
@@ -98,7 +99,10 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
 
 def _check_k(k: int, number: int) -> None:
     if not 1 <= k < number:
-        raise ValueError(f"top-K needs K from 1 to {number - 1}, below the classes, got {k}")
+        raise SettingError(
+            Name("metrics"),
+            f" take top-K with K from 1 to {number - 1}, below the classes, got {k}",
+        )
 
 
 def _within_largest(classes: Classes, k: int, params: Any, batch: Batch) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.checkpoint import has_x64, require_x64
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.report.files import make_directory, read_json, write_json, write_tables
+from fedjaxsim.report.files import check_place, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_own_code, draws_of, versions
@@ -154,6 +154,7 @@ def prepare_tuning(
     """
     if (path / PATH_JSON).is_file() and not overwrite:
         require_x64(read_json(path / PATH_JSON).get("x64"), path)
+    check_place(path, "tuning")
     names = _names(asked["wrt"], config)
     source = find_source(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
