@@ -23,7 +23,7 @@ def check_place(path: Path, kind: str) -> None:
     """Check that a path for results of a `kind` is no file, nor a folder with another kind."""
     file = next((part for part in (path, *path.parents) if part.is_file()), None)
     if file is not None:
-        raise SettingError(Name("out"), f" must be a directory, but {file} is a file")
+        raise SettingError(Name("out"), f" must be a directory, got {path}: {file} is a file")
     for file, other in KINDS.items():
         if other != kind and (path / file).exists():
             raise ValueError(f"{path} holds a {other}, and is no place for a {kind}: give another")
