@@ -150,7 +150,11 @@ def _selection_report(
     public = [
         s
         for candidate in candidates
-        for s in (*candidate.simulation.public, *candidate.config.public)
+        for s in (
+            *candidate.simulation.public,
+            *candidate.simulation.assumed_of(candidate.hparams),
+            *candidate.config.public,
+        )
     ]
 
     def guarantee(of_run: Guarantee) -> Guarantee:
