@@ -42,7 +42,8 @@ def test_what_stops_a_table_is_shown_with_flags_that_mend_it(table, capsys):
     assert "clients, rows and labels are shown with such flags; without: " in shown.out
     flags = re.search("(?m)^flags: (.*)$", shown.out)
     assert flags is not None
-    assert flags[1] == ("--one-hot job --drop note,gap --range age=LOW:HIGH --range pay=LOW:HIGH")
+    ranges = " ".join(f"--range {name}=LOW:HIGH" for name in ("age", "part", "pay"))
+    assert flags[1] == f"--one-hot job --drop note,gap {ranges}"
     pasted = flags[1].replace("LOW:HIGH", "0:100")
     assert main([*SHOW.split(), *pasted.split()]) == 0
     assert "flags:" not in capsys.readouterr().out

@@ -246,7 +246,7 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
         of_numbers
         and not scaled
         and kind == "number"
-        and max(map(abs, shown_values), default=0) > 1
+        and (role == "feature" or max(map(abs, shown_values), default=0) > 1)  # or no default fits
     ):
         needed = f"--range {shlex.quote(f'{name}=LOW:HIGH')}"
     return {
