@@ -211,7 +211,7 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
         ("--algorithm mycode:broken", "mycode.py:17: KeyError: 'key'"),
         (
             "--algorithm mycode:factory_of_ours",
-            "mycode:factory_of_ours .*mycode.py:44: ValueError",
+            "mycode:factory_of_ours .*mycode.py:44: SettingError",
         ),
         (
             "--algorithm mycode:typo",
