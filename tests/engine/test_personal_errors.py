@@ -102,9 +102,7 @@ def test_errors_are_those_of_a_clients_ridge_regression_and_cover_what_it_estima
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("algorithm", "rate"), [(fjs.ditto, 0.5), (fjs.pmtl, 0.5), (fjs.ppsgd, None)]
-)
+@pytest.mark.parametrize(("algorithm", "rate"), [(fjs.pmtl, 0.5), (fjs.ppsgd, None)])
 def test_noise_and_cohorts_are_the_deviation_of_runs_that_differ_in_them(algorithm, rate):
     clients, rounds, runs = 10, 120, 400
     sim = simulation(frame_of(clients, 8), algorithm, rate)
