@@ -1,5 +1,6 @@
 """What the pages say of systems at equal ε follows from the scores: tables, marks and sentences."""
 
+import csv
 import json
 import math
 import re
@@ -400,3 +401,20 @@ def test_the_tables_of_correlated_noise_mark_what_is_ahead_by_two_errors(populat
         behind = np.delete(column[best] - column > 2 * of_difference, best)
         bold = {place for place, cells in enumerate(shown) if "**" in cells[1 + level]}
         assert bold == ({best} if behind.all() else set()), level
+
+
+def test_clip_norms_have_the_means_and_intervals_of_their_file():
+    scores = {}
+    with open(RESULTS / "clip-norms.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["share_drift"] != "1.0":
+                setting = row["algorithm"], row["mechanism"]
+                scores.setdefault(setting, []).append(float(row["test_accuracy"]))
+    lines = rows(PAGE, "| | one clip norm")
+    for algorithm, line in zip(("fednova", "scaffold"), lines, strict=True):
+        for mechanism, cell in zip(("gaussian", "per-layer", "per-part"), line[1:], strict=True):
+            accuracies = scores[algorithm, mechanism]
+            half_width = 2.776 * np.std(accuracies, ddof=1) / math.sqrt(len(accuracies))
+            mean, half = (float(number) for number in cell.split("±"))
+            assert mean == pytest.approx(np.mean(accuracies), abs=6e-4)
+            assert half == pytest.approx(half_width, abs=6e-4)
