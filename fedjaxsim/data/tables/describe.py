@@ -221,10 +221,12 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
     from pyarrow import types
 
     absent, kind = missing_values(column), kind_of(column.type)
+    no_quantity = False
     if kind == "number":
         numbers = column.to_numpy()[~absent].astype(np.float64)
         if role == "feature":
             warn_of_sentinel(name, to_float32(numbers))
+            no_quantity = names_rows(column, numbers)
         distinct_values = np.unique(numbers)
         shown_values = (
             [distinct_values[0].item(), distinct_values[-1].item()] if len(distinct_values) else []
@@ -233,7 +235,6 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
         distinct_values = np.unique(texts(column)[~absent])
         shown_values = distinct_values[: _SHOWN if kind == "text" else 0].tolist()
     missing, distinct, needed = int(absent.sum()), len(distinct_values), None
-    no_quantity = role == "feature" and kind == "number" and names_rows(column, numbers)
     of_numbers = role == "feature" or (role == "target" and types.is_floating(column.type))
     if role == "feature" and kind == "text" and (odd := odd_cells(column)):
         needed = f"--missing {shlex.quote(','.join(sorted(odd)))}"

@@ -204,8 +204,9 @@ def adaptive_clipping(*, exact_sums: bool = False) -> base.Mechanism:
         if z is not None and sigma is not None and np.any((z > 0) & (2 * sigma <= z)):
             raise SettingError(
                 Name("count_noise"),
-                f" must be above noise_multiplier/2 = {np.max(z) / 2}, got {sigma}; a "
-                "twentieth of the expected cohort is usual",
+                " must be above ",
+                Name("noise_multiplier"),
+                f"/2 = {np.max(z) / 2}, got {sigma}; a twentieth of the expected cohort is usual",
             )
 
     bound = Bound(
