@@ -29,7 +29,7 @@ from fedjaxsim.privacy.guarantee import Report, tight_epsilon
 from fedjaxsim.report.files import check_place
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
-from fedjaxsim.runs.baseline import worse_than_constant
+from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS, worse_than_constant
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.comparison import compare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory, read_run
@@ -41,7 +41,6 @@ from fedjaxsim.runs.sweep_files import MOST_RUNS
 from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
-_MORE_STEPS = "try more --rounds, another --learning-rate, or ranges of columns (--range)"
 
 
 def run_work(
@@ -213,7 +212,7 @@ def _warn_of(stage: Stage, done: Executed) -> None:
     population = stage.experiment.simulation.population
     if (worse := worse_than_constant(population, summary)) is not None:
         noise = stage.experiment.noise_multiplier > 0
-        remedy = _less_noise(stage.experiment) if noise else _MORE_STEPS
+        remedy = _less_noise(stage.experiment) if noise else MORE_STEPS
         _warn(f"the models are of no use yet: {worse}; {remedy}")
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
@@ -226,10 +225,7 @@ def _less_noise(experiment: Experiment) -> str:
     simulation, clip = experiment.simulation, ""
     if simulation.bounds_messages and simulation.clip_norm < experiment.hparams.get("clip", 0.0):
         clip = f" such as {simulation.clip_norm:.2g}"
-    return (
-        f"with noise, try a smaller --clip{clip}, a larger --sampling-rate or --epsilon, or "
-        "--algorithm local, which sends nothing"
-    )
+    return LESS_NOISE.format(clip)
 
 
 def _warn(text: str) -> None:

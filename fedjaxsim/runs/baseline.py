@@ -11,6 +11,11 @@ from fedjaxsim.data.population import Population
 RARE = 0.05
 """Share of a class below which accuracy says little of it."""
 _COMMON, _MANY = 0.5, 20
+MORE_STEPS = "try more --rounds, another --learning-rate, or ranges of columns (--range)"
+LESS_NOISE = (
+    "with noise, try a smaller --clip{}, a larger --sampling-rate or --epsilon, or "
+    "--algorithm local, which sends nothing"
+)
 
 
 def rare_class(population: Population) -> str | None:

@@ -40,7 +40,13 @@ from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import make_directory, read_json, write_json, write_tables
-from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
+from fedjaxsim.report.labels import (
+    NOISE,
+    algorithm_title,
+    combination_label,
+    data_name,
+    key_label,
+)
 from fedjaxsim.report.progress import number
 from fedjaxsim.report.results import (
     SPENT,
@@ -49,11 +55,13 @@ from fedjaxsim.report.results import (
     Run,
     default_metric,
     envelope,
+    estimate,
     grouped,
     last,
     metrics_of,
     selection_column,
 )
+from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS, worse_than_constant
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.memory import peak_bytes
@@ -73,6 +81,8 @@ _METRICS = b"metrics"
 """The key of the records of metrics in the metadata of the results, as JSON."""
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
+_MOST_WORSE = 6
+"""Most combinations that are named as worse than a constant."""
 LEDGERS = "ledgers.json"
 SEARCH = "search"
 REPORT = "report.json"
@@ -434,6 +444,37 @@ def advise_on_noise(runs: Sequence[Run], experiments: Mapping[int, Experiment]) 
         if advice:
             advised.setdefault(f"{experiment.config.algorithm}: {advice}", []).append(run.name)
     return tuple(f"{text} ({len(names)} runs)." for text, names in advised.items())
+
+
+def warn_of_constants(
+    best: Best, runs: Sequence[Run], experiments: Mapping[int, Experiment]
+) -> tuple[str, ...]:
+    """Return a sentence on rows of the best whose means are worse than one constant, and a remedy.
+
+    The constant is that of the first seed's rows: seeds may draw other test rows.
+    """
+    varied = [key for key in best.keys if len({row[key] for row in best.rows}) > 1]
+    worse, remedies = [], dict[str, None]()
+    for row in best.rows:
+        keys = [key for key in best.keys if row["mean"] is not None or row[key] is not None]
+        chosen = [run for run in runs if all(run.settings[key] == row[key] for key in keys)]
+        means = {
+            column: estimate([run.value(column) for run in chosen]).mean
+            for column in chosen[0].rows[-1]
+            if column.startswith("test_")
+        }
+        experiment = experiments[int(chosen[0].name)]
+        said = worse_than_constant(experiment.simulation.population, means)
+        if said is not None:
+            name = combination_label(varied, [row[key] for key in varied])
+            worse.append(": ".join(filter(None, [name, said])))
+            noise = experiment.noise_multiplier > 0
+            remedies[LESS_NOISE.format("") if noise else MORE_STEPS] = None
+    if not worse:
+        return ()
+    more = [f"and {len(worse) - _MOST_WORSE} more"] if len(worse) > _MOST_WORSE else []
+    listed = [*worse[:_MOST_WORSE], *more, *remedies]
+    return (f"warning: of no use yet are the models of {'; '.join(listed)}",)
 
 
 def failed_runs(runs: Sequence[Run]) -> int:

@@ -32,6 +32,7 @@ from fedjaxsim.runs.sweep_results import (
     advise_on_noise,
     best_of,
     default_figures,
+    warn_of_constants,
     write_report,
 )
 from fedjaxsim.runs.sweep_runs import Search, SweepRuns
@@ -68,7 +69,7 @@ class SweepResult(NamedTuple):
       best: the best final values; None without a finished run, or of runs that choose.
       left: the number of runs to finish.
       reports: the guarantees of the finished runs.
-      advice: sentences on messages that would leave less noise.
+      advice: sentences on models of no use, and on messages that would leave less noise.
     """
 
     plan: SweepRuns
@@ -127,7 +128,8 @@ class Sweep:
         with doing("writing the report", quiet=self.quiet):
             reports = write_report(plan, directory, runs, best, experiments)
             self._draw(runs, best)
-        advice = advise_on_noise(runs, experiments)
+        worse = warn_of_constants(best, runs, experiments)
+        advice = (*worse, *advise_on_noise(runs, experiments))
         return result._replace(best=best, reports=reports, advice=advice)
 
     def _draw(self, runs: list[Run], best: Best) -> None:

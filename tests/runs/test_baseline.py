@@ -1,5 +1,8 @@
 """What a constant predicts, by scikit-learn's dummies; rare classes."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +12,11 @@ from sklearn.metrics import accuracy_score, log_loss, mean_poisson_deviance
 
 from fedjaxsim.data import Population
 from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.report.results import Run
 from fedjaxsim.runs.assemble import parts_of
-from fedjaxsim.runs.baseline import rare_class, worse_than_constant
+from fedjaxsim.runs.baseline import LESS_NOISE, rare_class, worse_than_constant
 from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.sweep_results import Best, warn_of_constants
 
 
 def population_of(train, test):
@@ -42,6 +47,31 @@ def test_a_result_is_compared_with_the_dummies_of_scikit_learn():
         assert said is not None
         assert float(said.split()[-1]) == pytest.approx(value, rel=5e-3)
     assert worse_than_constant(population, {"test_nmse": None}) is None
+
+
+def test_a_sweep_names_the_settings_whose_means_are_worse_than_a_constant():
+    """The mean of the training rows is 2, so the deviance of a test row 2 is 0 and of 4 is 4 log 2.
+
+    That of 4 is 2 (4 log 2 − 2), so a constant has 4 log 2 − 2 = 0.773 on average.
+    """
+    y = np.array([1, 3], np.int32), np.array([2, 4], np.int32)
+    simulation, noise = SimpleNamespace(population=population_of(*y)), [0.0, 0.0, 1.0, 1.0]
+    experiments: Any = {
+        run: SimpleNamespace(simulation=simulation, noise_multiplier=z)
+        for run, z in enumerate(noise)
+    }
+    deviances = [0.7, 0.84, 0.2, 9.0]
+    runs = [
+        Run(str(k), {"lam": k // 2 + 0.5}, k % 2, [{"round": 3, "test_deviance_weighted": value}])
+        for k, value in enumerate(deviances)
+    ]
+    rows = [{"lam": lam, "mean": 1.0} for lam in (0.5, 1.5)]
+    best = Best("test_deviance", ["lam"], rows, "")
+    assert warn_of_constants(best, runs, experiments) == (
+        "warning: of no use yet are the models of lam = 1.5: deviance 4.6, while one constant for "
+        f"all has 0.773; {LESS_NOISE.format('')}",
+    )
+    assert warn_of_constants(best._replace(rows=rows[:1]), runs, experiments) == ()
 
 
 def test_a_class_is_rare_beside_a_common_one():
