@@ -28,6 +28,8 @@ _INSIDE = (
     "__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__wrapped__", "__func__",
     "__self__",
 )  # fmt: skip
+_SESSIONS = "<stdin>", "<console>", "<python-input", "<ipython-input", "<doctest"
+"""Names in place of a file of code that a user typed."""
 _OF_PARTIAL = "func", "args", "keywords"
 """Names of what a function, its cells and a `functools.partial` hold."""
 
@@ -88,7 +90,7 @@ def _module_in(inside: Mapping[str, Any], code: types.CodeType) -> tuple[str, st
 def _module_of_class(kind: type) -> tuple[str, str | None]:
     """Return module and file of a class, or of a method from elsewhere: a class may say any name.
 
-    Methods that a library generates, such as a dataclass's, have no file.
+    Methods that a library generates, such as a dataclass's, are nobody's.
     """
     module = str(kind.__module__)
     named = module, getattr(sys.modules.get(module), "__file__", None)
@@ -96,15 +98,19 @@ def _module_of_class(kind: type) -> tuple[str, str | None]:
         return named
     for held in itertools.chain.from_iterable(vars(base).values() for base in kind.__mro__):
         function = getattr(held, "__func__", getattr(held, "fget", held))
-        if isinstance(function, types.FunctionType) and _has_file(function.__code__):
+        if isinstance(function, types.FunctionType) and _is_written(function.__code__):
             of_function = _module_of(function)
             if not _is_library(*of_function):
                 return of_function
     return named
 
 
-def _has_file(code: types.CodeType) -> bool:
-    return not code.co_filename.startswith("<")
+def _is_written(code: types.CodeType) -> bool:
+    """Return whether somebody wrote the code, in a file or a session; others are generated."""
+    file = code.co_filename
+    # `python -c` and dataclasses give code one name; they never generate a `__post_init__`.
+    is_typed = file.startswith(_SESSIONS) or code.co_name == "__post_init__"
+    return is_typed or not file.startswith("<")
 
 
 def code_run_by(function: Callable[[], Any]) -> str | None:
@@ -113,7 +119,7 @@ def code_run_by(function: Callable[[], Any]) -> str | None:
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        is_new = event == "call" and _has_file(code) and not run
+        is_new = event == "call" and _is_written(code) and not run
         if is_new and not _is_library(*_module_in(frame.f_globals, code)):
             run.append(f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})")
 

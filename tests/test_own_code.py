@@ -100,6 +100,32 @@ def test_classes_of_fields_alone_run_no_code_where_they_are_taken_apart():
     assert str(code_run_by(Mine())).startswith("Mine.__call__ (")
 
 
+_TYPED = """
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Typed:
+    values: Any
+    def __post_init__(self):
+        pass
+class Node:
+    pass
+jax.tree_util.register_pytree_node(Node, lambda node: ((0,), ()), lambda *_: Node())
+"""
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<string>", "<python-input-3>", "<ipython-input-1-a>"])
+def test_code_that_is_typed_has_an_author(file):
+    names = {"jax": jax, "dataclasses": dataclasses, "Any": Any, "__name__": "__main__"}
+    exec(compile(_TYPED, file, "exec"), names)
+    assert str(code_run_by(functools.partial(names["Typed"], 0))).startswith(
+        "Typed.__post_init__ ("
+    )
+    if file != "<string>":
+        assert f"<lambda> ({file}:" in str(
+            code_run_by(functools.partial(jax.tree.leaves, names["Node"]()))
+        )
+
+
 @pytest.mark.parametrize("name", ["code", "statistics"])
 def test_a_users_file_may_have_the_name_of_a_module_of_python(name, tmp_path, monkeypatch):
     (tmp_path / f"{name}.py").write_text(
