@@ -1228,9 +1228,10 @@ def facts_of(
 
 def facts_of_state(state: SimulationState, hparams: Hyperparameters) -> dict[str, str]:
     """Return named digests of all that the next rounds' bounds, noise and ledger follow from."""
+    budget = np.frombuffer(repr(state.privacy.limit).encode(), np.uint8)
     begun = {
         "key, ledger or hyperparameters": (
-            state.round, jax.random.key_data(state.key), state.privacy, hparams.as_arrays(),
+            state.round, jax.random.key_data(state.key), state.privacy, budget, hparams.as_arrays(),
         ),
         "state of the mechanism": state.mechanism,
     }  # fmt: skip

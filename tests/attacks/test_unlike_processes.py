@@ -9,6 +9,7 @@ from support.problems import classification, read_by
 import fedjaxsim as fjs
 from fedjaxsim import simulation, simulation_batch
 from fedjaxsim.engine import processes
+from fedjaxsim.privacy.events import PrivacyLimit
 
 POPULATION, TASK = classification([6, 7, 8, 9])
 BASE = fjs.privacy.adaptive_clipping()
@@ -65,8 +66,10 @@ def test_processes_go_on_with_one_key_ledger_mechanism_and_one_set_of_hyperparam
     FIRST._agree(begun, HPARAMS)
     FIRST._agree(FIRST.init(0, HPARAMS), HPARAMS)
     all_but = "key, ledger or hyperparameters"
+    limited = dataclasses.replace(begun.privacy, limit=PrivacyLimit(1.0, 1e-5, ()))
     unlike = (
         (other, HPARAMS, all_but),
+        (dataclasses.replace(begun, privacy=limited), HPARAMS, all_but),
         (dataclasses.replace(begun, privacy=other.privacy), HPARAMS, all_but),
         (dataclasses.replace(begun, round=begun.round + 1), HPARAMS, all_but),
         (begun, HPARAMS.replace(noise_multiplier=0.01), all_but),
