@@ -225,7 +225,7 @@ def test_a_default_that_is_the_sampling_rate_follows_the_sampler():
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     sim = simulation(fjs.fedavg(TASK))
-    with pytest.raises(ValueError, match=r"'learning_rat'; .*'learning_rate'"):
+    with pytest.raises(ValueError, match=r"got 'learning_rat' \(did you mean 'learning_rate'\?\)"):
         sim.hyperparameters(learning_rat=0.1)
     # FedAvg has no λ, and full participation no rate.
     for name in ("lam", "sampling_rate"):
