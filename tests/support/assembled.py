@@ -1,8 +1,8 @@
 """Simulations that the commands of a file of tests share, to trace and compile them once.
 
 `fedjaxsim run` and all commands that read a run, or go on with it, assemble its simulation anew, as
-each is a process. In tests they are one process; only hyperparameters, seeds and what is computed
-after a run may differ between commands that share one.
+each is a process. In tests they are one process. Commands that share a simulation may differ in
+seeds, in what a sweep varies within one program, and in what is computed after a run.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import pytest
 from fedjaxsim.runs import assemble, build, execute
 from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.parts import is_own
+from fedjaxsim.runs.sweep_runs import hyperparameters_of
 from fedjaxsim.tuning import source
 
 _ASSEMBLE = assemble.simulation_of
@@ -22,7 +23,7 @@ _NOT_IN_PROGRAMS = {"seed", "eval_every", "epsilon", "delta"}
 
 def _key(config, population):
     settings = {**config.settings()}
-    unread = {*_NOT_IN_PROGRAMS, *config.records}
+    unread = {*_NOT_IN_PROGRAMS, *hyperparameters_of(config)}
     if config.get("schedule", "constant") == "constant" and not config.protects_examples:
         unread.add("rounds")
     about = dataclasses.replace(population, held_out=None)
