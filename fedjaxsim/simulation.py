@@ -338,12 +338,16 @@ class Simulation(Fixed):
 
     @property
     def bounds_steps(self) -> bool:
-        """Return whether the curvature of local steps is bounded, by the loss's and ‖x‖."""
+        """Return whether the curvature of local steps is bounded, by the loss's and ‖x‖.
+
+        Exposures, which no range bounds, multiply it.
+        """
         has_curvature = self.task.curvature is not None and self.algorithm.curvature is not None
         return (
             has_curvature
             and "x" in (columns := self.population.columns)
             and columns["x"].norm < math.inf
+            and self.task.exposure not in self.population.fields
         )
 
     def step_size(self, hparams: Hyperparameters) -> Any:
@@ -357,9 +361,13 @@ class Simulation(Fixed):
 
     @property
     def bounds_messages(self) -> bool:
-        """Return whether `clip_norm` follows from bounds on rows and, in regressions, targets."""
+        """Return whether `clip_norm` follows from bounds on rows and, in regressions, targets.
+
+        Counts have no bound.
+        """
         target = self.population.columns.get("y")
-        bounded = bool(self.task.labels) or (target is not None and max(target.bound) < math.inf)
+        has_labels = bool(self.task.labels) and self.task.exposure is None
+        bounded = has_labels or (target is not None and max(target.bound) < math.inf)
         return bounded and self.bounds_steps and self.algorithm.typical_message is not None
 
     @property

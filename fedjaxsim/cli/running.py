@@ -174,7 +174,8 @@ def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
     simulation, hparams = stage.experiment.simulation, stage.experiment.hparams
     if config.get("learning_rate", 0) is None and simulation.bounds_steps:
         least = number(float(np.min(hparams.learning_rate)))
-        print(f"learning rate {least}: 1/L, so no step expands")
+        up_to = " while no rate exceeds 2e times the prior" if config.loss == "poisson" else ""
+        print(f"learning rate {least}: 1/L, so no step expands{up_to}")
     if config.get("clip", 0) is None and config.clips and simulation.bounds_messages:
         print(f"clip norm {number(simulation.clip_norm)}: from the columns' bounds, not from rows")
     if config.get("lam_intercept", 0) is None and config.get("lam") is None:

@@ -1,6 +1,7 @@
 """Assemble the population and the simulation that settings name, and check that they fit."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -44,6 +45,8 @@ _OF_CLASSES = ("softmax", "one-vs-all")
 """Losses with an output for each class."""
 _COUNTS_CLASSES = (*_OF_CLASSES, "ordinal")
 """Losses made for a number of classes."""
+_UNBOUNDED = ("gamma", "negative-binomial", "ordinal", "poisson")
+"""Losses whose curvature has no bound."""
 _OF_TARGETS = ("multilabel", "squared-targets")
 """Losses of several targets per row, with an output for each."""
 _COUNTS = ("poisson", "negative-binomial")
@@ -444,6 +447,17 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
             f"class {name!r} has less than {RARE:.0%} of the rows, so accuracy says little of it: "
             "the run is judged by log loss, and a public share of the class helps (--prior)"
         )
+    has_usual_step = "learning_rate" in config.keys and config.get("learning_rate") is None
+    if config.loss in _UNBOUNDED and has_usual_step:
+        columns = population.columns
+        follows = config.loss == "poisson" and "exposure" not in population.fields
+        has_range = "x" in columns and columns["x"].norm < math.inf
+        if not (follows and has_range and config.get("prior") is not None):
+            other = "; with a public mean count (--prior) and ranges (--range) it follows"
+            remarks.append(
+                f"the curvature of loss {config.loss} has no bound, so the default learning rate "
+                f"may diverge: compare --learning-rate 0.1, 0.01 and 0.001{other * follows}"
+            )
     most, size = population.splits["train"].count.max(), config.get("batch_size", 10)
     if config.loss == "cox" and most > size:
         remarks.append(

@@ -1,5 +1,6 @@
 """Losses that tables need besides squared errors: counts, costs, times, quantiles, orders."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedjaxsim.tasks.task import (
     Classes,
     OfOutputs,
     Task,
+    curvature_of,
     task_of_outputs,
     with_intercepts,
 )
@@ -39,10 +41,17 @@ def poisson(model: Model, prior: float | None = None) -> Task:
     2(y log(y/μ) − y + μ), as in `sklearn.metrics.mean_poisson_deviance`. Predictions are mean
     counts μ.
 
+    The curvature in an output is the row's rate, which has no bound. With a prior r, the bound on
+    the curvature is that of models whose rates are at most e r: e r (R² + 1) for a linear model on
+    rows with ‖x‖ ≤ R. With the default step 1/L, no step expands where no rate exceeds 2e r.
+    Minibatches with counts far above r can step out of there and diverge, so r should be about the
+    mean count. Without a prior, or with exposures, no step follows.
+
     Args:
       model: outputs (b, 1): the logarithm of the rate.
       prior: A public rate at which the intercept starts.
     """
+    curvature = None if prior is None else curvature_of(model, math.e * prior)
 
     def losses(outputs, y):
         return jnp.exp(outputs[:, 0]) - y * outputs[:, 0]
@@ -52,7 +61,8 @@ def poisson(model: Model, prior: float | None = None) -> Task:
         return 2 * (xlogy(y, y) - y * outputs[:, 0] - y + mean)
 
     losses_by_name = {"loss": losses, "deviance": deviance}
-    return _with_log_link("poisson", model, losses_by_name, prior, "count", **_OF_COUNTS)
+    more = {**_OF_COUNTS, "curvature": curvature}
+    return _with_log_link("poisson", model, losses_by_name, prior, "count", **more)
 
 
 def negative_binomial(model: Model, dispersion: float = 1.0, prior: float | None = None) -> Task:

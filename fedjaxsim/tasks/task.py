@@ -115,8 +115,9 @@ class Task(NamedTuple):
         None without.
       layers: the form of the loss on dense layers, for speed only; else None.
       curvature: `(bound) -> L`: the largest curvature of the loss in the parameters, if features of
-        rows have ‖x‖² ≤ bound; None if it has no bound.
+        rows have ‖x‖² ≤ bound; None if it has no bound. That of `poisson` holds around its prior.
       classes: the scores of a classification with one label per row, for `with_metrics`; else None.
+      exposure: the field that multiplies a row's mean count, if rows have it; None if none does.
 
     Example:
       >>> task = fjs.tasks.squared(fjs.models.linear((3,), 1))
@@ -148,6 +149,7 @@ class Task(NamedTuple):
     layers: Layers | None = None
     curvature: Callable[[float], float] | None = None
     classes: Classes | None = None
+    exposure: str | None = None
 
     def gradient(self, params: PyTree, batch: Batch | ProtectedBatch) -> PyTree:
         """Compute the gradient of the loss at a minibatch, like `params`.
@@ -379,6 +381,7 @@ def task_of_outputs(
         track=track if model.keeps_statistics else None,
         predict=lambda params, fields: says(exposed(model.apply(params, fields["x"]), fields)),
         layers=layers,
+        exposure=exposure,
         **more,
     )
 

@@ -99,6 +99,18 @@ def test_steps_of_losses_on_bounded_rows_are_bounded_by_default():
     for loss, bound in (("logistic", 1 / 2), ("softmax", 1.0), ("squared", 2.0)):
         found = experiment("status", "--loss", loss, "--algorithm", "fedavg")
         assert float(found.hparams.learning_rate) == pytest.approx(1 / bound)
+    # Rates of counts are at most e times the prior; no bound on counts, so none on messages.
+    counts = ["--loss", "poisson", "--algorithm", "fedavg", "--noise-multiplier", "1"]
+    with_prior = experiment("days", *counts, "--prior", "5")
+    assert float(with_prior.hparams.learning_rate) == pytest.approx(1 / (5 * np.e * 2))
+    assert float(with_prior.hparams.clip) == 1
+    assert not data_warnings(with_prior.config, with_prior.simulation.population)
+    for more in ([], ["--prior", "5", "--exposure", "years"]):
+        run = experiment("days", *counts, *more)
+        assert float(run.hparams.learning_rate) == pytest.approx(0.1)
+        [warning] = data_warnings(run.config, run.simulation.population)
+        assert "compare --learning-rate 0.1, 0.01 and 0.001" in warning
+        assert ("--prior" in warning) == (not more)
     rare = experiment("status", "--loss", "logistic", "--algorithm", "fedavg", "--prior", "0.01")
     start = rare.simulation.task.init(jax.random.key(0))
     np.testing.assert_allclose(start["bias"], [np.log(0.01 / 0.99)])

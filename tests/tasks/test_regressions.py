@@ -216,6 +216,24 @@ def test_bounds_on_the_curvature_hold_and_are_reached(task, bound):
     assert curvature(params) <= limit * (1 + 1e-5)
 
 
+def test_the_curvature_of_poisson_is_bounded_up_to_e_times_the_prior():
+    """That of one row is μ (‖x‖² + 1), whatever y is, for a rate μ."""
+    task, bare = poisson(linear((2,), 1), prior=4.0), poisson(linear((2,), 1))
+    assert bare.curvature is None
+    x = jnp.array([[0.6, -0.3]])
+    batch = Batch({"x": x, "y": jnp.array([90])}, jnp.ones(1))
+    start, unravel = ravel_pytree(task.init(jax.random.key(0)))
+    hessian = jax.jit(jax.hessian(lambda flat: task.loss(unravel(flat), batch)))
+    assert task.curvature is not None
+    limit = task.curvature(0.45)
+    shares = []
+    for log_ratio in (-3.0, 0.0, 0.9, 1.0, 1.1):
+        params = unravel(start) | {"bias": jnp.log(4.0) + jnp.full(1, log_ratio)}
+        largest = np.linalg.eigvalsh(hessian(ravel_pytree(params)[0]))[-1]
+        shares.append(float(largest) / limit)
+    np.testing.assert_allclose(shares, np.exp([-4, -1, -0.1, 0, 0.1]), rtol=1e-4)
+
+
 def test_a_prior_is_what_models_predict_first():
     fields = {"x": jnp.ones((2, 2)), "y": jnp.zeros(2, jnp.int32)}
     for task, name, want in (
