@@ -451,7 +451,7 @@ def warn_of_constants(
 ) -> tuple[str, ...]:
     """Return a sentence on rows of the best whose means are worse than one constant, and a remedy.
 
-    The constant is that of the first seed's rows: seeds may draw other test rows.
+    The constant is for the first seed's rows: seeds may draw other test rows.
     """
     varied = [key for key in best.keys if len({row[key] for row in best.rows}) > 1]
     worse, remedies = [], dict[str, None]()
