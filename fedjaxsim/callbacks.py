@@ -56,7 +56,7 @@ class Progress(Callback):
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Show an evaluation, with the speed so far."""
-        done, seconds = segment.round - self._begin, self.run.clock.seconds["rounds"]
+        done, seconds = segment.round - self._begin, self.run.phase_times.seconds["rounds"]
         speed = done / seconds if done else None
         self.show(self.run.records(state, segment), speed)
 
@@ -412,7 +412,7 @@ class Log(Callback):
         step = record.pop("round")
         if step <= self._last or self._fails or not is_first():
             return
-        seconds = {f"seconds/{name}": value for name, value in self.run.clock.seconds.items()}
+        seconds = {f"seconds/{name}": value for name, value in self.run.phase_times.seconds.items()}
         values = {name: value for name, value in (record | seconds).items() if value is not None}
         if not self._tried(self._write, values, step):
             return

@@ -148,7 +148,7 @@ def test_a_run_compiles_nothing_that_a_thread_has_compiled_nor_counts_its_second
     def elsewhere(*_):
         event = "/jax/core/compile/backend_compile_duration"
         pool.submit(jax.monitoring.record_event_duration_secs, event, 1e6).result()
-        clocks.append(records.run.clock.seconds["compile"])
+        clocks.append(records.run.phase_times.seconds["compile"])
 
     state, records = many.init(0), Records()
     with compilations() as seen, ThreadPoolExecutor(1) as pool:

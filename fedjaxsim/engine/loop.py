@@ -183,7 +183,7 @@ Callbacks = Sequence[Callback | Callable[[SimulationState, Segment], bool | None
 """Functions `(state, segment)` are callbacks, too."""
 
 
-class Clock:
+class PhaseTimes:
     """Seconds of the phases of a run: a phase inside another counts once, and so does compilation.
 
     "compile" includes tracing and lowering, in the thread of the run alone; "write" is what
@@ -251,12 +251,12 @@ class RunLoop:
     closing: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack, init=False
     )
-    clock: Clock = dataclasses.field(default_factory=Clock, init=False)
+    phase_times: PhaseTimes = dataclasses.field(default_factory=PhaseTimes, init=False)
     _progress: _Progress = dataclasses.field(default_factory=_Progress, init=False)
 
     def __post_init__(self):
         check_delta(self.delta)
-        timed = self.clock.phase("evaluate")(self.evaluate)
+        timed = self.phase_times.phase("evaluate")(self.evaluate)
         object.__setattr__(self, "evaluate", timed)
 
     @property
@@ -374,7 +374,7 @@ def run_segments(
     if keep is not None:
         checks.count(0, keep=keep)
     evaluate, rounds, plan, sample = run.evaluate, run.rounds, run.plan, run.sample
-    progress, closing, clock = run._progress, run.closing, run.clock
+    progress, closing, phase_times = run._progress, run.closing, run.phase_times
     hooked = [callback for callback in callbacks if isinstance(callback, Callback)]
     stated = (text for callback in callbacks for text in getattr(callback, "public", ()))
     state = with_public(state, stated)
@@ -391,7 +391,7 @@ def run_segments(
             return state, None
         return release_evaluation(state, evaluate(state, "validation", None), plan)
 
-    with closing, clock:
+    with closing, phase_times:
         for callback in hooked:
             callback.run = run
         goes_on = _all_go_on([callback.start(_shown(state)) for callback in hooked])
@@ -406,7 +406,7 @@ def run_segments(
             length = rounds - done
             if eval_every is not None:
                 length = min(length, eval_every - done % eval_every)
-            with clock.phase("rounds"):
+            with phase_times.phase("rounds"):
                 state, metrics = advance(state, length)
                 # Fewer rounds than asked for where the budget of the state ends.
                 before, done, planned = done, int(state.round), done + length
@@ -424,7 +424,7 @@ def run_segments(
             history.append(segment)
             progress.nonfinite += int(np.sum(metrics.get("nonfinite", 0)))
             progress.course += _course(segment, alone=not progress.course and done == rounds)
-            with clock.phase("write"):
+            with phase_times.phase("write"):
                 answers = [step(_shown(state), segment) for step in steps]
             lasting = [i or answer for i, answer in zip(interrupts, answers, strict=True)]
             ended = not _all_go_on(lasting) or done < planned
@@ -435,12 +435,12 @@ def run_segments(
             full_segment = dataclasses.replace(segment, evaluation=evaluation)
             if ended:
                 progress.stopped = full_segment
-                with clock.phase("write"):
+                with phase_times.phase("write"):
                     for step in steps:
                         step(_shown(state), full_segment)
             if history:
                 history[-1] = full_segment
-        with clock.phase("write"):
+        with phase_times.phase("write"):
             for callback in hooked:
                 callback.end(_shown(state))
     return state, History(history)

@@ -21,7 +21,7 @@ from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.divergence import DivergingWarning, Record, diverging_from
 from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.loop import Clock, Segment
+from fedjaxsim.engine.loop import PhaseTimes, Segment
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.extras import missing
@@ -143,7 +143,7 @@ def execute(
         if is_first():
             watching += _logging(stage, loggers)
     history: Sequence[Segment] = ()
-    first, clock = int(state.round), Clock()
+    first, phase_times = int(state.round), PhaseTimes()
     if first < rounds:
         traced = contextlib.nullcontext() if profile is None else jax.profiler.trace(str(profile))
         with traced, warnings.catch_warnings(action="ignore", category=DivergingWarning):
@@ -158,7 +158,7 @@ def execute(
                 evaluate_privately=experiment.evaluations,
                 eval_clients=config.sample,
             )
-        clock = recorded.run.clock
+        phase_times = recorded.run.phase_times
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
@@ -183,7 +183,7 @@ def execute(
         **report.epsilons(),
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
-        "rounds_per_second": (int(state.round) - first) / max(clock.seconds["rounds"], 1e-9),
+        "rounds_per_second": (int(state.round) - first) / max(phase_times.seconds["rounds"], 1e-9),
         "load_seconds": experiment.load_seconds,
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
@@ -193,7 +193,7 @@ def execute(
         summary |= {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     files = directory if is_first() else None
     what = f"writing results of {simulation.num_clients:,} clients"
-    with clock.phase("write"), doing(what, quiet=quiet or files is None):
+    with phase_times.phase("write"), doing(what, quiet=quiet or files is None):
         if files is not None:
             if client_table:
                 columns = _clients(simulation.population, evaluation, report)
@@ -209,7 +209,7 @@ def execute(
                 title = f"{experiment.title}, {simulation.num_clients} clients, {noise}"
                 picture = figures.run_figure(strict(rows), title, experiment.metrics)
                 plots.save(picture, files.path / f"{CURVES}.{picture_format}")
-    summary |= {f"{phase}_seconds": value for phase, value in clock.seconds.items()}
+    summary |= {f"{phase}_seconds": value for phase, value in phase_times.seconds.items()}
     if files is not None:
         write_json(files.path / SUMMARY, summary)  # after all other files
     return Executed(strict(summary), report, state, audit)

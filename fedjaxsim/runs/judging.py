@@ -8,6 +8,7 @@ import numpy as np
 from fedjaxsim.data.aligned import aligned_with, rows_of, with_test_rows
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.standard_errors import ColumnArrays
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.trained import class_names
 from fedjaxsim.extras import importing
@@ -18,7 +19,6 @@ from fedjaxsim.simulation import Simulation
 if TYPE_CHECKING:
     import pandas as pd
 
-ColumnArrays = dict[str, np.ndarray]
 Judged = Literal["personal", "published"]
 PERSONAL: Judged = "personal"
 PUBLISHED: Judged = "published"

@@ -159,7 +159,7 @@ def test_a_step_that_was_written_before_a_kill_is_not_written_again(tmp_path):
     (tmp_path / "x.step").write_text("4")
     log.run = types.SimpleNamespace(  # type: ignore[assignment]
         records=lambda state, segment: [{"round": segment, "test_loss": 1.0}],
-        clock=types.SimpleNamespace(seconds={}),
+        phase_times=types.SimpleNamespace(seconds={}),
         closing=None,
     )
     log.start(None)  # type: ignore[arg-type]
