@@ -41,9 +41,9 @@ def poisson(model: Model, prior: float | None = None) -> Task:
     2(y log(y/μ) − y + μ), as in `sklearn.metrics.mean_poisson_deviance`. Predictions are mean
     counts μ.
 
-    The curvature in an output is the row's rate, which has no bound. With a prior r, the bound on
-    the curvature is that of models whose rates are at most e r: e r (R² + 1) for a linear model on
-    rows with ‖x‖ ≤ R. With the default step 1/L, no step expands where no rate exceeds 2e r.
+    The curvature in an output is the row's rate, which has no bound. With a prior r, the curvature
+    counts as if rates were at most e r: it is e r (R² + 1) for a linear model on rows with ‖x‖ ≤ R.
+    With the default step 1/L, no step expands where no rate exceeds 2e r.
     Minibatches with counts far above r can step out of there and diverge, so r should be about the
     mean count. Without a prior, or with exposures, no step follows.
 

@@ -115,7 +115,7 @@ class Task(NamedTuple):
         None without.
       layers: the form of the loss on dense layers, for speed only; else None.
       curvature: `(bound) -> L`: the largest curvature of the loss in the parameters, if features of
-        rows have ‖x‖² ≤ bound; None if it has no bound. That of `poisson` holds around its prior.
+        rows have ‖x‖² ≤ bound; None if it has no bound. For `poisson` it holds around the prior.
       classes: the scores of a classification with one label per row, for `with_metrics`; else None.
       exposure: the field that multiplies a row's mean count, if rows have it; None if none does.
 
