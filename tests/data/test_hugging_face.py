@@ -238,6 +238,15 @@ def test_a_folder_of_images_has_the_splits_of_its_table(tmp_path):
     assert_array_equal(found.counts, [[1, 0, 1], [2, 0, 0]])
 
 
+def test_folders_of_clients_and_classes_are_for_another_reader(tmp_path):
+    for place in ("ann/u", "ann/v", "bob/u", "bob/v"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.fromarray(np.zeros((2, 2), np.uint8)).save(tmp_path / place / "0.png")
+    with pytest.raises(ValueError, match=f"'client'.* as images:{tmp_path}"):
+        load(f"hf:{tmp_path}", x="image", client="client", target="label")
+    assert load(f"images:{tmp_path}", test=0.0).num_clients == 2
+
+
 def test_images_of_another_size_are_named():
     sizes = [Image.new("RGB", (4, 5)), Image.new("RGB", (4, 5)), Image.new("L", (6, 5))]
     pictures = made({"who": [1, 1, 2], "y": [0, 1, 1], "image": sizes}, image=datasets.Image())

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fedjaxsim.data.arrays import SPLITS, split_called
 from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.tables.images import CenterCrop, Resize, stack_images
+from fedjaxsim.data.tables.images import CenterCrop, Resize, images_below, stack_images
 from fedjaxsim.data.tables.table import (
     Client,
     Drop,
@@ -77,6 +78,14 @@ def read_name(
     with in_file(path):
         with reading("Hugging Face data set"):
             loaded = datasets.load_dataset(path, subset, split=split)
+        splits = loaded.values() if isinstance(loaded, Mapping) else [loaded]
+        columns = {name for split_rows in splits for name in split_rows.column_names}
+        absent = [name for name in (client, target) if name not in (None, *columns)]
+        if absent and columns == {"image", "label"} and images_below(Path(path)):
+            raise ValueError(
+                f"there is no column {absent[0]!r}, only 'image' and 'label': read folders such as "
+                f"client/class of images as images:{path}"
+            )
         return _source_of(
             loaded, Roles(client, target, None, one_hot, drop, x), resize, center_crop
         )

@@ -95,7 +95,7 @@ def read_new_images(
             files, _, owners, _ = _listed_in(place, client, None, x)
     else:
         with in_file(existing(path, "folder or table of images", folder=True)):
-            below = _images_below(place)
+            below = images_below(place)
             folders = {file.parts[0] for file in below if len(file.parts) == 2}
             if below and all(len(file.parts) == 1 for file in below):
                 files, owners = [place / file for file in below], None
@@ -203,7 +203,7 @@ Rows = tuple[list[Path], list[str], list[str] | None, np.ndarray | None]
 
 def _found_below(folder: Path) -> Rows:
     """Find images in folders of clients, splits and classes."""
-    below = _images_below(folder)
+    below = images_below(folder)
     depths = {len(path.parts) for path in below}
     if len(depths) != 1 or not 2 <= max(depths) <= 4:
         raise ValueError(
@@ -223,7 +223,7 @@ def _found_below(folder: Path) -> Rows:
     return files, [*labels], [*owners[0]] if owners else None, places
 
 
-def _images_below(folder: Path) -> list[Path]:
+def images_below(folder: Path) -> list[Path]:
     """Return the images in a folder and its folders, relative to it, sorted."""
     return sorted(
         path.relative_to(folder)
