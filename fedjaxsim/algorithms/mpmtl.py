@@ -326,8 +326,9 @@ def _matrices(
     """Return functions from parameters to a matrix (d, c), its last row the intercept, and back."""
     if task.linear is None:
         raise ValueError(
-            f"{name} is for linear models, with one row of W per output: give a task of "
-            "models.linear()"
+            f"{name} is for linear models, with one row of W per output, and losses of single "
+            "rows: give a task of models.linear() whose loss compares no rows of a client with "
+            "each other, as cox does"
         )
 
     def to_matrix(params):

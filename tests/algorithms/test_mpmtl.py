@@ -29,10 +29,12 @@ from support.problems import classification, read_by
 from fedjaxsim.algorithms.mpmtl import dp_mtrl, mpmtl, stl
 from fedjaxsim.algorithms.server_maps import ServerMap
 from fedjaxsim.data.population import Population
+from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.guarantee import Report, compose_reports
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
+from fedjaxsim.tasks.regressions import cox
 from fedjaxsim.tasks.task import softmax
 from fedjaxsim.testing import check_billboard
 
@@ -389,3 +391,10 @@ def test_what_does_not_suit_is_refused():
         start(fast, learning_rate=3.0, ridge=0.5)
     with pytest.raises(ValueError, match="clip"):
         start(behind(mpmtl(TASK, protect_examples=True), gaussian_gram()))
+
+
+@pytest.mark.parametrize("factory", [mpmtl, stl])
+@pytest.mark.parametrize("task", [cox(linear((2,), 1)), softmax(mlp((2,), 2), 2)])
+def test_models_that_are_no_matrix_and_losses_that_compare_rows_are_refused(factory, task):
+    with pytest.raises(ValueError, match=r"linear models.* compares no rows of a client"):
+        factory(task)
