@@ -34,12 +34,12 @@ def compare(
     """Compare finished runs, and settings over their seeds, in tables and in a figure.
 
     Args:
-      runs: Directories of runs and of sweeps, or of several runs as `run --seeds` makes them.
-      metric: Metric by which they are compared, such as f1; by default that which judges them.
-      all_runs: Take all runs of a sweep, not only runs with the best learning rates, or with the
-        best of what its best-over names.
+      runs: Directories of runs or sweeps, or of several runs, as `run --seeds` makes them.
+      metric: Metric by which they are compared, such as f1; by default the one that judges them.
+      all_runs: Take all runs of a sweep, not only those with the best learning rates, or with the
+        best values of its `best_over`.
       over: Horizontal axis of the figure: rounds, the bytes that clients sent, or the seconds
-        that this would take by a public law.
+        that this would take by a simulated clock.
       speed: Multiplications of a median client in a simulated second.
       bandwidth: Bytes that a median client sends in a simulated second.
       spread: Standard deviation of the logarithm of clients' times; 0 if all are alike.

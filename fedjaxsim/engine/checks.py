@@ -289,9 +289,9 @@ def _require_plain(function: str, what: str, tree: PyTree) -> None:
     code = code_run_by(lambda: jax.tree.leaves(jax.tree.unflatten(structure, leaves)))
     if code is not None:
         raise ImpureError(
-            f"{function} must return {what} of tuples, dicts or classes of fields alone, as by "
-            f"jax.tree_util.register_dataclass without a __post_init__: {code} would see all "
-            "clients' arrays"
+            f"{function} must return {what} of tuples, dicts or classes that JAX takes apart, "
+            "such as dataclasses without __post_init__ after jax.tree_util.register_dataclass: "
+            f"{code} would see all clients' arrays"
         )
 
 

@@ -87,14 +87,14 @@ DATA = (
         "clients_used",
         Literal["kept", "held-out", "all"],
         "kept",
-        "Clients that the run uses; in a stage after one of the kept, the others join by all.",
+        "Clients that the run uses; by all, held-out ones join a stage after a run of the kept.",
         unread_by=("tune",),
     ),
     SeedSetting(
         "seed",
         int,
         0,
-        "Seed of all random numbers; secret: one that the operating system draws, to publish.",
+        "Seed of all random numbers; secret: the operating system draws it, for a run to publish.",
         least=0,
         most=2**32 - 1,
         is_secret=True,
@@ -264,7 +264,7 @@ GROUPS = {
         ),
         Setting(
             "passes", int, None,
-            "Passes over a client's rows in the whole run, which consumes them.",
+            "Passes over a client's rows in the whole run; after the last one it trains no more.",
             shown="no limit", most=_MILLION, of_releases=True,
         ),
         Setting(

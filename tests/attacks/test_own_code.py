@@ -278,7 +278,7 @@ jax.tree_util.register_dataclass(Made)
 def test_a_state_that_runs_code_where_it_is_taken_apart_is_refused(kind, code):
     """Client 0's number became everybody's, and the server's, at ε = 0.894."""
     sim = simulation(init=lambda key, hparams: (jnp.zeros(2), kind(jnp.zeros(()))))
-    assert f"without a __post_init__: {code} (" in refusal(sim)
+    assert f"register_dataclass: {code} (" in refusal(sim)
 
 
 # --- the view -------------------------------------------------------------------------------------
