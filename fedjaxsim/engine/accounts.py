@@ -26,12 +26,11 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import room_of
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import SamplingScheme
-from fedjaxsim.privacy.events import EXAMPLE, ChecksSkipped, Examples, PrivacyEvent, Silos
+from fedjaxsim.privacy.events import EXAMPLE, Account, ChecksSkipped, Examples, PrivacyEvent, Silos
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
-Account = tuple[SamplingScheme, PrivacyEvent]
 _PLACES = 8
 """Number of distinct (z, p) that a run with a constant z can be charged for over its life."""
 

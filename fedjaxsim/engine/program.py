@@ -18,7 +18,7 @@ from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, ExampleLeakError, Minibatches, loss_of, view_here
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.accounts import Account, costs_of
+from fedjaxsim.engine.accounts import costs_of
 from fedjaxsim.engine.factorizations import factorize_one_by_one
 from fedjaxsim.engine.layout import Layout, Workload
 from fedjaxsim.engine.rows import Rows
@@ -37,7 +37,7 @@ from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
-from fedjaxsim.privacy.events import Examples, PrivacyEvent
+from fedjaxsim.privacy.events import Account, Examples, PrivacyEvent
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, Release
 from fedjaxsim.privacy.messages import widened

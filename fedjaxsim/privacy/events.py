@@ -463,6 +463,10 @@ class Cost(NamedTuple):
     rounds: Any
 
 
+Account = tuple[SamplingScheme, PrivacyEvent]
+"""The sampler and the mechanism of releases that are charged together."""
+
+
 class PrivacySpend(NamedTuple):
     """The rounds of one sampler and mechanism, on the host.
 

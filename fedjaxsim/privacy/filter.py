@@ -25,11 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim.privacy.entries import MOST_ROUNDS, Entry, SamplingScheme
-from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, PrivacySpend, in_order
-
-Kind = tuple[SamplingScheme, PrivacyEvent]
-
+from fedjaxsim.privacy.entries import MOST_ROUNDS, Entry
+from fedjaxsim.privacy.events import Account, PrivacyLimit, PrivacySpend, in_order
 
 _LEAST_PLACES = 8
 """Budgets with up to this many noise multipliers share a program."""
@@ -59,24 +56,24 @@ class Room(NamedTuple):
 
 def room_in(
     limit: PrivacyLimit,
-    kinds: Sequence[Kind],
-    earlier: Sequence[Kind] = (),
+    kinds: Sequence[Account],
+    earlier: Sequence[Account] = (),
     is_open: Any = np.True_,
 ) -> Room:
     """Return a budget's places for accounts of these kinds, which follow `earlier` ones.
 
-    A stage that begins rounds anew whose cost depends on their order makes them costlier than one
-    after the other: it has no place.
+    A kind has one account, unless a stage begins rounds anew whose cost depends on their order. That
+    makes them costlier than one after the other, so a second account has no place.
     """
     all_kinds = [*earlier, *kinds]
     places = []
     for number, kind in enumerate(all_kinds[len(earlier) :], len(earlier)):
-        again = kind in all_kinds[:number] and in_order(*kind)
+        again = kind in all_kinds[:number]
         places.append(_places(limit, None if again else kind))
     return Room(tuple(places), is_open)
 
 
-def _places(limit: PrivacyLimit, kind: Kind | None) -> Places:
+def _places(limit: PrivacyLimit, kind: Account | None) -> Places:
     """Return the planned releases of a kind; without one there are none."""
     planned = [entry for spend in limit.planned if spend[:2] == kind for entry in spend.entries]
     size = 1 << (max(_LEAST_PLACES, len(planned)) - 1).bit_length()
@@ -100,7 +97,7 @@ def lacks_places(places: Places, z: Any, p: Any, rounds: Any) -> Any:
 
 def exceeded(limit: PrivacyLimit, charges: Sequence[PrivacySpend]) -> str:
     """Return why a budget bounds nothing: it lacks places for the charges; "" if it has them."""
-    groups: dict[Kind | None, list[Entry]] = {}
+    groups: dict[Account | None, list[Entry]] = {}
     for scheme, event, entries, *_ in charges:
         if entries and event.releases and event.unit == "client":
             kind = scheme, event

@@ -21,6 +21,7 @@ from fedjaxsim.data.columns import Preparation
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.entries import MOST_ROUNDS, UNITS, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
+    Account,
     ChecksSkipped,
     Prepared,
     PrivacyEvent,
@@ -252,7 +253,7 @@ def update(
     return dataclasses.replace(ledger, charges=tuple(charges))
 
 
-def current(ledger: Ledger, accounts: Iterable[tuple[SamplingScheme, PrivacyEvent]]) -> Ledger:
+def current(ledger: Ledger, accounts: Iterable[Account]) -> Ledger:
     """Return the part of a ledger that rounds charged to these accounts read and change.
 
     Earlier stages, sentences and the budget are no part of it: programs do not follow from them.

@@ -18,7 +18,7 @@ from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting.one_round import mixed_rdp
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, gaussian
 from fedjaxsim.privacy.entries import Adjacency, Entry
-from fedjaxsim.privacy.events import Cost
+from fedjaxsim.privacy.events import Account, Cost
 from fedjaxsim.privacy.ledger import Charges, Draws, Ledger
 
 _ALPHAS = np.array(INTEGER_ORDERS, np.float64)
@@ -106,7 +106,7 @@ def _within(accounts: list[Charges], redrawn: ArrayLike, room: filters.Room) -> 
     return within
 
 
-def _kind(charges: Charges) -> filters.Kind:
+def _kind(charges: Charges) -> Account:
     return charges.scheme, charges.event
 
 
