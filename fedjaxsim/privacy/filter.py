@@ -62,8 +62,8 @@ def room_in(
 ) -> Room:
     """Return a budget's places for accounts of these kinds, which follow `earlier` ones.
 
-    A kind has one account, unless a stage begins rounds anew whose cost depends on their order. That
-    makes them costlier than one after the other, so a second account has no place.
+    A kind has one account, unless a stage begins rounds anew whose cost depends on their order.
+    That makes them costlier than one after the other, so a second account has no place.
     """
     all_kinds = [*earlier, *kinds]
     places = []
