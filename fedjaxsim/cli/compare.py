@@ -132,7 +132,7 @@ def _page(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> by
             name: value for name, value in compared_run.run.config.items() if value is not None
         }
         texts[f"{compared_run.run.name}: settings"] = tomli_w.dumps(settings)
-    twice = [comparison.drawn_twice] if comparison.drawn_twice else []
+    warnings = filter(None, (comparison.worse, comparison.drawn_twice))
     return page(
         "Runs",
         "For the person who ran the simulation: metrics are without noise, which no guarantee "
@@ -142,7 +142,7 @@ def _page(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> by
         [
             *comparison.choices,
             *comparison.sentences,
-            *twice,
+            *warnings,
             *remarks_on(comparison.rows, comparison.metrics),
         ],
         texts,

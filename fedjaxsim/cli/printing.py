@@ -100,8 +100,8 @@ def print_comparison(comparison: "Comparison") -> None:
         label = column_label(means[0]["metric"], comparison.metrics)
         print_rows(headings(means, label), [cells(row) for row in means])
         print("means over seeds with 95 % intervals; differences on seeds that both have")
-    if comparison.drawn_twice:
-        print(comparison.drawn_twice)
+    for sentence in filter(None, (comparison.worse, comparison.drawn_twice)):
+        print(sentence)
 
 
 def print_sweep(done: "SweepResult", best: "Best") -> None:

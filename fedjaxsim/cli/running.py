@@ -29,7 +29,7 @@ from fedjaxsim.privacy.guarantee import Report, tight_epsilon
 from fedjaxsim.report.files import check_place
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
-from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS, worse_than_constant
+from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.comparison import compare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory, read_run
@@ -210,8 +210,7 @@ def _warn_of(stage: Stage, done: Executed) -> None:
         _warn(NOT_FINITE.format(summary["nonfinite"]))
     if summary["diverging"] is not None:
         _warn(DIVERGES.format(summary["diverging"]))
-    population = stage.experiment.simulation.population
-    if (worse := worse_than_constant(population, summary)) is not None:
+    if (worse := summary["worse_than_constant"]) is not None:
         noise = stage.experiment.noise_multiplier > 0
         remedy = _less_noise(stage.experiment) if noise else MORE_STEPS
         _warn(f"the models are of no use yet: {worse}; {remedy}")

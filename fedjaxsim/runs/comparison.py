@@ -30,6 +30,7 @@ from fedjaxsim.report.results import (
     table_of_runs,
 )
 from fedjaxsim.report.tables import Table
+from fedjaxsim.runs.baseline import list_worse
 from fedjaxsim.runs.directory import (
     CLIENTS,
     RunDirectory,
@@ -192,6 +193,13 @@ class Comparison:
         ]
 
     @property
+    def worse(self) -> str:
+        """A sentence on runs whose models are worse than one constant; "" if there are none."""
+        summaries = {compared_run.run.name: compared_run.run.summary for compared_run in self.runs}
+        told = {name: of.get("worse_than_constant") for name, of in summaries.items()}
+        return list_worse([f"{name}: {how}" for name, how in told.items() if how])
+
+    @property
     def drawn_twice(self) -> str:
         """A sentence on private runs that draw from the same key; "" if there are none.
 
@@ -307,6 +315,7 @@ def _of_sweep(
     plan, compared_runs, choice = read_sweep(path / SWEEP), [], ""
     metric = _asked_of(runs, metric)
     try:
+        worse = report["summary"].get("worse_than_constant", {})
         by_run = {run: stated for stated in report["guarantees"] for run in stated["runs"]}
         for run in runs:
             swept = plan.swept[int(run.name)]
@@ -324,7 +333,7 @@ def _of_sweep(
                 **{key: last[key] for key in last if key not in ("run", "round")},
                 "clients": stated.get("clients", config.get("clients")),
                 "rounds": last["round"], "rounds_planned": config.rounds, "interrupted": False,
-                "rounds_per_second": None,
+                "rounds_per_second": None, "worse_than_constant": worse.get(str(index)),
             })  # fmt: skip
             resolved = {name: stated[name] for name in ("bytes_sent", "work") if name in stated}
             full_config = {**settings, "resolved": {"clients": summary["clients"], **resolved}}

@@ -49,7 +49,7 @@ SUMMARY = "summary.json"
 CURVES = "curves"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
-_TEXTS = ("algorithm", "data", "model")
+_TEXTS = ("algorithm", "data", "model", "worse_than_constant")
 _SUMMARIZED = (
     "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
     "rounds_per_second",

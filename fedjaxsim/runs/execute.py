@@ -35,6 +35,7 @@ from fedjaxsim.privacy.guarantee import report as guarantees_of
 from fedjaxsim.report.files import strict, write_csv, write_json
 from fedjaxsim.report.progress import doing, number
 from fedjaxsim.runs.assemble import population_of, simulation_of
+from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import (
     CHECKPOINTS,
@@ -185,6 +186,7 @@ def execute(
         "noise_multiplier": experiment.noise_multiplier,
         "rounds_per_second": (int(state.round) - first) / max(phase_times.seconds["rounds"], 1e-9),
         "load_seconds": experiment.load_seconds,
+        "worse_than_constant": worse_than_constant(simulation.population, last),
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
         "device_peak_bytes": device_peak_bytes(simulation.devices or jax.devices()[:1]),

@@ -61,7 +61,7 @@ from fedjaxsim.report.results import (
     metrics_of,
     selection_column,
 )
-from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS, worse_than_constant
+from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS, list_worse, worse_than_constant
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.memory import peak_bytes
@@ -81,8 +81,6 @@ _METRICS = b"metrics"
 """The key of the records of metrics in the metadata of the results, as JSON."""
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
-_MOST_WORSE = 6
-"""Most combinations that are named as worse than a constant."""
 LEDGERS = "ledgers.json"
 SEARCH = "search"
 REPORT = "report.json"
@@ -391,6 +389,13 @@ def write_report(
         "metric": best.metric,
         "best_over": list(sweep.best_over),
         "choice": best.choice,
+        "worse_than_constant": {
+            run.name: worse_than_constant(
+                experiments[int(run.name)].simulation.population,
+                {column: run.value(column) for column in run.rows[-1]},
+            )
+            for run in runs
+        },
         "unread": {name: list(runs) for name, runs in sweep.unread},
         "peak_bytes": peak_bytes(),
     }
@@ -470,11 +475,7 @@ def warn_of_constants(
             worse.append(": ".join(filter(None, [name, said])))
             noise = experiment.noise_multiplier > 0
             remedies[LESS_NOISE.format("") if noise else MORE_STEPS] = None
-    if not worse:
-        return ()
-    more = [f"and {len(worse) - _MOST_WORSE} more"] if len(worse) > _MOST_WORSE else []
-    listed = [*worse[:_MOST_WORSE], *more, *remedies]
-    return (f"warning: of no use yet are the models of {'; '.join(listed)}",)
+    return (list_worse(worse, [*remedies]),) if worse else ()
 
 
 def failed_runs(runs: Sequence[Run]) -> int:

@@ -160,6 +160,17 @@ def test_runs_of_one_name_are_told_apart_and_draw_from_one_key(tmp_path):
     assert "best (a)" in found.drawn_twice
 
 
+def test_runs_that_are_worse_than_a_constant_are_named(tmp_path, ask):
+    for name in ("good", "bad"):
+        write_run(tmp_path / name, "fedavg", 0.5)
+    summary = json.loads((tmp_path / "bad" / "summary.json").read_text())
+    summary["worse_than_constant"] = "nMSE 5, while one constant for all has 1"
+    (tmp_path / "bad" / "summary.json").write_text(json.dumps(summary))
+    wanted = "of no use yet are the models of bad: nMSE 5, while one constant for all has 1\n"
+    assert wanted in ask(f"compare {tmp_path / 'good'} {tmp_path / 'bad'}")
+    assert "of no use" not in ask(f"compare {tmp_path / 'good'}")
+
+
 @pytest.mark.parametrize(
     ("changed", "count"),
     [
