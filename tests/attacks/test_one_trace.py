@@ -232,7 +232,7 @@ COUNTER = itertools.count()
     [
         lambda: np.random.normal(size=2),  # noqa: NPY002
         lambda: np.random.normal(),  # noqa: NPY002
-        lambda: time.perf_counter(),
+        lambda: time.perf_counter() % 1,  # float32 tells less of long ones than a trace takes
         lambda: next(COUNTER),
         lambda: jnp.zeros(2 + next(COUNTER)).sum(),
         lambda: np.arange(2) + next(COUNTER),
