@@ -108,9 +108,10 @@ def _module_of_class(kind: type) -> tuple[str, str | None]:
 def _is_written(code: types.CodeType) -> bool:
     """Return whether somebody wrote the code, in a file or a session; others are generated."""
     file = code.co_filename
-    # `python -c` and dataclasses give code one name; they never generate a `__post_init__`.
-    is_typed = file.startswith(_SESSIONS) or code.co_name == "__post_init__"
-    return is_typed or not file.startswith("<")
+    if file == "<string>":  # of `python -c` and `exec`, and of what Python generates for classes
+        of_dataclass = code.co_qualname.startswith("__create_fn__.<locals>.")
+        return not of_dataclass and code.co_names != ("_tuple_new",)
+    return file.startswith(_SESSIONS) or not file.startswith("<")
 
 
 def code_run_by(function: Callable[[], Any]) -> str | None:

@@ -107,6 +107,11 @@ class Typed:
     values: Any
     def __post_init__(self):
         pass
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    values: Any
+class Pair(NamedTuple):
+    first: Any
 class Node:
     pass
 jax.tree_util.register_pytree_node(Node, lambda node: ((0,), ()), lambda *_: Node())
@@ -115,15 +120,16 @@ jax.tree_util.register_pytree_node(Node, lambda node: ((0,), ()), lambda *_: Nod
 
 @pytest.mark.parametrize("file", ["<stdin>", "<string>", "<python-input-3>", "<ipython-input-1-a>"])
 def test_code_that_is_typed_has_an_author(file):
-    names = {"jax": jax, "dataclasses": dataclasses, "Any": Any, "__name__": "__main__"}
+    names = {"jax": jax, "dataclasses": dataclasses, "NamedTuple": NamedTuple, "Any": Any}
+    names["__name__"] = "__main__"
     exec(compile(_TYPED, file, "exec"), names)
     assert str(code_run_by(functools.partial(names["Typed"], 0))).startswith(
         "Typed.__post_init__ ("
     )
-    if file != "<string>":
-        assert f"<lambda> ({file}:" in str(
-            code_run_by(functools.partial(jax.tree.leaves, names["Node"]()))
-        )
+    node = functools.partial(jax.tree.leaves, names["Node"]())
+    assert f"<lambda> ({file}:" in str(code_run_by(node))
+    for generated in ("Plain", "Pair"):
+        assert code_run_by(functools.partial(names[generated], 0)) is None
 
 
 @pytest.mark.parametrize("name", ["code", "statistics"])

@@ -29,7 +29,7 @@ from fedjaxsim.privacy.guarantee import Report, tight_epsilon
 from fedjaxsim.report.files import check_place
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
-from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS
+from fedjaxsim.report.remedies import LESS_NOISE, MORE_STEPS
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.comparison import compare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory, read_run

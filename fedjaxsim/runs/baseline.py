@@ -1,6 +1,6 @@
 """Predictions of one constant, which the models of a run should beat, and rare classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,6 @@ from fedjaxsim.data.population import Population
 RARE = 0.05
 """Share of a class below which accuracy says little of it."""
 _COMMON, _MANY = 0.5, 20
-_MOST_WORSE = 6
-"""Most runs that are named as worse than a constant."""
-MORE_STEPS = "try more --rounds, another --learning-rate, or ranges of columns (--range)"
-LESS_NOISE = (
-    "with noise, try a smaller --clip{}, a larger --sampling-rate or --epsilon, or "
-    "--algorithm local, which sends nothing"
-)
 
 
 def rare_class(population: Population) -> str | None:
@@ -64,12 +57,3 @@ def worse_than_constant(population: Population, summary: Mapping[str, Any]) -> s
         if value is not None and sign * (value - constant) > 0:
             return f"{title} {value:.3g}, while one constant for all has {constant:.3g}"
     return None
-
-
-def list_worse(worse: Sequence[str], remedies: Sequence[str] = ()) -> str:
-    """Return a sentence on runs that are worse than a constant, "name: how" each; "" for none."""
-    if not worse:
-        return ""
-    more = [f"and {len(worse) - _MOST_WORSE} more"] if len(worse) > _MOST_WORSE else []
-    listed = "; ".join([*worse[:_MOST_WORSE], *more, *remedies])
-    return f"warning: of no use yet are the models of {listed}"

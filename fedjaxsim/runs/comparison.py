@@ -17,6 +17,7 @@ from fedjaxsim.privacy import entries
 from fedjaxsim.report.files import KINDS, strict
 from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import decimals
+from fedjaxsim.report.remedies import list_worse
 from fedjaxsim.report.results import (
     Run,
     System,
@@ -30,7 +31,6 @@ from fedjaxsim.report.results import (
     table_of_runs,
 )
 from fedjaxsim.report.tables import Table
-from fedjaxsim.runs.baseline import list_worse
 from fedjaxsim.runs.directory import (
     CLIENTS,
     RunDirectory,

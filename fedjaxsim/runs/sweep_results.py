@@ -48,6 +48,7 @@ from fedjaxsim.report.labels import (
     key_label,
 )
 from fedjaxsim.report.progress import number
+from fedjaxsim.report.remedies import LESS_NOISE, MORE_STEPS, list_worse
 from fedjaxsim.report.results import (
     SPENT,
     SPENT_OF_EXAMPLES,
@@ -61,7 +62,7 @@ from fedjaxsim.report.results import (
     metrics_of,
     selection_column,
 )
-from fedjaxsim.runs.baseline import LESS_NOISE, MORE_STEPS, list_worse, worse_than_constant
+from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.memory import peak_bytes

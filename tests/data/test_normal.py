@@ -65,6 +65,7 @@ def test_numbers_are_those_of_jax_in_float64():
         np.testing.assert_array_equal(ours, jax.random.normal(key, (9,)))
 
 
+@pytest.mark.usefixtures("unrolled")
 @pytest.mark.parametrize(
     ("key", "counter", "expected"),
     [
