@@ -64,7 +64,7 @@ class Hyperparameter:
       per_client: whether it may have one value per client, shape (m,), but no schedule; `init`,
         `client` and `predict` then read their client's, (), and nothing else may.
       shape: shape of the value, as (k,) for one learning rate for each of k layers; one number
-        stands for all.
+        stands for all, and a flat list for the numbers of all rows.
 
     Example:
       >>> decay = fjs.Hyperparameter("decay", 0.9, range=(0.0, 1.0), allowed="lie in [0, 1]")
@@ -96,8 +96,11 @@ class Hyperparameter:
             )
         if self.shape and (self.schedule or self.per_client):
             raise ValueError(f"{self.name} has a shape, so it has no value per round or per client")
-        if any(not isinstance(size, int) or size < 1 for size in self.shape):
-            raise ValueError(f"the shape of {self.name} must be of sizes above 0: {self.shape}")
+        is_shape = isinstance(self.shape, tuple)
+        if not is_shape or any(type(size) is not int or size < 1 for size in self.shape):
+            raise ValueError(
+                f"the shape of {self.name} must be a tuple of sizes above 0: {self.shape}"
+            )
 
     def check(self, value: Value, clients: int | None = None) -> None:
         """Check the shape, for m `clients` if known, and the range if the value is on the host."""
@@ -135,7 +138,11 @@ class Hyperparameter:
             return jnp.broadcast_to(value.reshape(()), self.shape)
         if np.size(value) == 1:
             return np.broadcast_to(np.ravel(value)[0], self.shape)
-        return np.asarray(value) if isinstance(value, list | tuple) else value
+        if not isinstance(value, list | tuple):
+            return value
+        numbers = np.asarray(value)
+        listed = numbers.ndim == 1 and numbers.size == np.prod(self.shape)  # row by row
+        return numbers.reshape(self.shape) if listed else numbers
 
     def allows(self, value: Any) -> Any:
         """Return whether each number, on the host or traced, lies in the range; NaN does not."""

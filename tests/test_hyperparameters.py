@@ -277,6 +277,16 @@ def test_a_list_is_of_rounds_or_of_clients():
         fjs.Hyperparameter("lam", schedule=True, shape=(2,))
     with pytest.raises(ValueError, match="sizes above 0"):
         fjs.Hyperparameter("lam", shape=(0,))
+    with pytest.raises(ValueError, match="a tuple of sizes above 0"):
+        fjs.Hyperparameter("lam", shape=3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_flat_list_fills_a_declared_shape_row_by_row():
+    rates = fjs.Hyperparameter("rates", shape=(2, 3))
+    np.testing.assert_array_equal(rates.of_shape((1, 2, 3, 4, 5, 6)), [[1, 2, 3], [4, 5, 6]])
+    rates.check(rates.of_shape([1.0] * 6))
+    with pytest.raises(ValueError, match="of shape"):
+        rates.check(rates.of_shape([1.0] * 5))
 
 
 def test_values_outside_the_range_may_be_allowed():

@@ -53,6 +53,8 @@ def compare(
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.comparison import compare as read
 
+    if over != "rounds" and (out is None or out.suffix in (".tex", ".csv")):
+        raise ValueError(f"over {over} is an axis of a figure: give --out FILE.png or FILE.html")
     if out is not None:
         from fedjaxsim.report.plots import FORMATS, check_path
 

@@ -52,6 +52,8 @@ from fedjaxsim.runs import build
         ("run --out a", "a holds a tuning, and is no place for a run"),
         ("run --seeds 2 --out a", "a holds a tuning, and is no place for a folder of several"),
         ("compare absent", "no directory absent"),
+        ("compare absent --over bytes", "over bytes is an axis of a figure: give --out FILE.png"),
+        ("compare absent --over seconds --out a.tex", "over seconds is an axis of a figure"),
         ("compare absent --out a.gif", ".svg, .html, .tex, .csv file, got a.gif"),
     ],
 )  # fmt: skip

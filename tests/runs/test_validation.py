@@ -41,7 +41,7 @@ def test_flags_name_columns(table):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--client who", "target must be given"),
+        ("--client who", "csv needs --target"),
         ("--target likes", "--client"),
         (
             "--client who --target likes --partition iid",

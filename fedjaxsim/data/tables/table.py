@@ -127,7 +127,7 @@ def from_dataframe(
 def read_file(
     path: str | os.PathLike[str],
     *,
-    target: Target,
+    target: Annotated[str | None, "Column to predict; without it, columns can be shown."] = None,
     client: Client = None,
     split: Annotated[str | None, "Column with train, validation or test."] = None,
     one_hot: OneHot = (),
