@@ -183,7 +183,7 @@ def prepare_resume(
         if schedule != "constant":
             why = f"schedule {schedule}, as its learning rate is 0 then"
         elif not config.noise_schedule.is_constant:
-            why = f"noise_schedule {config.noise_schedule}, or add a stage by run --from"
+            why = f"noise-schedule {config.noise_schedule}, or add a stage by run --from"
         if why:
             raise ValueError(f"rounds must be at most {config.rounds} with {why}, got {total}")
     simulation = experiment.simulation

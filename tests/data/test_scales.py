@@ -165,7 +165,9 @@ def test_metrics_are_in_the_units_of_the_target_and_no_epsilon_covers_all_rows(p
     assert known.epsilon is not None
     assert any("ranges of columns are given" in each for each in known.assumptions)
 
-    none = sim.with_population(data.scale_by_rows(public))
+    partly = data.scale(population, {**RANGES, "same": (0, 14)})
+    assert public.voids_epsilon == data.scale_by_rows(public).voids_epsilon == ()  # nothing is read
+    none = sim.with_population(data.scale_by_rows(partly))
     for begun in (none.init(0, hparams), none.start_from(state, hparams)):
         report = none.guarantee(none.round(begun, hparams)[0])
         assert {each.epsilon for each in report.guarantees} == {None}
