@@ -148,12 +148,12 @@ def _draw_of(path):
 
 
 @contextlib.contextmanager
-def _drawn_by(draw, words=_hash_in_a_loop):
+def _drawn_by(draw, exact_keys=True):
     """No program that was traced with other noise, or keys, is used again."""
-    traced_with = f"{draw.__name__}, {words.__name__}"
+    traced_with = f"{draw.__name__}, {exact_keys}"
     with _TRACED_WITH(traced_with), pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "_draw", draw)
-        patch.setattr(threefry, "words", words)
+        patch.setattr(threefry, "words", _hash_in_a_loop if exact_keys else _hash_short)
         yield
 
 
@@ -244,9 +244,8 @@ def shared_system(request):
 @pytest.fixture(scope="module", autouse=True)
 def _noise_of_folder(request):
     draw = _draw_of(request.path)
-    exact = draw is _EXACT or request.path.name in _OF_EXACT_KEYS
-    words = _hash_in_a_loop if exact else _hash_short
-    with _drawn_by(draw, words), assembled.shared():
+    exact_keys = draw is _EXACT or request.path.name in _OF_EXACT_KEYS
+    with _drawn_by(draw, exact_keys), assembled.shared():
         yield
 
 
