@@ -42,8 +42,7 @@ _UNROLLED = threefry.words
 _FACTORS = tuple(np.uint32(factor) for factor in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F))
 """Odd numbers whose bits look random, of xxHash."""
 _EXACT = noise._draw
-_OF_EXACT_KEYS = {"test_billboard.py", "test_ifca.py", "test_records.py", "test_stream.py",
-                  "test_whole_run.py"}  # fmt: skip
+_OF_EXACT_KEYS = {"test_billboard.py", "test_ifca.py", "test_records.py", "test_whole_run.py"}
 """Files in other folders whose seeds were chosen for the keys of Threefry."""
 _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content

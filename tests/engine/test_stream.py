@@ -135,6 +135,7 @@ def test_a_client_s_state_is_one_piece_of_memory(pair):
     assert all(leaf.flags.c_contiguous for leaf in leaves)
 
 
+@pytest.mark.filterwarnings("ignore:this run diverges")
 @pytest.mark.thorough
 def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
     sim = pair[1]
@@ -178,6 +179,7 @@ def test_minibatches_that_are_used_up_stream_too():
     assert np.isnan(found.mean("loss"))
 
 
+@pytest.mark.filterwarnings("ignore:this run diverges")
 @pytest.mark.thorough
 @settings(
     deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
