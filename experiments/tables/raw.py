@@ -10,7 +10,6 @@ rows. It prints the table of experiments/tables/README.md and writes OUT/raw-tab
 call computes what is missing.
 """
 
-import csv
 import os
 import tomllib
 import warnings
@@ -21,7 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import tomli_w
-from tables import NO_RELEASE, designs, error_of, markdown, mixed, parsed, rows_of, scores_of
+from tables import (
+    NO_RELEASE,
+    designs,
+    error_of,
+    markdown,
+    mixed,
+    parsed,
+    results_of,
+    rows_of,
+    scores_of,
+)
 
 from fedjaxsim import cli
 from fedjaxsim.algorithms.systems import SYSTEMS
@@ -244,24 +253,15 @@ def concordance(hazards: np.ndarray, y: np.ndarray) -> float:
     return float(wins[pairs].mean()) if pairs.any() else np.nan
 
 
+def title_of(name: str) -> str:
+    """Return the name of a table with what its errors are."""
+    return f"{name}, {MEASURES[TABLES[name].measure or TABLES[name].loss][0]}"
+
+
 def main() -> None:
     """Compute what the folder lacks and print the table."""
     args = parsed(main.__doc__, TABLES)
-    rows = []
-    for name in args.tables:
-        file = args.out / f"{name}-results.csv"
-        if not file.exists():
-            results = of_systems(name, args.out)
-            seeds = sorted({seed for _, _, seed, _ in results})
-            results = of_statistics(name, args.out, seeds) + results
-            title = f"{name}, {MEASURES[TABLES[name].measure or TABLES[name].loss][0]}"
-            with file.open("w", newline="") as stream:
-                csv.writer(stream).writerows([title, *row] for row in results)
-        with file.open(newline="") as stream:
-            rows += list(csv.reader(stream))
-    with (args.out / "raw-tables.csv").open("w", newline="") as stream:
-        csv.writer(stream).writerows([["table", "method", "epsilon", "seed", "error"], *rows])
-    scores = scores_of(rows)
+    scores = scores_of(results_of(args, of_systems, of_statistics, title_of, "raw-tables.csv"))
     print(markdown(scores, [NO_RELEASE, "inf"]), markdown(scores, ["1", "4"]), sep="\n\n")
 
 

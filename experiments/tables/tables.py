@@ -13,7 +13,7 @@ import csv
 import math
 import tomllib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -300,23 +300,37 @@ def parsed(description: str | None, names: Iterable[str]) -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    """Compute what the folder lacks, print the tables and draw the picture."""
-    args = parsed(main.__doc__, TABLES)
+def results_of(
+    args: argparse.Namespace,
+    systems: Callable[[str, Path], list[list[Any]]],
+    statistics: Callable[[str, Path, Sequence[int]], list[list[Any]]],
+    titled: Callable[[str], str],
+    combined: str,
+) -> list[list[str]]:
+    """Return the rows of all tables, each with its title; compute those that the folder lacks.
+
+    A file of each table keeps its rows, and the file `combined` has all of them.
+    """
     rows = []
     for name in args.tables:
         file = args.out / f"{name}-results.csv"
         if not file.exists():
-            found = of_systems(name, args.out)
-            seeds = sorted({seed for _, _, seed, _ in found})
-            found = of_statistics(name, args.out, seeds) + found
+            results = systems(name, args.out)
+            seeds = sorted({seed for _, _, seed, _ in results})
+            results = statistics(name, args.out, seeds) + results
             with file.open("w", newline="") as stream:
-                csv.writer(stream).writerows([name, *row] for row in found)
+                csv.writer(stream).writerows([titled(name), *row] for row in results)
         with file.open(newline="") as stream:
             rows += list(csv.reader(stream))
-    with (args.out / "tables.csv").open("w", newline="") as stream:
+    with (args.out / combined).open("w", newline="") as stream:
         csv.writer(stream).writerows([["table", "method", "epsilon", "seed", "error"], *rows])
-    found = scores_of(rows)
+    return rows
+
+
+def main() -> None:
+    """Compute what the folder lacks, print the tables and draw the picture."""
+    args = parsed(main.__doc__, TABLES)
+    found = scores_of(results_of(args, of_systems, of_statistics, str, "tables.csv"))
     print(markdown(found, [NO_RELEASE, *PLAIN]), markdown(found, PRIVATE), sep="\n\n")
     save(drawn(found), args.out / "tables.png")
 
