@@ -170,8 +170,8 @@ class SimulationBatch(Fixed):
         `Simulation.init`. With R `seeds` it is the first one, s, and runs have the seeds s to
         s + R − 1, or it is their keys, (R,); the state has a first axis of seeds, too.
         """
-        several = self._keys(key)
-        checked = [self.simulation.check_start(key, self.settings[0])[0] for key in several]
+        seeds = self._keys(key)
+        checked = [self.simulation.check_start(key, self.settings[0])[0] for key in seeds]
         keys = checked[0] if self.seeds is None else jnp.stack(checked)
         state = with_public(self._compiled.init(keys, self._hparams), self.simulation.public)
         assumed = (self.simulation.assumed_of(setting) for setting in self.settings)

@@ -308,7 +308,7 @@ def personal_functions(program: Program) -> PersonalFunctions:
             return part, part_of_w, part_of_v, v_of_v, v_of_w, model_of_v, model_of_w
 
         ids = jnp.arange(m, dtype=jnp.int32)
-        part, part_of_w, *others = jax.lax.map(lambda of: of_client(*of), (state.of_clients, ids))
+        part, part_of_w, *partials = jax.lax.map(lambda of: of_client(*of), (state.of_clients, ids))
         first = jax.tree.map(lambda leaf: leaf[0], state.of_clients)
         client = program.client(state, hparams, rows, drawn)
         value = jax.eval_shape(lambda: maps.release(client(first, ids[0])[1], ids[0]))
@@ -316,6 +316,6 @@ def personal_functions(program: Program) -> PersonalFunctions:
         zeros, back = ravel_pytree(nothing)
         contraction = jax.jacfwd(lambda w: maps.after(w, nothing))(w) + jnp.sum(part_of_w, axis=0)
         released = jax.jacfwd(lambda release: maps.after(w, back(release)))(zeros)
-        return contraction, released, part, *others
+        return contraction, released, part, *partials
 
     return PersonalFunctions(fit, response)

@@ -470,10 +470,10 @@ def warn_of_constants(
             if column.startswith("test_")
         }
         experiment = experiments[int(chosen[0].name)]
-        said = worse_than_constant(experiment.simulation.population, means)
-        if said is not None:
+        shortfall = worse_than_constant(experiment.simulation.population, means)
+        if shortfall is not None:
             name = combination_label(varied, [row[key] for key in varied])
-            worse.append(": ".join(filter(None, [name, said])))
+            worse.append(": ".join(filter(None, [name, shortfall])))
             noise = experiment.noise_multiplier > 0
             remedies[LESS_NOISE.format("") if noise else MORE_STEPS] = None
     return (list_worse(worse, [*remedies]),) if worse else ()

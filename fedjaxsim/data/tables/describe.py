@@ -258,8 +258,8 @@ def _facts(name: str, column: "ChunkedArray", role: str, scaled: bool) -> dict[s
 
 def names_rows(column: "ChunkedArray", numbers: np.ndarray) -> bool:
     """Return whether numbers count rows, perhaps with gaps, or are long ids."""
-    whole = len(numbers) > 2 and numbers[0] >= 0 and np.all(numbers % 1 == 0)
-    counts = whole and numbers[-1] <= 2 * len(numbers) and np.all(np.diff(numbers) >= 1)
+    are_whole = len(numbers) > 2 and numbers[0] >= 0 and np.all(numbers % 1 == 0)
+    counts = are_whole and numbers[-1] <= 2 * len(numbers) and np.all(np.diff(numbers) >= 1)
     return bool(counts) or merged_integers(column.to_numpy()) is not None
 
 

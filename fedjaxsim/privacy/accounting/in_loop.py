@@ -87,12 +87,12 @@ def room_of(ledger: Ledger, part: Ledger) -> filters.Room | None:
     if ledger.limit is None:
         return None
     mine = list(map(id, part.charges))
-    others = [charges for charges in _costly(ledger) if id(charges) not in mine]
-    kinds, earlier = [list(map(_kind, accounts)) for accounts in (_costly(part), others)]
+    earlier_charges = [charges for charges in _costly(ledger) if id(charges) not in mine]
+    kinds, earlier = [list(map(_kind, accounts)) for accounts in (_costly(part), earlier_charges)]
     draws = ledger.draws[: len(ledger.draws) - len(part.draws)]
     is_open: Any = np.True_
-    if others or draws:
-        is_open = _within(others, _redrawn(draws), filters.room_in(ledger.limit, earlier))
+    if earlier_charges or draws:
+        is_open = _within(earlier_charges, _redrawn(draws), filters.room_in(ledger.limit, earlier))
     return filters.room_in(ledger.limit, kinds, earlier, is_open)
 
 
