@@ -153,7 +153,7 @@ def _axes(
 
 def _start_for_own(parts: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
     """Start JAX if parts are the user's, whose code may use it."""
-    if not any(ROLES[role].own and any(map(is_own, names)) for role, names in parts.items()):
+    if not any(ROLES[role].takes_own and any(map(is_own, names)) for role, names in parts.items()):
         return
     names = settings_of(Devices)
     quiet = "true" in {str(flags.get(name)).lower() for name in ("quiet", "json")}

@@ -56,36 +56,78 @@ class Role(NamedTuple):
 
     Attributes:
       known: a dict of the parts, as "module:function".
+      help: what the part is, for help.
+      default: the part of a run that names none; None if that follows from other settings.
+      shown: the default in words, where it follows.
       supplied: arguments of their factories that are no settings.
-      own: whether a user's "module:factory" may fill it.
+      takes: positional arguments of a user's "module:factory"; None if users have none here.
+      has_hyperparameters: whether the parts read hyperparameters.
     """
 
     known: Mapping[str, str]
+    help: str
+    default: str | None = None
+    shown: str = ""
     supplied: tuple[str, ...] = ()
-    own: bool = False
+    takes: str | None = None
+    has_hyperparameters: bool = False
+
+    @property
+    def takes_own(self) -> bool:
+        """Return whether a user's "module:factory" may fill it."""
+        return self.takes is not None
 
 
 ROLES = {
     "algorithm": Role(
         {name: system.factory for name, system in SYSTEMS.items()},
-        ("task", "num_clients", "sizes", "server_map"),
-        own=True,
+        "Federated algorithm",
+        "pmtl",
+        supplied=("task", "num_clients", "sizes", "server_map"),
+        takes="task",
+        has_hyperparameters=True,
     ),
     "model": Role(
-        MODELS, ("input_shape", "num_outputs", "num_tokens", "last", "padding"), own=True
+        MODELS,
+        "Model of every client",
+        "linear",
+        supplied=("input_shape", "num_outputs", "num_tokens", "last", "padding"),
+        takes="shape, outputs",
     ),
-    "loss": Role(LOSSES, ("model", "num_outputs", "num_classes", "loss"), own=True),
-    "mechanism": Role(MECHANISMS, ("diagonal", "weights"), own=True),
-    "sampling": Role(SAMPLERS, (), own=True),
-    "availability": Role(AVAILABILITIES, (), own=True),
-    "data": Role(READERS, ("path", "seed")),
-    "partition": Role(PARTITIONS, ("fields", "seed", "min_rows")),
+    "loss": Role(
+        LOSSES,
+        "Local loss; one-vs-all is squared, logistic takes two classes, cox times",
+        "softmax",
+        supplied=("model", "num_outputs", "num_classes", "loss"),
+        takes="model, outputs",
+    ),
+    "mechanism": Role(
+        MECHANISMS,
+        "Release of the messages",
+        shown="the algorithm's own",
+        supplied=("diagonal", "weights"),
+        takes="",
+        has_hyperparameters=True,
+    ),
+    "sampling": Role(
+        SAMPLERS,
+        "Sampling of the cohorts",
+        shown="poisson",
+        takes="",
+        has_hyperparameters=True,
+    ),
+    "availability": Role(AVAILABILITIES, "When drawn clients answer", shown="always", takes=""),
+    "data": Role(READERS, "Source of the clients", "digits", supplied=("path", "seed")),
+    "partition": Role(
+        PARTITIONS,
+        "Division of data without clients",
+        "dirichlet",
+        supplied=("fields", "seed", "min_rows"),
+    ),
 }
 """In the order in which help lists their settings."""
 _SHOWN = 160
 """Characters of names that fit into a message."""
-_WITH_RECORDS = ("algorithm", "mechanism", "sampling")
-"""The roles with hyperparameters."""
 SETTINGS = {"num_clients": "clients", "bias": "intercept"}
 """Names of settings that differ from the factory's argument."""
 _BOUNDED = ("clients", "cohort", "groups", "bands")
@@ -109,7 +151,8 @@ class Part:
         """The settings of the factory, by the name of their flag."""
         supplied = ROLES[self.role].supplied
         if is_own(self.name):  # which may call what it gets as it likes
-            count = len(_TAKES[self.role].split(",")) if _TAKES[self.role] else 0
+            takes = ROLES[self.role].takes
+            count = len(takes.split(",")) if takes else 0
             supplied += tuple(inspect.signature(self.factory).parameters)[:count]
         declared = settings_of(self.factory, supplied)
         named = {SETTINGS.get(name, name): setting for name, setting in declared.items()}
@@ -121,7 +164,7 @@ class Part:
     @functools.cached_property
     def all_records(self) -> "Declarations":
         """The hyperparameters that the part reads with any of its settings."""
-        if self.role not in _WITH_RECORDS:
+        if not ROLES[self.role].has_hyperparameters:
             return ()
         from fedjaxsim.hyperparameters import ever_declared_by
 
@@ -133,7 +176,7 @@ class Part:
         A hyperparameter that is also an argument of the factory keeps the default that it has if
         the argument is not given.
         """
-        if self.role not in _WITH_RECORDS:
+        if not ROLES[self.role].has_hyperparameters:
             return ()
         from fedjaxsim.hyperparameters import declared_by
 
@@ -205,7 +248,7 @@ FOUND: dict[tuple[str, str], Part] = {}
 def part_of(role: str, name: str) -> Part:
     """Find a part by name; raise a ValueError for an unknown one."""
     if (role, name) not in FOUND:
-        if ROLES[role].own and is_own(name):
+        if ROLES[role].takes_own and is_own(name):
             factory = find_own(role, name)
         else:
             _check_name(role, name)
@@ -226,7 +269,7 @@ def check_parts(settings: Mapping[str, Any]) -> None:
 
 
 def _check_name(role: str, name: str) -> None:
-    builtin, allows_user_code = ROLES[role].known, ROLES[role].own
+    builtin, allows_user_code = ROLES[role].known, ROLES[role].takes_own
     if name not in builtin and not (allows_user_code and is_own(name)):
         *names, last = spellings_of(role)
         allowed = f"{', '.join(names)} or {last}"
@@ -243,33 +286,28 @@ def _check_name(role: str, name: str) -> None:
 def spellings_of(role: str) -> list[str]:
     """Return the parts of a role as a command line spells them."""
     arguments = dict.fromkeys(IN_FILES, ":PATH") | {"hf": ":NAME"}
-    user_spelling = ["MODULE:FACTORY"] if ROLES[role].own else []
+    user_spelling = ["MODULE:FACTORY"] if ROLES[role].takes_own else []
     return [f"{name}{arguments.get(name, '')}" for name in ROLES[role].known] + user_spelling
 
 
 def names_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the name of the part in each role of a run with some settings, as typed."""
-    texts = {role: settings[role] for role in ROLES if isinstance(settings.get(role), str)}
-    algorithm = texts.get("algorithm", "pmtl")
-    system = SYSTEMS.get(algorithm, OWN)
     names = {
-        "algorithm": algorithm,
-        "model": texts.get("model", "linear"),
-        "mechanism": texts.get("mechanism", system.mechanism),
-        "sampling": texts.get("sampling", "full" if system.full_participation else "poisson"),
-        "loss": texts.get("loss", "softmax"),
-        "data": DataSpec(texts.get("data", "digits")).kind,
+        role: settings[role] if isinstance(settings.get(role), str) else ROLES[role].default
+        for role in ROLES
     }
-    if "availability" in texts:
-        names["availability"] = texts["availability"]
-    if _is_divided(texts.get("data", "digits"), settings):
-        names["partition"] = texts.get("partition", "dirichlet").partition(":")[0]
-    return names
+    system = SYSTEMS.get(str(names["algorithm"]), OWN)
+    names["mechanism"] = names["mechanism"] or system.mechanism
+    names["sampling"] = names["sampling"] or ("full" if system.full_participation else "poisson")
+    data = DataSpec(names["data"] or "")
+    if not _is_divided(data, settings):
+        del names["partition"]
+    names["data"] = data.kind
+    return {role: name for role, name in names.items() if name is not None}
 
 
-def _is_divided(data: str, settings: Mapping[str, Any]) -> bool:
+def _is_divided(spec: DataSpec, settings: Mapping[str, Any]) -> bool:
     """Return whether a partition divides the data, since they have no clients."""
-    spec = DataSpec(data)
     kind = spec.kind
     if kind == "npz":
         try:
@@ -292,11 +330,8 @@ def absolute(data: str) -> str:
 
 # --- users' parts ---------------------------------------------------------------------------------
 
-_TAKES = {
-    "algorithm": "task", "model": "shape, outputs", "loss": "model, outputs", "mechanism": "",
-    "sampling": "", "availability": "", "logger": "settings, path",
-}  # fmt: skip
-"""Positional arguments of factories."""
+_LOGGER_TAKES = "settings, path"
+"""Positional arguments of the factory of a logger, which is no part of a run."""
 _PACKAGES: set[str] = set()
 """Packages with the parts of users."""
 
@@ -340,7 +375,7 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
     factory = getattr(module, function)
     if not callable(factory):
         raise ValueError(
-            f"{name} must be a function of ({_TAKES[role]}), got {type(factory).__name__} "
+            f"{name} must be a function of ({_takes(role)}), got {type(factory).__name__} "
             f"{factory!r}"
         )
     return factory
@@ -357,8 +392,12 @@ def check_takes(
         takes = str(signature.replace(return_annotation=signature.empty))
         after = " and settings after *" if role in ROLES else ""
         raise ValueError(
-            f"{role} {name} must take ({_TAKES[role]}){after}, but takes {takes}"
+            f"{role} {name} must take ({_takes(role)}){after}, but takes {takes}"
         ) from None
+
+
+def _takes(role: str) -> str | None:
+    return ROLES[role].takes if role in ROLES else _LOGGER_TAKES
 
 
 def run_user_code(name: str, function: Callable[[], Any]) -> Any:

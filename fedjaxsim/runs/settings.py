@@ -71,17 +71,19 @@ ALIASES = {
 """Names that others give to settings: suggested, never taken."""
 
 
-def _name(
-    role: str, default: str | None, text: str, shown: str = "", *, of_releases: bool = False
-) -> Setting:
+def _name_of(role: str, *, of_releases: bool = False, is_optional: bool = False) -> Setting:
+    """Return the setting that names the part of a role; None may differ from the default's name."""
     *names, last = spellings_of(role)
-    text = f"{text}: {', '.join(names)} or {last}."
+    text = f"{ROLES[role].help}: {', '.join(names)} or {last}."
+    default, shown = ROLES[role].default, ROLES[role].shown
+    if is_optional:
+        default, shown = None, shown or default or ""
     return Setting(role, str, default, text, shown=shown, of_releases=of_releases)
 
 
 DATA = (
-    _name("data", "digits", "Source of the clients"),
-    _name("partition", None, "Division of data without clients", "dirichlet"),
+    _name_of("data"),
+    _name_of("partition", is_optional=True),
     Setting("held_out_clients", float, 0.0, "Fraction to leave out, to tune on."),
     Setting(
         "clients_used",
@@ -112,17 +114,12 @@ DATA = (
 )
 """The clients of a run."""
 RUN = (
-    _name("algorithm", "pmtl", "Federated algorithm"),
-    _name("model", "linear", "Model of every client"),
-    _name("mechanism", None, "Release of the messages", "the algorithm's own"),
-    _name("sampling", None, "Sampling of the cohorts", "poisson", of_releases=True),
-    _name("availability", None, "When drawn clients answer", "always"),
-    _name(
-        "loss",
-        None,
-        "Local loss; one-vs-all is squared, logistic takes two classes, cox times",
-        "softmax",
-    ),
+    _name_of("algorithm"),
+    _name_of("model"),
+    _name_of("mechanism"),
+    _name_of("sampling", of_releases=True),
+    _name_of("availability"),
+    _name_of("loss", is_optional=True),
     Setting(
         "compute", Literal["float32", "bfloat16"], "float32",
         "Precision of models; parameters, messages and noise are float32.",
@@ -473,7 +470,7 @@ class RunConfig(SettingsTable):
     @property
     def loss(self) -> str:
         """The name of the loss; `get` returns None if it is not chosen."""
-        return self.values["loss"] or "softmax"
+        return self.values["loss"] or str(ROLES["loss"].default)
 
     @property
     def judged_by(self) -> str | None:
