@@ -32,7 +32,7 @@ from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
 from fedjaxsim.report.files import write_json
 from fedjaxsim.runs.assemble import parts_of
-from fedjaxsim.runs.build import Experiment, fill_settings
+from fedjaxsim.runs.build import Experiment, hparams_of
 from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.runs.target import Target
 
@@ -125,7 +125,7 @@ def simulation_of(
     simulation = fjs.Simulation(
         parts.algorithm, population, parts.sampling, parts.minibatches, parts.mechanism, **placement
     )
-    return simulation, fill_settings(config, simulation.records)
+    return simulation, hparams_of(config, simulation)
 
 
 def measured(case: str, placement: str, folder: Path) -> Record:

@@ -56,6 +56,7 @@ class Setting:
       has_flag: whether it has a flag; without one it is for files alone.
       of_releases: whether a stage that sends nothing, such as fine-tuning, does not inherit it.
       is_secret: whether what may be handed on must not hold it.
+      check: raises ValueError for a converted value that is not allowed; None takes all.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Setting:
     has_flag: bool = True
     of_releases: bool = False
     is_secret: bool = False
+    check: Callable[[Any], None] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def required(self) -> bool:
@@ -96,7 +98,13 @@ class Setting:
 
         A ValueError names the setting as `called`, what is allowed and what was got.
         """
-        called = flag(self.name) if called is None else called
+        converted = self._convert(value, flag(self.name) if called is None else called)
+        if converted is not None and self.check is not None:
+            self.check(converted)
+        return converted
+
+    def _convert(self, value: Any, called: str) -> Any:
+        """Convert a value; see `convert`."""
         if value is None or (isinstance(value, CommandLineText) and value == "None"):
             if self.optional or self.default is None:
                 return None
@@ -107,11 +115,11 @@ class Setting:
             single = dataclasses.replace(self, hint=self.item, default=REQUIRED, optional=False)
             if isinstance(value, str):
                 value = [CommandLineText(word.strip()) for word in value.split(",") if word.strip()]
-            return tuple(single.convert(entry, called) for entry in value)
+            return tuple(single._convert(entry, called) for entry in value)
         if self.per_client and isinstance(value, list | tuple):
             single = dataclasses.replace(self, per_client=False)
             return tuple(
-                single.convert(entry, f"{called} of client {k}") for k, entry in enumerate(value)
+                single._convert(entry, f"{called} of client {k}") for k, entry in enumerate(value)
             )
         converted, allowed = _read(value, self.hint)
         allowed += " or, in a file, a list of one per client" * self.per_client

@@ -389,9 +389,9 @@ def fill(
         p = independent.sampling_rate if "sampling_rate" in independent else rate(independent)
         eta = step(independent)
         complete |= {n: eta if kind is Default.STEP else p for n, kind in derived.items()}
-    complete = {name: records[name].of_shape(value) for name, value in complete.items()}
-    for name, value in complete.items():
-        records[name].check(value, clients)
+    for name in complete.keys() - values.keys():
+        complete[name] = records[name].of_shape(complete[name])
+        records[name].check(complete[name], clients)
     return Hyperparameters(**complete)
 
 

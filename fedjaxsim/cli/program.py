@@ -139,7 +139,7 @@ def _axes(
             continue
         if name not in keys:
             first = {role: names[0] for role, names in parts.items()}
-            left = unread([name], {**file.base, **first}, [*keys, *command.flags])
+            left = unread([name], table_of({**file.base, **first}), [*keys, *command.flags])
             raise ValueError(f"no run reads what is set: {left[0]}")
         setting = keys[name]
         is_axis = isinstance(value, str) and setting.item is None and "," in value

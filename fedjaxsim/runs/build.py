@@ -7,7 +7,7 @@ import importlib.metadata
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from fedjaxsim.engine.program import ClientMetrics, run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import USUAL_CLIP, Default, Hyperparameter, Hyperparameters, fill
+from fedjaxsim.hyperparameters import Default, Hyperparameters, fill
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import seed_key
 from fedjaxsim.metrics import MetricRecords, metrics_to_tables, require_direction
@@ -229,7 +229,6 @@ def prepare(
       FileNotFoundError: if there are no data at the path in the settings.
       ValueError: naming the setting, its value and what is allowed.
     """
-    fill_settings(config, config.records)
     is_new, begin, load_seconds = simulation is None, time.perf_counter(), 0.0
     if simulation is None:
         population = population_of(config) if population is None else population
@@ -264,29 +263,6 @@ def prepare_with_progress(config: RunConfig, *, quiet: bool, **options: Any) -> 
         return prepare(config, **options)
 
 
-def fill_settings(
-    config: RunConfig,
-    records: Mapping[str, Hyperparameter],
-    *follow: Callable[..., Any],
-    clip_norm: float = USUAL_CLIP,
-    ratios: Callable[[], Mapping[str, float]] = lambda: dict.fromkeys(
-        ("lam", "lam_intercept"), 1.0
-    ),
-) -> Hyperparameters:
-    """Return the hyperparameters in some settings, before any follow from an ε; see `fill`.
-
-    `clip_norm` is the default C of messages that are clipped.
-    """
-    values = {name: config.get(record.name) for name, record in records.items()}
-    if values.get("clip") is not None:  # also where nothing is clipped
-        records["clip"].check(values["clip"])
-    if "clip" in values:
-        clip = clip_norm if values["clip"] is None else values["clip"]
-        values["clip"] = clip if config.clips else math.inf
-    explicit = {name: value for name, value in values.items() if value is not None}
-    return fill(records, explicit, *follow, ratios=ratios)
-
-
 def _delta(config: RunConfig, num_clients: int) -> float:
     delta = config.get("delta")
     return default_delta(num_clients) if delta is None else delta
@@ -294,16 +270,19 @@ def _delta(config: RunConfig, num_clients: int) -> float:
 
 def hparams_of(config: RunConfig, simulation: Simulation) -> Hyperparameters:
     """Return the hyperparameters of a run, with those that follow from its settings and data."""
-    sampler, step = simulation.sampler, simulation.step_size
-    hparams = fill_settings(
-        config,
+    sampler, scheme = simulation.sampler, simulation.sampler.scheme
+    values = {name: config.get(name) for name in simulation.records}
+    if "clip" in values and not config.clips:
+        values["clip"] = math.inf
+    elif "clip" in values and values["clip"] is None:
+        values["clip"] = simulation.clip_norm
+    hparams = fill(
         simulation.records,
+        {name: value for name, value in values.items() if value is not None},
         sampler.rate,
-        step,
-        clip_norm=simulation.clip_norm,
+        simulation.step_size,
         ratios=functools.partial(_ratios, config, simulation),
     )
-    scheme = sampler.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
     if p * scheme.clients * config.rounds < 1:
         raise ValueError(

@@ -613,7 +613,7 @@ def layered(*layers: Layer, without: Mapping[str, str] = {}) -> RunConfig:
         if layer.unread == "left out":
             continue
         with in_file(layer.path):
-            left = unread(layer.values, merged)
+            left = unread(layer.values, table)
             for name in without.keys() & layer.values.keys() & table.keys.keys():
                 if layer.values[name] != table.keys[name].default:
                     left.append(f"{flag(name)} {without[name]}")
@@ -696,7 +696,10 @@ def _key_of(record: "Hyperparameter") -> Setting:
     of_each, hint = record.per_client, tuple[float, ...] if record.shape else float
     if record.shape and isinstance(default, float):
         default = (default,)
-    return Setting(record.name, hint, default, record.help, shown=shown, per_client=of_each)
+    return Setting(
+        record.name, hint, default, record.help, shown=shown, per_client=of_each,
+        check=lambda value: record.check(record.of_shape(value)),
+    )  # fmt: skip
 
 
 # --- what nothing reads ---------------------------------------------------------------------------
@@ -706,17 +709,17 @@ _SHOWN = 6
 
 
 def unread(
-    names: Iterable[str], settings: Mapping[str, Any], other_names: Iterable[str] = ()
+    names: Iterable[str], table: SettingsTable, other_names: Iterable[str] = ()
 ) -> list[str]:
-    """Return the reasons for which settings `names` have no effect on a run with `settings`.
+    """Return the reasons for which settings `names` have no effect on runs with a table.
 
     A name that no part of any run has is a ValueError with the nearest one, maybe of `other_names`.
     """
-    table, readers_by_name = table_of(settings), readers()
     parts, reasons = table.parts, []
     for name in names:
         if name in table.keys:
             continue
+        readers_by_name = readers()
         if name not in readers_by_name:
             raise ValueError(unknown(name, [*table.keys, *readers_by_name, *other_names]))
         # A role that the run lacks says the most, else the one with most parts that read it.

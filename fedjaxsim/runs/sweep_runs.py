@@ -28,6 +28,7 @@ from fedjaxsim.runs.settings import (
     displaced,
     excluded,
     layered,
+    table_of,
     unread,
 )
 from fedjaxsim.runs.settings_files import check_flags, entries
@@ -242,7 +243,7 @@ def _run(base: Values, changes: Values) -> RunConfig:
 def _unread(name: str, settings: Values, table: Axes, where: str) -> ValueError:
     """Return the error about a key that no run reads; raise it at once for an unknown key."""
     first = {**settings, **{key: values[0] for key, values in table.items()}}
-    reasons = unread([name], first, settings_of(SweepOptions))
+    reasons = unread([name], table_of(first), settings_of(SweepOptions))
     if not reasons:
         excluding = " and ".join(flag(other) for other in table if name in excluded({other: True}))
         reasons = [f"{flag(name)} and {excluding} exclude each other"]

@@ -21,7 +21,7 @@ from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.mechanisms.sums import plain_mean
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.settings import run_config, unread
+from fedjaxsim.runs.settings import run_config, table_of, unread
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks import softmax
 from fedjaxsim.tasks.task import Task
@@ -297,7 +297,7 @@ def config(algorithm="dpfedmtl-as-published", **settings):
 
 def without_effect(names, algorithm="dpfedmtl-as-published", **parts):
     """Why settings have no effect on a run with these parts."""
-    return unread(names, {"algorithm": algorithm, "data": "synthetic", **parts})
+    return unread(names, table_of({"algorithm": algorithm, "data": "synthetic", **parts}))
 
 
 def test_a_run_reads_head_clip_and_noise():

@@ -307,7 +307,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
     ],
 )
 def test_what_has_no_effect_is_said_with_what_reads_it(names, given, reasons):
-    found = unread(names, given)
+    found = unread(names, table_of(given))
     assert len(found) == len(reasons)
     assert all(map(str.startswith, found, reasons)), found
     if reasons:
