@@ -50,14 +50,13 @@ def data(
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.assemble import population_of
 
-    spec = DataSpec(settings.data)
-    columns = None
+    spec, ranges, columns = DataSpec(settings.data), ranges_of(settings.get("range", ())), None
     try:
         with doing(f"reading {settings.data}", quiet=json):
             if what == "show" and spec.kind in TABLES and spec.path:
-                public = settings.get("scale", "none") == "none"
-                scaled = [*ranges_of(settings.get("range", ()))] if public else None
-                columns = columns_of(spec.path, settings.arguments("data"), scaled)
+                all_scaled = settings.get("scale", "none") != "none"
+                arguments = settings.arguments("data")
+                columns = columns_of(spec.path, arguments, ranges, all_scaled=all_scaled)
             population = population_of(settings)
         description = describe(population)
         if what == "convert" and out is not None:

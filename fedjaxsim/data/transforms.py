@@ -9,11 +9,12 @@ come from `privacy.scale_privately`.
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.columns import Columns, Preparation
 from fedjaxsim.data.population import Population
@@ -127,12 +128,8 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
       ValueError: there is no such column, it holds classes, a range is empty or misses all rows.
     """
     field_by_name = {name: field for field in ("y", "x") for name in _names(population, field)}
+    require_columns(ranges, field_by_name)
     for name, limits in ranges.items():
-        if name not in field_by_name:
-            hint = checks.did_you_mean(name, field_by_name)
-            raise ValueError(
-                f"there is no column {name!r} to scale, only {listed([*field_by_name])}{hint}"
-            )
         if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
             raise ValueError(
                 f"the range of column {name!r} must be (smallest, largest), got {limits}"
@@ -153,6 +150,16 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
         message = f"{missed}, which are clipped: is it in the units of the column?"
         warnings.warn(message, stacklevel=2)
     return noted(scaled, _GIVEN)
+
+
+def require_columns(ranges: Iterable[str], columns: Collection[str]) -> None:
+    """Check that each range is of a column that can be scaled."""
+    for name in ranges:
+        if name not in columns:
+            hint = checks.did_you_mean(name, columns)
+            raise ValueError(
+                f"there is no column {name!r} to scale, only {listed([*columns])}{hint}"
+            )
 
 
 def clipped_shares(population: Population) -> dict[str, float]:
@@ -257,9 +264,12 @@ def ranges_of(words: Sequence[str]) -> dict[str, Range]:
         try:
             low, high = map(float, limits.split(":"))
         except ValueError:
-            raise ValueError(f"range must be like age=0:100, got {word!r}") from None
+            raise SettingError(Name("range"), f" must be like age=0:100, got {word!r}") from None
         if not name or name in ranges:
-            raise ValueError(f"range needs one column each, as age=0:100, got {word!r}")
+            raise SettingError(Name("range"), f" needs one column each, as age=0:100, got {word!r}")
+        if not -math.inf < low < high < math.inf:
+            message = f" must have its smallest value first, as age=0:100, got {word!r}"
+            raise SettingError(Name("range"), message)
         ranges[name] = (low, high)
     return ranges
 

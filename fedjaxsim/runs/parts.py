@@ -9,12 +9,11 @@ import sys
 import traceback
 import zipfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
-from fedjaxsim.data.tables.readers import IN_FILES, PARTITIONS, READERS, DataSpec
+from fedjaxsim.data.tables.readers import PARTITIONS, READERS, SPELLINGS, DataSpec
 from fedjaxsim.factories import Setting, import_factory, make, settings_of
 from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
 
@@ -270,13 +269,13 @@ def check_parts(settings: Mapping[str, Any]) -> None:
 
 def _check_name(role: str, name: str) -> None:
     builtin, allows_user_code = ROLES[role].known, ROLES[role].takes_own
+    if role == "data":
+        DataSpec(name).require_reader()
     if name not in builtin and not (allows_user_code and is_own(name)):
         *names, last = spellings_of(role)
         allowed = f"{', '.join(names)} or {last}"
         if len(allowed) > _SHOWN:
-            kind = Path(name).suffix[1:] if role == "data" else ""
-            names = [f"{kind}:{name}"] if kind in IN_FILES else builtin
-            hint = checks.did_you_mean(name, names, cutoff=0.5)
+            hint = checks.did_you_mean(name, builtin, cutoff=0.5)
             allowed = (
                 f"a name in `fedjaxsim run --help`{hint}{f' or {last}' if allows_user_code else ''}"
             )
@@ -285,9 +284,8 @@ def _check_name(role: str, name: str) -> None:
 
 def spellings_of(role: str) -> list[str]:
     """Return the parts of a role as a command line spells them."""
-    arguments = dict.fromkeys(IN_FILES, ":PATH") | {"hf": ":NAME"}
     user_spelling = ["MODULE:FACTORY"] if ROLES[role].takes_own else []
-    return [f"{name}{arguments.get(name, '')}" for name in ROLES[role].known] + user_spelling
+    return [SPELLINGS.get(name, name) for name in ROLES[role].known] + user_spelling
 
 
 def names_of(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -299,7 +297,7 @@ def names_of(settings: Mapping[str, Any]) -> dict[str, str]:
     system = SYSTEMS.get(str(names["algorithm"]), OWN)
     names["mechanism"] = names["mechanism"] or system.mechanism
     names["sampling"] = names["sampling"] or ("full" if system.full_participation else "poisson")
-    data = DataSpec(names["data"] or "")
+    data = DataSpec(names["data"] or "").require_reader()
     if not _is_divided(data, settings):
         del names["partition"]
     names["data"] = data.kind

@@ -34,6 +34,20 @@ def test_columns_of_text_are_shown_with_their_flags(tmp_path, capsys):
     assert "rows: 20" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--range age=1:0", "range must have its smallest value first"),
+        ("--range aeg=0:1", "there is no column 'aeg' to scale, only 'age', 'y' (did you mean 'a"),
+    ],
+)
+def test_ranges_that_fit_no_column_are_refused(tmp_path, capsys, flags, message):
+    (tmp_path / "a.csv").write_text("who,age,y\na,1,0\nb,2,1\n")
+    command = f"data show --data csv:{tmp_path}/a.csv --client who --target y {flags}"
+    assert main(command.split()) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_partitions_and_held_out_clients_count(ask_json):
     flags = "--clients 10 --partition quantity --held-out-clients 0.3 --seed 3"
     found = ask_json(f"data show {flags}")

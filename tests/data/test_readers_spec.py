@@ -34,3 +34,18 @@ def test_a_name_on_the_hub_is_no_file(tmp_path, monkeypatch):
     assert absolute("hf:org/name") == f"hf:{tmp_path}/org/name"
     assert absolute("csv:x.csv") == f"csv:{tmp_path}/x.csv"
     assert data_name("csv:a/patients.csv") == "patients"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cvs:a.csv", "data must be digits, .*did you mean 'csv:a.csv'"),
+        ("a.parquet", "data must be digits, .*did you mean 'parquet:a.parquet'"),
+        ("digit", "data must be digits, .*did you mean 'digits'"),
+        ("csv", "data must be csv:PATH, got 'csv'"),
+        ("digits:a", "data must be digits, got 'digits:a'"),
+    ],
+)
+def test_another_name_is_refused_with_the_nearest_one(text, message):
+    with pytest.raises(ValueError, match=message):
+        DataSpec(text).require_known()

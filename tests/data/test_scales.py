@@ -132,7 +132,7 @@ def test_a_feature_named_as_the_target_is_scaled_alone():
 
 def test_ranges_are_read_from_words():
     assert ranges_of(["age=0:100", "a=b=-1e3:0.5"]) == {"age": (0, 100), "a=b": (-1000, 0.5)}
-    for bad in ("age", "age=1", "=0:1", "age=0:1:2", "age=a:b"):
+    for bad in ("age", "age=1", "=0:1", "age=0:1:2", "age=a:b", "age=1:0", "age=1:inf"):
         with pytest.raises(ValueError, match="age=0:100"):
             ranges_of([bad])
 

@@ -23,7 +23,7 @@ from fedjaxsim.data.tables.table import (
     texts,
     warn_of_sentinel,
 )
-from fedjaxsim.data.transforms import BY_NUMBER, clipped_shares
+from fedjaxsim.data.transforms import BY_NUMBER, clipped_shares, require_columns
 from fedjaxsim.data.windows import shared_windows
 
 if TYPE_CHECKING:
@@ -192,13 +192,15 @@ def readable(name: str) -> str:
 def columns_of(
     path: str | os.PathLike[str],
     arguments: Mapping[str, Any],
-    scaled: Collection[str] | None = (),
+    scaled: Collection[str] = (),
+    *,
+    all_scaled: bool = False,
 ) -> list[dict[str, Any]]:
     """Describe each column of a table: type, values, what is missing, how to use it.
 
     "values" are the smallest and the largest, or the first few of text; "flag" is what the column
-    needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, None is
-    all. All of it is read from the rows: nothing of it is private.
+    needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, which
+    all have if `all_scaled`. All of it is read from the rows: nothing of it is private.
     """
     role_settings = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **role_settings})
@@ -211,8 +213,12 @@ def columns_of(
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
     named |= {roles.exposure: "exposure", roles.row_weights: "row-weights"}
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")
+    roles_by_name = {name: named.get(name, "feature") for name in table.column_names}
+    encoded = [name for name in scaled if "=" in name]
+    numbers = [name for name, role in roles_by_name.items() if role in ("feature", "target")]
+    require_columns(scaled, [*numbers, *encoded])
     return [
-        _facts(name, column, named.get(name, "feature"), scaled is None or name in scaled)
+        _facts(name, column, roles_by_name[name], all_scaled or name in scaled)
         for name, column in zip(table.column_names, table.columns, strict=True)
     ]
 

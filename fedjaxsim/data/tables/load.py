@@ -12,7 +12,7 @@ from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
-from fedjaxsim.data.tables.readers import GENERATED, IN_FILES, PARTITIONS, READERS, DataSpec
+from fedjaxsim.data.tables.readers import GENERATED, PARTITIONS, READERS, DataSpec
 from fedjaxsim.data.windows import window_step
 from fedjaxsim.factories import flag, import_factory, make, settings_of
 
@@ -61,13 +61,8 @@ def load(
     """
     if not isinstance(spec, str):
         raise ValueError(f"load needs the name of data, as csv:PATH, got a {type(spec).__name__}")
-    named = DataSpec(spec)
+    named = DataSpec(spec).require_known()
     kind, path = named.kind, named.path
-    if not named.is_known:
-        raise ValueError(
-            f"data must be {', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path or "
-            f"name, as in csv:PATH, got {spec!r}"
-        )
     check_fractions(validation, test or 0.0)
     how = partition or "dirichlet"
     checks.one_of(PARTITIONS, partition=how)
@@ -80,7 +75,7 @@ def load(
     has_roles = "target" in explicit and ("client" in explicit or partition is not None)
     if kind in ("csv", "hf", "parquet") and not has_roles:
         raise ValueError(
-            f"{kind} needs --target, the column to predict, and --client, the column with the "
+            f"data {kind} need --target, the column to predict, and --client, the column with the "
             "client of each row, or --partition for rows without clients"
         )
     supplied = explicit | {"seed": seed}
@@ -120,9 +115,9 @@ def load(
 
 def read_rows(spec: str, settings: Mapping[str, Any]) -> Source | Population:
     """Read the rows of a specification, with or without clients, and divide none; see `load`."""
-    named = DataSpec(spec)
-    if not named.is_known or named.kind in GENERATED:
-        raise ValueError(f"rows must be in a file, such as csv:new.csv, got {spec!r}")
+    named = DataSpec(spec).require_known()
+    if named.kind in GENERATED:
+        raise SettingError(Name("data"), f" must be in a file, such as csv:new.csv, got {spec!r}")
     return _read(named, settings)
 
 

@@ -5,6 +5,10 @@ the names at once.
 """
 
 from pathlib import Path
+from typing import Self
+
+from fedjaxsim import checks
+from fedjaxsim.checks import Name, SettingError
 
 _DATA = "fedjaxsim.data"
 
@@ -29,6 +33,9 @@ IN_FILES = {
 }
 """Factories of data at a path, or by a name (hf), their first argument."""
 READERS = GENERATED | IN_FILES
+SPELLINGS = dict.fromkeys(READERS, "") | dict.fromkeys(IN_FILES, ":PATH") | {"hf": ":NAME"}
+SPELLINGS = {kind: f"{kind}{argument}" for kind, argument in SPELLINGS.items()}
+"""How `--data` names each of them."""
 PARTITIONS = {
     "dirichlet": f"{_DATA}.partition:dirichlet",
     "iid": f"{_DATA}.partition:iid",
@@ -56,6 +63,27 @@ class DataSpec(str):
         """True if there is such a reader, with a path exactly if it reads one."""
         is_generated = self.kind in GENERATED and ":" not in self
         return is_generated or (self.kind in IN_FILES and bool(self.path))
+
+    def require_reader(self) -> Self:
+        """Return the name; raise a ValueError with the nearest one if there is no such reader."""
+        if self.kind not in READERS:
+            near, ending = [*READERS], Path(self).suffix[1:]
+            if self.path:
+                near = [f"{kind}:{self.path}" for kind in IN_FILES]
+            elif ending in IN_FILES:
+                near = [f"{ending}:{self}"]
+            hint = checks.did_you_mean(self, near, cutoff=0.5)
+            *names, last = SPELLINGS.values()
+            allowed = f"{', '.join(names)} or {last}{hint}"
+            raise SettingError(Name("data"), f" must be {allowed}, got {self[:40]!r}")
+        return self
+
+    def require_known(self) -> Self:
+        """Return the name; raise a ValueError if it is unknown, or lacks a path or has one."""
+        spelling = SPELLINGS[self.require_reader().kind]
+        if not self.is_known:
+            raise SettingError(Name("data"), f" must be {spelling}, got {self[:40]!r}")
+        return self
 
     @property
     def file(self) -> Path | None:
